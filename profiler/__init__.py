@@ -32,7 +32,7 @@ _HOMES = {
 
 def load_ipython_extension(shell: Any) -> None:
     """Register `%%why`; IPython calls this at `%load_ext profiler`."""
-    from profiler.why_slow.notebook import register
+    from profiler.why_slow.command import register
 
     register(shell)
 

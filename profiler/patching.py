@@ -1,10 +1,13 @@
-"""Replace attributes of other objects, and restore them."""
+"""Replace attributes of other objects and global switches, and restore them."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import TypeVar
+
+_T = TypeVar("_T")
 
 
 def replace_attribute(owner: object, name: str, value: object) -> Callable[[], None]:
@@ -14,6 +17,16 @@ def replace_attribute(owner: object, name: str, value: object) -> Callable[[], N
         restore = functools.partial(setattr, owner, name, vars(owner)[name])
     setattr(owner, name, value)
     return restore
+
+
+@contextmanager
+def switched(switch: Callable[[_T], object], to: _T, back: _T) -> Iterator[None]:
+    """Context manager that begins with `switch(to)` and ends with `switch(back)`."""
+    switch(to)
+    try:
+        yield
+    finally:
+        switch(back)
 
 
 @contextmanager

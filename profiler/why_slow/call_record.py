@@ -81,18 +81,6 @@ class CallRecord:
 
 
 @dataclass
-class TimeTotal:
-    """A count and a total of seconds."""
-
-    count: int = 0
-    seconds: float = 0.0
-
-    def add(self, seconds: float, count: int = 1) -> None:
-        self.count += count
-        self.seconds += seconds
-
-
-@dataclass
 class Thread(threading.local):
     """What the current thread is inside of: a model's call, a tokenizer, a load or a read of a tensor."""
 

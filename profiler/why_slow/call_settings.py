@@ -2,56 +2,57 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from profiler.loading.cache_argument import given_cache
 from profiler.why_slow.observations import CallKind, CallSettings
-from profiler.why_slow.plain_models import is_plain, plain_settings
+from profiler.why_slow.plain_models import is_plain
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
-_CONFIG_ATTRIBUTES = (
-    "_attn_implementation_internal",
-    "_experts_implementation_internal",
-    "_output_attentions",
-    "use_cache",
-    *_EXTRAS,
-)
-"""Attributes of a config that the settings of a forward are read from."""
 
 
-@dataclass
-class ModelSettings:
-    """Reads the settings of calls, with a cache for those of forwards."""
+def settings_of(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSettings:
+    """The settings of a call, in a tenth of a millisecond."""
+    import torch
 
-    _cache: weakref.WeakKeyDictionary[Any, Any] = field(default_factory=weakref.WeakKeyDictionary)
-    """By model: (its first parameter, {key: (settings, device)}). A key holds all that the settings depend on."""
+    weight, switches = next(model.parameters()), torch.backends.cuda  # which apply to a CPU as well
+    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
+    common = CallSettings(
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
+        math_attention=not any(enabled() for enabled in fused),
+        gradients=torch.is_grad_enabled(),
+        training=model.training,
+        threads=torch.get_num_threads(),
+    )
+    if is_plain(model):
+        return common
+    generates = kind == "generate"
+    config = model.config
 
-    def of(self, kind: CallKind, model: Any, named: dict[str, Any]) -> tuple[CallSettings, Any]:
-        """(settings, device) of a call.
+    def value(name: str, default: Any = None) -> Any:
+        return option(model, named, name, default) if generates else named.get(name, getattr(config, name, default))
 
-        Those of a forward are cached: to read them from a config takes as long as a small model's forward.
-        """
-        if is_plain(model):
-            return plain_settings(model, math_attention=math_attention())
-        if kind == "generate":
-            return _settings(kind, model, named), model.device
-        first, by_key = self._cache.get(model, (lambda: None, {}))
-        parameter = first()
-        if parameter is None:
-            parameter = next(model.parameters())
-            self._cache[model] = (weakref.ref(parameter), by_key)
-        device_map = vars(model).get("hf_device_map")
-        key = (
-            parameter.dtype, parameter.device, model.training, device_map and tuple(device_map.values()),
-            *_key(vars(model.config), named),
-        )  # fmt: skip
-        settings: tuple[CallSettings, Any] | None = by_key.get(key)
-        if settings is None:
-            settings = by_key[key] = (_settings(kind, model, named), model.device)
-        return settings
+    cache = value("use_cache", generates)  # an encoder's config has none
+    given = given_cache(named)
+    made = (option(model, named, "cache_implementation") if generates else None) or "DynamicCache"
+    return replace(
+        common,
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        placement=pipelined_devices(model),
+        attention=str(getattr(config, "_attn_implementation", None) or ""),
+        experts=str(getattr(config, "_experts_implementation", None) or ""),
+        cache=bool(cache),
+        cache_class=str(made if given is None else type(given).__name__) if cache else "",
+        gradients=common.gradients and not generates,
+        outputs=tuple(name for name in _EXTRAS if value(name)),
+        beams=option(model, named, "num_beams", 1) if generates else 1,
+        answers=option(model, named, "num_return_sequences", 1) if generates else 1,
+        assistant=named.get("assistant_model") is not None,
+    )
 
 
 def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None) -> Any:
@@ -61,71 +62,6 @@ def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None)
         if value is not None:
             return value
     return default
-
-
-def _key(config: Mapping[str, Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The global state, config attributes and arguments that the settings of a forward depend on."""
-    import torch
-
-    return (
-        torch.is_grad_enabled(),
-        torch.get_num_threads(),
-        math_attention(),
-        type(given_cache(named)),
-        *(config.get(name) for name in _CONFIG_ATTRIBUTES),
-        *(bool(named[name]) if name in named else None for name in ("use_cache", *_EXTRAS)),
-    )
-
-
-def _settings(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSettings:
-    import torch
-
-    generates = kind == "generate"
-    config = model.config
-    # An encoder's config has no `use_cache`.
-    cache = (
-        option(model, named, "use_cache", True)
-        if generates
-        else named.get("use_cache", getattr(config, "use_cache", False))
-    )
-    extras = [
-        name
-        for name in _EXTRAS
-        if (option(model, named, name) if generates else named.get(name, getattr(config, name, False)))
-    ]
-    return CallSettings(
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=str(model.device),
-        placement=pipelined_devices(model),
-        attention=str(getattr(config, "_attn_implementation", None) or ""),
-        math_attention=math_attention(),
-        experts=str(getattr(config, "_experts_implementation", None) or ""),
-        cache=bool(cache),
-        cache_class=_cache_class(model, named, generates=generates) if cache else "",
-        gradients=torch.is_grad_enabled() and not generates,
-        training=model.training,
-        outputs=tuple(extras),
-        beams=option(model, named, "num_beams", 1) if generates else 1,
-        answers=option(model, named, "num_return_sequences", 1) if generates else 1,
-        assistant=named.get("assistant_model") is not None,
-        threads=torch.get_num_threads(),
-    )
-
-
-def math_attention() -> bool:
-    """Whether every fused kernel of SDPA is disabled. torch's switches apply to a CPU as well."""
-    from torch.backends import cuda as switches
-
-    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
-    return not any(enabled() for enabled in fused)
-
-
-def _cache_class(model: Any, named: Mapping[str, Any], *, generates: bool) -> str:
-    """The class of the cache that was passed, or of the one that `generate` makes."""
-    given = given_cache(named)
-    if given is not None:
-        return type(given).__name__
-    return str((option(model, named, "cache_implementation") if generates else None) or "DynamicCache")
 
 
 def pipelined_devices(model: Any) -> str:

@@ -1,4 +1,4 @@
-"""`why`: run a script, record its calls, repeat them with changes, and write the answer."""
+"""`why`: run a script, a block or a cell, record its calls, repeat them with changes, and write the answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from profiler import effort
 from profiler.device.clock import now_s
@@ -19,7 +19,7 @@ from profiler.errors import RequestError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.store.writer import replace_file
-from profiler.why_slow.findings import CallFloor, Why, judge_calls
+from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Untried, Why, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -72,7 +72,8 @@ def why_script(
             found = explained(recorder, name, foreign, budget_s, interrupted=code == 130)
             folder = None
             if found is not None:
-                folder = out or Path("runs") / _folder_name(name)
+                stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(name).stem)
+                folder = out or Path("runs") / f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
                 write(found, folder)
             report(ScriptAnswer(found, folder, () if found else _hints(recorder)))
 
@@ -90,9 +91,8 @@ def _hints(recorder: Recorder) -> tuple[str, ...]:
     """What is known of models that did not run in the script's own process as modules of torch."""
     sentences = fallback_sentences(recorder.fallbacks, on_gpu=True)
     if "vllm" in sys.modules:
-        sentences.insert(
-            0, "vLLM runs its models in its own processes: `roofscope run MODEL --engine vllm` times them."
-        )
+        own = "vLLM runs its models in its own processes: `roofscope run MODEL --engine vllm` times them."
+        sentences.insert(0, own)
     return tuple(sentences)
 
 
@@ -145,42 +145,38 @@ def explained(
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
     # The script has loaded torch, so this import costs little.
-    from profiler.why_slow.attention_plans import plan_findings
-    from profiler.why_slow.fallback_costs import fallback_findings
-    from profiler.why_slow.load_costs import conversion_findings
-    from profiler.why_slow.module_times import module_times
+    from profiler.why_slow.costs import conversion_findings, plan_findings
+    from profiler.why_slow.module_times import fallback_findings, module_times
     from profiler.why_slow.placement import placement_findings
-    from profiler.why_slow.trials import UntriedChanges, call_groups, once_warm, try_changes
+    from profiler.why_slow.trials import call_groups, once_warm, try_changes
 
     limits = effort.STANDARD
     if budget_s is None:
         budget_s = min(limits.script_most_s, max(limits.script_least_s, seen.wall_s))
     seen = once_warm(recorder, seen, _FIRST_CALLS_SHARE * budget_s)
-    groups = call_groups(recorder, seen, UntriedChanges())
+    untried = Untried()
+    groups = call_groups(recorder, seen, untried)
     until_s = start_s + _MODULES_SHARE * budget_s
     subjects: dict[str, Subject] = {}
-    known: dict[int, ModuleTimes | None] = {}
+    known: dict[CallGroup, ModuleTimes | None] = {}
 
     def times_of(group: CallGroup) -> ModuleTimes | None:
-        if known.get(id(group)) is None:
+        if known.get(group) is None:
             subject = subjects.get(type(group.model).__name__)
-            found = subject and (subject.work, subject.under)
-            known[id(group)] = module_times(group, lambda seconds: now_s() + seconds <= until_s, *(found or ()))
-        return known[id(group)]
+            known[group] = module_times(group, lambda seconds: now_s() + seconds <= until_s, subject)
+        return known[group]
 
     floor = _floor(recorder, seen, groups, subjects, times_of) if limits.script_floor else None
-    bounded, unknown = placement_findings(groups)
-    planned, lines = plan_findings(groups)
-    bounded, unknown = [*bounded, *planned], [*unknown, *lines]
-    if seen.fallbacks:
-        slower, lines = fallback_findings(seen.fallbacks, groups, times_of)
-        bounded, unknown = [*bounded, *slower], [*unknown, *lines]
-    trials, untried, computed = try_changes(recorder, seen, budget_s, now_s() - start_s, floor)
-    loads = conversion_findings(seen, recorder.converted_models)
+    for group in groups:
+        group.floor = floor
+    more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
+    more += fallback_findings(seen.fallbacks, groups, times_of, untried)
+    trials = try_changes(groups, LEAST_SHARE * seen.steady_s, budget_s, now_s() - start_s, untried)
+    more += conversion_findings(seen, recorder.converted_models)
     until_s = start_s + budget_s
     times = times_of(groups[0]) if groups and floor else None
     slowest = times.slowest() if times else []
-    return judge_calls(seen, trials, floor, [*untried, *unknown], [*loads, *bounded, *computed], slowest)
+    return judge_calls(seen, trials, floor, untried.lines(budget_s), [*more, *untried.computed], slowest)
 
 
 def _floor(
@@ -190,25 +186,23 @@ def _floor(
     subjects: dict[str, Subject],
     times_of: Callable[[CallGroup], ModuleTimes | None],
 ) -> CallFloor | None:
-    """The floor of all calls that did not fail; None if there are none or a model cannot be counted."""
-    from profiler.why_slow.floor import floor_of_calls, subject_of
+    """The floor of all calls that did not fail; None if there are none or a model cannot be counted.
+
+    `subjects` gets those of the models, which `times_of` needs.
+    """
+    from profiler.why_slow.floor import floor_of_calls, subjects_of
 
     outside_s: dict[int, float | None] = {}
+    calls = [call for call in seen.calls if not call.failed]
     try:
+        subjects |= subjects_of(recorder.notes)
         for group in groups:
-            kind = type(group.model).__name__
-            if kind not in subjects:
-                subjects[kind] = subject_of(group.model, group.notes[0].attention)
-            names = tuple(f"{name}." for name in subjects[kind].outside)
+            names = tuple(f"{name}." for name in subjects[type(group.model).__name__].outside)
             if names and _has_other_inputs(group):
                 times = times_of(group)
                 more_s = times.roof_within(names) / len(group.calls) if times else None
                 outside_s |= {call.number: more_s for call in group.calls}
-        pairs = [
-            (call, noted.model()) for call, noted in zip(seen.calls, recorder.notes, strict=True) if not call.failed
-        ]
-        attention = {noted.name.split(" (")[0]: noted.attention for noted in recorder.notes if noted.attention}
-        return floor_of_calls(pairs, attention, subjects, outside_s) if pairs else None
+        return floor_of_calls(calls, subjects, outside_s) if calls else None
     except Exception:  # a user's model may fail in any way, and the answer is useful without a floor
         return None
 
@@ -230,11 +224,6 @@ def write(found: Why, folder: Path) -> None:
         raise RequestError(f"{folder} cannot be written: {error.strerror}.") from None
     replace_file(folder / "why.json", json_text(why_document(found)) + "\n")
     replace_file(folder / "why.html", html_why(found))
-
-
-def _folder_name(script: str) -> str:
-    stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(script).stem)
-    return f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
 
 
 @dataclass
@@ -292,3 +281,24 @@ def why(budget_s: float | None = None) -> Iterator[Watching]:
     with watched(recorder):
         yield watching
     watching.found = explained(recorder, "this block", foreign, budget_s)
+
+
+def register(shell: Any) -> None:
+    """Register `%%why`, which explains the time of one cell, with an IPython shell."""
+
+    def why_cell(line: str, cell: str) -> Watching:
+        """`%%why [--budget SECONDS]`: run this cell, and explain the time of its language models."""
+        budget_s = _budget_s(line)
+        with why(budget_s) as watching:
+            shell.run_cell("# %%why\n" + cell)  # a first line, so that the others have their numbers
+        return watching
+
+    shell.register_magic_function(why_cell, "cell", "why")
+
+
+def _budget_s(line: str) -> float | None:
+    """The seconds after `--budget`; None without it. Raises RequestError for anything else."""
+    found = re.fullmatch(r"\s*(?:--budget[\s=]+(\d+\.?\d*|\.\d+)\s*)?", line)
+    if found is None:
+        raise RequestError(f"%%why {line}: it takes --budget SECONDS and nothing else.")
+    return float(found[1]) if found[1] else None

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from profiler.why_slow.observations import Observations, covered_s, steady_s
+from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
     from profiler.why_slow.floor import Subject
@@ -23,13 +24,12 @@ DECISIVE = 0.3
 """Share of a call from which on three agreeing pairs are enough."""
 FEW_ROUNDS = 3
 """Pairs that are enough for such a saving."""
-GROWING_CACHES = ("DynamicCache", "dynamic")
-"""Values of the setting `cache_class` whose tensors have a new shape at every token."""
+TRIALS_SHARE = 0.9
+"""Share of the budget after which trials end. The rest is for a pair that takes longer, and for the report."""
+_ROUND_S = 10
 _SLOW_FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is reported if it took twice the median of at least so many others, or twice its own repeat."""
-_WORTH_ANOTHER_LOOK = 0.1
-"""Share of the watched time from which on a saving is reported as undecided, if the pairs do not agree."""
 
 
 Rounds = Sequence[tuple[float, float]]
@@ -140,16 +140,29 @@ def new_finding(
     return Finding(identity, saves_s, 0.0, where, evidence, change, basis, once)
 
 
-@dataclass(frozen=True)
-class FirstCall:
-    """The first call of a shape, compared with the median of the others, or with its own repeat if they are few."""
+@dataclass
+class Untried:
+    """Changes that were not tried, and why."""
 
-    where: str
-    calls: int
-    first_s: float
-    usual_s: float
-    again: bool
-    """Whether `usual_s` is the time of the first call's own repeat."""
+    by_reason: dict[str, dict[str, None]] = field(default_factory=dict)
+    """Their names and lines, by the reason."""
+    without_time: dict[str, float] = field(default_factory=dict)
+    """Seconds that three pairs of them would take, by their names and lines."""
+    computed: list[Finding] = field(default_factory=list)
+    """What they save by what is known without a trial."""
+
+    def add(self, name: str, reason: str) -> None:
+        self.by_reason.setdefault(reason, {})[name] = None
+
+    def lines(self, budget_s: float) -> list[str]:
+        """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
+        lines = [f"{', '.join(names)}: {reason}" for reason, names in self.by_reason.items()]
+        if self.without_time:
+            more_s = sum(self.without_time.values()) / TRIALS_SHARE
+            enough_s = _ROUND_S * math.ceil((budget_s + more_s) / _ROUND_S)
+            names = ", ".join(self.without_time)
+            lines.append(f"{names}: no time was left for {FEW_ROUNDS} pairs; --budget {enough_s} would be enough")
+        return lines
 
 
 @dataclass(frozen=True)
@@ -219,35 +232,27 @@ class Why:
     """The modules of the most expensive calls, the most time beyond their roofs first; empty if unknown."""
 
     @property
-    def first_calls(self) -> tuple[FirstCall, ...]:
-        """First calls that took much longer than later calls of their shape, so they are not in a steady state."""
-        slow_first_calls = []
-        for key in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
-            first, *others = [call for call in self.seen.calls if (call.where, call.words) == key]
+    def first_calls(self) -> list[tuple[str, float, float]]:
+        """(line, seconds, seconds once warm) of first calls that took twice the median of two others, or their own
+        repeat, so they are not in a steady state."""
+        slow_s = defaultdict[str, list[tuple[float, float]]](list)
+        for where, words in dict.fromkeys((call.where, call.words) for call in self.seen.calls):
+            first, *others = [call for call in self.seen.calls if (call.where, call.words) == (where, words)]
             few = len(others) < _FEWEST_OTHERS
             usual_s = first.steady_s if few else statistics.median(call.seconds for call in others)
             beyond_s = first.seconds - usual_s
             if first.seconds > _SLOW_FIRST_CALL * usual_s and beyond_s >= LEAST_SHARE * self.seen.watched_s:
-                slow_first_calls.append(FirstCall(key[0], 1 + len(others), first.seconds, usual_s, again=few))
-        return tuple(slow_first_calls)
+                slow_s[where].append((first.seconds, usual_s))
+        return [
+            (where, sum(first for first, _ in pairs), sum(usual for _, usual in pairs))
+            for where, pairs in slow_s.items()
+        ]
 
     @property
-    def undecided(self) -> tuple[TriedChange, ...]:
-        """Trials that save at least 10 % of the watched time by their median pair, but whose pairs do not agree."""
-        return tuple(trial for trial in self._no_claims if self.share_of(trial) >= _WORTH_ANOTHER_LOOK)
-
-    @property
-    def too_close(self) -> tuple[TriedChange, ...]:
-        """Trials that save 2 % to 10 % of the watched time by their median pair, but whose pairs do not agree."""
-        return tuple(trial for trial in self._no_claims if LEAST_SHARE <= self.share_of(trial) < _WORTH_ANOTHER_LOOK)
-
-    @property
-    def _no_claims(self) -> list[TriedChange]:
-        return [trial for trial in self.tried if not trial.claimed]
-
-    def share_of(self, trial: TriedChange) -> float:
-        """Share of the watched time that a trial saves, by its median pair."""
-        return _saves_s(trial, self.seen) / self.seen.steady_s
+    def unclear(self) -> list[tuple[TriedChange, float]]:
+        """Trials whose pairs do not agree, and the share of the watched time that their median pair saves."""
+        shares = [(trial, _saves_s(trial, self.seen) / self.seen.steady_s) for trial in self.tried if not trial.claimed]
+        return [(trial, share) for trial, share in shares if share >= LEAST_SHARE]
 
 
 def judge_calls(
@@ -262,7 +267,17 @@ def judge_calls(
 
     `more` are findings that neither a trial nor `seen` gives.
     """
-    findings = [*more, *(_of_trial(trial, seen) for trial in trials if trial.claimed)]
+    findings = list(more)
+    for trial in trials:
+        if trial.claimed:
+            how = (
+                "changed, compared with the script's calls"
+                if trial.against_its_own
+                else "unchanged and changed, in turn"
+            )
+            basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
+            what = (trial.where, trial.evidence, trial.change, basis)
+            findings.append(new_finding(trial.id, _saves_s(trial, seen), *what))
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
@@ -273,12 +288,6 @@ def _saves_s(trial: TriedChange, seen: Observations) -> float:
     """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls."""
     numbers = set(trial.calls)
     return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
-
-
-def _of_trial(trial: TriedChange, seen: Observations) -> Finding:
-    how = "changed, compared with the script's calls" if trial.against_its_own else "unchanged and changed, in turn"
-    basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-    return new_finding(trial.id, _saves_s(trial, seen), trial.where, trial.evidence, trial.change, basis)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from profiler.counting.module_kinds import not_run_for_text
 from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
-from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import least_dispatch_s
 from profiler.roofs.measure import here_roofs
+from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.observations import Call, steady_s
 from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
@@ -38,67 +38,62 @@ class Subject:
     overlaps: bool
     outside: tuple[str, ...] = ()
     """Names of the modules that are no part of `work`: towers, encoders, and attention to them."""
+    encoder_decoder: bool = False
 
 
 def floor_of_calls(
-    calls: Sequence[tuple[Call, nn.Module | None]],
-    attention: Mapping[str, SeenAttention] | None = None,
-    subjects: dict[str, Subject] | None = None,
-    outside_s: Mapping[int, float | None] | None = None,
+    calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None] = MappingProxyType({})
 ) -> CallFloor:
     """The least total time of all calls: the roofline time of their operators, and the dispatch of a hollow twin's
     steps.
 
-    A call whose model no longer exists is counted on another model of the same class. `attention` is that of plain
-    models, by class. `subjects` are those known, by class. `outside_s` is the roofline time of each call's modules
-    outside of its subject's work, by its number; None if unknown. Dispatch counts as unknown if it would make the
-    floor longer than the calls. Raises RequestError without a model.
+    `subjects` are those of all models, by class. `outside_s` is the roofline time of each call's modules outside of its
+    subject's work, by its number; None if unknown. Dispatch counts as unknown if it would make the floor longer than
+    the calls. Raises KeyError for a model without a subject.
     """
-    alive = {call.model.split(" (")[0]: model for call, model in calls if model is not None}
-    subjects = {} if subjects is None else subjects
     left_out: dict[str, None] = {}
     total_s = dispatch_s = needless_s = 0.0
     decode: dict[int, DecodeFloor] = {}
-    for before, call in itertools.pairwise([None, *(call for call, _ in calls)]):
-        assert call is not None
-        name = call.model.split(" (")[0]
-        if name not in alive:
-            raise RequestError(f"{name} no longer exists, so its calls cannot be counted.")
-        if call.kind == "generate" and getattr(alive[name].config, "is_encoder_decoder", False):
+    for before, call in zip([None, *calls], calls, strict=False):
+        subject = subjects[call.class_name]
+        if call.kind == "generate" and subject.encoder_decoder:
             call = replace(call, prompt_len=1, padding=0.0)  # the decoder begins with a start token
-        if name not in subjects:
-            subjects[name] = subject_of(alive[name], (attention or {}).get(name))
-        steps = _steps_needed(call, decodes=before is not None and _adds_a_token(before, call))
-        call_s, exposed_s = _least_s(steps, call, subjects[name])
-        more_s = (outside_s or {}).get(call.number, 0.0)
-        left_out |= dict.fromkeys(subjects[name].outside if more_s is None else ())
+        call_s, exposed_s = _least_s(_steps_needed(before, call), call, subject)
+        more_s = outside_s.get(call.number, 0.0)
+        left_out |= dict.fromkeys(subject.outside if more_s is None else ())
         total_s += call_s + (more_s or 0.0)
         dispatch_s += exposed_s
-        needless_s += max(0.0, at_roofs_s(call, subjects[name]) - (call_s - exposed_s))
-        if (dispatched := subjects[name].dispatch_s) is not None and call.new_tokens > 1:
+        needless_s += max(0.0, at_roofs_s(call, subject) - (call_s - exposed_s))
+        if subject.dispatch_s is not None and call.new_tokens > 1:
             last = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
-            decode[call.number] = DecodeFloor(_roof_s(last, subjects[name]), dispatched[1])
+            decode[call.number] = DecodeFloor(float(np.sum(_roof_times(last, subject))), subject.dispatch_s[1])
+    if dispatch_s and total_s > steady_s(calls):  # a busy machine has disturbed its measurement
+        without = {name: replace(subject, dispatch_s=None) for name, subject in subjects.items()}
+        return floor_of_calls(calls, without, outside_s)
     known = all(subject.dispatch_s is not None for subject in subjects.values())
-    if dispatch_s and total_s > steady_s([call for call, _ in calls]):  # a busy machine has disturbed its measurement
-        subjects |= {name: replace(subject, dispatch_s=None) for name, subject in subjects.items()}
-        return floor_of_calls(calls, attention, subjects, outside_s)
     return CallFloor(
-        total_s,
-        dispatch_s if known else None,
-        needless_s,
-        decode,
-        tuple(left_out),
-        subjects,
-        frozenset(outside_s or ()),
+        total_s, dispatch_s if known else None, needless_s, decode, tuple(left_out), subjects, frozenset(outside_s)
     )
+
+
+def subjects_of(notes: Sequence[CallRecord]) -> dict[str, Subject]:
+    """What the floor depends on, by class of the models that still exist. Raises RequestError, see `subject_of`.
+
+    A call whose model no longer exists counts as one of another model of the same class.
+    """
+    attention = {noted.name.partition(" (")[0]: noted.attention for noted in notes if noted.attention}
+    models = {type(model).__name__: model for noted in notes if (model := noted.model()) is not None}
+    return {name: subject_of(model, attention.get(name)) for name, model in models.items()}
 
 
 def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subject:
     """What the floor of a model's calls depends on. Raises RequestError if its device has no measured roofs."""
     work = plain_work(model, attention) if is_plain(model) else walk(model)
     outside: tuple[str, ...] = ()
+    encodes = False
     if not is_plain(model):
-        encoder: Any = model.get_encoder() if model.config.is_encoder_decoder else None
+        encodes = bool(model.config.is_encoder_decoder)
+        encoder: Any = model.get_encoder() if encodes else None
         parts = dict(model.named_modules())
         names = [name for name, each in parts.items() if each is encoder or (name and not_run_for_text(name, each))]
         outside = tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
@@ -110,25 +105,22 @@ def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subj
         dispatch_s = least_dispatch_s(model, machine)
     except Exception:  # a class that cannot be built from only its config
         dispatch_s = None
-    return Subject(work, here_roofs(work, dtype), dtype, dispatch_s, machine.clock.ahead, outside)
+    return Subject(work, here_roofs(work, dtype), dtype, dispatch_s, machine.clock.ahead, outside, encodes)
 
 
-def _adds_a_token(before: Call, call: Call) -> bool:
-    """Whether a forward without a cache has one token more than the one before, so a cache would have held the rest."""
-    same = (before.kind, before.where, before.model, before.batch_size) == (
-        call.kind, call.where, call.model, call.batch_size,
-    )  # fmt: skip
-    return same and call.kind == "forward" and not call.context_len and call.prompt_len == before.prompt_len + 1
+def _steps_needed(before: Call | None, call: Call) -> Step:
+    """The steps that a call needs: the prompt without padding, then a step per new token except the last.
 
-
-def _steps_needed(call: Call, *, decodes: bool) -> Step:
-    """The steps that a call needs: the prompt without padding, then a step per new token except the last."""
+    A forward with one token more than the one `before`, and without a cache, needs a step: a cache would have held the
+    rest.
+    """
     tokens = max(1, round(call.prompt_len * (1 - call.padding)))
-    if decodes:
-        queries, contexts = np.array([1]), np.array([tokens - 1])
-    else:
-        queries = np.array([_computed(tokens, call), *[1] * (call.new_tokens - 1)])
-        contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
+    queries = np.array([_computed(tokens, call), *[1] * (call.new_tokens - 1)])
+    contexts = np.array([call.context_len, *range(tokens, tokens + call.new_tokens - 1)])
+    if before is not None and call.kind == "forward" and not call.context_len:
+        same = (before.kind, before.where, before.model, before.batch_size, before.prompt_len + 1)
+        if same == (call.kind, call.where, call.model, call.batch_size, call.prompt_len):
+            queries, contexts = np.array([1]), np.array([tokens - 1])
     return Step(np.full(len(queries), call.batch_size), queries, contexts)
 
 
@@ -150,7 +142,7 @@ def made_s(calls: Sequence[Call], subject: Subject) -> float:
 
 def at_roofs_s(call: Call, subject: Subject) -> float:
     """The seconds at the roofs of a call as it was made, without dispatch."""
-    return _roof_s(_steps_made(call), subject)
+    return float(np.sum(_roof_times(_steps_made(call), subject)))
 
 
 def with_all_logits(subject: Subject) -> Subject:
@@ -174,10 +166,6 @@ def _steps_made(call: Call) -> Step:
 def _computed(tokens: int, call: Call) -> int:
     """Tokens of a prompt that are not in the cache: `generate` gets all of them, a forward the further ones."""
     return max(1, tokens - call.context_len) if call.kind == "generate" else tokens
-
-
-def _roof_s(step: Step, subject: Subject) -> float:
-    return float(np.sum(_roof_times(step, subject)))
 
 
 def _roof_times(step: Step, subject: Subject) -> NDArray[np.float64]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from profiler.device.clock import now_s
-from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import Thread, TimeTotal, users_line
-from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation
+from profiler.why_slow.call_record import Thread, users_line
+from profiler.why_slow.observations import GraphBreak, LineTime, Recompilation, by_line
 
 _READS = ("item", "tolist", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__", "__repr__")
 """Methods of a tensor that return its values to the host."""
@@ -24,12 +23,12 @@ class Reads:
     """Records which lines read tensors of a device on the host, after `watch` was called."""
 
     here: Thread
-    undo: list[Callable[[], None]]
-    """Functions that restore the methods of torch.Tensor."""
+    replace: Callable[[object, str, object], None]
+    """Replaces the methods of torch.Tensor until the recording ends."""
     touched: int = 0
     """Calls of the wrappers, to estimate their cost."""
     watched: bool = False
-    _by_lines: dict[tuple[str, str], TimeTotal] = field(default_factory=dict)
+    _waits_s: dict[tuple[str, str], list[float]] = field(default_factory=lambda: defaultdict(list))
     """By (line that read, line of the model's call before it)."""
 
     def watch(self) -> None:
@@ -46,7 +45,7 @@ class Reads:
                     return _original(tensor, *args, **named)
                 return self._read(functools.partial(_original, tensor), tensor, args, named)
 
-            self.undo.append(replace_attribute(torch.Tensor, name, functools.wraps(original)(read)))
+            self.replace(torch.Tensor, name, functools.wraps(original)(read))
 
     def _read(self, run: Callable[..., Any], tensor: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a read; outside of models' calls, add a read of another device's tensor to its line."""
@@ -60,16 +59,15 @@ class Reads:
             return run(*args, **named)
         finally:
             here.reading = False
-            self._by_lines.setdefault((users_line(), here.last), TimeTotal()).add(now_s() - start_s)
+            self._waits_s[users_line(), here.last].append(now_s() - start_s)
 
     def by_line(self, after: str | None = None) -> tuple[LineTime, ...]:
         """Reads by their line, the longest waits first; with `after`, only those that follow calls of that line."""
-        totals: dict[str, TimeTotal] = {}
-        for (where, last), item in self._by_lines.items():
+        waits_s = defaultdict[str, list[float]](list)
+        for (where, last), seconds in self._waits_s.items():
             if after in (None, last):
-                totals.setdefault(where, TimeTotal()).add(item.seconds, item.count)
-        ordered = sorted(totals.items(), key=lambda pair: -pair[1].seconds)
-        return tuple(LineTime(where, total.count, total.seconds) for where, total in ordered)
+                waits_s[where] += seconds
+        return by_line(waits_s)
 
 
 _LONGEST_REASON = 80
@@ -83,24 +81,28 @@ class Compiling:
     _breaks: Counter[str] = field(default_factory=lambda: _breaks_so_far())
     _compilations: list[Any] = field(default_factory=lambda: compilations_so_far())
 
-    def recompilations(self) -> Iterator[Recompilation]:
+    def recompilations(self) -> tuple[Recompilation, ...]:
         """Code that torch.compile compiled again since the recording began."""
-        before = {id(metrics) for metrics in self._compilations}
-        for metrics in compilations_so_far():
-            if metrics.recompile_reason and id(metrics) not in before:
-                reason = str(metrics.recompile_reason).strip().splitlines()[0][:_LONGEST_REASON]
-                yield Recompilation((metrics.duration_us or 0) / 1e6, reason)
+        before = set(map(id, self._compilations))
+        again = [each for each in compilations_so_far() if each.recompile_reason and id(each) not in before]
+        return tuple(
+            Recompilation((each.duration_us or 0) / 1e6, _first_line(each.recompile_reason)[:_LONGEST_REASON])
+            for each in again
+        )
 
-    def graph_breaks(self) -> Iterator[GraphBreak]:
+    def graph_breaks(self) -> tuple[GraphBreak, ...]:
         """Graph breaks since the recording began, by reason, the most frequent first."""
-        breaks = _breaks_so_far()
-        breaks.subtract(self._breaks)
-        for reason, count in breaks.most_common():
-            if count > 0:
-                # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
-                explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
-                line = explanation[1] if explanation else reason.strip().splitlines()[0]
-                yield GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK])
+        found = []
+        for reason, count in (_breaks_so_far() - self._breaks).most_common():
+            # torch writes a paragraph: `Failed to trace ...`, then `Explanation: ...`.
+            explanation = re.search(r"^\s*Explanation: (.+)$", reason, re.MULTILINE)
+            line = explanation[1] if explanation else _first_line(reason)
+            found.append(GraphBreak(count, line.strip().rstrip(".")[:_LONGEST_BREAK]))
+        return tuple(found)
+
+
+def _first_line(reason: object) -> str:
+    return str(reason).strip().splitlines()[0]
 
 
 def _breaks_so_far() -> Counter[str]:

@@ -39,13 +39,32 @@ class KeptArguments:
 
         A view of a larger storage is copied, so that the rest of it can be freed.
         """
+        import torch
+        from torch.utils._pytree import tree_map
+
         if self.calls >= _MOST_CALLS or any(name.endswith("cache") and vars_of(each) for name, each in named.items()):
             return None
         if (room := self._rooms.get(str(device))) is None:
             room = self._rooms[str(device)] = min(_MOST_BYTES, _MOST_SHARE * available_bytes(device))
         storages = dict(self.storages)
+
+        def add(nbytes: int, storage: int = 0) -> None:
+            if sum(storages.values()) - storages.get(storage, 0) + nbytes > room:
+                raise MemoryError
+            if storage:
+                storages[storage] = nbytes
+
+        def kept(value: Any) -> Any:
+            is_tensor = isinstance(value, torch.Tensor)
+            if is_tensor and (nbytes := value.numel() * value.element_size()) < value.untyped_storage().nbytes():
+                add(nbytes)
+                value = value.clone()
+            for tensor in _own_tensors(value):
+                add(tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata)
+            return value.detach() if is_tensor else value
+
         try:
-            found = _kept(args, storages, room), _kept(dict(named), storages, room)
+            found: Arguments = tree_map(kept, (args, dict(named)))
         except MemoryError:
             return None
         self.storages, self.calls = storages, self.calls + 1
@@ -62,35 +81,6 @@ class KeptArguments:
         free, total = available_bytes(host), total_bytes(host)
         if free < _SHORT_SHARE * total:
             raise MemoryError(f"recording stopped when {scaled(free, 'B')} of {scaled(total, 'B')} of memory were left")
-
-
-def _kept(value: Any, storages: dict[int, int], room: float) -> Any:
-    """A value with its tensors detached, whose storages are added; raises MemoryError if they exceed the room."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        if value.numel() * value.element_size() < value.untyped_storage().nbytes():
-            _add(value.numel() * value.element_size(), -1, storages, room)
-            value = value.clone()
-        _add(value.untyped_storage().nbytes(), value.untyped_storage()._cdata, storages, room)
-        return value.detach()
-    if isinstance(value, dict):
-        items = {name: _kept(item, storages, room) for name, item in value.items()}
-        # An output of transformers is a dictionary and a dataclass.
-        return type(value)(**items) if hasattr(value, "__dataclass_fields__") else items
-    if type(value) in (list, tuple):
-        return type(value)(_kept(item, storages, room) for item in value)
-    for tensor in _own_tensors(value):
-        _add(tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata, storages, room)
-    return value
-
-
-def _add(nbytes: int, storage: int, storages: dict[int, int], room: float) -> None:
-    """Add a storage; -1 is one that is still to be made."""
-    if sum(storages.values()) - storages.get(storage, 0) + nbytes > room:
-        raise MemoryError
-    if storage >= 0:
-        storages[storage] = nbytes
 
 
 def _own_tensors(value: Any, deepest: int = _DEEPEST) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.counting.floor import RoofSet
-from profiler.counting.operators import Experts, ModelWork
+from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, collapse_numbers
 from profiler.facts.step import ExecutionPath, Step
+from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.patching import patched
-from profiler.why_slow.findings import SlowModule
+from profiler.quant.storage import is_linear
+from profiler.why_slow.findings import Finding, SlowModule, Untried, new_finding
+from profiler.why_slow.floor import Subject
 from profiler.why_slow.observations import Call
 from profiler.why_slow.repeat_call import CallGroup, Run, WeightedRun
 
@@ -85,17 +88,19 @@ def _line_of(kind: type) -> str:
 
 
 def module_times(
-    group: CallGroup, affordable: Callable[[float], bool], work: ModelWork | None = None, under: RoofSet | None = None
+    group: CallGroup, affordable: Callable[[float], bool], subject: Subject | None = None
 ) -> ModuleTimes | None:
     """The times of the modules in a repetition of the group's middle call; None if it has no time or fails.
 
     A call of which `affordable` is false is shortened. The roof of a linear or a convolution is its arithmetic or its
-    weights, that of attention is its two products or its keys and values; `work` knows the experts of a token.
+    weights, that of attention is its two products or its keys and values; the work of `subject` knows the experts of a
+    token.
     """
     call, noted = group.middle
     if not (parts := _affordable_parts(group.repeated(), call, affordable)):
         return None
-    experts = {id(module): operator for operator, modules in (called_modules(group.model, work) if work else {}).items()
+    called = called_modules(group.model, subject.work) if subject else {}
+    experts = {id(module): operator for operator, modules in called.items()
                if isinstance(operator, Experts) for module in modules}  # fmt: skip
     clock, visits, stack = noted.clock, list[_Visit](), list[_Visit]()
     weight = 1.0
@@ -131,16 +136,17 @@ def module_times(
     finally:
         for hook in hooks:
             hook.remove()
-    own_s, roof_s, calls = dict[str, float](), dict[str, float](), dict[str, float]()
+    own_s, roof_s, calls = (defaultdict[str, float](float) for _ in range(3))
     scale = group.seconds / whole_s if whole_s > 0 else 0.0
+    under = subject.under if subject else None
     peak = under.peak(call.settings.dtype, call.settings.dtype) if under else 1.0
     for visit in visits:
         seconds = clock.seconds(visit.marks)[0] - sum(clock.seconds(child.marks)[0] for child in visit.children)
-        own_s[visit.name] = own_s.get(visit.name, 0.0) + scale * visit.weight * seconds
-        calls[visit.name] = calls.get(visit.name, 0.0) + visit.weight
+        own_s[visit.name] += scale * visit.weight * seconds
+        calls[visit.name] += visit.weight
         if under:
             least_s = max(visit.flops / peak, visit.nbytes / under.bytes_per_s)
-            roof_s[visit.name] = roof_s.get(visit.name, 0.0) + len(group.calls) * visit.weight * least_s
+            roof_s[visit.name] += len(group.calls) * visit.weight * least_s
     return ModuleTimes(group, own_s, roof_s, calls)
 
 
@@ -188,3 +194,41 @@ def _attention_counted(stack: Sequence[_Visit]) -> Iterator[None]:
 
     with patched(functional, scaled_dot_product_attention=attention):
         yield
+
+
+def fallback_findings(
+    fallbacks: Sequence[Fallback],
+    groups: Sequence[CallGroup],
+    times_of: Callable[[CallGroup], ModuleTimes | None],
+    untried: Untried,
+) -> Iterator[Finding]:
+    """What slower code costs at most: the time in the modules that run it, without their linears.
+
+    `untried` gets fallbacks whose time is unknown.
+    """
+    on_gpu = any(not group.settings.on_cpu for group in groups)
+    for module in dict.fromkeys(each.module for each in fallbacks):
+        here = [each for each in fallbacks if each.module == module]
+        change, quotes = cure_of(here, on_gpu=on_gpu), quotes_of(here)
+        seconds = {group.calls[0].where: s for group in groups if (s := _slow_s(group, module, times_of)) is not None}
+        if seconds:
+            yield new_finding(
+                "fallback", sum(seconds.values()), max(seconds, key=lambda where: seconds[where]),
+                f"{module} runs slower code: {quotes}", change,
+                f"at most: the time in {module} without its linears, in a repeated call",
+            )  # fmt: skip
+        else:
+            untried.add(change, f"its seconds are unknown ({quotes})")
+
+
+def _slow_s(group: CallGroup, module: str, times_of: Callable[[CallGroup], ModuleTimes | None]) -> float | None:
+    """Seconds of the group's calls in modules of this class, without their linears; None if they cannot be measured."""
+    modules = dict(group.model.named_modules())
+    slow = [name for name, each in modules.items() if module and type(each).__name__.endswith(module)]
+    times = times_of(group) if slow else None
+    if times is None:
+        return None
+    within = tuple(f"{name}." for name in slow)
+    inside = [name for name, each in modules.items()
+              if name in slow or (name.startswith(within) and not is_linear(each))]  # fmt: skip
+    return min(group.seconds, max(0.0, sum(times.own_s.get(name, 0.0) for name in inside)))

@@ -11,6 +11,8 @@ from profiler.fallbacks import Fallback
 
 CallKind = Literal["generate", "forward"]
 
+GROWING_CACHES = ("DynamicCache", "dynamic")
+"""Values of the setting `cache_class` whose tensors have a new shape at every token."""
 _AT_ONCE_S = 1e-5
 """Intervals overlap if they share more than this: marks of a GPU's clock are a microsecond off."""
 
@@ -108,6 +110,17 @@ class Call:
         return self.seconds if self.warm_s is None else min(self.seconds, self.warm_s)
 
     @property
+    def class_name(self) -> str:
+        """The class of the model."""
+        return self.model.partition(" (")[0]
+
+    @property
+    def grows_a_cache(self) -> bool:
+        """Whether it is a `generate` on a GPU that makes a cache whose tensors have a new shape at every token."""
+        on_gpu = self.settings.device.startswith("cuda")
+        return self.kind == "generate" and on_gpu and self.settings.cache_class in GROWING_CACHES
+
+    @property
     def words(self) -> str:
         """The shape in words: `generate 4 x 512 + 32` with new tokens, `forward 4 x 1 @ 512` with a cache."""
         suffix = f" + {self.new_tokens}" if self.new_tokens else f" @ {self.context_len}" if self.context_len else ""
@@ -144,6 +157,12 @@ class LineTime:
     where: str
     count: int
     seconds: float
+
+
+def by_line(seconds: Mapping[str, Sequence[float]]) -> tuple[LineTime, ...]:
+    """The seconds of each line, the longest total first."""
+    times = (LineTime(where, len(each), sum(each)) for where, each in seconds.items())
+    return tuple(sorted(times, key=lambda item: -item.seconds))
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from profiler.fallbacks import library_warnings
-from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import runs_here, starts_here
 from profiler.why_slow.recorder import Recorder
-
-_Undo = Callable[[], None]
 
 
 @contextlib.contextmanager
@@ -29,23 +26,27 @@ def watched(recorder: Recorder) -> Iterator[None]:
 
     It does not import transformers: the script may first set environment variables that change the import.
     """
-    undo: list[_Undo] = []
-    finder = _Finder(recorder, undo)
+    finder = _Finder(recorder)
     sys.meta_path.insert(0, finder)
     for name, patch in _PATCHES.items():
         if name in sys.modules:
-            undo += patch(sys.modules[name], recorder)
-    undo += _threads()
+            patch(sys.modules[name], recorder)
+    # The starts of threads and of tasks in pools, to know their line where a thread runs library code only.
+    _before(recorder, threading.Thread, "start", starts_here)
+    if task := getattr(concurrent.futures.thread, "_WorkItem", None):  # private to Python
+        _before(recorder, task, "__init__", starts_here)
+        _before(recorder, task, "run", runs_here)
     try:
         with library_warnings(recorder.warning):
             yield
     finally:
         sys.meta_path.remove(finder)
-        for restore in reversed([*undo, *recorder.undo]):
+        for restore in reversed(recorder.undo):
             restore()
+        recorder.undo.clear()
 
 
-def _around(owner: Any, name: str, call: Callable[..., Any]) -> _Undo:
+def _around(recorder: Recorder, owner: Any, name: str, call: Callable[..., Any]) -> None:
     """Replace a method by one that calls `call(self, run, args, named)`, where `run` is the original of this object."""
     original = getattr(owner, name)
 
@@ -53,42 +54,24 @@ def _around(owner: Any, name: str, call: Callable[..., Any]) -> _Undo:
     def around(self: Any, *args: Any, **named: Any) -> Any:
         return call(self, functools.partial(original, self), args, named)
 
-    return replace_attribute(owner, name, around)
+    recorder.replace(owner, name, around)
 
 
-def _before(owner: Any, name: str, note: Callable[[Any], object]) -> _Undo:
+def _before(recorder: Recorder, owner: Any, name: str, note: Callable[[Any], object]) -> None:
     """Replace a method by one that first calls `note(self)`."""
 
     def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         note(self)
         return run(*args, **named)
 
-    return _around(owner, name, call)
-
-
-def _threads() -> list[_Undo]:
-    """Patch the starts of threads and of tasks in pools, to know their line where a thread runs library code only."""
-    undo = [_before(threading.Thread, "start", starts_here)]
-    if task := getattr(concurrent.futures.thread, "_WorkItem", None):  # private to Python
-        undo += [_before(task, "__init__", starts_here), _before(task, "run", runs_here)]
-    return undo
-
-
-def _repeated_warnings(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    """Patch transformers' `warning_once`, which prints only the first time in a process."""
-
-    def logged(self: logging.Logger, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
-        recorder.warning(self.name.partition(".")[0], str(args[0]))
-        run(*args, **named)
-
-    return [_around(logging.Logger, "warning_once", logged)]
+    _around(recorder, owner, name, call)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     """Finds a module with the other finders, and patches it after it was loaded."""
 
-    def __init__(self, recorder: Recorder, undo: list[_Undo]) -> None:
-        self._recorder, self._undo = recorder, undo
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -102,13 +85,23 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def patched(module: ModuleType) -> None:
             execute(module)
-            self._undo.extend(_PATCHES[fullname](module, self._recorder))
+            _PATCHES[fullname](module, self._recorder)
 
         spec.loader.exec_module = patched  # type: ignore[method-assign]
         return spec
 
 
-def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+def _warnings(module: ModuleType, recorder: Recorder) -> None:
+    """Patch transformers' `warning_once`, which prints only the first time in a process."""
+
+    def logged(self: logging.Logger, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> None:
+        recorder.warning(self.name.partition(".")[0], str(args[0]))
+        run(*args, **named)
+
+    _around(recorder, logging.Logger, "warning_once", logged)
+
+
+def _models(module: ModuleType, recorder: Recorder) -> None:
     import torch
 
     base = module.PreTrainedModel
@@ -126,72 +119,55 @@ def _models(module: ModuleType, recorder: Recorder) -> list[_Undo]:
         source = str(args[0] if args else named.get("pretrained_model_name_or_path"))
         return recorder.load(source, functools.partial(from_pretrained.__func__, cls), args, named)
 
-    return [
-        _around(base, "__call__", call),
-        _before(base, "__init__", lambda _: recorder.let_go()),
-        replace_attribute(base, "from_pretrained", classmethod(load)),
-    ]
+    _around(recorder, base, "__call__", call)
+    _before(recorder, base, "__init__", lambda _: recorder.let_go())
+    recorder.replace(base, "from_pretrained", classmethod(load))
 
 
 # Packages whose modules are no language models in plain PyTorch, so that calls of theirs are not slowed down.
 _LIBRARIES = ("torch", "torchvision", "torchaudio", "torchao", "transformers", "accelerate", "bitsandbytes", "peft")
 
 
-def _plain_modules(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
     """Patch calls of the script's own modules, of which the recorder records language models in plain PyTorch."""
     base = module.Module
     original = base.__call__
-    undo: list[_Undo] = []
 
     @functools.wraps(original)
     def call(self: Any, *args: Any, **named: Any) -> Any:
         # Compiled code must not contain the wrapper.
-        if sys.modules["torch"].compiler.is_compiling():
+        if sys.modules["torch"].compiler.is_compiling() or not recorder.is_plain_call(self, args, named):
             return original(self, *args, **named)
-        return recorder.plain_call(self, original, args, named)
+        return recorder.call("forward", self, functools.partial(original, self), args, named)
 
     def watch(owner: type) -> None:
         is_own = owner.__module__.partition(".")[0] not in _LIBRARIES
         if is_own and owner.__call__ is original:
-            undo.append(replace_attribute(owner, "__call__", call))
+            recorder.replace(owner, "__call__", call)
 
     def watch_new(cls: Any, /, **named: Any) -> None:
         super(base, cls).__init_subclass__(**named)
         watch(cls)
 
-    for owner in _subclasses(base):
-        watch(owner)
-    undo.append(replace_attribute(base, "__init_subclass__", classmethod(watch_new)))
+    def watch_all(owner: Any) -> None:
+        for each in owner.__subclasses__():
+            watch(each)
+            watch_all(each)
 
-    def restore() -> None:
-        for each in reversed(undo):
-            each()
-
-    return [restore]
+    watch_all(base)
+    recorder.replace(base, "__init_subclass__", classmethod(watch_new))
 
 
-def _subclasses(base: Any) -> Iterator[Any]:
-    for owner in base.__subclasses__():
-        yield owner
-        yield from _subclasses(owner)
-
-
-def _compiler(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    compiler = module.compile
-
-    @functools.wraps(compiler)
-    def compile_noted(*args: Any, **named: Any) -> Any:
+def _torch(module: ModuleType, recorder: Recorder) -> None:
+    def noted(*args: Any, **named: Any) -> Any:
         recorder.compiles = True
         return compiler(*args, **named)
 
-    return [replace_attribute(module, "compile", compile_noted)]
+    compiler = module.compile
+    recorder.replace(module, "compile", functools.wraps(compiler)(noted))
 
 
-def _tensors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    return [_before(module.Tensor, "backward", lambda _: setattr(recorder, "trained", True))]
-
-
-def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+def _compiled(module: ModuleType, recorder: Recorder) -> None:
     """Patch the module that `torch.compile(model)` wraps around the model."""
 
     def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -201,43 +177,34 @@ def _compiled(module: ModuleType, recorder: Recorder) -> list[_Undo]:
             return run(*args, **named)
         return recorder.call("forward", self._orig_mod, run, args, named, compiled=True)
 
-    return [_around(module.OptimizedModule, "__call__", call)]
+    _around(recorder, module.OptimizedModule, "__call__", call)
 
 
-def _generation(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    return [_around(module.GenerationMixin, "generate", functools.partial(recorder.call, "generate"))]
-
-
-def _batching(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    return [_around(module.ContinuousMixin, "generate_batch", recorder.batch)]
-
-
-def _logits_processors(module: ModuleType, recorder: Recorder) -> list[_Undo]:
-    return [_around(module.LogitsProcessorList, "__call__", lambda _, *call: recorder.sampling(*call))]
-
-
-def _tokenizers(module: ModuleType, recorder: Recorder) -> list[_Undo]:
+def _tokenizers(module: ModuleType, recorder: Recorder) -> None:
     base = module.PreTrainedTokenizerBase
-
-    def encode(_self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return recorder.text(run, args, named)
-
-    def decode(_self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return recorder.text(run, args, named, encodes=False)
-
-    calls = {"__call__": encode, "decode": decode, "batch_decode": decode}
-    return [_around(base, name, call) for name, call in calls.items() if name in vars(base)]
+    for name in ("__call__", "decode", "batch_decode"):
+        if name in vars(base):
+            encodes = name == "__call__"
+            _around(recorder, base, name, lambda _, *call, encodes=encodes: recorder.text(*call, encodes=encodes))
 
 
-_PATCHES: dict[str, Callable[[ModuleType, Recorder], list[_Undo]]] = {
-    "transformers.utils.logging": _repeated_warnings,
-    "torch": _compiler,
-    "torch._tensor": _tensors,
+_PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
+    "transformers.utils.logging": _warnings,
+    "torch": _torch,
+    "torch._tensor": lambda module, recorder: _before(
+        recorder, module.Tensor, "backward", lambda _: setattr(recorder, "trained", True)
+    ),
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
-    "transformers.generation.utils": _generation,
-    "transformers.generation.continuous_batching.continuous_api": _batching,
-    "transformers.generation.logits_process": _logits_processors,
+    "transformers.generation.utils": lambda module, recorder: _around(
+        recorder, module.GenerationMixin, "generate", functools.partial(recorder.call, "generate")
+    ),
+    "transformers.generation.continuous_batching.continuous_api": lambda module, recorder: _around(
+        recorder, module.ContinuousMixin, "generate_batch", recorder.batch
+    ),
+    "transformers.generation.logits_process": lambda module, recorder: _around(
+        recorder, module.LogitsProcessorList, "__call__", lambda _, *call: recorder.sampling(*call)
+    ),
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,
 }

@@ -23,7 +23,7 @@ from profiler.quant.bitsandbytes import bitsandbytes_bytes
 from profiler.roofs.links import measure_links
 from profiler.units import duration, scaled
 from profiler.why_slow.call_settings import gpus_in_turn, is_spread, pipelined_devices
-from profiler.why_slow.findings import Finding, new_finding
+from profiler.why_slow.findings import Finding, Untried, new_finding
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
@@ -37,18 +37,22 @@ _PACKED: dict[str, Literal["int8", "nf4"]] = {
 }
 
 
-def placement_findings(groups: Sequence[CallGroup]) -> tuple[list[Finding], list[str]]:
-    """(findings, reasons why others are unknown): what placement costs calls at most, where no trial can show it."""
-    findings: list[Finding] = []
-    unknown: dict[str, None] = {}
+def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Finding]:
+    """What placement costs calls at most, where no trial can show it; `untried` gets what cannot be measured."""
     for group in groups:
         if is_plain(group.model) or not is_spread(group.model):
             continue
         try:
-            findings += [*_over_the_link(group), *_in_turn(group)]
+            yield from _over_the_link(group)
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without a bound
-            unknown[f"offload ({group.loaded_at}): {first_line(error)}"] = None
-    return findings, list(unknown)
+            untried.add(f"offload ({group.loaded_at})", first_line(error))
+        if (count := gpus_in_turn(group.model)) > 1:
+            yield new_finding(
+                "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, pipelined_devices(group.model),
+                f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with"
+                f" torchrun --nproc-per-node {count}: each GPU then computes a part of every layer",
+                f"at most: 1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
+            )  # fmt: skip
 
 
 def _over_the_link(group: CallGroup) -> Iterator[Finding]:
@@ -67,37 +71,14 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
         raise RequestError("; ".join(missing.values()))
     step_s = sum(nbytes / links[name].per_s for name, nbytes in crossing.items())
     forwards = sum(call.forwards for call in group.calls)
-    saves_s = min(group.seconds, forwards * step_s)
     rates = " and ".join(f"{scaled(links[name].per_s, 'B/s')} from the {name}" for name in crossing)
     yield new_finding(
-        identity="offload",
-        saves_s=saves_s,
-        where=group.loaded_at,
-        evidence=(
-            f"{scaled(sum(crossing.values()), 'B')} of {scaled(_weight_bytes(model), 'B')} of weights cross a link in"
-            f" each of {forwards} forwards, {duration(step_s)} at {rates}"
-        ),
-        change=what_fits(walk(model), _weight_bytes(model), group.middle[0], machine),
-        basis="at most: the bytes that cross the link, at its measured bandwidth",
-    )
-
-
-def _in_turn(group: CallGroup) -> Iterator[Finding]:
-    """The time in which GPUs wait for each other, as each runs some layers."""
-    if (count := gpus_in_turn(group.model)) < 2:
-        return
-    saves_s = (1 - 1 / count) * group.seconds
-    yield new_finding(
-        identity="gpus-in-turn",
-        saves_s=saves_s,
-        where=group.loaded_at,
-        evidence=pipelined_devices(group.model),
-        change=(
-            f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with torchrun"
-            f" --nproc-per-node {count}: each GPU then computes a part of every layer"
-        ),
-        basis=f"at most: 1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
-    )
+        "offload", min(group.seconds, forwards * step_s), group.loaded_at,
+        f"{scaled(sum(crossing.values()), 'B')} of {scaled(_weight_bytes(model), 'B')} of weights cross a link in"
+        f" each of {forwards} forwards, {duration(step_s)} at {rates}",
+        what_fits(walk(model), _weight_bytes(model), group.call, machine),
+        "at most: the bytes that cross the link, at its measured bandwidth",
+    )  # fmt: skip
 
 
 def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) -> str:
@@ -117,10 +98,11 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
     if dense <= room:
         return f'device_map={{"": "{device}"}}: all of it needs {scaled(dense, "B")}, and {has}'
     options = []
-    packed = {words: needs(_packed_bytes(work, weight_bytes, quant), prompt_len) for words, quant in _PACKED.items()}
-    if fitting := [f"load it in {name}, which needs {scaled(need, 'B')}" for name, need in packed.items()
-                   if machine.is_cuda and need <= room]:  # fmt: skip
-        options.append(fitting[0])
+    for words, quant in _PACKED.items():
+        need = needs(_packed_bytes(work, weight_bytes, quant), prompt_len)
+        if machine.is_cuda and need <= room:
+            options.append(f"load it in {words}, which needs {scaled(need, 'B')}")
+            break
     if needs(weight_bytes, 1) <= room:
         too_long = least(lambda tokens: needs(weight_bytes, tokens) > room) or prompt_len
         options.append(f"keep prompts to {too_long - 1:,} tokens")
@@ -131,13 +113,12 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
 
 def _packed_bytes(work: ModelWork, weight_bytes: int, quant: Literal["int8", "nf4"]) -> float:
     """Bytes of the weights with all linears but the LM head in a format of bitsandbytes, with its scales."""
-    linears = (item for item in work.operators if isinstance(item, Linear) and item.group not in ("lm_head", "experts"))
-    saved = (
-        item.count
-        * (item.weight.weight_bytes - bitsandbytes_bytes(quant, item.weight.in_features, item.weight.out_features))
-        for item in linears
-    )
-    return weight_bytes - sum(max(0.0, each) for each in saved)
+    saved = 0.0
+    for item in work.operators:
+        if isinstance(item, Linear) and item.group not in ("lm_head", "experts"):
+            packed = bitsandbytes_bytes(quant, item.weight.in_features, item.weight.out_features)
+            saved += item.count * max(0.0, item.weight.weight_bytes - packed)
+    return weight_bytes - saved
 
 
 def _smallest_gpu(needs_bytes: float) -> Datasheet | None:

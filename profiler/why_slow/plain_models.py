@@ -1,36 +1,20 @@
-"""Language models in plain PyTorch: how they are recognised, their calls' settings, and the work that they count."""
+"""Language models in plain PyTorch: how they are recognised, and the work that they count."""
 
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
-
-from profiler.why_slow.observations import CallSettings
 
 _FEWEST_LINEARS = 2
 
 
-@dataclass
-class PlainModels:
-    """Knows which modules are language models without a class of transformers."""
+def is_language_model(module: Any) -> bool:
+    """Whether a module is a language model without a class of transformers.
 
-    _known: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
-
-    def has(self, module: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-        """Whether this call is that of a plain language model: token ids [batch, tokens] go in.
-
-        It has a table of embeddings and some linears. A wrapper around a model of transformers is not one.
-        """
-        known = self._known.get(module)
-        if known is None:
-            known = self._known[module] = _is_language_model(module)
-        return known and token_ids(args, named) is not None
-
-
-def _is_language_model(module: Any) -> bool:
+    It has a table of embeddings and some linears. A wrapper around a model of transformers is not one.
+    """
     from torch import nn
 
     transformers = sys.modules.get("transformers.modeling_utils")
@@ -63,31 +47,6 @@ def is_repeatable(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
     return all(isinstance(value, torch.Tensor | int | float | str | None) for value in (*args, *named.values()))
 
 
-def with_ids(args: tuple[Any, ...], named: Mapping[str, Any], ids: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with other token ids."""
-    old = token_ids(args, named)
-    return (
-        tuple(ids if value is old else value for value in args),
-        {name: ids if value is old else value for name, value in named.items()},
-    )
-
-
-def plain_settings(model: Any, *, math_attention: bool) -> tuple[CallSettings, Any]:
-    """(settings, device) of a call, as `call_settings` reads them from a model of transformers."""
-    import torch
-
-    weight = next(model.parameters())
-    settings = CallSettings(
-        dtype=str(weight.dtype).removeprefix("torch."),
-        device=str(weight.device),
-        math_attention=math_attention,
-        gradients=torch.is_grad_enabled(),
-        training=model.training,
-        threads=torch.get_num_threads(),
-    )
-    return settings, weight.device
-
-
 @dataclass(frozen=True)
 class SeenAttention:
     """Calls of scaled_dot_product_attention within one forward of a plain model."""
@@ -103,9 +62,8 @@ class SeenAttention:
 
 def attention_of(query: Any, key: Any, value: Any) -> SeenAttention:
     """The attention of one call, whose arguments are [batch, heads, tokens, width]."""
-    return SeenAttention(
-        1, query.shape[-3], key.shape[-3], query.shape[-1], value.shape[-1], max(0, key.shape[-2] - query.shape[-2])
-    )
+    beyond = max(0, key.shape[-2] - query.shape[-2])
+    return SeenAttention(1, query.shape[-3], key.shape[-3], query.shape[-1], value.shape[-1], beyond)
 
 
 def plain_work(model: Any, attention: SeenAttention | None) -> Any:
@@ -113,48 +71,46 @@ def plain_work(model: Any, attention: SeenAttention | None) -> Any:
 
     The last linear whose width is the vocabulary's is the LM head, and computes one position per sequence.
     """
-    from profiler.counting.operators import ModelWork
-
-    operators = tuple(_operators(model, attention))
-    params = sum(parameter.numel() for parameter in model.parameters())
-    return ModelWork(operators, params, params, ())
-
-
-def _operators(model: Any, attention: SeenAttention | None) -> Iterator[Any]:
     from torch import nn
 
     from profiler.counting.attention import AttentionCore
-    from profiler.counting.operators import Elementwise, Embedding, Linear
+    from profiler.counting.operators import Elementwise, Embedding, Linear, ModelWork
     from profiler.quant.storage import stored
 
     dtype = next(model.parameters()).dtype
     tables = [part for part in model.modules() if isinstance(part, nn.Embedding)]
-    linears = [(name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear)]
+    linears = {name: part for name, part in model.named_modules() if isinstance(part, nn.Linear)}
     vocabulary = max(table.num_embeddings for table in tables)
-    heads = [name for name, part in linears if part.out_features == vocabulary]
-    for table in tables:
-        yield Embedding("table", table.weight.dtype, table.embedding_dim, table.weight.itemsize)
-    for name, part in linears:
-        head = name == (heads or [""])[-1]
-        yield Linear(
-            name=name,
-            group="lm_head" if head else "mlp",
-            dtype=part.weight.dtype,
-            weight=stored(part),
-            rows="last" if head else "tokens",
-            activation_dtype=dtype,
+    head = next((name for name, part in reversed(linears.items()) if part.out_features == vocabulary), "")
+    operators: list[Any] = [
+        Embedding("table", table.weight.dtype, table.embedding_dim, table.weight.itemsize) for table in tables
+    ]
+    for name, part in linears.items():
+        operators.append(
+            Linear(
+                name=name,
+                group="lm_head" if name == head else "mlp",
+                dtype=part.weight.dtype,
+                weight=stored(part),
+                rows="last" if name == head else "tokens",
+                activation_dtype=dtype,
+            )
         )
     if attention:
-        yield AttentionCore(
-            name="attention",
-            count=attention.layers,
-            dtype=dtype,
-            query_heads=attention.query_heads,
-            kv_heads=attention.kv_heads,
-            qk_dim=attention.qk_dim,
-            v_dim=attention.v_dim,
+        operators.append(
+            AttentionCore(
+                name="attention",
+                count=attention.layers,
+                dtype=dtype,
+                query_heads=attention.query_heads,
+                kv_heads=attention.kv_heads,
+                qk_dim=attention.qk_dim,
+                v_dim=attention.v_dim,
+            )
         )
-    counted = {id(p) for part in (*tables, *(part for _, part in linears)) for p in part.parameters(recurse=False)}
-    rest = sum(p.numel() * p.element_size() for p in model.parameters() if id(p) not in counted)
+    counted = {id(each) for part in (*tables, *linears.values()) for each in part.parameters(recurse=False)}
+    rest = sum(each.numel() * each.element_size() for each in model.parameters() if id(each) not in counted)
     if rest:
-        yield Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest)
+        operators.append(Elementwise("other parameters", dtype, 0, 0, weight_bytes=rest))
+    params = sum(each.numel() for each in model.parameters())
+    return ModelWork(tuple(operators), params, params, ())

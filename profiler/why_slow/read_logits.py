@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 # More reads of one forward's logits are not noted.
 _MOST_READS = 4096
@@ -70,9 +71,9 @@ class WatchedLogits(torch.Tensor):  # type: ignore[misc]
     def __torch_function__(
         cls, function: Callable[..., Any], _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        watched = list(_watched((args, kwargs)))
+        watched = [each for each in tree_leaves((args, kwargs)) if isinstance(each, WatchedLogits)]
         with torch._C.DisableTorchFunctionSubclass():
-            args, kwargs = _plain(args), _plain(kwargs or {})
+            args, kwargs = tree_map_only(cls, lambda each: each.as_subclass(torch.Tensor), (args, kwargs or {}))
             found = function(*args, **kwargs)
             name = getattr(function, "__name__", "")
             # An attribute such as `data` or `mT` is a tensor, whose reads nobody watches.
@@ -133,20 +134,3 @@ def _places(name: str, function: Callable[..., Any], places: torch.Tensor, found
     if large and found.untyped_storage()._cdata != args[0].untyped_storage()._cdata:
         return None
     return function(places, *args[1:], **kwargs)
-
-
-def _watched(value: Any) -> Iterator[WatchedLogits]:
-    if isinstance(value, WatchedLogits):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _watched(item)
-
-
-def _plain(value: Any) -> Any:
-    """The value with plain tensors."""
-    if isinstance(value, WatchedLogits):
-        return value.as_subclass(torch.Tensor)
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    return type(value)(_plain(item) for item in value) if type(value) in (list, tuple) else value

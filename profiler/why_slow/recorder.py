@@ -9,6 +9,7 @@ import itertools
 import statistics
 import threading
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,21 +19,24 @@ from profiler.device.clock import OwnTime, clock_for, now_s
 from profiler.device.contention import waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
+from profiler.json_document import view
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, TimeTotal, users_line
-from profiler.why_slow.call_settings import ModelSettings, batch_inputs, context_len, new_tokens, tokens_of
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_line
+from profiler.why_slow.call_settings import batch_inputs, context_len, new_tokens, settings_of, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
     Call,
     CallKind,
+    CallSettings,
     LineTime,
     Load,
     Observations,
     UnrecordedCall,
+    by_line,
 )
-from profiler.why_slow.plain_models import PlainModels, attention_of, is_plain, is_repeatable, token_ids
+from profiler.why_slow.plain_models import attention_of, is_language_model, is_plain, is_repeatable, token_ids
 
 # So many calls measure the cost of a wrapper.
 _OVERHEAD_CALLS = 2000
@@ -51,9 +55,9 @@ class Recorder:
     text_s: float = 0.0
     text_where: str = ""
     undo: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that restore the methods that are timed."""
-    again: dict[str, TimeTotal] = field(default_factory=dict)
-    """Texts that were tokenized before, by the line that tokenized them once more."""
+    """Functions that restore what was replaced."""
+    again_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """Seconds of texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
     """Whether anything was differentiated, so that the script needs gradients."""
     compiles: bool = field(default_factory=lambda: bool(compilations_so_far()))
@@ -74,8 +78,10 @@ class Recorder:
     _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
     _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
-    _settings: ModelSettings = field(default_factory=ModelSettings)
-    _plain: PlainModels = field(default_factory=PlainModels)
+    _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
+    """Those of all calls: equal ones are one object, as a loop has many calls."""
+    _plain: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
+    """Whether modules are language models in plain PyTorch."""
     _batches: dict[int, CallRecord] = field(default_factory=dict)
     """By the id of a model: the call of `generate_batch` that it is in."""
     _watches_attention: bool = False
@@ -84,18 +90,17 @@ class Recorder:
     _compiling: Compiling = field(default_factory=Compiling)
 
     def __post_init__(self) -> None:
-        self.reads = Reads(self._here, self.undo)
+        self.reads = Reads(self._here, self.replace)
+
+    def replace(self, owner: object, name: str, value: object) -> None:
+        """Set an attribute of another object, until the recording ends."""
+        self.undo.append(replace_attribute(owner, name, value))
 
     def call(
         self,
-        kind: CallKind,
-        model: Any,
-        run: Callable[..., Any],
-        args: tuple[Any, ...],
-        named: dict[str, Any],
-        *,
-        compiled: bool = False,
-    ) -> Any:
+        kind: CallKind, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
+        *, compiled: bool = False,
+    ) -> Any:  # fmt: skip
         """Run a call of a model and record it, unless it is part of another call of this thread."""
         here = self._here
         self.touched += 1
@@ -122,7 +127,7 @@ class Recorder:
         try:
             result = run(*args, **named)
         except BaseException as error:
-            self._record_end(noted, began_s, error=error)
+            self._record_end(noted, began_s, model, None, error)
             raise
         finally:
             here.depth, here.noted = 0, None
@@ -142,15 +147,13 @@ class Recorder:
 
         return self.call("generate", model, watched, args, named)
 
-    def plain_call(self, module: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a module of torch, and record it if it is a language model and part of no other call."""
-        if not self.is_plain_call(module, args, named):
-            return run(module, *args, **named)
-        return self.call("forward", module, functools.partial(run, module), args, named)
-
     def is_plain_call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
-        """Whether a call is that of a language model in plain PyTorch, and part of no other call."""
-        return not self._here.depth and self._plain.has(module, args, named)
+        """Whether a call is that of a language model in plain PyTorch, on token ids, and part of no other call."""
+        if self._here.depth:
+            return False
+        if (known := self._plain.get(module)) is None:
+            known = self._plain[module] = is_language_model(module)
+        return known and token_ids(args, named) is not None
 
     def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a forward pass within a call, and add its seconds to it."""
@@ -176,12 +179,7 @@ class Recorder:
             noted.sampling_s += max(0.0, spent_s - (sum(noted.callbacks.values()) - callbacks_s))
 
     def _record_end(
-        self,
-        noted: CallRecord | None,
-        began_s: float,
-        model: Any = None,
-        result: Any = None,
-        error: BaseException | None = None,
+        self, noted: CallRecord | None, began_s: float, model: Any, result: Any, error: BaseException | None = None
     ) -> None:
         """Record the end of a call. One that raised gives up its arguments, as it is not repeated."""
         ended_s = now_s()
@@ -194,20 +192,15 @@ class Recorder:
                 noted.failed, noted.arguments = describe_error(error), None
             elif noted.kind == "generate":
                 noted.new_tokens = new_tokens(result, noted.shape[1], model)
-            elif self._may_watch_logits(noted, model):
+            elif noted.arguments and not (noted.plain or noted.shape[2] or self.trained or self.compiles):
                 from profiler.why_slow.read_logits import watch_logits
 
-                noted.read = watch_logits(result, noted.shape[1])
+                # A forward without a cache could leave out logits, and no compiled code gets them.
+                takes_choice = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+                if takes_choice and not _NEEDS_LOGITS & noted.arguments[1].keys():
+                    noted.read = watch_logits(result, noted.shape[1])
             self.notes.append(noted)
-            self._here.last = noted.where
-            self._last = model or self._last
-
-    def _may_watch_logits(self, noted: CallRecord, model: Any) -> bool:
-        """Whether a forward without a cache could leave out logits, and no compiled code gets them."""
-        if noted.arguments is None or noted.plain or noted.shape[2] or self.trained or self.compiles:
-            return False
-        takes_choice = "logits_to_keep" in inspect.signature(type(model).forward).parameters
-        return takes_choice and not _NEEDS_LOGITS & noted.arguments[1].keys()
+            self._here.last, self._last = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
@@ -277,26 +270,19 @@ class Recorder:
 
     def note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
         """Add the seconds of a text to its line, if the text was tokenized before."""
-        texts = args[0] if args else None
-        texts = texts if isinstance(texts, str) else tuple(texts) if isinstance(texts, list) else None
-        try:
-            key = hash(texts)
-        except TypeError:
-            return
-        if texts is None:
-            return
-        if key in self._texts:
-            self.again.setdefault(users_line(), TimeTotal()).add(spent_s)
-        self._texts.add(key)
+        texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
+        if isinstance(texts, str | tuple):
+            with contextlib.suppress(TypeError):  # of lists of lists
+                if (key := hash(texts)) in self._texts:
+                    self.again_s[users_line()].append(spent_s)
+                self._texts.add(key)
 
     def warning(self, library: str, text: str) -> None:
         """Record a warning of a library, if it reports that slower code runs."""
-        if text in self._warnings:
-            return
-        self._warnings.add(text)
         with self._errors_counted():
-            if (fallback := fallback_of(library, text)) is not None:
+            if text not in self._warnings and (fallback := fallback_of(library, text)) is not None:
                 self.fallbacks.append(fallback)
+            self._warnings.add(text)
 
     def _time_callbacks(self, named: Mapping[str, Any]) -> None:
         """From now on, time the objects that `generate` calls at every token."""
@@ -306,21 +292,19 @@ class Recorder:
                 owner = type(item)
                 if item is not None and hasattr(owner, method) and owner not in self._timed:
                     self._timed.add(owner)
-                    self._time_method(owner, method)
+                    self.replace(owner, method, self._timed_method(owner, getattr(owner, method)))
 
-    def _time_method(self, owner: type, method: str) -> None:
-        original, here = getattr(owner, method), self._here
-
+    def _timed_method(self, owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def timed(*args: Any, **named: Any) -> Any:
-            noted, timer = here.noted, OwnTime()
+            noted, timer = self._here.noted, OwnTime()
             try:
                 return original(*args, **named)
             finally:
                 if noted is not None:
                     noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + timer.seconds()
 
-        self.undo.append(replace_attribute(owner, method, timed))
+        return timed
 
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was recorded so far; waits for the devices to read their clocks."""
@@ -330,18 +314,12 @@ class Recorder:
         firsts: dict[str, CallRecord] = {}
         for noted in sorted(self.notes, key=lambda noted: noted.began_s):
             firsts.setdefault(noted.settings.device, noted)
-        calls = tuple(
-            self._call(number, noted, firsts[noted.settings.device]) for number, noted in enumerate(self.notes)
-        )
+        calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            tuple(self._compiling.recompilations()), tuple(self._between()),
-            tuple(LineTime(where, item.count, item.seconds) for where, item in self.again.items()),
-            self.reads.by_line(),
-            tuple(self._compiling.graph_breaks()),
-            self.unnoted,
-            tuple(self.fallbacks),
+            self._compiling.recompilations(), self._between(), by_line(self.again_s), self.reads.by_line(),
+            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks),
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 
@@ -350,44 +328,33 @@ class Recorder:
         """Per load, the model whose weights it converted, if there is one and it still exists, else None."""
         return [model() for model in self._loaded]
 
-    @property
-    def used_cache(self) -> bool:
-        """Whether a forward had a cache, as in a decode loop."""
-        return any(noted.shape[2] for noted in self.notes)
-
-    def _between(self) -> Iterator[LineTime]:
+    def _between(self) -> tuple[LineTime, ...]:
         """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
-        gaps_by_line: dict[str, list[float]] = {}
+        gaps_s = defaultdict[str, list[float]](list)
         for before, after in itertools.pairwise(self.notes):
             same = (before.where, before.kind, before.thread) == (after.where, after.kind, after.thread)
             if same and after.kind == "forward":
-                gaps_by_line.setdefault(after.where, []).append(max(0.0, after.began_s - before.ended_s))
-        for where, gaps in gaps_by_line.items():
-            yield LineTime(where, len(gaps), sum(gaps))
+                gaps_s[after.where].append(max(0.0, after.began_s - before.ended_s))
+        return by_line(gaps_s)
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
-        context = noted.attention.context_len if noted.attention else context
-        return Call(
+        return view(
+            Call,
+            noted,
             number=number,
-            kind=noted.kind,
             model=noted.name,
             batch_size=batch,
             prompt_len=tokens,
-            context_len=context,
-            new_tokens=noted.new_tokens,
+            context_len=noted.attention.context_len if noted.attention else context,
             forwards=noted.forwards or 1,
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
-            where=noted.where,
-            settings=noted.settings,
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             callbacks_s=dict(noted.callbacks),
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
-            failed=noted.failed,
+            warm_s=None,
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
-            prompt_s=noted.prompt_s,
-            sampling_s=noted.sampling_s,
         )
 
     def _note(
@@ -400,7 +367,9 @@ class Recorder:
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
-        settings, device = self._settings.of(kind, model, named)
+        settings = settings_of(kind, model, named)
+        settings = self._settings.setdefault(settings, settings)
+        device = torch.device(settings.device)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
         shape = (rows * settings.times_computed, tokens, 0 if plain or ids is None else context_len(named))
         noted = CallRecord(
@@ -449,7 +418,7 @@ class Recorder:
                 noted.attention = replace(seen, layers=seen.layers + 1) if seen else attention_of(query, key, value)
             return original(query, key, value, *args, **named)
 
-        self.undo.append(replace_attribute(functional, "scaled_dot_product_attention", attention))
+        self.replace(functional, "scaled_dot_product_attention", attention)
 
 
 def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:

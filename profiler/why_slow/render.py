@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
 from profiler.units import duration, percent, several
-from profiler.why_slow.breakdown import TimePart, time_parts
-from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, TriedChange, Why
+from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedChange, Why
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
     Load,
-    Observations,
     UnrecordedCall,
     covered_s,
     most_at_once,
@@ -25,6 +24,8 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
+_WORTH_ANOTHER_LOOK = 0.1
+"""Share of the watched time from which on an unclear trial has a sentence of its own."""
 _MUCH = 0.25
 """Share of the calls' time from which on one kind of module is named first."""
 _WORTH_A_ROW = 0.01
@@ -41,32 +42,55 @@ def why_sentences(why: Why) -> list[str]:
     if (at_once := most_at_once(seen.calls)) > 1:
         calls += f", up to {at_once} at once (each second counts once)"
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
-    floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
+    floor = ""
+    if why.floor is not None:
+        dispatch_s = why.floor.dispatch_s
+        known = "without dispatch, which is unknown" if dispatch_s is None else f"{duration(dispatch_s)} of it dispatch"
+        floor = f"; the same tokens need {duration(why.floor.seconds)} on this machine, {known}"
+        if why.floor.left_out:
+            floor += f", without {' and '.join(why.floor.left_out)}, which could not be counted"
+    if not seen.calls:
+        spent = f"{seen.script} loaded a model but called none"
+        if seen.unnoted:
+            spent = f"{seen.script} ran, but no call was recorded: {_unnoted_words(seen.unnoted)}"
     begun = "Interrupted: up to here " if seen.interrupted else ""
-    lines = [*_slow_module(why), f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}."]
-    lines += _failed(seen)
+    lines = [*_slow_module(why), f"{begun}{spent}{floor}."]
+    if failed := [call for call in seen.calls if call.failed]:
+        reasons = "; ".join(dict.fromkeys(call.failed for call in failed))
+        lines.append(
+            f"{len(failed)} of them failed after {duration(covered_s(failed))} ({reasons}): this time includes them,"
+            " but the floor and the trials leave them out."
+        )
     if seen.calls and seen.unnoted:
         lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
         lines.append("Each saving is that of one change; together they save less than their sum.")
-    for trial in why.undecided:
+    unclear, small = why.unclear, []
+    for trial, share in unclear:
+        if share < _WORTH_ANOTHER_LOOK:
+            small.append(f"{trial.id} ({trial.where}, {percent(share)})")
+            continue
         lines.append(
             f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {percent(trial.saving)} less by the"
             f" median of {len(trial.rounds)} pairs, but the pairs disagree. Try again when nothing else runs."
         )
-    if why.too_close:
-        names = ", ".join(f"{trial.id} ({trial.where}, {percent(why.share_of(trial))})" for trial in why.too_close)
-        lines.append(f"Unclear, and less than a tenth each: {names}.")
-    has_advice = why.findings or why.undecided or why.too_close
-    if not has_advice and not seen.interrupted and (seen.calls or not seen.unnoted):
+    if small:
+        lines.append(f"Unclear, and less than a tenth each: {', '.join(small)}.")
+    if not why.findings and not unclear and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
     if why.findings and (seen.loads or seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s):
         warm = "warm calls" if seen.steady_s < seen.watched_s else "calls"
         loads = ", loads" if seen.loads else ""
         lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
     saved_once = next((number for number, item in enumerate(why.findings, 1) if item.once), None)
-    return [*lines, *(_first_call(firsts, saved_once) for firsts in _by_line(why.first_calls))]
+    saves = "which no finding saves and" if saved_once is None else f"of which only no. {saved_once} saves some;"
+    for where, first_s, usual_s in why.first_calls:
+        lines.append(
+            f"First calls at {where} took {duration(first_s)}, and {duration(usual_s)} once warm. The"
+            f" rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
+        )
+    return lines
 
 
 def _slow_module(why: Why) -> list[str]:
@@ -83,52 +107,6 @@ def _slow_module(why: Why) -> list[str]:
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
 
 
-def _by_line(firsts: Sequence[FirstCall]) -> list[list[FirstCall]]:
-    """The first calls of a line together if each was the only one of its kind, and the others by themselves."""
-    lines: dict[object, list[FirstCall]] = {}
-    for number, first in enumerate(firsts):
-        alone = first.again and first.calls == 1
-        lines.setdefault(first.where if alone else number, []).append(first)
-    return list(lines.values())
-
-
-def _first_call(firsts: Sequence[FirstCall], saved_once: int | None) -> str:
-    """Slow first calls of a line; `saved_once` is the number of the finding that saves some of their one-time costs."""
-    first = firsts[0]
-    if not first.again:
-        return (
-            f"The first of {first.calls} similar calls at {first.where} took {duration(first.first_s)}, the others"
-            f" {duration(first.usual_s)}: leave out the first if you time them."
-        )
-    which = f"The first of {first.calls} similar calls" if first.calls > 1 else "The only call of its kind"
-    if len(firsts) > 1:
-        which = f"The {len(firsts)} calls of different shapes"
-    first_s, usual_s = sum(item.first_s for item in firsts), sum(item.usual_s for item in firsts)
-    saves = "which no finding saves and" if saved_once is None else f"of which only no. {saved_once} saves some;"
-    return (
-        f"{which} at {first.where} took {duration(first_s)}, and {duration(usual_s)} when repeated. The"
-        f" rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
-    )
-
-
-def _failed(seen: Observations) -> list[str]:
-    """A sentence about calls that raised an exception, which the script may have caught."""
-    failed = [call for call in seen.calls if call.failed]
-    if not failed:
-        return []
-    reasons = "; ".join(dict.fromkeys(call.failed for call in failed))
-    return [
-        f"{len(failed)} of them failed after {duration(covered_s(failed))} ({reasons}): this time includes them, but"
-        " the floor and the trials leave them out."
-    ]
-
-
-def _without_calls(seen: Observations) -> str:
-    if seen.unnoted:
-        return f"{seen.script} ran, but no call was recorded: {_unnoted_words(seen.unnoted)}"
-    return f"{seen.script} loaded a model but called none"
-
-
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
     times = f"{unnoted.count} times" if unnoted.count > 1 else "once"
     return f"recording failed {times}; what it missed is in none of these figures ({unnoted.reason})"
@@ -137,34 +115,21 @@ def _unnoted_words(unnoted: UnrecordedCall) -> str:
 def _nothing(why: Why) -> str:
     """A sentence for an answer without findings: what was tried, and how near the script is to its floor."""
     calls_s = steady_s(why.seen.calls)
-    share = why.floor.seconds / calls_s if why.floor and calls_s else None
-    near = f": {percent(share)} of what this machine can do with this model" if share and share >= _NEAR else ""
+    share = why.floor.seconds / calls_s if why.floor and calls_s else 0.0
+    start = f"Nothing to change of {len(why.tried)} tried" if why.tried else "Nothing to change"
     if why.not_tried:
         trials = several(len(why.tried), "trial", "trials")
         start = (
             f"Nothing was found in {trials}, and others could not be made" if why.tried else "Nothing could be tried"
         )
-        return f"{start} (listed below){near}.{'' if near else _largest_rest(why)}"
-    tried = f" of {len(why.tried)} tried" if why.tried else ""
-    if share is None or near:
-        return f"Nothing to change{tried}{near}."
-    return f"Nothing to change{tried}, and the floor is {percent(share)} of its time.{_largest_rest(why)}"
-
-
-def _largest_rest(why: Why) -> str:
-    """A sentence about the largest part of the script's time beyond the floor of its calls."""
-    beyond = [part for part in time_parts(why) if part.beyond_floor]
-    if not beyond or why.floor is None:
-        return ""
-    return f" The largest part of the rest is {beyond[0].what}: {duration(beyond[0].seconds)}."
-
-
-def _floor_words(floor: CallFloor) -> str:
-    """`9.80 s on this machine, 250 ms of it dispatch`."""
-    left_out = f", without {' and '.join(floor.left_out)}, which could not be counted" if floor.left_out else ""
-    if floor.dispatch_s is None:
-        return f"{duration(floor.seconds)} on this machine, without dispatch, which is unknown{left_out}"
-    return f"{duration(floor.seconds)} on this machine, {duration(floor.dispatch_s)} of it dispatch{left_out}"
+        start += " (listed below)"
+    if share >= _NEAR:
+        return f"{start}: {percent(share)} of what this machine can do with this model."
+    floor = f", and the floor is {percent(share)} of its time" if share and not why.not_tried else ""
+    rest = next((part for part in time_parts(why) if part.beyond_floor), None)
+    if rest is None or why.floor is None:
+        return f"{start}{floor}."
+    return f"{start}{floor}. The largest part of the rest is {rest.what}: {duration(rest.seconds)}."
 
 
 def finding_sentence(number: int, item: Finding) -> str:
@@ -203,11 +168,6 @@ def note_lines(why: Why) -> list[str]:
     return [*lines, f"recording took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
 
 
-def _incomplete(why: Why) -> list[str]:
-    """Warnings about what was seen, and the changes that were not tried."""
-    return [*why.seen.warnings, *(f"not tried: {text}" for text in why.not_tried)]
-
-
 def call_rows(why: Why) -> list[list[str]]:
     """One row per line, kind and settings of calls, in the order of CALL_COLUMNS, the slowest first."""
     groups: dict[tuple[object, ...], list[Call]] = {}
@@ -215,20 +175,16 @@ def call_rows(why: Why) -> list[list[str]]:
         key = (call.where, call.kind, call.model, bool(call.failed), call.settings)
         groups.setdefault(key, []).append(call)
     ordered = sorted(groups.values(), key=lambda calls: -covered_s(calls))
-    return [_row(calls) for calls in ordered[:_MOST_ROWS]]
-
-
-def _row(calls: Sequence[Call]) -> list[str]:
-    seconds = sum(call.seconds for call in calls)
-    padding = sum(call.padding for call in calls) / len(calls)
-    first = calls[0]
     return [
-        first.where,
-        str(len(calls)),
-        _shapes(calls),
-        duration(covered_s(calls)),
-        duration(seconds / len(calls)),
-        ", ".join(_ran_with(first, padding)),
+        [
+            calls[0].where,
+            str(len(calls)),
+            _shapes(calls),
+            duration(covered_s(calls)),
+            duration(statistics.mean(call.seconds for call in calls)),
+            ", ".join(_ran_with(calls[0], statistics.mean(call.padding for call in calls))),
+        ]
+        for calls in ordered[:_MOST_ROWS]
     ]
 
 
@@ -258,6 +214,83 @@ def _ran_with(call: Call, padding: float) -> list[str]:
         f"{count} {name}" for count, name in ((settings.beams, "beams"), (settings.answers, "answers")) if count > 1
     ]
     return [*words, "failed"] if call.failed else words
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """A part of a script's time."""
+
+    what: str
+    seconds: float
+    beyond_floor: bool = False
+    """Whether it is part of warm calls, but not of their floor."""
+
+
+def time_parts(why: Why) -> list[TimePart]:
+    """The parts of the script's run time, which add up to it, the largest first.
+
+    Calls of several threads overlap, so each part of them gets its share of the covered time.
+    """
+    seen = why.seen
+    scale = seen.calls_s / max(sum(call.seconds for call in seen.calls), 1e-9)
+    done = [call for call in seen.calls if not call.failed]
+    generates = [call for call in done if call.forward_s is not None]
+    names = dict.fromkeys(name for call in generates for name in call.callbacks_s)
+    callbacks_s = scale * sum(sum(call.callbacks_s.values()) for call in generates)
+    sampling_s = scale * sum(call.sampling_s for call in generates)
+    around_s = scale * sum(max(0.0, call.seconds - (call.forward_s or 0.0)) for call in generates)
+    own_s = max(0.0, around_s - callbacks_s - sampling_s)
+    forwards_s = scale * sum(call.steady_s for call in done) - callbacks_s - sampling_s - own_s
+    parts = [
+        TimePart("one-time costs of first calls", seen.calls_s - steady_s(seen.calls)),
+        TimePart("calls that failed", scale * sum(call.seconds for call in seen.calls if call.failed)),
+        TimePart("sampling: temperature, top-k, top-p", sampling_s, beyond_floor=True),
+        TimePart(f"your {' and '.join(names)}", callbacks_s, beyond_floor=True),
+        TimePart("generate's own work: choosing tokens, masks, checks for the end", own_s, beyond_floor=True),
+        *_forwards(max(0.0, forwards_s), why),
+        TimePart("loading models", seen.loads_s),
+        TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
+        *(TimePart(f"the script's code between its forwards ({item.where})", item.seconds) for item in seen.between),
+        TimePart("recording these calls", seen.overhead_s),
+    ]
+    other_s = seen.wall_s - sum(part.seconds for part in parts)
+    parts.append(TimePart("imports and the script's other code", other_s))
+    return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
+
+
+# At most so many modules have a row, each with at least this share of what is beyond the floor.
+_MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
+
+
+def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
+    """The time of warm forward passes: its floor, and what is beyond that. No part is longer than what is left."""
+    seen, floor = why.seen, why.floor
+    # At most; 0 without a measured bandwidth of the link. It comes last: a transfer may overlap with all else.
+    link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
+    named = [("weights over the link, at most", link_s, True)]
+    if floor is not None:
+        waited_s = seen.waited_s * seen.calls_s / seen.wall_s if seen.wall_s else 0.0
+        dispatch_s = floor.dispatch_s or 0.0
+        named = [
+            ("kernels at the roofs of this machine: the least time", floor.seconds - dispatch_s, False),
+            ("dispatch of kernels by Python and torch, at least", dispatch_s, False),
+            ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
+            ("waiting for a core that other processes used", waited_s, True),
+            *named,
+        ]
+    for what, part_s, beyond in named:
+        yield TimePart(what, min(left_s, part_s), beyond)
+        left_s -= min(left_s, part_s)
+    if floor is None:
+        yield TimePart("the rest of forward passes" if link_s else "forward passes", left_s)
+        return
+    shown = [module for module in why.modules[:_MOST_MODULES] if module.beyond_s >= _WORTH_A_MODULE * left_s]
+    for module in shown:
+        what = f"{module.name} beyond its roof ({module.place})"
+        yield TimePart(what, min(left_s, module.beyond_s), beyond_floor=True)
+        left_s -= min(left_s, module.beyond_s)
+    kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
+    yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)
 
 
 @dataclass(frozen=True)
@@ -313,20 +346,6 @@ def why_document(why: Why) -> WhyDocument:
     )
 
 
-def time_rows(why: Why) -> list[list[str]]:
-    """Where the time went, in the order of TIME_COLUMNS; parts of less than 1 % share the last row."""
-    wall_s, parts = max(why.seen.wall_s, 1e-9), time_parts(why)
-    shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]
-    rest_s = sum(part.seconds for part in parts) - sum(part.seconds for part in shown)
-    shown += [TimePart("all else", rest_s)] if rest_s > 0 and len(shown) < len(parts) else []
-    return [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
-
-
-TIME_COLUMNS = ("part", "time", "share")
-FINDING_COLUMNS = ("finding", "saves", "share", "line", "evidence", "change")
-TRIAL_COLUMNS = ("tried", "line", "what", "rounds", "saving")
-
-
 def why_sections(why: Why) -> list[Section]:
     """The sections of a report: the answer, findings, calls, trials and notes."""
     findings = [
@@ -336,22 +355,31 @@ def why_sections(why: Why) -> list[Section]:
     trials = [
         [trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)] for trial in why.tried
     ]
+    # Parts of less than 1 % share the last row.
+    wall_s, parts = max(why.seen.wall_s, 1e-9), time_parts(why)
+    shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]
+    if len(shown) < len(parts):
+        shown.append(TimePart("all else", sum(part.seconds for part in parts if part not in shown)))
+    times = [[part.what, duration(part.seconds), percent(part.seconds / wall_s)] for part in shown]
+    if not why.seen.calls and not why.seen.loads:
+        times = []
     legend = "what: batch x prompt tokens, + new tokens or @ cached tokens"
     calls = text_table(CALL_COLUMNS, call_rows(why), texts=("what",), wrapped=("ran with",), caption=legend)
-    parts = text_table(TIME_COLUMNS, time_rows(why), ranked=True)
-    finding_table = text_table(FINDING_COLUMNS, findings, texts=("line",), wrapped=("evidence", "change"))
+    part_table = text_table(("part", "time", "share"), times, ranked=True)
+    columns = ("finding", "saves", "share", "line", "evidence", "change")
+    finding_table = text_table(columns, findings, texts=("line",), wrapped=("evidence", "change"))
+    trial_table = text_table(("tried", "line", "what", "rounds", "saving"), trials, texts=("line", "what"))
     largest_first = "the largest saving first; seconds of this script, with their basis in the notes"
-    whole = f"all {duration(why.seen.wall_s)} of the script"
-    seen_any = bool(why.seen.calls or why.seen.loads)
     in_turn = "the same call, unchanged and changed in turn, on the script's model"
+    incomplete = [*why.seen.warnings, *(f"not tried: {text}" for text in why.not_tried)]
     return [
         Section("", [Sentences(why_sentences(why))]),
         Section("What to change", [finding_table], largest_first, HTML),
-        Section("Where the time went", [parts] if seen_any else [], whole),
+        Section("Where the time went", [part_table], f"all {duration(why.seen.wall_s)} of the script"),
         Section("Calls", [calls], "measured as the script ran", FULL),
-        Section("Trials", [text_table(TRIAL_COLUMNS, trials, texts=("line", "what"))], in_turn, HTML),
+        Section("Trials", [trial_table], in_turn, HTML),
         Section("Notes", [Lines(note_lines(why), "dim")], media=FULL),
-        Section("", [Lines(_incomplete(why), "warning")]),
+        Section("", [Lines(incomplete, "warning")]),
     ]
 
 

@@ -113,57 +113,13 @@ class Candidate:
     closer: Candidate | None = None
     """A trial that is closer to what the user would run, for the time that all others leave; it replaces this one."""
     about: float = 0.0
-    """Share of the calls that the change saves by the roofs, see `CallsToChange.saved_share`; 0 if it is unknown."""
+    """Share of the calls that the change saves by the roofs, see `CallGroup.saved_share`; 0 if it is unknown."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
 
     @property
     def seconds(self) -> float:
         return statistics.median(self.own_s)
-
-
-@dataclass
-class CallGroup:
-    """Calls of one kind, from one line, with one model and the same settings."""
-
-    calls: list[Call]
-    notes: list[CallRecord]
-    model: Any
-    loaded_at: str
-
-    @property
-    def middle(self) -> tuple[Call, CallRecord]:
-        """The call with the median time, among those that can be repeated, and its record."""
-        pairs = [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
-        pairs.sort(key=lambda pair: pair[0].steady_s)
-        return pairs[len(pairs) // 2]
-
-    def repeated(self) -> Run:
-        """The middle call, repeated."""
-        call, noted = self.middle
-        return repeat(noted, call, self.model)
-
-    @property
-    def seconds(self) -> float:
-        return steady_s(self.calls)
-
-    @property
-    def firsts(self) -> list[tuple[Call, CallRecord]]:
-        """The first call of each shape and its record, in the order of the script."""
-        by_shape: dict[str, tuple[Call, CallRecord]] = {}
-        for call, noted in sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: pair[1].began_s):
-            by_shape.setdefault(call.words, (call, noted))
-        return list(by_shape.values())
-
-    def others(self, first: Call) -> list[Call]:
-        """A first call, and the calls of its shape that began before it ended."""
-        same_shape = (call for call in self.calls if call.words == first.words and call.began_s is not None)
-        ended_s = (first.began_s or 0.0) + first.seconds
-        return [first, *(call for call in same_shape if call is not first and (call.began_s or 0.0) < ended_s)]
-
-    def like(self, call: Call) -> tuple[float, ...]:
-        """Steady-state seconds of all calls with the shape of `call`."""
-        return tuple(other.steady_s for other in self.calls if other.words == call.words)
 
 
 @dataclass(frozen=True)
@@ -174,8 +130,6 @@ class RepeatedCall:
     call: Call
     model: Callable[[], Any]
     options: Mapping[str, object] = field(default_factory=dict)
-    inference: bool = False
-    """Whether it runs under torch.inference_mode(), else with the gradient mode of the call."""
     filled: list[Any] = field(default_factory=list)
     """The cache that holds the call's context, once it is filled."""
 
@@ -210,25 +164,39 @@ class RepeatedCall:
     def _run(self, new_tokens: int, further: int = 0) -> object:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
         model = self.model()
-        args, named = _in_dtype_of(model, *(self.noted.arguments or ((), {})), self.call.settings.dtype)
+        args, named = self._arguments(model, further)
         if self.call.kind == "generate":
             named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
-            args, named = _longer_prompt(model, args, named, further)
         named |= self.options
         if self.noted.batched:
             del named["min_new_tokens"]
             return model.generate_batch(*args, **named)
         if named.get("assistant_model", True) is None:
             del named["assistant_model"]
-        # The advice is inference_mode(), which saves more than no_grad().
-        with torch.inference_mode() if self.inference else torch.set_grad_enabled(self._records_gradients):
+        with torch.set_grad_enabled(self.call.settings.gradients):
             if self.call.context_len and not self.noted.plain:
                 named[argument_name(model)] = self._cache(model)
             return (model.generate if self.call.kind == "generate" else model)(*args, **named)
 
-    @property
-    def _records_gradients(self) -> bool:
-        return self.call.settings.gradients
+    def _arguments(self, model: Any, further: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments, with `further` copies of the last column of the prompt, its mask and inputs of its shape.
+
+        Those of an encoder-decoder, whose answer does not continue the prompt, and of embeddings are not longer.
+        Numbers in the script's dtype (features of sounds or images) get the model's.
+        """
+        args, named = self.noted.arguments or ((), {})
+        own, dtype = self.call.settings.dtype, next(model.parameters()).dtype
+        ids = None if not further or model.config.is_encoder_decoder else prompt_ids(args, named)
+
+        def fitted(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if ids is not None and value.shape == ids.shape:
+                return torch.cat([value, value[:, -1:].expand(-1, further)], 1)
+            is_own = value.is_floating_point() and str(value.dtype) == f"torch.{own}"
+            return value.to(dtype) if is_own and dtype.is_floating_point else value
+
+        return tuple(map(fitted, args)), {name: fitted(value) for name, value in named.items()}
 
     def _cache(self, model: Any) -> Any:
         """A cache that holds the call's context: filled at the first run, and cropped to it before every later one."""
@@ -241,54 +209,37 @@ class RepeatedCall:
         return self.filled[0]
 
 
-def _in_dtype_of(
-    model: Any, args: tuple[Any, ...], named: dict[str, Any], own: str
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments, with tensors of the script's dtype `own` (features of sounds or images) in the model's dtype."""
-    dtype = next(model.parameters()).dtype
-
-    def cast(value: Any) -> Any:
-        is_own = isinstance(value, torch.Tensor) and value.is_floating_point() and str(value.dtype) == f"torch.{own}"
-        return value.to(dtype) if is_own and dtype.is_floating_point else value
-
-    return tuple(map(cast, args)), {name: cast(value) for name, value in named.items()}
-
-
-def _longer_prompt(
-    model: Any, args: tuple[Any, ...], named: dict[str, Any], further: int
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with `further` copies of the last column of the prompt, and of its mask and inputs of its shape.
-
-    Those of an encoder-decoder, whose answer does not continue the prompt, and of embeddings are not changed.
-    """
-    ids = prompt_ids(args, named)
-    if ids is None or not further or model.config.is_encoder_decoder:
-        return args, named
-
-    def longer(value: Any) -> Any:
-        fits = isinstance(value, torch.Tensor) and value.shape == ids.shape
-        return torch.cat([value, value[:, -1:].expand(-1, further)], 1) if fits else value
-
-    return tuple(map(longer, args)), {name: longer(value) for name, value in named.items()}
-
-
 def repeat(noted: CallRecord, call: Call, model: Any, options: Mapping[str, object] | None = None, **more: Any) -> Run:
     """A recorded call of a model, to be repeated; `more` are fields of RepeatedCall."""
     return RepeatedCall(noted, call, lambda: model, options or {}, **more).as_run
 
 
-@dataclass(frozen=True)
-class CallsToChange:
-    """The calls of a group, one of which stands for them in trials."""
+@dataclass(eq=False)
+class CallGroup:
+    """Calls of one kind, from one line, with one model and the same settings. One of them stands for all in trials."""
 
-    group: CallGroup
+    calls: list[Call]
+    notes: list[CallRecord]
+    model: Any
+    loaded_at: str
     recorder: Recorder
     floor: CallFloor | None = None
     """Without it, no step is known to be bound by the GPU."""
 
+    @property
+    def seconds(self) -> float:
+        return steady_s(self.calls)
+
+    @property
+    def repeatable(self) -> list[tuple[Call, CallRecord]]:
+        """The calls whose arguments are kept, with their records."""
+        return [pair for pair in zip(self.calls, self.notes, strict=True) if pair[1].arguments is not None]
+
     @functools.cached_property
     def middle(self) -> tuple[Call, CallRecord]:
-        return self.group.middle
+        """The call with the median time, among those that can be repeated, and its record."""
+        pairs = sorted(self.repeatable, key=lambda pair: pair[0].steady_s)
+        return pairs[len(pairs) // 2]
 
     @property
     def call(self) -> Call:
@@ -299,16 +250,26 @@ class CallsToChange:
         return self.call.settings
 
     @property
-    def model(self) -> Any:
-        return self.group.model
-
-    @property
     def generates(self) -> bool:
         return self.call.kind == "generate"
 
     @property
-    def trains(self) -> bool:
-        return self.recorder.trained
+    def firsts(self) -> list[tuple[Call, CallRecord]]:
+        """The first call of each shape and its record, in the order of the script."""
+        by_shape: dict[str, tuple[Call, CallRecord]] = {}
+        for call, noted in sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: pair[1].began_s):
+            by_shape.setdefault(call.words, (call, noted))
+        return list(by_shape.values())
+
+    def others(self, first: Call) -> list[Call]:
+        """A first call, and the calls of its shape that began before it ended."""
+        same_shape = (call for call in self.calls if call.words == first.words and call.began_s is not None)
+        ended_s = (first.began_s or 0.0) + first.seconds
+        return [first, *(call for call in same_shape if call is not first and (call.began_s or 0.0) < ended_s)]
+
+    def like(self, call: Call) -> tuple[float, ...]:
+        """Steady-state seconds of all calls with the shape of `call`."""
+        return tuple(other.steady_s for other in self.calls if other.words == call.words)
 
     @property
     def decode(self) -> DecodeFloor | None:
@@ -317,7 +278,7 @@ class CallsToChange:
     @property
     def subject(self) -> Subject | None:
         """The counted work of the model and its roofs; None if they are unknown, or are not all that the calls run."""
-        if self.floor is None or not self.floor.with_more.isdisjoint(call.number for call in self.group.calls):
+        if self.floor is None or not self.floor.with_more.isdisjoint(call.number for call in self.calls):
             return None
         return self.floor.subjects.get(type(self.model).__name__)
 
@@ -330,24 +291,26 @@ class CallsToChange:
             return 0.0
         return max(0.0, 1 - made_s(after, subject) / made_s(before, subject))
 
-    def with_options(self, **options: object) -> Run:
+    def repeated(self, **options: object) -> Run:
         """The call, with `options` in place of its arguments."""
-        return repeat(self.middle[1], self.call, self.model, options)
+        call, noted = self.middle
+        return repeat(noted, call, self.model, options)
 
     def candidate(self, name: str, evidence: str, change: str, changed: Run | None = None, **more: Any) -> Candidate:
-        """A change to the call that stands for all; without `changed`, the same call within the context `within`."""
-        unchanged = self.with_options()
+        """A change to the call that stands for all, or to those of the fields `more`; without `changed`, the same call
+        within the context `within`.
+        """
+        unchanged = self.repeated()
         common: dict[str, Any] = {
             "where": self.call.where,
+            "as_is": unchanged,
             "new_tokens": self.call.new_tokens,
             "prompt_s": self.call.steady_prompt_s,
             "prompts": 3 if self.settings.cache is False else 2,
             "saves_in_prompt": name in _SAVES_IN_PROMPT,
-            "own_s": self.group.like(self.call),
+            "own_s": self.like(self.call),
         }
-        return Candidate(
-            id=name, evidence=evidence, change=change, as_is=unchanged, changed=changed or unchanged, **(common | more)
-        )
+        return Candidate(id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more))
 
 
 def synchronize() -> None:

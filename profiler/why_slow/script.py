@@ -68,17 +68,12 @@ def _exit_code_of(run: Callable[[], object]) -> int:
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BaseException as error:
-        traceback.print_exception(type(error), error, _without_our_frames(error.__traceback__))
+        frames, own = error.__traceback__, (str(Path(__file__).parents[1]), "<frozen runpy")
+        while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
+            frames = frames.tb_next  # the traceback begins with the script
+        traceback.print_exception(type(error), error, frames)
         code = 1
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon and thread not in _threads_queues:
             thread.join()
     return code
-
-
-def _without_our_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """A traceback from the first frame on that belongs neither to this package nor to runpy."""
-    own = str(Path(__file__).parents[1])
-    while frames is not None and frames.tb_frame.f_code.co_filename.startswith((own, "<frozen runpy")):
-        frames = frames.tb_next
-    return frames

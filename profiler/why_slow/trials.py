@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from profiler import effort
-from profiler.device.clock import Clock, now_s, time_calls, waited_s
+from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
@@ -22,9 +23,9 @@ from profiler.why_slow.findings import (
     LEAST_ROUNDS,
     LEAST_SHARE,
     MOST_ROUNDS,
-    CallFloor,
-    Finding,
+    TRIALS_SHARE,
     TriedChange,
+    Untried,
     is_settled,
     new_finding,
     pairs_agree,
@@ -34,9 +35,6 @@ from profiler.why_slow.loop_changes import grows_by_a_token
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate, WeightedRun, repeat, synchronize
-
-_TRIALS_SHARE = 0.9
-"""Share of the budget after which trials end. The rest is for a pair that takes longer, and for the report."""
 
 # A side of a pair takes so long at least: shorter calls are repeated.
 _SHORT_S = 0.2
@@ -52,103 +50,6 @@ _COLD_SHARE = 0.25
 _MOST_FIRSTS = 8
 
 
-@dataclass
-class UntriedChanges:
-    """Changes that were not tried."""
-
-    by_reason: dict[str, list[str]] = field(default_factory=dict)
-    """Their names and lines, by the reason."""
-    without_time: dict[str, float] = field(default_factory=dict)
-    """Seconds that three pairs of them would take, by their names and lines."""
-    computed: list[Finding] = field(default_factory=list)
-    """What they save by what is known without a trial."""
-
-    def add(self, name: str, reason: str) -> None:
-        names = self.by_reason.setdefault(reason, [])
-        if name not in names:
-            names.append(name)
-
-    def add_without_time(self, name: str, candidate: Candidate, group: CallGroup, seconds: float) -> None:
-        """Add a change for whose pairs, of so many seconds, no time was left."""
-        self.without_time[name] = seconds + candidate.once_s
-        if candidate.about:
-            basis = "computed: from the shapes of the calls and the roofs; there was no time for a trial"
-            what = (candidate.where, candidate.evidence, candidate.change, basis)
-            self.computed.append(new_finding(candidate.id, candidate.about * group.seconds, *what))
-
-    def lines(self, budget_s: float) -> list[str]:
-        """One line per reason; the last says which budget would be enough, given that `budget_s` was not."""
-        lines = [f"{', '.join(names)}: {reason}" for reason, names in self.by_reason.items()]
-        if self.without_time:
-            more_s = sum(self.without_time.values()) / _TRIALS_SHARE
-            enough_s = _ROUND_S * math.ceil((budget_s + more_s) / _ROUND_S)
-            lines.append(
-                f"{', '.join(self.without_time)}: no time was left for {FEW_ROUNDS} pairs;"
-                f" --budget {enough_s} would try {'them' if len(self.without_time) > 1 else 'it'}"
-            )
-        return lines
-
-
-def try_changes(
-    recorder: Recorder, seen: Observations, budget_s: float, spent_s: float = 0.0, floor: CallFloor | None = None
-) -> tuple[list[TriedChange], list[str], list[Finding]]:
-    """(trials, reasons why other changes were not tried, findings of those), the most expensive calls first.
-
-    Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
-    at least three pairs waits until the others are done, and its share is kept for it. Trials have _TRIALS_SHARE of
-    `budget_s`, of which `spent_s` have passed, and end at an interrupt; those made until then are returned. The sides
-    of a pair leave out the seconds in which this process waits for a core.
-    """
-    deadline_s = now_s() + _TRIALS_SHARE * budget_s - spent_s
-    trials: list[TriedChange] = []
-    untried = UntriedChanges()
-    with quiet_libraries(), torch.random.fork_rng(devices=[]):
-        try:
-            groups = call_groups(recorder, seen, untried, LEAST_SHARE * seen.steady_s)
-            pending = _candidates(recorder, groups, floor, untried)
-            waiting: list[_Pending] = []
-            while pending:
-                weights = [each.usual_s for each in (*pending, *waiting)]
-                candidate, group = (taken := pending.pop(0)).candidate, taken.group
-                left_s = deadline_s - now_s()
-                share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
-                name = f"{candidate.id} ({candidate.where})" + (", compiled" if candidate.once_s else "")
-                closer = candidate.closer
-                plan = plan_trial(candidate, share * left_s - candidate.once_s)
-                while isinstance(plan, float) and taken.waited and candidate.fewer and (fewer := candidate.fewer()):
-                    candidate, plan = fewer, plan_trial(fewer, left_s)
-                if isinstance(plan, float):
-                    if not taken.waited:
-                        waiting.append(replace(taken, waited=True))
-                    else:
-                        untried.add_without_time(name, candidate, group, plan)
-                    closer = None
-                else:
-                    try:
-                        trial = run_trial(candidate, group, plan, now_s() + left_s)
-                        trials = _with(trial, trials)
-                        closer = closer if trial.claimed else None
-                    except NoTimeLeftError:
-                        untried.add_without_time(name, candidate, group, plan.least_s)
-                    except Exception as error:
-                        untried.add(name, first_line(error))
-                if closer is not None:
-                    waiting.append(_Pending(closer, group, waited=True))
-                if not pending:
-                    pending, waiting = waiting, []
-        except KeyboardInterrupt:
-            untried.add("all other changes", "interrupted")
-        except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
-            untried.add("all other changes", describe_error(error))
-    return trials, untried.lines(budget_s), untried.computed
-
-
-def _with(trial: TriedChange, trials: Sequence[TriedChange]) -> list[TriedChange]:
-    """The trials with one more, which replaces an earlier trial of its change if its pairs agree."""
-    same = (trial.id, trial.calls)
-    return [*(each for each in trials if not trial.claimed or (each.id, each.calls) != same), trial]
-
-
 @dataclass(frozen=True)
 class _Pending:
     """A change that is still to be tried."""
@@ -159,9 +60,73 @@ class _Pending:
     """Whether it gets what the others left, because its share of the time was not enough."""
 
     @property
+    def name(self) -> str:
+        compiled = ", compiled" if self.candidate.once_s else ""
+        return f"{self.candidate.id} ({self.candidate.where}){compiled}"
+
+    @property
     def usual_s(self) -> float:
         """Seconds that a change of this kind usually saves on such calls."""
         return self.group.seconds * usual_saving(self.candidate)
+
+    def give_up(self, least_s: float, untried: Untried) -> None:
+        """Note a change for whose pairs, of so many seconds, no time is left, with what is known without a trial."""
+        tried = self.candidate
+        untried.without_time[self.name] = least_s + tried.once_s
+        if tried.about:
+            basis = "computed: from the shapes of the calls and the roofs; there was no time for a trial"
+            what = (tried.where, tried.evidence, tried.change, basis)
+            untried.computed.append(new_finding(tried.id, tried.about * self.group.seconds, *what))
+
+
+def try_changes(
+    groups: Sequence[CallGroup], least_s: float, budget_s: float, spent_s: float, untried: Untried
+) -> list[TriedChange]:
+    """Trials of groups of at least `least_s` seconds, the most expensive calls first; `untried` gets other changes.
+
+    Each change may take a share of the time that is left, by the seconds of its calls. A change that cannot be tried in
+    at least three pairs waits until the others are done, and its share is kept for it. Trials have TRIALS_SHARE of
+    `budget_s`, of which `spent_s` have passed, and end at an interrupt; those made until then are returned. The sides
+    of a pair leave out the seconds in which this process waits for a core.
+    """
+    deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
+    trials: list[TriedChange] = []
+    waiting: list[_Pending] = []
+    with quiet_libraries(), torch.random.fork_rng(devices=[]):
+        try:
+            pending = _pending([group for group in groups if group.seconds >= least_s], untried)
+            while pending:
+                weights = [each.usual_s for each in (*pending, *waiting)]
+                taken = pending.pop(0)
+                candidate, closer, left_s = taken.candidate, taken.candidate.closer, deadline_s - now_s()
+                share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
+                plan = plan_trial(candidate, share * left_s - candidate.once_s)
+                while isinstance(plan, float) and taken.waited and candidate.fewer and (fewer := candidate.fewer()):
+                    candidate, plan = fewer, plan_trial(fewer, left_s)
+                if not isinstance(plan, float):
+                    try:
+                        trial = run_trial(candidate, taken.group, plan, now_s() + left_s)
+                        # It replaces an earlier trial of its change if its pairs agree.
+                        same = (trial.id, trial.calls) if trial.claimed else None
+                        trials = [*(each for each in trials if (each.id, each.calls) != same), trial]
+                        closer = closer if trial.claimed else None
+                    except NoTimeLeftError:
+                        taken.give_up(plan.least_s, untried)
+                    except Exception as error:
+                        untried.add(taken.name, first_line(error))
+                    if closer is not None:
+                        waiting.append(_Pending(closer, taken.group, waited=True))
+                elif taken.waited:
+                    taken.give_up(plan, untried)
+                else:
+                    waiting.append(replace(taken, waited=True))
+                if not pending:
+                    pending, waiting = waiting, []
+        except KeyboardInterrupt:
+            untried.add("all other changes", "interrupted")
+        except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
+            untried.add("all other changes", describe_error(error))
+    return trials
 
 
 # Share of a call that a change usually saves where it applies, in scripts with one planted fault (tests/why/scripts).
@@ -172,14 +137,11 @@ _USUAL_SAVING = {
 _OTHER_SAVING = 0.3
 
 
-def _candidates(
-    recorder: Recorder, groups: Sequence[CallGroup], floor: CallFloor | None, untried: UntriedChanges
-) -> list[_Pending]:
+def _pending(groups: Sequence[CallGroup], untried: Untried) -> list[_Pending]:
     pending = []
     for group in groups:
         try:
-            found = candidates(group, recorder, floor, untried.add)
-            pending += [_Pending(candidate, group) for candidate in found]
+            pending += [_Pending(candidate, group) for candidate in candidates(group, untried)]
         except Exception as error:
             untried.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
     return sorted(pending, key=lambda each: -each.usual_s)
@@ -208,7 +170,6 @@ _GOOD_TOKENS, _LEAST_TOKENS, _FEWEST_TOKENS = 12, 4, 2
 _SHORT_ANSWER = 16
 _PROMPTS_WITH_CACHE = 2
 _LEAST_PROMPT, _SAFE_SHARE = 0.25, 0.75
-_ROUND_S = 10
 
 
 def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
@@ -244,7 +205,10 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     if tokens(enough) >= _GOOD_TOKENS:
         return TrialPlan(allowed_s, least_s, tokens(enough))
     short_s = (few + 1) * (prompts_s + least_tokens * step_s)
-    prompt_s = few * candidate.prompt_s if _prompt_stands_for_call(candidate) else math.inf
+    # Both sides can run much of the call, its prompt, without the other tokens.
+    much = candidate.saves_in_prompt and candidate.prompt_s > _LEAST_PROMPT * candidate.seconds
+    stands_for_all = much and candidate.as_is.shortened(1) and candidate.changed.shortened(1)
+    prompt_s = few * candidate.prompt_s if stands_for_all else math.inf
     # Three pairs that barely fit do not fit if the change saves less than usual.
     if least_s <= (_SAFE_SHARE if prompt_s <= allowed_s else 1.0) * allowed_s:
         return TrialPlan(allowed_s, least_s, repeats=repeats)
@@ -253,15 +217,6 @@ def plan_trial(candidate: Candidate, allowed_s: float) -> TrialPlan | float:
     if prompt_s <= allowed_s:
         return TrialPlan(allowed_s, prompt_s, tokens=1)
     return min(least_s, short_s, prompt_s)
-
-
-def _prompt_stands_for_call(candidate: Candidate) -> bool:
-    """Whether much of a call is its prompt, which both sides of a trial can run without the other tokens."""
-    return (
-        candidate.saves_in_prompt
-        and candidate.prompt_s > _LEAST_PROMPT * candidate.seconds
-        and all(run.shortened(1) for run in (candidate.as_is, candidate.changed))
-    )
 
 
 def _repeats_for(seconds: float, candidate: Candidate) -> int:
@@ -296,120 +251,93 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
             evidence += candidate.explain(deadline_s)
-    return tried_change(
-        candidate.id,
-        tuple(call.number for call in group.calls),
-        rounds,
-        candidate.where,
-        evidence,
-        candidate.change,
-        shape,
-        against_its_own=candidate.alone,
-    )
+    numbers = tuple(call.number for call in group.calls)
+    what = (candidate.where, evidence, candidate.change, shape)
+    return tried_change(candidate.id, numbers, rounds, *what, against_its_own=candidate.alone)
 
 
-def call_groups(
-    recorder: Recorder, seen: Observations, untried: UntriedChanges, least_s: float = 0.0
-) -> list[CallGroup]:
-    """Groups of calls that take at least `least_s` seconds, the most expensive first.
+def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> list[CallGroup]:
+    """Groups of calls that can be repeated, the most expensive first.
 
-    Calls whose model no longer exists are repeated on another model of the same class. Reasons why calls cannot be
-    repeated are added to `untried`.
+    Calls whose model no longer exists are repeated on another model of the same class. `untried` gets the reasons why
+    other calls cannot be repeated, if they take 2 % of the time.
     """
     alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
              if (model := noted.model()) is not None}  # fmt: skip
     by_class = {type(model).__name__: model for model in alive.values()}
-    numbers_by_key: dict[tuple[object, ...], list[int]] = {}
-    for call in seen.calls:
+    by_key = defaultdict[tuple[object, ...], list[tuple[Call, CallRecord]]](list)
+    for call, noted in zip(seen.calls, recorder.notes, strict=True):
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
-        key = (
-            call.kind, call.model.split(" (")[0], call.where, call.context_len > 0, bool(call.failed),
-            call.settings,
-        )  # fmt: skip
-        numbers_by_key.setdefault(key, []).append(call.number)
+        key = (call.kind, call.class_name, call.where, call.context_len > 0, bool(call.failed), call.settings)
+        by_key[key].append((call, noted))
     loaded_at = seen.loads[-1].where if seen.loads else ""
     groups = []
-    for numbers in numbers_by_key.values():
-        calls, notes = [seen.calls[number] for number in numbers], [recorder.notes[number] for number in numbers]
-        model = alive.get(calls[-1].model, by_class.get(calls[-1].model.split(" (")[0]))
-        if steady_s(calls) < least_s:
-            continue
-        if model is None or all(noted.arguments is None for noted in notes):
-            why = "their model no longer exists" if model is None else _why_not_repeated(calls[0])
-            untried.add(f"the calls at {calls[0].where}", why)
-            continue
-        groups.append(CallGroup(calls, notes, model, loaded_at or calls[0].where))
+    for pairs in by_key.values():
+        calls, notes = [call for call, _ in pairs], [noted for _, noted in pairs]
+        first, last = calls[0], calls[-1]
+        model = alive.get(last.model, by_class.get(last.class_name))
+        if model is not None and any(noted.arguments is not None for noted in notes):
+            groups.append(CallGroup(calls, notes, model, loaded_at or first.where, recorder))
+        elif steady_s(calls) >= LEAST_SHARE * seen.steady_s:
+            why = "their arguments are not kept: calls share a cache, or the arguments are large"
+            if model is None:
+                why = "their model no longer exists"
+            elif first.failed:
+                why = f"they failed ({first.failed})"
+            elif first.settings.compiled:
+                why = "compiled code is not repeated with changes, which would compile it again"
+            untried.add(f"the calls at {first.where}", why)
     return sorted(groups, key=lambda group: -group.seconds)
-
-
-def _why_not_repeated(call: Call) -> str:
-    if call.failed:
-        return f"they failed ({call.failed})"
-    if call.settings.compiled:
-        return "compiled code is not repeated with changes, which would compile it again"
-    return "their arguments are not kept: calls share a cache, or the arguments are large"
 
 
 def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observations:
     """The observations with `warm_s` of first calls, which are repeated for that, the most expensive first.
 
     Where a later call had the shape of a long first one, its seconds are taken instead of a repeat. A line's other
-    shapes, the slowest first, are repeated until one has no one-time costs. Trials use warm calls, and
-    no change saves the one-time costs of first calls (loading code, allocating memory). The repeats end after
-    `budget_s` seconds or at an interrupt.
+    shapes, the slowest first, are repeated until one has no one-time costs; of a loop without a cache, whose every call
+    has its own shape, only the first of all is. Trials use warm calls, and no change saves the one-time costs of first
+    calls (loading code, allocating memory). The repeats end after `budget_s` seconds or at an interrupt.
     """
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
     with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
-        for group in call_groups(recorder, seen, UntriedChanges()):
-            for number, (first, noted) in enumerate(_cold_calls(group)):
-                if first.seconds > _SHORT_S and (warm := _later_calls(group, first)):
-                    share = min(1.0, min(call.seconds for call in warm) / first.seconds)
-                    warm_s |= {call.number: share * call.seconds for call in group.others(first)}
+        for group in call_groups(recorder, seen, Untried()):
+            very_first, *others = group.firsts
+            others = [] if grows_by_a_token(group.calls) else sorted(others, key=lambda pair: -pair[0].seconds)
+            for number, (first, noted) in enumerate([very_first, *others][:_MOST_FIRSTS]):
+                together = group.others(first)
+                later = [call.seconds for call in group.calls if call.words == first.words and call not in together]
+                known = later and first.seconds > _SHORT_S
+                repeated_s = min(later) if known else _repeated_s(group, first, noted, deadline_s)
+                if repeated_s is None:
                     continue
-                left_s = deadline_s - now_s()
-                # On a GPU, attention may also have made a plan for each new length.
-                whole = first.seconds <= left_s * (_COLD_SHARE if first.settings.on_cpu else 1.0)
-                by_prompt = not whole and first.prompt_s > 0
-                if noted.arguments is None or (first.prompt_s if by_prompt else first.seconds) > left_s:
-                    continue
-                with contextlib.suppress(Exception):  # a call that cannot be repeated counts in full
-                    # The one-time costs of a long `generate` are those of its prompt.
-                    part = replace(first, new_tokens=1) if by_prompt else first
-                    run = repeat(noted, part, group.model)
-                    repeated_s = _once_s(run, noted.clock)
-                    if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
-                        repeated_s = min(repeated_s, _once_s(run, noted.clock))
-                    repeated_s += first.seconds - first.prompt_s if by_prompt else sum(first.callbacks_s.values())
-                    # Calls that overlap it in other threads had the same one-time costs.
-                    share = min(1.0, repeated_s / first.seconds)
-                    warm_s |= {call.number: share * call.seconds for call in group.others(first)}
-                    if number and share > _WARM:
-                        break
+                # Calls that overlap it in other threads had the same one-time costs.
+                share = min(1.0, repeated_s / first.seconds)
+                warm_s |= {call.number: share * call.seconds for call in together}
+                if number and share > _WARM:
+                    break
     return replace(seen, calls=tuple(replace(call, warm_s=warm_s.get(call.number)) for call in seen.calls))
 
 
-def _later_calls(group: CallGroup, first: Call) -> list[Call]:
-    """Calls of the shape of a first one that began after its end, so that they had no one-time costs."""
-    together = group.others(first)
-    return [call for call in group.calls if call.words == first.words and call not in together]
+def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: float) -> float | None:
+    """Seconds of a repeat of a first call, or of its prompt and the rest as it was; None without time or if it fails.
 
-
-def _cold_calls(group: CallGroup) -> list[tuple[Call, CallRecord]]:
-    """The first call of all, and the first ones of other shapes, the slowest first.
-
-    Of a loop without a cache, whose every call has its own shape, only the first of all.
+    It is repeated by the clock that timed it. The one-time costs of a long `generate` are those of its prompt.
     """
-    first, *others = group.firsts
-    if grows_by_a_token(group.calls):
-        return [first]
-    return [first, *sorted(others, key=lambda pair: -pair[0].seconds)][:_MOST_FIRSTS]
-
-
-def _once_s(run: Callable[[], object], clock: Clock) -> float:
-    """Seconds of one run, by the clock that timed the script's own call."""
-    [seconds] = time_calls(run, clock, 1, drop_first=False)
-    return seconds
+    left_s = deadline_s - now_s()
+    # On a GPU, attention may also have made a plan for each new length.
+    whole = first.seconds <= left_s * (_COLD_SHARE if first.settings.on_cpu else 1.0)
+    by_prompt = not whole and first.prompt_s > 0
+    if noted.arguments is None or (first.prompt_s if by_prompt else first.seconds) > left_s:
+        return None
+    try:
+        run = repeat(noted, replace(first, new_tokens=1) if by_prompt else first, group.model)
+        [repeated_s] = time_calls(run, noted.clock, 1, drop_first=False)
+        if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
+            repeated_s = min(repeated_s, *time_calls(run, noted.clock, 1, drop_first=False))
+    except Exception:  # a call that cannot be repeated counts in full
+        return None
+    return repeated_s + (first.seconds - first.prompt_s if by_prompt else sum(first.callbacks_s.values()))
 
 
 def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float) -> tuple[tuple[float, float], ...]:
@@ -442,7 +370,11 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
         return ((candidate.seconds, quickest_s),)
     first_s = now_s()
     rounds: list[tuple[float, float]] = []
-    while not is_settled(rounds) and _fits(rounds, first_s, min(deadline_s, start_s + plan.allowed_s), deadline_s):
+    while not is_settled(rounds):
+        # The fewest pairs may take what others left, but no more than all.
+        until_s = deadline_s if len(rounds) < FEW_ROUNDS else min(deadline_s, start_s + plan.allowed_s)
+        if now_s() + (now_s() - first_s) / max(1, len(rounds)) > until_s:
+            break
         if len(rounds) % 2:
             as_is_s = timed(as_is)
         with candidate.within():
@@ -453,13 +385,6 @@ def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float)
     if len(rounds) < FEW_ROUNDS and not is_settled(rounds):
         raise NoTimeLeftError
     return tuple(rounds)
-
-
-def _fits(rounds: Sequence[object], first_s: float, allowed_until_s: float, deadline_s: float) -> bool:
-    """Whether there is time for one more pair; the fewest pairs may take what others left, but no more than all."""
-    until_s = deadline_s if len(rounds) < FEW_ROUNDS else allowed_until_s
-    spent_s = now_s() - first_s
-    return now_s() + spent_s / max(1, len(rounds)) <= until_s
 
 
 def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tuple[float, float], ...]:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaC
 
 from profiler.engines.transformers import EagerEngine
 from profiler.loading.cache_argument import argument_name, cache_of, without_cache
-from profiler.why_slow.call_settings import ModelSettings, context_len
+from profiler.why_slow.call_settings import context_len, settings_of
 
 RENAMED = Version(transformers.__version__) >= Version("5.24")
 LLAMA = LlamaConfig(
@@ -47,6 +47,6 @@ def test_a_watched_forward_accepts_either_name(name: str) -> None:
     cache.update(torch.zeros(1, 1, 7, 16), torch.zeros(1, 1, 7, 16), 0)
     named = {"use_cache": True, name: cache}
     assert context_len(named) == 7
-    settings, _ = ModelSettings().of("forward", model, {**named, name: SimpleNamespace()})
+    settings = settings_of("forward", model, {**named, name: SimpleNamespace()})
     assert settings.cache_class == "SimpleNamespace"
     assert without_cache({**named, "streamer": None}) == {"use_cache": True, "streamer": None}

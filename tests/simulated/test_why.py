@@ -13,10 +13,10 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
-from profiler.why_slow.breakdown import time_parts
 from profiler.why_slow.findings import Finding, Why
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.render import time_parts
 
 from . import compiled
 from .native import why_not

@@ -18,13 +18,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from profiler import effort
 from profiler.device.clock import CoreClock
 from profiler.why_slow.changes import candidates
-from profiler.why_slow.findings import CallFloor
+from profiler.why_slow.findings import CallFloor, Untried
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import Candidate
+from profiler.why_slow.repeat_call import CallGroup, Candidate
 from profiler.why_slow.script import run_script
-from profiler.why_slow.trials import UntriedChanges, call_groups
+from profiler.why_slow.trials import call_groups
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -148,15 +148,29 @@ def run_watched(script: Path, model: Path) -> Recorder:
     return recorder
 
 
+def recorded(run: Callable[[], object]) -> Recorder:
+    """A function's calls of models, recorded without gradients."""
+    recorder = Recorder()
+    with watched(recorder), torch.no_grad():
+        run()
+    return recorder
+
+
+def groups_of(run: Callable[[], object]) -> list[CallGroup]:
+    """The groups of a function's calls."""
+    recorder = recorded(run)
+    return call_groups(recorder, recorder.seen("s.py"), Untried())
+
+
 def changes_to(
     run: Callable[[], object], floor: Callable[[Recorder], CallFloor | None] = lambda _: None
 ) -> dict[str, Candidate]:
     """The changes that apply to the model calls in `run`, by name."""
-    recorder = Recorder()
-    with watched(recorder), torch.no_grad():
-        run()
-    groups = call_groups(recorder, recorder.seen("s.py"), UntriedChanges())
-    return {candidate.id: candidate for group in groups for candidate in candidates(group, recorder, floor(recorder))}
+    found = dict[str, Candidate]()
+    for group in groups_of(run):
+        group.floor = floor(group.recorder)
+        found |= {candidate.id: candidate for candidate in candidates(group, Untried())}
+    return found
 
 
 def taken_s(seen: Observations) -> float:

@@ -54,7 +54,6 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     model = tiny_llama().to(torch.bfloat16)
     with profiler.why() as watching:
         script(model)
-    assert watching.found is not None
     assert change in {trial.id for trial in watching.found.tried}
     assert watching.found.not_tried == ()
     assert torch.get_num_threads() + (change == "threads") == cores

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
+from planted_faults import groups_of
 from transformers import MambaConfig, MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.utils import logging as transformers_logging
@@ -20,13 +21,12 @@ from transformers.utils import logging as transformers_logging
 import profiler
 from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.run import pipeline
-from profiler.why_slow.fallback_costs import fallback_findings
-from profiler.why_slow.module_times import ModuleTimes, module_times
+from profiler.why_slow.findings import Untried
+from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import note_lines, why_sentences
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.trials import UntriedChanges, call_groups
 
 IDS = torch.ones(1, 6, dtype=torch.long)
 
@@ -53,47 +53,38 @@ def mamba() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("text", "packages"),
+    ("text", "packages", "module"),
     [
-        (MAMBA_5, ("mamba-ssm",)),
-        (MAMBA_4, ("mamba-ssm", "causal-conv1d")),
-        ("CUDA extension not installed.", ("gptqmodel",)),
-        (BITSANDBYTES, ("kernels",)),
+        (MAMBA_5, ("mamba-ssm",), ""),
+        (MAMBA_4, ("mamba-ssm", "causal-conv1d"), ""),
+        ("CUDA extension not installed.", ("gptqmodel",), "QuantLinear"),
+        (BITSANDBYTES, ("kernels",), "Linear4bit"),
     ],
 )
-def test_a_warning_names_its_packages(text: str, packages: tuple[str, ...]) -> None:
+def test_a_warning_names_its_packages(text: str, packages: tuple[str, ...], module: str) -> None:
     found = fallback_of("library", text)
-    assert found is not None
-    assert found.packages == packages
-    assert found.module == {"Failed": "Linear4bit", "CUDA": "QuantLinear"}.get(text.split()[0], "")
+    assert (found.packages, found.module) == (packages, module)
     assert text.startswith(found.text)
 
 
-def test_a_warning_with_a_traceback_is_quoted_by_its_line() -> None:
-    error = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in cpp.cxx: ('g++',)"
-    found = fallback_of("torch", f"WON'T CONVERT forward llama.py line 61\ndue to:\nTraceback:\n{error}\n\nSet X=1.")
-    assert found is not None
-    assert found.text == error
-    assert found.change == "install a C++ compiler: torch.compile needs one"
+COMPILER = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in cpp.cxx: ('g++',)"
 
 
 @pytest.mark.parametrize(
-    ("text", "change"),
+    ("text", "quoted", "change"),
     [
-        (
-            "Enforce eager set, disabling torch.compile, CUDAGraphs, and JIT kernel warmup. This is equivalent to",
-            "leave out enforce_eager",
-        ),
-        ("Using default MoE config. Performance might be sub-optimal! Config file not found at E=8.json", "tune"),
-        ("XForCausalLM has no vLLM implementation, falling back to Transformers implementation.", "transformers"),
+        (f"WON'T CONVERT forward llama.py\ndue to:\nTraceback:\n{COMPILER}\n\nSet X=1.", COMPILER, "a C++ compiler"),
+        ("Enforce eager set, disabling torch.compile, CUDAGraphs", "Enforce eager set", "leave out enforce_eager"),
+        ("Using default MoE config. Performance might be sub-optimal! Config file not found at E=8.json", "", "tune"),
+        ("XForCausalLM has no vLLM implementation, falling back to Transformers implementation.", "", "transformers"),
     ],
 )
-def test_what_vllm_warns_of(text: str, change: str) -> None:
-    """Warnings of vLLM 0.6 and 0.32, as their sources print them."""
+def test_a_warning_is_quoted_by_its_line_with_what_to_do(text: str, quoted: str, change: str) -> None:
+    """Warnings of torch, and of vLLM 0.6 and 0.32, as their sources print them."""
     found = fallback_of("vllm", text)
-    assert found is not None
+    assert found.text.startswith(quoted)
+    assert found.text in text
     assert change in cure_of([found], on_gpu=True)
-    assert text.startswith(found.text)
 
 
 @pytest.mark.slow
@@ -149,7 +140,6 @@ def test_mamba_without_its_kernels(mamba: Any, monkeypatch: pytest.MonkeyPatch) 
     with profiler.why() as watching:
         mamba.generate(IDS, max_new_tokens=3, do_sample=False)
     found = watching.found
-    assert found is not None
     [finding] = [item for item in found.findings if item.id == "fallback"]
     assert 0 < finding.saves_s <= found.seen.calls_s
     assert 'transformers warns "`selective_scan_fn` is falling back' in finding.evidence
@@ -214,21 +204,17 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
 
     monkeypatch.setattr(MambaMixer, "forward", slow)
     linear.register_forward_hook(lambda *_: time.sleep(20 * SLEEP_S))
-    recorder = Recorder()
-    with watched(recorder), torch.inference_mode():
-        mamba(IDS)
-    seen = recorder.seen("script")
-    [group] = call_groups(recorder, seen, UntriedChanges())
+    [group] = groups_of(lambda: mamba(IDS))
 
     def times_of(group: CallGroup) -> ModuleTimes | None:
         return module_times(group, lambda _: True)
 
     fallback = Fallback("transformers", "slow", "MambaMixer", ("mamba-ssm",))
-    [finding], lines = fallback_findings([fallback], [group], times_of)
-    assert not lines
-    assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= seen.calls_s - 20 * SLEEP_S * 0.9
+    untried = Untried()
+    [finding] = fallback_findings([fallback], [group], times_of, untried)
+    assert not untried.by_reason
+    assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= group.seconds - 20 * SLEEP_S * 0.9
     for module in ("NoSuchModule", ""):
         unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
-        nothing, [line] = fallback_findings([unknown], [group], times_of)
-        assert not nothing
-        assert line == 'install a C++ compiler: its seconds are unknown (torch warns "slow")'
+        assert not list(fallback_findings([unknown], [group], times_of, untried))
+        assert untried.lines(1.0) == ['install a C++ compiler: its seconds are unknown (torch warns "slow")']

@@ -1,4 +1,4 @@
-"""The floor of a script's calls equals arithmetic: weights and dispatch once per step, each prompt once."""
+"""The floor of a script's calls equals arithmetic; what a change would save without a trial follows from the roofs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import tiny_llama
+from planted_faults import changes_to, tiny_llama
 from transformers import LlamaForCausalLM
 
 from profiler.counting.floor import RoofSet
-from profiler.why_slow.findings import judge_calls
-from profiler.why_slow.floor import floor_of_calls
+from profiler.why_slow.findings import CallFloor, judge_calls
+from profiler.why_slow.floor import floor_of_calls, subject_of
 from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.render import why_sentences
 
@@ -31,6 +31,10 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     return tiny_llama(num_hidden_layers=2, tie_word_embeddings=False)
 
 
+def floor_of(model: Any, *calls: Call) -> CallFloor:
+    return floor_of_calls(calls, {"LlamaForCausalLM": subject_of(model)})
+
+
 def device_s(tokens: int, steps: int) -> float:
     """In float32, a step reads all weights but the embedding table. A token has 2 layers x 2 x 32 keys and values."""
     weights = 2 * (4 * 32 * 32 + 3 * 32 * 64 + 2 * 32) + 32 + 32 * 64
@@ -42,7 +46,7 @@ def device_s(tokens: int, steps: int) -> float:
 
 def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
     """8 tokens and 4 new ones need a prefill, and three steps with 8, 9 and 10 tokens in the cache."""
-    found = floor_of_calls([(CALL, model)])
+    found = floor_of(model, CALL)
     assert found.dispatch_s == pytest.approx(PREFILL_S + 3 * DECODE_S)
     # A prefill reads no cache; a step reads it, including its own token.
     assert found.seconds == pytest.approx(device_s(8, 4) + found.dispatch_s, rel=0.02)
@@ -50,19 +54,19 @@ def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> Non
 
 def test_a_generate_with_a_cache_computes_only_the_tokens_that_it_lacks(model: Any) -> None:
     """6 of 8 tokens are in the cache: the first step computes 2, as a forward does that gets only these."""
-    kept = floor_of_calls([(replace(CALL, context_len=6, new_tokens=1), model)])
+    kept = floor_of(model, replace(CALL, context_len=6, new_tokens=1))
     forward = replace(CALL, kind="forward", prompt_len=2, context_len=6, new_tokens=0)
-    assert kept.seconds == pytest.approx(floor_of_calls([(forward, model)]).seconds)
-    assert kept.seconds < floor_of_calls([(replace(CALL, new_tokens=1), model)]).seconds
+    assert kept.seconds == pytest.approx(floor_of(model, forward).seconds)
+    assert kept.seconds < floor_of(model, replace(CALL, new_tokens=1)).seconds
 
 
 def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> None:
     """A half-padded prompt of 16 tokens, and a loop without a cache over 8 to 11 tokens, need the same tokens."""
-    expected_s = floor_of_calls([(CALL, model)]).seconds
+    expected_s = floor_of(model, CALL).seconds
     padded = replace(CALL, prompt_len=16, padding=0.5)
-    assert floor_of_calls([(padded, model)]).seconds == pytest.approx(expected_s)
+    assert floor_of(model, padded).seconds == pytest.approx(expected_s)
     loop = [replace(CALL, kind="forward", prompt_len=8 + step, new_tokens=0) for step in range(4)]
-    assert floor_of_calls([(call, model) for call in loop]).seconds == pytest.approx(expected_s)
+    assert floor_of(model, *loop).seconds == pytest.approx(expected_s)
 
 
 def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,16 +77,16 @@ def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatc
             self.device, self.clock = device, type("Clock", (), {"ahead": True})
 
     monkeypatch.setattr("profiler.why_slow.floor.machine_for", Ahead)
-    assert floor_of_calls([(CALL, model)]).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
+    assert floor_of(model, CALL).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
 
 
 def test_unknown_dispatch_is_reported(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> None:
         raise TypeError
 
-    known = floor_of_calls([(CALL, model)])
+    known = floor_of(model, CALL)
     monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", fails)
-    unknown = floor_of_calls([(CALL, model)])
+    unknown = floor_of(model, CALL)
     assert unknown.dispatch_s is None
     assert unknown.seconds == pytest.approx(known.seconds - (known.dispatch_s or 0.0))
     seen = Observations("s.py", 70.0, (CALL,), (), 0.0, "", 0.0)
@@ -102,3 +106,85 @@ def test_dispatch_of_a_hollow_twin_is_measured(tiny_folder: Any) -> None:
     prefill_s, decode_s = least_dispatch_s(model, HOST)
     assert decode_s > 0
     assert prefill_s > 0
+
+
+IDS = torch.ones(4, 8, dtype=torch.long)
+MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
+"""(bytes/s, FLOP/s) of a device on which only one of them counts."""
+
+
+@pytest.fixture
+def about(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that gives the share that a change is computed to save of the calls of a function of a model."""
+
+    def share(change: str, roofs: Any, model: Any, run: Any) -> float:
+        monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", *roofs))
+        monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
+        subjects = {"LlamaForCausalLM": subject_of(model)}
+        found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
+        return found[change].about
+
+    return share
+
+
+@pytest.fixture
+def wide() -> Any:
+    """A model whose time is in its weights: 32 times more of them than keys and values of a short text."""
+    return tiny_llama(hidden_size=256, intermediate_size=1024, num_hidden_layers=2)
+
+
+FOUR = {"max_new_tokens": 4, "do_sample": False}
+
+
+def test_beams_cost_little_where_weights_are_read_and_in_proportion_where_products_count(about: Any, wide: Any) -> None:
+    """A step of four beams reads the weights once, and computes four times as much."""
+
+    def run(model: Any) -> None:
+        model.generate(IDS[:1], num_beams=4, **FOUR)
+
+    assert about("beams", MEMORY, wide, run) < 0.1
+    assert about("beams", COMPUTE, wide, run) == pytest.approx(0.75, abs=0.01)
+
+
+def test_prompts_one_by_one_save_the_weights_that_a_batch_reads_once(about: Any, wide: Any) -> None:
+    """Four prompts of one length: a batch reads a quarter of the weights, and computes as much."""
+
+    def run(model: Any) -> None:
+        for ids in IDS.split(1):
+            model.generate(ids, **FOUR)
+
+    assert about("one-by-one", MEMORY, wide, run) == pytest.approx(0.75, abs=0.05)
+    assert about("one-by-one", COMPUTE, wide, run) == pytest.approx(0.0, abs=0.01)
+
+
+def test_padding_saves_in_the_prompt_only(about: Any, wide: Any) -> None:
+    """Half of 8 tokens is padding; three of the four steps compute one token per row, with it or without."""
+    mask = torch.ones_like(IDS)
+    mask[:, :4] = 0
+
+    def run(model: Any) -> None:
+        model.generate(IDS, attention_mask=mask, **FOUR)
+
+    assert about("padding", COMPUTE, wide, run) == pytest.approx(4 / (8 + 3), abs=0.02)
+    assert about("padding", MEMORY, wide, run) < 0.1
+
+
+def test_unread_logits_save_the_products_of_the_head(about: Any) -> None:
+    """At 8 positions: 7 of 8 rows of a head of 4096 x 32, next to 4 x 32 x 32 + 3 x 32 x 64 weights for all 8."""
+    head, layer = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
+    expected = 7 * head / (8 * head + 8 * layer)
+    saved = about(
+        "all-logits", COMPUTE, tiny_llama(vocab_size=4096), lambda model: model(IDS).logits[:, -1].argmax(-1).tolist()
+    )
+    assert saved == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize(("has", "name"), [((), "float32"), (("bfloat16",), "bfloat16")])
+def test_a_cpu_without_units_for_a_half_tries_a_dtype_that_it_has(
+    has: tuple[str, ...], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("profiler.why_slow.weight_changes._has_units", lambda dtype: dtype in has)
+    model = tiny_llama().half()
+    found = changes_to(lambda: model(IDS))["emulated-dtype"]
+    assert found.change.startswith(f"dtype=torch.{name}")
+    assert found.changed().logits.dtype == getattr(torch, name)  # type: ignore[attr-defined]

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_faults import tiny_llama
+from planted_faults import groups_of, tiny_llama
 
-from profiler.why_slow import changes
-from profiler.why_slow.patches import watched
-from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.trials import UntriedChanges, call_groups
+from profiler.why_slow import changes, kernel_changes
+from profiler.why_slow.findings import Untried
 
 HERE = Path(__file__).parent
 IDS = torch.ones(1, 8, dtype=torch.long)
@@ -66,19 +64,17 @@ def test_a_stand_in_for_the_package_is_tried_and_undone() -> None:
 @pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="the package kernels is installed")
 def test_without_the_package_they_are_named_as_untried(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU without it they are not named, since hardly any of these kernels runs there."""
-    recorder, model, lines = Recorder(), tiny_llama().bfloat16(), list[tuple[str, str]]()
-    with watched(recorder), torch.no_grad():
-        model(IDS)
-    [group] = call_groups(recorder, recorder.seen("s.py"), UntriedChanges())
+    model, untried = tiny_llama().bfloat16(), Untried()
+    [group] = groups_of(lambda: model(IDS))
 
     def names() -> set[str]:
-        return {each.id for each in changes.candidates(group, recorder, None, lambda *line: lines.append(line))}
+        return {each.id for each in changes.candidates(group, untried)}
 
     tried = names()
-    assert lines == []
+    assert untried.by_reason == {}
     monkeypatch.setattr("profiler.why_slow.call_record.CallSettings.on_cpu", False)
     with monkeypatch.context() as patches:
-        patches.setattr(changes, "attention_kernel", lambda _: "kernels-community/flash-attn2")
+        patches.setattr(kernel_changes, "attention_kernel", lambda _: "kernels-community/flash-attn2")
         assert not {"hub-attention", "hub-layers"} & (names() | tried)
     reason = "the package `kernels`, in a version that transformers accepts, is not installed"
-    assert [(name.split()[0], why) for name, why in lines] == [("hub-attention", reason), ("hub-layers", reason)]
+    assert [name.split()[0] for name in untried.by_reason[reason]] == ["hub-attention", "hub-layers"]

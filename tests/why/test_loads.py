@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from profiler.why_slow import load_costs
+from profiler.why_slow import costs
+from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import judge_calls
-from profiler.why_slow.load_costs import conversion_findings
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import why_sentences
@@ -67,18 +67,18 @@ def test_the_first_load_is_compared_with_a_read_and_later_ones_are_reloads() -> 
     assert why_sentences(found)[2] == (
         "2. GGUF weights are unpacked at every start: at most 4.00 s (20 %). Load another (s.py:9). [at most]"
     )
-    assert conversion_findings(observed(""), [None] * 3) == []
+    assert list(conversion_findings(observed(""), [None] * 3)) == []
 
 
 def test_part_of_the_weights_represents_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """8 of 32 MiB are written and read in half a second."""
     written: list[int] = []
     write = Path.write_bytes
-    monkeypatch.setattr(load_costs, "_MOST_BYTES", 8 << 20)
+    monkeypatch.setattr(costs, "_MOST_BYTES", 8 << 20)
     monkeypatch.setattr(Path, "write_bytes", lambda file, data: (written.append(len(data)), write(file, data)))
     clock = iter((1.0, 1.5))
-    monkeypatch.setattr(load_costs, "now_s", lambda: next(clock))
-    assert load_costs.read_weights_s(torch.nn.Sequential(*(Model(None) for _ in range(8)))) == 2.0
+    monkeypatch.setattr(costs, "now_s", lambda: next(clock))
+    assert costs.read_weights_s(torch.nn.Sequential(*(Model(None) for _ in range(8)))) == 2.0
     assert written == [8 << 20]
 
 
@@ -87,4 +87,4 @@ def test_without_room_for_the_file_the_load_is_a_bound(monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    assert load_costs.read_weights_s(Model(None)) is None
+    assert costs.read_weights_s(Model(None)) is None

@@ -8,20 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import SCRIPTS, run_watched, tiny_llama
+from planted_faults import SCRIPTS, groups_of, run_watched, tiny_llama
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 from profiler.counting.floor import RoofSet
+from profiler.counting.walk import walk
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, SlowModule, judge_calls
-from profiler.why_slow.floor import floor_of_calls, subject_of
+from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import Call, CallSettings, Observations
-from profiler.why_slow.patches import watched
-from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import why_sentences
-from profiler.why_slow.trials import UntriedChanges, call_groups
 
 IDS = torch.ones(2, 8, dtype=torch.long)
 ROOFS = RoofSet("a device, measured", 1e9, {"float32": 1e12})
@@ -37,11 +35,8 @@ class SlowLinear(nn.Linear):
 
 
 def times_of(model: Any, run: Any) -> ModuleTimes:
-    recorder = Recorder()
-    with watched(recorder), torch.inference_mode():
-        run()
-    [group] = call_groups(recorder, recorder.seen("s.py"), UntriedChanges())
-    found = module_times(group, lambda _: True, None, ROOFS)
+    [group] = groups_of(run)
+    found = module_times(group, lambda _: True, Subject(walk(model), ROOFS, "float32", None, overlaps=False))
     assert found is not None
     return found
 
@@ -90,8 +85,6 @@ def test_a_slow_tower_is_named_in_the_first_sentence(is_slow: bool, tmp_path: Pa
     script = tmp_path / "tower.py"
     script.write_text(source if is_slow else source.replace(fault, "patch_embed.proj.__class__ = nn.Conv3d"))
     found = explained(run_watched(script, tmp_path), "tower.py", budget_s=60.0)
-    assert found is not None
-    assert found.floor is not None
     assert found.floor.left_out == ()
     first = why_sentences(found)[0]
     assert first.startswith("SlowConv3d (model.visual.patch_embed.proj, tower.py:") == is_slow
@@ -110,9 +103,8 @@ def test_an_encoder_is_outside_of_a_decode_step(monkeypatch: pytest.MonkeyPatch)
     times = times_of(model, lambda: model.generate(IDS, max_new_tokens=3, do_sample=False))
     encoder_s = times.roof_within(("encoder.",))
     assert encoder_s >= 8192e-9  # one matrix of 32 x 64
-    pairs = [(times.group.calls[0], model)]
     without, with_encoder = (
-        floor_of_calls(pairs, None, {"T5ForConditionalGeneration": subject}, {0: more_s})
+        floor_of_calls(times.group.calls, {"T5ForConditionalGeneration": subject}, {0: more_s})
         for more_s in (None, encoder_s)
     )
     assert with_encoder.seconds - without.seconds == pytest.approx(encoder_s)

@@ -118,7 +118,6 @@ def test_a_storage_counts_once_and_a_view_keeps_only_itself() -> None:
     assert kept_bytes(kept) == 800
     large = torch.arange(1 << 20)
     found = kept.keep((large[5:6],), {}, CPU)
-    assert found is not None
     assert (found[0][0].tolist(), kept_bytes(kept)) == ([5], 808)
     assert found[0][0].untyped_storage().nbytes() == 8
 
@@ -130,7 +129,6 @@ def test_tensors_in_dictionaries_lists_and_outputs_count() -> None:
     encoded = BaseModelOutput(last_hidden_state=torch.zeros(1, 4, 8))
     named = {"encoder_outputs": encoded, "masks": {"full": torch.zeros(16)}, "sizes": [torch.zeros(2)]}
     found = kept.keep((), named, CPU)
-    assert found is not None
     assert isinstance(found[1]["encoder_outputs"], BaseModelOutput)
     assert kept_bytes(kept) == 4 * (32 + 16 + 2)
 
@@ -138,7 +136,6 @@ def test_tensors_in_dictionaries_lists_and_outputs_count() -> None:
 def test_what_is_kept_has_no_graph() -> None:
     weight = torch.ones(4, requires_grad=True)
     found = KeptArguments().keep((weight * 2,), {}, CPU)
-    assert found is not None
     assert found[0][0].grad_fn is None
 
 

@@ -1,26 +1,29 @@
-"""For calls from several threads, a second counts once, and no finding saves more than the covered time."""
+"""Of calls from several threads a second counts once; in a thread of library code, their line is where it started."""
 
 from __future__ import annotations
 
+import inspect
 import json
+import operator
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import tiny_llama
+from planted_faults import recorded, tiny_llama
 
 from profiler.json_document import json_text
 from profiler.why_slow import trials
-from profiler.why_slow.findings import judge_calls, tried_change
+from profiler.why_slow.findings import Untried, judge_calls, tried_change
 from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, why_document, why_sentences
-from profiler.why_slow.repeat_call import CallsToChange
 
 SETTINGS = CallSettings("float32", attention="sdpa", cache=True)
 THREADS = 4
@@ -103,10 +106,64 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
     seen = recorder.seen("s.py")
     assert most_at_once(seen.calls) == THREADS
     assert sum(item.seconds for item in seen.calls) > seen.wall_s > seen.calls_s > 0.4
-    [group] = trials.call_groups(recorder, seen, trials.UntriedChanges())
-    candidate = batching_change(CallsToChange(group, recorder))
-    assert candidate is not None
+    [group] = trials.call_groups(recorder, seen, Untried())
+    candidate = batching_change(group)
     assert "up to 4 calls at once in threads" in candidate.evidence
     slow.most = 0
     candidate.as_is()
     assert slow.most > 1, "the unchanged calls run in threads"
+
+
+TOKENS = {"inputs": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 2, "do_sample": False}
+
+
+def lines_of_calls(begin: Callable[[Any], None]) -> list[str]:
+    """The lines of the model calls in `begin`."""
+    return [noted.where for noted in recorded(lambda: begin(tiny_llama())).notes]
+
+
+def next_line() -> int:
+    """The number of the line after the caller's line."""
+    frame = inspect.currentframe()
+    return frame.f_back.f_lineno + 1
+
+
+def test_a_call_is_at_the_line_that_starts_its_thread() -> None:
+    """Chat pages that read TextIteratorStreamer start such threads."""
+    expected = 0
+
+    def begin(model: Any) -> None:
+        nonlocal expected
+        thread = threading.Thread(target=model.generate, kwargs=TOKENS)
+        expected = next_line()
+        thread.start()
+        thread.join()
+
+    assert lines_of_calls(begin) == [f"test_overlap.py:{expected}"]
+
+
+def test_calls_of_one_worker_are_at_the_lines_that_submit_them() -> None:
+    first = second = 0
+
+    def begin(model: Any) -> None:
+        nonlocal first, second
+        with ThreadPoolExecutor(1) as pool:
+            first = next_line()
+            one: Future[Any] = pool.submit(model.generate, **TOKENS)
+            one.result()
+            second = next_line()
+            pool.submit(model.generate, **TOKENS).result()
+
+    assert lines_of_calls(begin) == [f"test_overlap.py:{first}", f"test_overlap.py:{second}"]
+
+
+def test_an_unknown_line_is_said_to_be_that_of_a_library() -> None:
+    """If the thread started before the recording, its line is unknown."""
+    ready, recorder = threading.Event(), Recorder()
+    timer = threading.Timer(3600.0, operator.methodcaller("generate", **TOKENS), [tiny_llama()])
+    timer.finished.wait = lambda _seconds: ready.wait()  # type: ignore[method-assign, assignment, misc]
+    timer.start()
+    with watched(recorder):
+        ready.set()
+        timer.join()
+    assert [noted.where for noted in recorder.notes] == ["a library's own code"]

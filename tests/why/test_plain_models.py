@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import tiny_llama
+from planted_faults import recorded, tiny_llama
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -15,10 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import profiler
 from profiler.facts.step import Step
-from profiler.why_slow.floor import floor_of_calls
-from profiler.why_slow.patches import watched
+from profiler.why_slow.floor import floor_of_calls, subjects_of
 from profiler.why_slow.plain_models import plain_work
-from profiler.why_slow.recorder import Recorder
 
 VOCABULARY, WIDTH, HEADS, LAYERS = 96, 64, 4, 2
 
@@ -61,13 +59,6 @@ class Wrapped(nn.Module):
 
     def forward(self, ids: Any) -> Any:
         return self.model(ids)
-
-
-def recorded(run: Any) -> Recorder:
-    recorder = Recorder()
-    with watched(recorder), torch.inference_mode():
-        run()
-    return recorder
 
 
 def ids(tokens: int) -> torch.Tensor:
@@ -131,7 +122,7 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Plain().eval()
     recorder = recorded(lambda: model(ids(1), 8))
     [call] = recorder.seen("script").calls
-    floor = floor_of_calls([(call, model)], {"Plain": recorder.notes[0].attention})  # type: ignore[dict-item]
+    floor = floor_of_calls([call], subjects_of(recorder.notes))
     # A step of one token reads each weight of 4 bytes for two FLOPs, and the keys and values of 8 tokens.
     weights = sum(parameter.numel() for parameter in model.parameters()) - VOCABULARY * WIDTH
     nbytes = 4 * (weights + WIDTH + VOCABULARY + LAYERS * 2 * WIDTH * 9)
@@ -147,7 +138,6 @@ def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.Monkey
     with torch.inference_mode(), profiler.why() as watching:
         for _ in range(8):
             text = torch.cat([text, model(text).argmax(-1)], dim=1)
-    assert watching.found is not None
     [finding] = [item for item in watching.found.findings if item.id == "cache-off"]
     assert finding.change == "keep the keys and values of earlier tokens, and pass only the new token"
     assert [trial.id for trial in watching.found.tried if trial.id == "one-by-one"] == []

@@ -73,5 +73,5 @@ def test_only_repeated_encoding_is_recorded() -> None:
             ids = tokenizer("one two one two")["input_ids"]
         assert [tokenizer.decode(ids[:end]) for end in (1, 2, 1, 2)] == ["one", "one two"] * 2
         assert tokenizer.batch_decode([ids[:1], ids[:1]]) == tokenizer.batch_decode([ids[:1], ids[:1]])
-    assert [item.count for item in recorder.again.values()] == [2]
+    assert [len(seconds) for seconds in recorder.again_s.values()] == [2]
     assert recorder.text_s > 0

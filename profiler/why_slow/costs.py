@@ -1,0 +1,141 @@
+"""What is measured without a trial: cuDNN's plans for new KV lengths, and loads that convert weights."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from profiler.counting.attention import AttentionCore
+from profiler.counting.walk import walk
+from profiler.device.clock import first_and_second_s, now_s
+from profiler.device.machine import machine_for
+from profiler.errors import first_line
+from profiler.patching import switched
+from profiler.units import duration
+from profiler.why_slow.findings import Finding, Untried, new_finding
+from profiler.why_slow.observations import Observations
+from profiler.why_slow.repeat_call import CallGroup
+
+_DecodeShape = tuple[int, int]
+"""Batch size and KV length of a decode step."""
+
+# New lengths at which attention is measured; the first one loads the kernel.
+_LENGTHS = 4
+
+
+def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Finding]:
+    """The plans that cuDNN builds for the KV lengths of `generate`; `untried` gets those that cannot be measured.
+
+    cuDNN builds one for each exact shape (PyTorch, aten/src/ATen/native/cudnn/MHA.cpp), which torch 2.11 and later
+    prefer on Hopper and Blackwell. Its time is measured at lengths that the script did not use, with cuDNN and without.
+    """
+    by_model = defaultdict[int, list[CallGroup]](list)
+    for group in groups:
+        if group.calls[0].grows_a_cache and group.calls[0].settings.attention == "sdpa":
+            by_model[id(group.model)].append(group)
+    for own in by_model.values():
+        calls = [call for group in own for call in group.calls]
+        # The first new token comes from the prompt's forward.
+        shapes = {(call.batch_size, call.context_len + call.prompt_len + number)
+                  for call in calls for number in range(1, call.new_tokens)}  # fmt: skip
+        if not shapes:
+            continue
+        try:
+            plan_s = _plan_s(own[0].model, shapes, masked=any(call.padding for call in calls))
+        except Exception as error:  # a user's model may fail in any way, and the answer is useful without this
+            untried.add(f"attention-plans ({own[0].loaded_at})", first_line(error))
+            continue
+        yield new_finding(
+            "attention-plans",
+            min(len(shapes) * plan_s, sum(call.seconds for call in calls)),
+            max(own, key=lambda group: group.seconds).calls[0].where,
+            f"{len(shapes)} KV lengths are new to the process, and cuDNN builds an attention plan for each,"
+            f" {duration(plan_s)}",
+            "call torch.backends.cuda.enable_cudnn_sdp(False) first: the other kernels need no plan;"
+            ' cache_implementation="static" has one length',
+            "measured: attention at new KV lengths, with cuDNN and without, times their number",
+            once=True,
+        )
+
+
+def _plan_s(model: Any, shapes: set[_DecodeShape], *, masked: bool) -> float:
+    """Seconds that the first attention at a KV length takes longer with cuDNN than without it."""
+    machine = machine_for(model.device)
+    core = next(item for item in walk(model).operators if isinstance(item, AttentionCore))
+    batch = statistics.mode(batch for batch, _ in shapes)
+    beyond = max(length for _, length in shapes) + 1
+    attention = _attention(core, model, batch, masked=masked)
+    with torch.inference_mode():
+        first_s, second_s = first_and_second_s(machine.clock, attention, range(beyond, beyond + _LENGTHS))
+        with switched(torch.backends.cuda.enable_cudnn_sdp, False, torch.backends.cuda.cudnn_sdp_enabled()):
+            others = first_and_second_s(machine.clock, attention, range(beyond + _LENGTHS, beyond + 2 * _LENGTHS))
+    return max(0.0, (first_s - second_s) - (others[0] - others[1]))
+
+
+def _attention(core: AttentionCore, model: Any, batch: int, *, masked: bool) -> Callable[[int], Callable[[], object]]:
+    """A decode step's attention of one layer at a KV length, as transformers calls it."""
+    groups = core.query_heads // core.kv_heads
+    kv_heads = core.query_heads if masked else core.kv_heads
+
+    def attention_at(length: int) -> Callable[[], object]:
+        shape = {"device": model.device, "dtype": model.dtype}
+        query = torch.zeros(batch, core.query_heads, 1, core.qk_dim, **shape)
+        key = torch.zeros(batch, kv_heads, length, core.qk_dim, **shape)
+        value = torch.zeros(batch, kv_heads, length, core.v_dim, **shape)
+        mask = torch.ones(batch, 1, 1, length, device=model.device, dtype=torch.bool) if masked else None
+        grouped = groups > 1 and not masked
+        return partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask, enable_gqa=grouped)
+
+    return attention_at
+
+
+# A part of the weights of at most so many bytes is written and read.
+_MOST_BYTES = 512 << 20
+
+
+def conversion_findings(seen: Observations, models: Sequence[Any]) -> Iterator[Finding]:
+    """Time of the first load of each model whose weights are converted; later ones are reloads.
+
+    `models` are those of the loads, or None. The time to read as many bytes is subtracted; without a model the finding
+    is a bound.
+    """
+    known: set[str] = set()
+    for load, model in zip(seen.loads, models, strict=True):
+        if not load.conversion or load.source in known:
+            continue
+        known.add(load.source)
+        read_s = read_weights_s(model)
+        yield new_finding(
+            "slow-load", max(0.0, load.seconds - (read_s or 0.0)), load.where,
+            f"{load.conversion} at every start", load.instead,
+            "at most: the time of this load" if read_s is None
+            else "measured: the load, less the time to write its weights to a file and read them",
+        )  # fmt: skip
+
+
+def read_weights_s(model: Any) -> float | None:
+    """Seconds to write as many bytes as a model's weights have to a file, and to read them; None if that fails.
+
+    Of more than 512 MiB, a part is written and read, and represents all.
+    """
+    if model is None:
+        return None
+    weights = [tensor for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta]
+    whole: int = sum(tensor.numel() * tensor.element_size() for tensor in weights)
+    part = min(whole, _MOST_BYTES)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            file, start_s = Path(folder) / "weights", now_s()
+            file.write_bytes(bytes(part))
+            file.read_bytes()
+            return (now_s() - start_s) * whole / max(1, part)
+    except OSError:  # a full disk
+        return None

@@ -1,0 +1,273 @@
+"""Changes to the kernels of a step and their dispatch: a static cache, the compiled step, a CUDA graph, hub kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import huggingface_hub.constants
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from profiler.device.device import compute_capability
+from profiler.device.machine import Machine, machine_for
+from profiler.engines.caches import moving_window, static_cache, unwindowed
+from profiler.errors import RequestError, first_line
+from profiler.patching import patched, switched
+from profiler.units import duration
+from profiler.why_slow.call_settings import is_spread
+from profiler.why_slow.findings import DecodeFloor
+from profiler.why_slow.plain_models import is_plain
+from profiler.why_slow.repeat_call import CallGroup, Candidate
+
+# Fewer tokens show no decode loop: the third step is captured.
+_LEAST_TOKENS = 8
+_WARM_STEPS = 2
+# About the seconds to compile a decode step for the first time, and those per layer.
+_COMPILE_S, _COMPILE_LAYER_S = 10.0, 1.0
+
+
+def is_bound_by_host(group: CallGroup) -> bool:
+    """Whether the steps of these calls on a GPU take the host longer than the GPU, as far as is known.
+
+    Their cache grows, and a static one could take them: no beams, no drafts.
+    """
+    call, known = group.call, group.decode
+    if known is not None and known.dispatch_s < known.device_s:
+        return False
+    could = call.settings.beams == 1 and not call.settings.assistant and not call.context_len
+    return could and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
+
+
+def _host_words(floor: DecodeFloor | None) -> str:
+    if floor is None:
+        return "the host dispatches every step kernel by kernel"
+    needs = f"needs at least {duration(floor.dispatch_s)} to dispatch a step"
+    return f"the host {needs}, and the GPU {duration(floor.device_s)} at its roofs"
+
+
+def static_cache_change(group: CallGroup) -> Candidate:
+    """A change to a static cache, whose steps the host dispatches as before."""
+    return group.candidate(
+        "growing-cache", f"{_host_words(group.decode)}; the cache grows at every token",
+        'pass cache_implementation="static", disable_compile=True',
+        group.repeated(**_static(group), disable_compile=True),
+    )  # fmt: skip
+
+
+def compiled_step(group: CallGroup) -> Candidate | None:
+    """A change to the compiled step; None if transformers would not compile it.
+
+    `generate` compiles its decode step if the cache is static (generation/utils.py of transformers 5.23:
+    `_valid_auto_compile_criteria`), and the compiled step is replayed as a CUDA graph (`CompileConfig.mode`). The step
+    is captured without torch.compile first, which takes no time to compile, and whose saving is never computed.
+    """
+    call, model, decode = group.call, group.model, group.decode
+    quantizer = getattr(model, "hf_quantizer", None)
+    if model.config.is_encoder_decoder or not (quantizer is None or quantizer.is_compileable):
+        return None
+    layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
+    compiled = group.candidate(
+        "uncompiled", _host_words(decode),
+        'pass cache_implementation="static": generate then compiles the step, and replays it as a CUDA graph',
+        group.repeated(**_static(group)), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
+        about=max(0.0, 1 - decode.device_s / decode.dispatch_s) if decode else 0.0,
+    )  # fmt: skip
+    made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
+    return replace(
+        compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=replace(compiled, about=0.0),
+        shape=f"{call.words}, its step as a CUDA graph without torch.compile",
+    )  # fmt: skip
+
+
+def captured_forward(group: CallGroup) -> Candidate | None:
+    """The calls of a plain model as replays of one CUDA graph, which is captured before the trial's clock starts.
+
+    None if they are few, or a graph could not replay them.
+    """
+    settings, model, unchanged = group.settings, group.model, group.repeated()
+    alike = len(group.like(group.call))
+    if not settings.device.startswith("cuda") or settings.gradients or settings.compiled or alike < _LEAST_TOKENS:
+        return None
+    step = GraphOfStep(model.forward, machine_for(torch.device(settings.device)))
+
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        with patched(model, forward=step):
+            for _ in range(0 if step.is_captured else _WARM_STEPS + 1):
+                unchanged()
+            if not step.is_captured:
+                raise RequestError("its calls do not run its `forward`, so they cannot be captured")
+            yield
+
+    return group.candidate(
+        "uncompiled", f"the host dispatches each of {alike} calls of one shape kernel by kernel",
+        'torch.compile(model, mode="reduce-overhead"); pass what changes between calls as tensors of one shape',
+        within=within, shape=f"{group.call.words}, as a CUDA graph without torch.compile",
+    )  # fmt: skip
+
+
+def _static(group: CallGroup) -> dict[str, object]:
+    """Options for a static cache with room for the whole answer, also for a shorter one, if transformers has that."""
+    sized = hasattr(group.model.generation_config, "max_cache_len")
+    size = {"max_cache_len": group.call.prompt_len + group.call.new_tokens} if sized else {}
+    return {"cache_implementation": "static", **size}
+
+
+def _replacements(model: Any, machine: Machine, slots: int) -> dict[str, Callable[..., Any]]:
+    """Methods of a model with which `generate` on a static cache replays a captured step instead of compiling it.
+
+    Raises RequestError if the model has no static cache, or one that a graph cannot replay.
+    """
+    cache = unwindowed(static_cache(model, slots), slots)
+    if moving_window(cache):
+        raise RequestError("the host moves this model's window, which a CUDA graph cannot replay")
+    step = GraphOfStep(model, machine)
+
+    def emptied(**_: object) -> Any:
+        cache.reset()
+        return cache
+
+    return {"_prepare_static_cache": emptied, "get_compiled_call": lambda _config: step}
+
+
+@dataclass
+class GraphOfStep:
+    """A step that becomes a CUDA graph at its third call; all calls have the same shapes."""
+
+    run: Callable[..., Any]
+    machine: Machine
+    _calls: int = 0
+    _inputs: Any = None
+    """The (positional, named) arguments whose tensors the graph reads."""
+    _output: Any = None
+    """The output that it writes."""
+    _replay: Callable[[], object] | None = None
+
+    @property
+    def is_captured(self) -> bool:
+        return self._replay is not None
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """Run the step with the arguments of the model's `forward`; the next call overwrites the output."""
+        self._calls += 1
+        if self._calls <= _WARM_STEPS:
+            with self.machine.on_side_stream():
+                return self.run(*args, **named)
+        inputs = (args, named)
+        if self._replay is None:
+            self._inputs = tree_map_only(torch.Tensor, torch.clone, inputs)
+            self._replay = self.machine.capture(self._step)
+        for memory, value in zip(tree_leaves(self._inputs), tree_leaves(inputs), strict=True):
+            if isinstance(value, torch.Tensor):
+                memory.copy_(value)
+        self._replay()
+        return self._output
+
+    def _step(self) -> None:
+        args, named = self._inputs
+        self._output = self.run(*args, **named)
+
+
+_HOPPER = (9, 0)
+
+
+def may_run_hub_kernels(group: CallGroup) -> bool:
+    """Whether the model could run kernels of the Hugging Face hub.
+
+    On a GPU it could; on a CPU with the package `kernels`, as few are for a CPU.
+    """
+    model = group.model
+    if is_plain(model) or is_spread(model) or group.recorder.trained or getattr(model, "use_kernels", True):
+        return False
+    return not group.settings.on_cpu or importlib.util.find_spec("kernels") is not None
+
+
+def hub_attention(group: CallGroup) -> Candidate | None:
+    """A change to a flash attention of the hub."""
+    name = attention_kernel(group.model) if group.settings.attention == "sdpa" else None
+    if name is None or group.settings.dtype not in ("bfloat16", "float16"):
+        return None
+    with _with_attention(group.model, name):  # raises if it is not on this machine
+        pass
+    return group.candidate(
+        "hub-attention", "attention runs the kernels of torch", f'attn_implementation="{name}"',
+        within=lambda: _with_attention(group.model, name), where=group.loaded_at,
+    )  # fmt: skip
+
+
+def hub_layers(group: CallGroup) -> Candidate:
+    """A change to layers with kernels of the hub."""
+    with _with_layers(group.model):
+        pass
+    return group.candidate(
+        "hub-layers", "layers run operators of torch, and the hub has kernels for some", "use_kernels=True",
+        within=lambda: _with_layers(group.model), where=group.loaded_at,
+    )  # fmt: skip
+
+
+def attention_kernel(model: Any) -> str | None:
+    """The repository of the flash attention that transformers would load for a model on its device; None without one.
+
+    It is that of FlashAttention-3 on Hopper, else of FlashAttention-2, if the model names none of its own.
+    """
+    from transformers import modeling_flash_attention_utils as flash
+
+    device = model.device
+    if not getattr(model, "_supports_flash_attn", False) or not hasattr(flash, "FLASH_ATTN_KERNEL_FALLBACK"):
+        return None
+    hopper = compute_capability(device) == _HOPPER
+    usual = flash.FLASH_ATTN_KERNEL_FALLBACK[f"flash_attention_{3 if hopper else 2}"]
+    names = getattr(model, "_compatible_flash_implementations", None) or [usual]
+    runs_on: Any = getattr(flash, "FLASH_ATTN_KERNEL_DEVICES", {})
+    return next((name for name in names if device.type in runs_on.get(name, ("cuda",))), None)
+
+
+@contextlib.contextmanager
+def _with_attention(model: Any, name: str) -> Iterator[None]:
+    """A context in which the model attends with a kernel. Raises RequestError if the kernel is not on this machine."""
+    with contextlib.ExitStack() as undo:
+        with _from_this_machine(f"the kernel {name}"):
+            before = model.config._attn_implementation
+            undo.enter_context(switched(model.set_attn_implementation, name, before))
+        yield
+
+
+@contextlib.contextmanager
+def _with_layers(model: Any) -> Iterator[None]:
+    """A context in which the model's layers run kernels, as with `use_kernels=True`.
+
+    transformers cannot undo that, so the attributes of all modules are restored. Raises RequestError if there is no
+    kernel for any layer on this machine.
+    """
+    parts = list(model.modules())
+    before = [{**vars(part), "_modules": dict(part._modules)} for part in parts]
+    try:
+        with _from_this_machine("a kernel for its layers"):
+            model.set_use_kernels(True)
+        if all(vars(part).get("forward") is old.get("forward") and dict(part._modules) == old["_modules"]
+               for part, old in zip(parts, before, strict=True)):  # fmt: skip
+            raise RequestError("no kernel for its layers and this device is in the cache of the Hugging Face hub")
+        yield
+    finally:
+        for part, old in zip(parts, before, strict=True):
+            vars(part).clear()
+            vars(part).update(old)
+
+
+@contextlib.contextmanager
+def _from_this_machine(what: str) -> Iterator[None]:
+    """A context without downloads, whose errors become a RequestError. Code of others is not fetched to run it."""
+    from transformers.integrations import hub_kernels
+
+    if not hub_kernels.is_kernels_available():
+        raise RequestError("the package `kernels`, in a version that transformers accepts, is not installed")
+    try:
+        with patched(huggingface_hub.constants, HF_HUB_OFFLINE=True):
+            yield
+    except Exception as error:
+        raise RequestError(f"{what} is not on this machine, or does not fit it: {first_line(error)}") from error

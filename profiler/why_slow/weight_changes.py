@@ -1,0 +1,220 @@
+"""Changes to weights: their dtype, their format, their place, adapters that are not merged, a frozen LM head."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from profiler.device.clock import now_s
+from profiler.device.device import describe
+from profiler.device.machine import machine_for
+from profiler.device.memory import available_bytes
+from profiler.errors import RequestError
+from profiler.measure.dense_twins import PackedLinear, dense_twins, kernel_of, packed_linears, replaced, times_by_batch
+from profiler.patching import switched
+from profiler.quant.storage import is_linear
+from profiler.report.changes import paying_batches
+from profiler.units import scaled
+from profiler.why_slow.call_settings import is_spread, pipelined_devices
+from profiler.why_slow.floor import at_roofs_s
+from profiler.why_slow.placement import COPY_SHARE, gathered, has_room_for_all
+from profiler.why_slow.plain_models import is_plain
+from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
+
+
+def frozen_weights(group: CallGroup) -> Candidate | None:
+    """A change to an LM head that requires a gradient; None if its head does, or is no plain linear.
+
+    If the weight requires a gradient, torch folds the last positions of a batch into one matmul. Otherwise it makes a
+    batched matmul from copies of the weight (should_fold in torch's aten/src/ATen/native/LinearAlgebra.cpp).
+    """
+    head: Any = None if is_plain(group.model) else group.model.get_output_embeddings()
+    weight = head.weight if type(head) is nn.Linear else None
+    if weight is None or weight.requires_grad or not weight.is_floating_point() or weight.is_inference():
+        return None
+    return group.candidate(
+        "frozen-weights", "weights are frozen, so the LM head copies its weight for each last position",
+        "leave out requires_grad_(False): within torch.inference_mode() no gradient is recorded",
+        within=lambda: switched(weight.requires_grad_, True, False),
+    )  # fmt: skip
+
+
+# Seconds to time packed and dense linears at further batches.
+_BATCHES_S = 5.0
+
+
+def dense_weights(group: CallGroup) -> Candidate | None:
+    """A change to dense weights, on dense linears of random values in place of the packed ones."""
+    call, model = group.call, group.model
+    linears = packed_linears(model)
+    if not linears or is_spread(model):
+        return None
+    own = torch.bfloat16 if is_plain(model) else model.dtype
+    dtype = own if own.itemsize > 1 else torch.bfloat16
+    device = torch.device(call.settings.device)
+    twins = functools.cache(lambda: dense_twins(linears, dtype, COPY_SHARE * available_bytes(device)))
+    formats = " and ".join(dict.fromkeys(each.format for each in linears))
+
+    def explain(until_s: float) -> str:
+        first, twin = linears[0].module, twins()[0]
+        x = torch.randn(call.batch_size, 1, first.in_features, dtype=dtype, device=twin.weight.device)
+        times = times_by_batch(linears, twins(), machine_for(device), min(until_s, now_s() + _BATCHES_S))
+        batches = f", and in a decode step {paying_batches(times)}" if times else ""
+        return f", their kernel is {kernel_of(first, x)}{batches}"
+
+    return group.candidate(
+        "slow-format", f"weights are packed ({formats})",
+        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, twins()),
+        where=group.loaded_at, explain=explain,
+    )  # fmt: skip
+
+
+def _on_copy(group: CallGroup, make: Callable[[], Any]) -> Run:
+    """The call on a copy of its model, which is made at the first run."""
+    call, noted = group.middle
+    return RepeatedCall(noted, call, functools.cache(make)).as_run
+
+
+def gathered_weights(group: CallGroup) -> Candidate | None:
+    """A change to weights in one place, on a copy of the model; None if they are, or do not fit."""
+    model = group.model
+    if not is_spread(model) or not has_room_for_all(model):
+        return None
+    places = ", ".join(sorted({str(place) for place in model.hf_device_map.values()}))
+    turns = pipelined_devices(model)
+    return group.candidate(
+        "offload", f"weights are spread over {places}{f': {turns}' if turns else ', and cross a link at every step'}",
+        f'device_map={{"": "{model.device}"}}: there is room for all of them',
+        _on_copy(group, lambda: gathered(model)), where=group.loaded_at,
+    )  # fmt: skip
+
+
+_WIDE = ("float32", "float64")
+_HALVES = ("bfloat16", "float16")
+
+
+def other_dtype(group: CallGroup) -> Candidate | None:
+    """A change to a dtype that may be faster, on a copy of the model; None if there is none."""
+    model, dtype, device = group.model, group.settings.dtype, torch.device(group.settings.device)
+    if is_spread(model) or packed_linears(model) or (name := _faster_dtype(device, dtype)) is None:
+        return None
+    wide, faster = dtype in _WIDE, getattr(torch, name)
+
+    def converted() -> Any:
+        needs = sum(parameter.numel() for parameter in model.parameters()) * faster.itemsize
+        if needs > (room_bytes := COPY_SHARE * available_bytes(device)):
+            raise RequestError(
+                f"its copy in {name} needs {scaled(needs, 'B')}, and there is room for {scaled(room_bytes, 'B')}"
+            )
+        # Converted one by one, so that there is never a second model in the wide dtype.
+        narrow = {id(each): nn.Parameter(each.detach().to(faster), each.requires_grad)
+                  for each in model.parameters() if each.is_floating_point()}  # fmt: skip
+        return copy.deepcopy(model, narrow).to(faster)
+
+    about = 0.0
+    if wide and (subject := group.subject) is not None and (device.type == "cuda" or _has_units(name)):
+        # Half of the bytes, of what is at the roofs: dispatch and slow kernels may take as long in any dtype.
+        at_roofs = min(1.0, at_roofs_s(group.call, subject) / max(group.call.steady_s, 1e-9))
+        about = at_roofs * (1 - faster.itemsize / getattr(torch, dtype).itemsize)
+    auto = ', or dtype="auto" for the checkpoint\'s own' if wide and name == "bfloat16" else ""
+    return group.candidate(
+        "wide-dtype" if wide else "emulated-dtype",
+        f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
+        f"dtype=torch.{name}{auto}", _on_copy(group, converted), where=group.loaded_at, about=about,
+    )  # fmt: skip
+
+
+def _faster_dtype(device: torch.device, dtype: str) -> str | None:
+    """The dtype to try: 16 bits for wide ones; for 16 bits that a device emulates, a dtype that it has units for."""
+    native = describe(device).sixteen_bit_dtype
+    if dtype in _WIDE:
+        return native
+    if dtype not in _HALVES:
+        return None
+    if device.type == "cuda":  # only GPUs before Ampere lack a 16-bit dtype
+        return native if (dtype, native) == ("bfloat16", "float16") else None
+    if _has_units(dtype):
+        return None
+    return "bfloat16" if _has_units("bfloat16") else "float32"
+
+
+def _has_units(dtype: str) -> bool:
+    """Whether this CPU has instructions to multiply matrices of this 16-bit dtype, according to torch."""
+    names = {
+        "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
+        "float16": ("_is_amx_fp16_supported",),
+    }
+    return any(getattr(torch.cpu, name, lambda: False)() for name in names.get(dtype, ()))
+
+
+# The rank of an adapter is at most this share of the smaller side of its linear.
+_MOST_RANK = 0.5
+# Pairs of inputs that show whether a module is linear.
+_PAIRS = 32
+
+
+def merged_adapters(group: CallGroup) -> Candidate | None:
+    """A change to linears without their adapters, whose products take as long as merged ones."""
+    found = list(unmerged_adapters(group.model))
+    if not found:
+        return None
+    kinds = " and ".join(dict.fromkeys(type(each.module).__name__ for each, _ in found))
+    return group.candidate(
+        "unmerged-adapters", f"{len(found)} linears compute an adapter next to their weight ({kinds})",
+        "merge them once after loading: model.merge_and_unload() with peft, else add the product to the weight",
+        within=lambda: replaced([each for each, _ in found], [base for _, base in found]), where=group.loaded_at,
+    )  # fmt: skip
+
+
+def unmerged_adapters(parent: nn.Module) -> Iterator[tuple[PackedLinear, Any]]:
+    """Each module that computes a linear and an adapter to it, and that linear alone, as a merged one would be.
+
+    LoRA, DoRA and their kin are linear in their input, so each has one weight that computes the same.
+    """
+    for name, child in parent.named_children():
+        base = _base_of(child)
+        if base is not None and _is_linear_in_its_input(child, base.in_features):
+            yield PackedLinear(parent, name, child), base
+        else:
+            yield from unmerged_adapters(child)
+
+
+def _base_of(module: Any) -> Any:
+    """The linear in a module whose other matrices are narrow and lead from its inputs to its outputs, else None."""
+    linears = [each for each in module.modules() if is_linear(each) and isinstance(each, nn.Linear)]
+    if not linears:
+        return None
+    base = max(linears, key=lambda each: each.in_features * each.out_features)
+    ins, outs = base.in_features, base.out_features
+    factors = [tuple(each.shape) for each in module.parameters() if each.dim() == 2 and each is not base.weight]
+    ranks = {min(shape) for shape in factors}
+    is_narrow = bool(ranks) and max(ranks) <= _MOST_RANK * min(ins, outs)
+    leads = {max(shape) for shape in factors} == {ins, outs}
+    if not (is_narrow and leads and len(factors) > 1):
+        return None
+    if base is module:  # a linear with matrices of its own
+        base = nn.Linear(ins, outs, bias=module.bias is not None, device="meta")
+        base.weight, base.bias = module.weight, module.bias
+    return base
+
+
+def _is_linear_in_its_input(module: Any, ins: int) -> bool:
+    """Whether f(a) + f(b) = f(a + b) + f(0), except for rounding.
+
+    A single pair of inputs may have the same signs in a narrow layer, where a ReLU is linear, too.
+    """
+    weight = next(each for each in module.parameters() if each.is_floating_point())
+    pairs = torch.randn(2, _PAIRS, ins, generator=torch.Generator().manual_seed(0))
+    a, b = pairs.to(weight.device, weight.dtype)
+    try:
+        with torch.no_grad():
+            both, zero = module(a + b), module(torch.zeros_like(a))
+            error = (module(a) + module(b) - both - zero).abs().max()
+            return bool(error <= 16 * torch.finfo(weight.dtype).eps * (1 + both.abs().max()) * ins**0.5)
+    except Exception:  # a module with other inputs
+        return False
