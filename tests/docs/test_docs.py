@@ -253,6 +253,16 @@ def test_a_committed_report_has_its_pictures(report: Path) -> None:
     assert [name for name in pictures if not (report.parent / name).is_file()] == []
 
 
+def test_a_model_that_the_hub_does_not_provide_is_refused_as_troubleshooting_says(
+    roofscope: Callable[..., Any],
+) -> None:
+    outcome = roofscope("count", "nobody/no-model")
+    assert outcome.code == 2
+    assert "nobody/no-model is not in the local cache" in outcome.err
+    for text in (outcome.err, (ROOT / "docs/troubleshooting.md").read_text()):
+        assert "`hf auth login`" in text
+
+
 def test_every_page_is_reached_from_the_index() -> None:
     reached = {(ROOT / "docs" / first).resolve() for first, _ in _LINK.findall((ROOT / "docs/index.md").read_text())}
     assert {page.resolve() for page in DOCS if page.name != "index.md"} <= reached
