@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
+from clocks import FakeClock
 from machines import CPU, SmallMachine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -18,16 +18,15 @@ from profiler.device.device import Device
 _SIMULATED = {"sum", "copy_", "add", "mm", "addmm", "linear"}
 
 
-class SimulatedMemory(TorchDispatchMode):
+class SimulatedMemory(FakeClock, TorchDispatchMode):
     """A torch mode with its own clock: an operation over n bytes takes `call_s` + n / `bytes_per_s(n)` seconds.
 
     Buffers are never filled, so they take no memory.
     """
 
-    ahead = False
-
     def __init__(self, bytes_per_s: Callable[[int], float], call_s: float = 0.0) -> None:
-        super().__init__()
+        FakeClock.__init__(self)
+        TorchDispatchMode.__init__(self)
         self.bytes_per_s = bytes_per_s
         self.call_s = call_s
         self.now_s = 0.0
@@ -46,12 +45,6 @@ class SimulatedMemory(TorchDispatchMode):
 
     def mark(self) -> float:
         return self.now_s
-
-    def synchronize(self) -> None:
-        pass
-
-    def seconds(self, marks: Sequence[float]) -> list[float]:
-        return [after - before for before, after in itertools.pairwise(marks)]
 
 
 class SimulatedMachine(SmallMachine):

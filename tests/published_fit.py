@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from profiler.data.published_results import EngineKind, PublishedFigure, formats
 from profiler.grid.cells import Phase
 from profiler.predict.operator_arrays import Array
 from profiler.predict.published_efficiency import CardSteps, Efficiency, Shares, family_of, host_index_of, peak_of
-from tests.source_spread import NO_SOURCES
+from profiler.stats import NORMAL_90, student_t
 
 RANGE_SHARE = 0.9
 """Coverage of a range."""
@@ -182,3 +182,53 @@ def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float
         spread = spread.narrowed((stray.point.publisher, stray.log_ratio) for stray in group)
     low, high = spread.interval(RANGE_SHARE)
     return math.exp(min(low, 0.0)), math.exp(max(high, 0.0))
+
+
+PRIOR_SOURCES = 3.0
+"""A wider group of figures counts as at most this many sources of a narrower one."""
+
+
+@dataclass(frozen=True)
+class SourceSpread:
+    """The distribution of log(published / typical) of one figure of one source: its mean and variance are uncertain.
+
+    Figures of one source share its host, its versions and its way of measuring. So a source is one observation, however
+    many figures it has.
+    """
+
+    mean: float
+    variance: float
+    """Variance among figures of different sources: between sources, and within one."""
+    sources: float
+    """The number of sources that mean and variance rest on."""
+
+    def narrowed(self, deviations: Iterable[tuple[str, float]]) -> SourceSpread:
+        """The spread after seeing (source, log ratio) of a narrower group of figures; itself if there is none.
+
+        It is the conjugate posterior of a normal distribution whose mean and variance are unknown (Gelman et al.,
+        Bayesian Data Analysis, 3rd ed., section 3.3), with one observation per source. Deviations within a source count
+        by their mean square.
+        """
+        by_source: dict[str, list[float]] = defaultdict(list)
+        for source, log_ratio in deviations:
+            by_source[source].append(log_ratio)
+        if not by_source:
+            return self
+        prior, seen = min(self.sources, PRIOR_SOURCES), len(by_source)
+        mean = float(np.mean([np.mean(figures) for figures in by_source.values()]))
+        squares = sum(float(np.mean((np.array(figures) - mean) ** 2)) for figures in by_source.values())
+        between = prior * seen / (prior + seen) * (self.mean - mean) ** 2
+        return SourceSpread(
+            (prior * self.mean + seen * mean) / (prior + seen),
+            (prior * self.variance + squares + between) / (prior + seen),
+            prior + seen,
+        )
+
+    def interval(self, share: float) -> tuple[float, float]:
+        """The central interval that contains `share` of the figures of sources not seen."""
+        half = student_t(self.sources, share) * math.sqrt(self.variance * (1 + 1 / self.sources))
+        return self.mean - half, self.mean + half
+
+
+NO_SOURCES = SourceSpread(0.0, (math.log(2) / NORMAL_90) ** 2, 1.0)
+"""The spread before any figure, as weak as one source: nine in ten within a factor of two, as calculators err."""

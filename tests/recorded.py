@@ -69,17 +69,19 @@ class _Stream:
 
 def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
     """Return a CUDA machine whose tensors are on the CPU and whose graphs are `RecordedGraph`s."""
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", RecordedGraph)
-    monkeypatch.setattr(torch.cuda, "graph", _capture)
-    monkeypatch.setattr(torch.cuda, "MemPool", lambda: SimpleNamespace(id=(0, 1)))
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "native")
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", list)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "Stream", _Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda _device=None: _Stream())
-    monkeypatch.setattr(torch.cuda, "set_stream", lambda _stream: None)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda _device=None: None)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: contextlib.nullcontext())
+    replaced: dict[str, Any] = {
+        "CUDAGraph": RecordedGraph,
+        "graph": _capture,
+        "MemPool": lambda: SimpleNamespace(id=(0, 1)),
+        "get_allocator_backend": lambda: "native",
+        "memory_snapshot": list,
+        "current_device": lambda: 0,
+        "Stream": _Stream,
+        "current_stream": _Stream,
+        "is_current_stream_capturing": lambda: False,
+        "stream": lambda _stream: contextlib.nullcontext(),
+        **dict.fromkeys(("set_device", "set_stream", "synchronize"), lambda _=None: None),
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(torch.cuda, name, value)
     return CudaMachine(torch.device("cpu"))

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -68,12 +68,8 @@ CELL = ["--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budg
 QUICK = ["--no-levers"]
 FORMATS = {
     "none": "",
-    "nf4": "bitsandbytes",
-    "fp4": "bitsandbytes",
-    "int8": "bitsandbytes",
-    "int8wo": "torchao",
-    "int4wo": "torchao",
-    "fp8": "torchao",
+    **dict.fromkeys(("nf4", "fp4", "int8"), "bitsandbytes"),
+    **dict.fromkeys(("int8wo", "int4wo", "fp8"), "torchao"),
 }
 """Every format of --quant, and the package that it needs."""
 SIMULATED = {
@@ -110,8 +106,6 @@ class Step:
 
     A refusal is one line that names the package and `pip install`, with exit code 2.
     """
-    reads_runs: bool = False
-    """Whether it reads the files of other steps, and so waits for their end."""
 
 
 @dataclass(frozen=True)
@@ -172,37 +166,38 @@ def install(stack: str, folder: Path, environment: Mapping[str, str]) -> Path:
     return commands
 
 
-def steps(commands: Path, work: Path, without: Sequence[str]) -> Iterator[Step]:
-    """Yield all steps for an environment whose commands are in this folder."""
+def steps(commands: Path, work: Path, without: Sequence[str]) -> tuple[list[Step], list[Step]]:
+    """Return the steps for an environment with these commands; those of the second part read runs of the first."""
     python, roofscope = str(commands / "python"), str(commands / "roofscope")
-    tiny = _tiny_model(work)
-    second = "static" if "bitsandbytes" in without else "nf4"
-
+    tiny = str(_tiny_model(work))
     script = str(ROOT / "tests" / "gpu" / "acceptance.py")
-    yield Step("acceptance, dry", [python, script, "--dry-run", "--out", str(work / "acceptance")])
-    yield Step("run", [roofscope, "run", "smollm2-135m", *CELL, *QUICK, "--out", "one"])
-    yield Step("pip check", [python, "-m", "pip", "check"])
-    yield Step("imports", [python, "-c", _IMPORTS])
+    first = [
+        Step("acceptance, dry", [python, script, "--dry-run", "--out", str(work / "acceptance")]),
+        Step("run", [roofscope, "run", "smollm2-135m", *CELL, *QUICK, "--out", "one"]),
+        Step("pip check", [python, "-m", "pip", "check"]),
+        Step("imports", [python, "-c", _IMPORTS]),
+        Step("--engine static", [roofscope, "run", tiny, *CELL, *QUICK, "--engine", "static", "--out", "static"]),
+    ]
     for words in (["--version"], ["doctor"], ["models"], ["count", "gpt2", "--crosscheck"]):
-        yield Step(words[0], [roofscope, *words])
-    for quant in FORMATS:
+        first.append(Step(words[0], [roofscope, *words]))
+    for quant, package in FORMATS.items():
         more = ["--trace"] if quant == "none" else QUICK
-        command = [roofscope, "run", str(tiny), *CELL, *more, "--quant", quant, "--out", quant]
-        yield Step(f"--quant {quant}", command, FORMATS[quant] if FORMATS[quant] in without else "")
-    yield Step("--engine static", [roofscope, "run", str(tiny), *CELL, *QUICK, "--engine", "static", "--out", "static"])
-    csv = ROOT / "tests" / "data" / "foreign" / "llama-bench.csv"
-    for words in (
-        ["compare", "none", second],
-        ["report", "none", second],
+        command = [roofscope, "run", tiny, *CELL, *more, "--quant", quant, "--out", quant]
+        first.append(Step(f"--quant {quant}", command, package if package in without else ""))
+    for name, test in SIMULATED.items():
+        command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
+        first.append(Step(f"simulated {name}", command))
+    pair = ["none", "static" if "bitsandbytes" in without else "nf4"]
+    csv = str(ROOT / "tests" / "data" / "foreign" / "llama-bench.csv")
+    reading = (
+        ["compare", *pair],
+        ["report", *pair],
         ["judge", "one"],
         ["forecast", "one", "--keep"],
         ["export", "one", "--format", "parquet", "--out", "one.parquet"],
-        ["place", str(csv), "--model", "smollm2-135m", "--gpu", "T4"],
-    ):
-        yield Step(words[0], [roofscope, *words], reads_runs=True)
-    for name, test in SIMULATED.items():
-        command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
-        yield Step(f"simulated {name}", command)
+        ["place", csv, "--model", "smollm2-135m", "--gpu", "T4"],
+    )
+    return first, [Step(words[0], [roofscope, *words]) for words in reading]
 
 
 def _tiny_model(folder: Path) -> Path:
@@ -264,30 +259,31 @@ def tried(stack: str, folder: Path) -> bool:
     environment["TMPDIR"] = str(folder / "tmp")
     began_s = time.monotonic()
     results, versions = [], {}
+
+    def add(result: Result) -> None:
+        results.append(result)
+        reason = f": {result.reason[:300]}" if result.reason else ""
+        print(f"{result.outcome:8}{stack}: {result.step} ({result.took_s:.0f} s){reason}", flush=True)
+
     try:
         commands = install(stack, folder, environment)
         versions = json.loads(subprocess.check_output([commands / "python", "-c", _VERSIONS], env=environment))
+        add(Result("install", "ok", "", time.monotonic() - began_s))
     except (RuntimeError, FileNotFoundError, subprocess.CalledProcessError) as error:
         outcome = "not run" if _is_missing(asked.python) else "failed"
-        results.append(Result("install", outcome, str(error), time.monotonic() - began_s))
-    else:
-        results.append(Result("install", "ok", "", time.monotonic() - began_s))
-    _say(stack, results[0])
+        add(Result("install", outcome, str(error), time.monotonic() - began_s))
     if versions:
         # One thread each: steps run in parallel, and none makes a claim about time.
         environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        planned = list(steps(commands, work, asked.without))
         end = partial(done, work=work, environment=environment, without=asked.without)
-        for reads_runs in (False, True):
-            with ThreadPoolExecutor(_AT_A_TIME) as pool:
-                for result in pool.map(end, [step for step in planned if step.reads_runs == reads_runs]):
-                    results.append(result)
-                    _say(stack, result)
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            for group in steps(commands, work, asked.without):
+                for result in pool.map(end, group):
+                    add(result)
     kept = {
         "date": datetime.now(UTC).date().isoformat(),
         "purpose": asked.purpose,
         "versions": versions,
-        "took_s": time.monotonic() - began_s,
         "results": [asdict(result) for result in results],
     }
     (folder / "stack.json").write_text(json.dumps(kept, indent=1))
@@ -299,11 +295,6 @@ def _is_missing(python: str) -> bool:
     return (
         shutil.which(python) is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode > 0
     )
-
-
-def _say(stack: str, result: Result) -> None:
-    reason = f": {result.reason[:300]}" if result.reason else ""
-    print(f"{result.outcome:8}{stack}: {result.step} ({result.took_s:.0f} s){reason}", flush=True)
 
 
 def tables(folder: Path) -> str:

@@ -37,6 +37,8 @@ def test_cells_come_in_order_of_tokens() -> None:
     assert grid.cells == (Cell(1, 64, 8), Cell(1, 128, 8), Cell(2, 64, 8), Cell(2, 128, 8))
     assert {cell.decode_steps for cell in grid.cells} == {7}
     assert grid.longest_context == 136
+    with pytest.raises(GridError, match="--new-tokens"):
+        make_grid([64], [1], 2)
 
 
 def test_a_decode_loop_is_described_by_its_middle_step() -> None:
@@ -60,11 +62,6 @@ def test_rows_go_by_phase_engine_batch_and_depth() -> None:
     assert names[:4] == ["prefill 1 x 16", "prefill 2 x 16", "prefill 1 x 16 (static)", "prefill 2 x 16 (static)"]
     assert names[4:8] == ["decode 1 x 8", "decode 1 x 16", "decode 2 x 8", "decode 2 x 16"]
     assert len(names) == 4 + 8
-
-
-def test_too_few_new_tokens() -> None:
-    with pytest.raises(GridError, match="--new-tokens"):
-        make_grid([64], [1], 2)
 
 
 def test_keys_between_cells_have_row_counts_that_no_cell_has() -> None:

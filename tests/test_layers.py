@@ -13,18 +13,9 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "profiler"
 
 WORDS = {
-    "effort",
-    "errors",
-    "options",
-    "patching",
-    "units",
-    "stats",
-    "packages",
-    "fallbacks",
-    "user_cache",
-    "json_document",
+    "effort", "errors", "options", "patching", "units", "stats", "packages", "fallbacks", "user_cache", "json_document",
     "_version",
-}
+}  # fmt: skip
 """Modules at the root, which every package may import."""
 CORE = (
     "grid", "data", "facts", "device", "quant", "loading", "counting", "engines", "roofs", "measure", "judge",
@@ -53,34 +44,22 @@ def imports(file: Path) -> set[str]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if id(node) in hidden:
-            continue
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return names
+    nodes = [node for node in ast.walk(tree) if id(node) not in hidden]
+    whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return whole | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 
 
-@functools.cache
-def modules() -> dict[str, Path]:
-    """Every module of the package by its dotted name, without the package's name."""
-    return {
-        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in PACKAGE.rglob("*.py")
-    }
+MODULES = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in PACKAGE.rglob("*.py")
+}
+"""Every module of the package by its dotted name, without the package's name."""
 
 
 def own_imports(file: Path) -> set[str]:
     """The modules of this package that a file imports, without the package's name."""
-    known = modules()
-    found = set()
-    tree_imports = {name.removeprefix("profiler.") for name in imports(file) if name.startswith("profiler.")}
-    for name in tree_imports:
-        found.add(name if name in known else name.rpartition(".")[0])
-    return found
+    names = {name.removeprefix("profiler.") for name in imports(file) if name.startswith("profiler.")}
+    return {name if name in MODULES else name.rpartition(".")[0] for name in names}
 
 
 def test_every_package_is_explained_in_one_sentence() -> None:
@@ -108,7 +87,7 @@ def test_modules_at_the_root_import_only_each_other() -> None:
 
 
 def test_no_module_is_imported_in_a_circle() -> None:
-    below = {name: own_imports(path) - {name} for name, path in modules().items()}
+    below = {name: own_imports(path) - {name} for name, path in MODULES.items()}
     while leaves := {name for name, needed in below.items() if not needed & below.keys()}:
         below = {name: needed for name, needed in below.items() if name not in leaves}
     assert not below, f"circular imports among {sorted(below)}"

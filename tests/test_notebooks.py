@@ -10,14 +10,12 @@ from pathlib import Path
 import nbformat
 import pytest
 from jupyter_client.manager import KernelManager, start_new_kernel
-from lessons import computed, pictures
+from lessons import NOTEBOOKS, computed, pictures
 from nbclient import NotebookClient
 
 import profiler
 from profiler import theory
 from profiler.data.datasheets import gpus
-
-NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 # What a reader must find in the outputs: datasheets and arithmetic, not this package's word.
 FIGURES = {
@@ -40,22 +38,20 @@ PUBLIC = {"profiler", "profiler.theory", "profiler.rent"}
 """Public modules: notebooks import no others from this package."""
 
 
-def test_each_has_figures() -> None:
-    assert [path.stem for path in NOTEBOOKS] == list(FIGURES)
+def shown(notebook: nbformat.NotebookNode, path: Path) -> str:
+    """Return all that a notebook shows. Fails unless its figures are there."""
+    text = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
+    assert [figure for figure in FIGURES[path.stem] if figure not in text] == []
+    return text
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     """Committed outputs contain their figures, and neither errors nor paths of this machine."""
     notebook = nbformat.read(path, 4)
-    shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
-    assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
-    assert not any(
-        output.output_type == "error" or output.get("name") == "stderr"
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-    )
-    assert not re.search(r"/(root|home|work|tmp)/", shown)
+    assert not re.search(r"/(root|home|work|tmp)/", shown(notebook, path))
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 1_500_000
 
 
@@ -150,15 +146,12 @@ def test_sentences_about_measurements_say_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_pictures_are_of_the_code_that_draws_them_now(path: Path) -> None:
+def test_pictures_are_of_the_code_that_draws_them_now_and_all_names_are_public(path: Path) -> None:
     """Where this fails, `python -m tests.lessons NUMBER` runs the notebook again; look at its pictures."""
-    for digest, picture in pictures(nbformat.read(path, 4)):
+    notebook = nbformat.read(path, 4)
+    for digest, picture in pictures(notebook):
         assert picture.metadata.get("drawn_by") == digest
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_it_uses_public_names_only(path: Path) -> None:
-    code = "\n".join(cell.source for cell in nbformat.read(path, 4).cells if cell.cell_type == "code")
+    code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     imported = set(re.findall(r"^\s*(?:from|import) (profiler[\w.]*)", code, re.MULTILINE))
     assert imported <= PUBLIC
 
@@ -186,7 +179,6 @@ def test_it_runs(path: Path, tmp_path: Path, kernel: KernelManager) -> None:
     emptied = nbformat.v4.new_code_cell(f"%reset -f\n%cd -q {tmp_path}")
     notebook.cells.insert(0, emptied)
     NotebookClient(notebook, timeout=300, km=kernel).execute(reset_kc=True)
-    shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", []))
-    assert all(figure in shown for figure in FIGURES[path.stem]), [f for f in FIGURES[path.stem] if f not in shown]
+    shown(notebook, path)
     assert computed(notebook) == kept, f"run `python -m tests.lessons {path.stem[:2]}`, and look at what changed"
     assert list(tmp_path.iterdir()) == [], "a notebook leaves no files"

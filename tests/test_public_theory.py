@@ -28,14 +28,11 @@ def test_weights_of_another_dtype() -> None:
     assert packed.intensity == pytest.approx(3.55, abs=0.005)
 
 
-def test_steps_of_attention_in_eight_bits_have_twice_the_intensity() -> None:
+def test_attention_in_eight_bits_has_twice_the_intensity() -> None:
+    """A long cache of as many KV heads has 1 FLOP/byte in 16 bits, so 2 in 8."""
     wide, narrow = (theory.attention_steps(4096, 4096, 128, dtype) for dtype in ("float16", "float8_e4m3fn"))
     assert [step.name for step in narrow] == ["QK^T", "softmax", "PV"]
     assert [step.intensity for step in narrow] == pytest.approx([2 * step.intensity for step in wide])
-
-
-def test_a_cache_in_eight_bits_doubles_the_intensity_of_decode_attention() -> None:
-    """A long cache of as many KV heads has 1 FLOP/byte in 16 bits, so 2 in 8."""
     step = theory.fused_attention(1, 100_000, 32, 32, 128, "float16", cache="float8_e4m3fn")
     assert step.intensity == pytest.approx(2.0, rel=1e-3)
 
@@ -64,6 +61,4 @@ def test_a_link_by_name_and_by_numbers() -> None:
     assert theory.bus_share("all_reduce", 8) == 1.75
     typed = theory.link("10,100", 8)
     assert typed.seconds("all_reduce", 1e6, 8) == pytest.approx(10e-6 + 1.75e6 / 100e9)
-    assert 200e9 < theory.link("nvlink4", 8).bus_bytes_per_s < 450e9, (
-        "below the 450 GB/s per direction of the datasheet"
-    )
+    assert 200e9 < theory.link("nvlink4", 8).bus_bytes_per_s < 450e9, "a datasheet's 450 GB/s per direction"

@@ -98,18 +98,18 @@ def visited_again(known: RunFacts) -> Array:
 
 def verdict(off: Array, again: Array) -> None:
     """Print whether the errors are within their limits, and whether this run is quiet enough to show it."""
-    reached = [float(np.quantile(np.abs(off), share)) for share in (0.5, 0.9)]
-    within = all(value <= limit for value, limit in zip(reached, LIMITS, strict=True))
-    text = f"  limits: {100 * LIMITS[0]:.0f} % and {100 * LIMITS[1]:.0f} %: {'met' if within else 'NOT met'}"
+    text = f"  limits: {100 * LIMITS[0]:.0f} % and {100 * LIMITS[1]:.0f} %: {'met' if _within(off) else 'NOT met'}"
     if not len(again):
         print(f"{text}; no cell was visited twice, so the share of noise is not known")
         return
-    noise = [float(np.quantile(again, share)) for share in (0.5, 0.9)]
-    quiet = all(value <= limit for value, limit in zip(noise, LIMITS, strict=True))
-    print(
-        f"{text}; the same cells visited again differ by {100 * noise[0]:.1f} % and {100 * noise[1]:.1f} %"
-        f" ({len(again)} pairs){'' if quiet else ': this run is too noisy to show it'}"
-    )
+    print(text)
+    say(f"  the same cells visited again ({len(again)} pairs)", again)
+    if not _within(again):
+        print("  this run is too noisy to show it")
+
+
+def _within(errors: Array) -> bool:
+    return all(np.quantile(np.abs(errors), share) <= limit for share, limit in zip((0.5, 0.9), LIMITS, strict=True))
 
 
 def say(what: str, errors: Array) -> None:

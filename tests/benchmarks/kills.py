@@ -56,35 +56,20 @@ def started(arguments: Sequence[str], out: Path) -> int:
         os._exit(code if isinstance(code, int) else 1)
 
 
-def ended(child: int) -> bool:
-    """Return whether a process has ended.
+def killed(arguments: Sequence[str], out: Path, after_s: float = math.inf) -> float:
+    """Kill a command after some CPU seconds. Return its CPU seconds if it ended before, else 0.
 
-    Raises RuntimeError if its command failed, since nothing would be killed then.
+    Raises RuntimeError if the command itself failed, since nothing would be killed then.
     """
-    number, status = os.waitpid(child, os.WNOHANG)
-    if number == child and os.waitstatus_to_exitcode(status) not in (0, 3):
-        raise RuntimeError("the command fails without a kill")
-    return number == child
-
-
-def spent_s(child: int) -> float:
-    """Return the CPU seconds of a process with its threads."""
-    times = psutil.Process(child).cpu_times()
-    return times.user + times.system
-
-
-def whole_s(arguments: Sequence[str], out: Path) -> float:
-    """Return the CPU seconds of a command."""
-    return killed(arguments, out, math.inf)
-
-
-def killed(arguments: Sequence[str], out: Path, after_s: float) -> float:
-    """Kill a command after some CPU seconds. Return its CPU seconds if it ended before, else 0."""
     begun, child, last_s = time.monotonic(), started(arguments, out), 0.0
     while last_s < after_s and time.monotonic() - begun < MOST_S:
-        if ended(child):
+        number, status = os.waitpid(child, os.WNOHANG)
+        if number == child:
+            if os.waitstatus_to_exitcode(status) not in (0, 3):
+                raise RuntimeError("the command fails without a kill")
             return last_s
-        last_s = spent_s(child)
+        times = psutil.Process(child).cpu_times()
+        last_s = times.user + times.system
         time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -104,12 +89,10 @@ def reads(folder: Path) -> str:
             read_document(samples.parent)
         if (samples.parent / "cells.csv").exists():
             read_results(samples.parent)
-    for picture in folder.rglob("*.png"):
-        if not picture.read_bytes().endswith(b"IEND\xaeB`\x82"):
-            return f"{picture.name} is cut off"
-    for page in folder.rglob("*.html"):
-        if not page.read_text().rstrip().endswith("</html>"):
-            return f"{page.name} is cut off"
+    for ending, last in ((".png", b"IEND\xaeB`\x82"), (".html", b"</html>")):
+        for file in folder.rglob(f"*{ending}"):
+            if not file.read_bytes().rstrip(b"\n").endswith(last):
+                return f"{file.name} is cut off"
     return ""
 
 
@@ -118,25 +101,17 @@ def finished(run: Path) -> bool:
     return document.exists() and '"finished": true' in document.read_text()
 
 
-Commands = dict[str, Callable[[Path], Sequence[str]]]
-
-
-def commands(model: str, script: str, done: Path) -> Commands:
+def commands(model: str, script: str, done: Path) -> dict[str, Callable[[Path], Sequence[str]]]:
     """Return each command by the folder that it writes to."""
 
-    def resumed(name: str) -> Callable[[Path], Sequence[str]]:
-        def arguments(out: Path) -> Sequence[str]:
-            if (out / "run" / "run.json").exists():
-                return ["run", model, "--resume", str(out / "run"), "--budget", "1", "--quiet"]
-            if name == "run":
-                return ["run", model, *GRID, "--out", str(out / "run")]
-            return [name, model, "--prompt", "8", *GRID[4:], "--out", str(out / "run")]
-
-        return arguments
+    def resumed(out: Path, *words: str) -> Sequence[str]:
+        if (out / "run" / "run.json").exists():
+            return ["run", model, "--resume", str(out / "run"), "--budget", "1", "--quiet"]
+        return [*words, "--out", str(out / "run")]
 
     return {
-        "run": resumed("run"),
-        "batch-test": resumed("batch-test"),
+        "run": lambda out: resumed(out, "run", model, *GRID),
+        "batch-test": lambda out: resumed(out, "batch-test", model, "--prompt", "8", *GRID[4:]),
         "judge": lambda _out: ["judge", str(done)],
         "report A B": lambda _out: ["report", str(done), str(done)],
         "forecast --check": lambda _out: [
@@ -188,41 +163,46 @@ def main() -> int:
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
     done = base / "done"
-    whole_s(["run", str(model), *GRID, "--out", str(done)], base)
+    killed(["run", str(model), *GRID, "--out", str(done)], base)
     moments, faults = random.Random(options.seed), 0
     for name, arguments in commands(str(model), str(script), done).items():
-        if options.commands and name not in options.commands.split(","):
-            continue
-        out, hits, wrong = base / name.replace(" ", "-"), 0, []
-        (out / "whole").mkdir(parents=True)
-        most_s = whole_s(arguments(out / "whole"), out)
-        runs = 0
-        print(f"{name}: {most_s:.1f} CPU s", flush=True)
-        for number in range(MOST_TRIES * options.kills):
-            if hits == options.kills:
-                break
-            folder = out / str(runs)
-            folder.mkdir(exist_ok=True)
-            if took_s := killed(arguments(folder), out, most_s * moments.random()):
-                most_s = min(most_s, took_s)
-            else:
-                hits += 1
-            try:
-                trouble = reads(folder) or reads(done)
-            except Exception as error:
-                trouble = f"{type(error).__name__}: {error}"
-            wrong += [f"kill {number}: {trouble}"] if trouble else []
-            runs += finished(folder / "run")
-        last = out / str(runs)
-        last.mkdir(exist_ok=True)
-        whole_s(arguments(last), out)
-        wrong += [f"at the end: {trouble}"] if (trouble := reads(last)) else []
-        for run in out.glob("*/run"):
-            wrong += [f"{cell} is there twice" for cell in twice(run)]
-            wrong += [] if finished(run) else [f"{run} is not finished"]
-        print(f"{name}: {hits} kills ({most_s:.1f} CPU s), {len(wrong)} faults", *wrong, sep="\n  ", flush=True)
-        faults += len(wrong)
+        if not options.commands or name in options.commands.split(","):
+            faults += tried(name, arguments, base / name.replace(" ", "-"), done, moments, options.kills)
     return int(faults > 0)
+
+
+def tried(
+    name: str, arguments: Callable[[Path], Sequence[str]], out: Path, done: Path, moments: random.Random, kills: int
+) -> int:
+    """Kill a command so many times. Prints and returns the number of faults."""
+    hits, runs, wrong = 0, 0, []
+    (out / "whole").mkdir(parents=True)
+    most_s = killed(arguments(out / "whole"), out)
+    print(f"{name}: {most_s:.1f} CPU s", flush=True)
+    for number in range(MOST_TRIES * kills):
+        if hits == kills:
+            break
+        folder = out / str(runs)
+        folder.mkdir(exist_ok=True)
+        if took_s := killed(arguments(folder), out, most_s * moments.random()):
+            most_s = min(most_s, took_s)
+        else:
+            hits += 1
+        try:
+            trouble = reads(folder) or reads(done)
+        except Exception as error:
+            trouble = f"{type(error).__name__}: {error}"
+        wrong += [f"kill {number}: {trouble}"] if trouble else []
+        runs += finished(folder / "run")
+    last = out / str(runs)
+    last.mkdir(exist_ok=True)
+    killed(arguments(last), out)
+    wrong += [f"at the end: {trouble}"] if (trouble := reads(last)) else []
+    for run in out.glob("*/run"):
+        wrong += [f"{cell} is there twice" for cell in twice(run)]
+        wrong += [] if finished(run) else [f"{run} is not finished"]
+    print(f"{name}: {hits} kills ({most_s:.1f} CPU s), {len(wrong)} faults", *wrong, sep="\n  ", flush=True)
+    return len(wrong)
 
 
 if __name__ == "__main__":

@@ -50,12 +50,9 @@ def main() -> None:
                 said = next((item for item in trial_results(trials) if item.form == form), None)
                 if said is None:
                     continue
-                one, other = before[key], after[key]
+                one = before[key]
                 said_s, said_off_s = (1 - said.ratio) * one.latency_s, said.half_width_at(one.latency_s) * one.latency_s
-                saved_s, saved_off_s = (
-                    one.latency_s - other.latency_s,
-                    math.hypot(half_width_s(one), half_width_s(other)),
-                )
+                saved_s, saved_off_s = saved(one, after[key])
                 print(
                     f"{key.name:18}{form:10}{1e3 * one.latency_s:9.1f}{1e3 * said_s:9.1f} ±{1e3 * said_off_s:5.1f}"
                     f"{1e3 * saved_s:9.1f} ±{1e3 * saved_off_s:5.1f}"
@@ -89,7 +86,10 @@ def _print_computed(base: Run, folder: Path, options: argparse.Namespace) -> Non
             form = SAME.get(lever.change, lever.change)
             if lever.basis != "computed" or form not in (*options.forms.split(","), *ENGINES):
                 continue
-            saved_s, off_s = _saved_s(cell.key, form, before, folder, options.model)
+            after = results_of(run_of(options.model, "engines" if form in ENGINES else form, folder))
+            one = after[cell.key] if form in ENGINES else before[cell.key]
+            engine = ENGINES.get(form, cell.key.cell.engine)
+            saved_s, off_s = saved(one, after[replace(cell.key, cell=replace(cell.key.cell, engine=engine))])
             kind = "at most" if lever.at_least_s is None else "between"
             least_s = -math.inf if lever.at_least_s is None else lever.at_least_s
             right = least_s - off_s <= saved_s <= lever.saves_s + off_s
@@ -106,20 +106,6 @@ def _print_computed(base: Run, folder: Path, options: argparse.Namespace) -> Non
         print(f"{kind}: {sum(all_right)} of {len(all_right)} contain the real saving")
     if widths:
         print(f"the upper end is {statistics.median(widths):.2f} times the lower one at the median\n")
-
-
-def _saved_s(
-    key: CellKey, form: str, before: dict[CellKey, CellResult], folder: Path, model: str
-) -> tuple[float, float]:
-    """What a change really saved in a cell, with half of its 95 % interval."""
-    one = before[key]
-    if form in ENGINES:
-        run = run_of(model, "engines", folder)
-        one, other_key = results_of(run)[key], replace(key, cell=replace(key.cell, engine=ENGINES[form]))
-        other = results_of(run)[other_key]
-    else:
-        other = results_of(run_of(model, form, folder))[key]
-    return one.latency_s - other.latency_s, math.hypot(half_width_s(one), half_width_s(other))
 
 
 def run_of(model: str, form: str, folder: Path) -> Run:
@@ -144,9 +130,10 @@ def results_of(run: Run) -> dict[CellKey, CellResult]:
     return {result.key: result for result in run.measured}
 
 
-def half_width_s(result: CellResult) -> float:
-    """Return half of the cell's 95 % interval."""
-    return (result.latency_high_s - result.latency_low_s) / 2
+def saved(one: CellResult, other: CellResult) -> tuple[float, float]:
+    """Return the seconds by which the other cell is faster, with half of their 95 % interval."""
+    widths = [(cell.latency_high_s - cell.latency_low_s) / 2 for cell in (one, other)]
+    return one.latency_s - other.latency_s, math.hypot(*widths)
 
 
 if __name__ == "__main__":

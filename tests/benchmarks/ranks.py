@@ -19,17 +19,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 from transformers import LlamaConfig
 
 from profiler.cli.run import started_by_torchrun
 from profiler.counting.operators import Collective
-from profiler.data.links import Link, fit_link
+from profiler.data.links import fit_link
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.step import ExecutionPath, Step
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.sweep import follow
 from profiler.ranks.process_group import ProcessGroup
@@ -74,7 +75,8 @@ def main() -> None:
         for row in _under(held, engine, prepared.grid.cells, (alpha_us * 1e-6, gb_per_s * 1e9), arguments.turns)
     ]
     if group.rank == 0:
-        _print(rows)
+        print(pd.DataFrame(rows).to_string(index=False))
+        print(f"{sum(row['within'] == 'yes' for row in rows)} of {len(rows)} steps within 10 % (prefill 15 %)")
     group.close()
 
 
@@ -88,7 +90,7 @@ def _small(folder: str) -> str:
 
 def _under(
     held: Ranks, engine: EagerEngine, cells: tuple[Cell, ...], planted: tuple[float, float], turns: int
-) -> Iterator[tuple[str, ...]]:
+) -> Iterator[dict[str, str]]:
     """Return a row for each step under one link; rank 0 prints them."""
     group, machine = held.group, held.machine
     with slowed(*planted):
@@ -111,42 +113,25 @@ def _under(
                 measured_s = statistics.median(prefill for prefill, _ in whole)
             else:
                 measured_s = statistics.median(step for _, decode in whole for step in decode[1:])
-            predicted = list(share.seconds(key.phase)), share.last_s(key.phase), exchanged_s(held, key, link)
-            yield _row(key, planted, predicted, measured_s)
-
-
-def exchanged_s(held: Ranks, key: CellKey, link: Link) -> float:
-    step, path = Step.of(key), ExecutionPath()
-    sent = [operator for operator in held.work.operators if isinstance(operator, Collective)]
-    return sum(
-        operator.count * link.seconds(operator.kind, float(operator.each(step, path).link_bytes), operator.ranks)
-        for operator in sent
-    )
-
-
-def _row(
-    key: CellKey, planted: tuple[float, float], predicted: tuple[list[float], float, float], measured_s: float
-) -> tuple[str, ...]:
-    own_s, last_s, link_s = predicted
-    predicted_s = last_s + link_s
-    off = predicted_s / measured_s - 1
-    return (
-        f"{1e6 * planted[0]:.0f} us, {planted[1] / 1e9:g} GB/s",
-        key.name,
-        " ".join(f"{1e3 * seconds:.2f}" for seconds in own_s),
-        f"{1e3 * last_s:.2f}",
-        f"{1e3 * link_s:.2f}",
-        f"{1e3 * predicted_s:.2f}",
-        f"{1e3 * measured_s:.2f}",
-        f"{100 * off:+.0f} %",
-        "yes" if abs(off) <= WITHIN[key.phase] else "no",
-    )
-
-
-def _print(rows: list[tuple[str, ...]]) -> None:
-    for row in (("link", "step", "own ms", "waiting", "link ms", "predicted", "measured", "off", "within"), *rows):
-        print("{:<20} {:<20} {:<16} {:>9} {:>9} {:>9} {:>9} {:>7} {}".format(*row))
-    print(f"{sum(row[-1] == 'yes' for row in rows)} of {len(rows)} steps within 10 % (prefill 15 %)")
+            step, path = Step.of(key), ExecutionPath()
+            link_s = sum(
+                each.count * link.seconds(each.kind, float(each.each(step, path).link_bytes), each.ranks)
+                for each in held.work.operators
+                if isinstance(each, Collective)
+            )
+            predicted_s = share.last_s(key.phase) + link_s
+            off = predicted_s / measured_s - 1
+            yield {
+                "link": f"{1e6 * planted[0]:.0f} us, {planted[1] / 1e9:g} GB/s",
+                "step": key.name,
+                "own ms": " ".join(f"{1e3 * seconds:.2f}" for seconds in share.seconds(key.phase)),
+                "waiting": f"{1e3 * share.last_s(key.phase):.2f}",
+                "link ms": f"{1e3 * link_s:.2f}",
+                "predicted": f"{1e3 * predicted_s:.2f}",
+                "measured": f"{1e3 * measured_s:.2f}",
+                "off": f"{100 * off:+.0f} %",
+                "within": "yes" if abs(off) <= WITHIN[key.phase] else "no",
+            }
 
 
 @contextmanager

@@ -22,8 +22,7 @@ from profiler.judge.cells import CellResult
 from profiler.report.glossary import GLOSSARY
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 
-from .docstrings import attribute_docs, constant_docs, one_line
-from .schemas import TITLES, schema_text, schemas
+from .schemas import TITLES, attribute_docs, constant_docs, one_line, schema_text, schemas
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 SCHEMAS = FOLDER / "schemas"
@@ -50,7 +49,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
-# Commands
+def described(kind: str, meanings: Mapping[str, str]) -> str:
+    """Return a Markdown table of names and their meanings."""
+    return table((kind, "what it is"), [(f"`{name}`", meaning) for name, meaning in meanings.items()])
 
 
 def commands_page() -> str:
@@ -58,13 +59,14 @@ def commands_page() -> str:
     root: Any = typer.main.get_command(app)
     context = root.make_context("roofscope", [], resilient_parsing=True)
     parts = ["# Commands\n\n`roofscope COMMAND --help` shows the same.\n\n"]
-    parts.append(table(("command", "what it does"), [(f"[`{n}`](#{n})", one_line(c.help)) for n, c in _commands(root)]))
+    parts.append(
+        table(("command", "what it does"), [(f"[`{n}`](#{n})", one_line(c.help)) for n, c in root.commands.items()])
+    )
     parts.append("\nBefore any command:\n\n" + _options(root, context))
-    for name, command in _commands(root):
+    for name, command in root.commands.items():
         here = command.make_context(name, [], parent=context, resilient_parsing=True)
-        usage = " ".join(["[OPTIONS]", *_arguments(command, here)])
-        parts.append(f"\n## {name}\n\n{one_line(command.help)}\n\n```text\nroofscope {name} {usage}\n```\n\n")
-        parts.append(_options(command, here))
+        usage = f"```text\nroofscope {name} {_usage(command, here)}\n```"
+        parts.append(f"\n## {name}\n\n{one_line(command.help)}\n\n{usage}\n\n{_options(command, here)}")
     return "".join(parts)
 
 
@@ -74,29 +76,28 @@ def command_names() -> tuple[str, ...]:
     return tuple(root.commands)
 
 
-def _commands(root: Any) -> list[tuple[str, Any]]:
-    return list(root.commands.items())
-
-
 def _options(command: Any, context: Any) -> str:
     rows = []
     for parameter in command.get_params(context):
         if parameter.param_type_name == "argument":
-            rows.append((f"`{parameter.metavar or parameter.name.upper()}`", "", one_line(parameter.help)))
+            rows.append((f"`{_placeholder(parameter)}`", "", one_line(parameter.help)))
         elif parameter.name != "help":
             names = ", ".join(f"`{name}`" for name in parameter.opts)
             rows.append((names, _default(parameter), one_line(parameter.help)))
     return table(("option", "default", "what it says"), rows)
 
 
-def _arguments(command: Any, context: Any) -> list[str]:
-    """Return the arguments in the usage line; optional ones are in brackets."""
-    found = []
-    for parameter in command.get_params(context):
-        if parameter.param_type_name == "argument":
-            name = parameter.metavar or parameter.name.upper()
-            found.append(name if parameter.required or name.startswith("[") else f"[{name}]")
-    return found
+def _placeholder(argument: Any) -> str:
+    return argument.metavar or argument.name.upper()
+
+
+def _usage(command: Any, context: Any) -> str:
+    """Return the usage line; optional arguments are in brackets."""
+    arguments = [each for each in command.get_params(context) if each.param_type_name == "argument"]
+    names = [(_placeholder(each), each.required) for each in arguments]
+    return " ".join(
+        ["[OPTIONS]", *(name if required or name.startswith("[") else f"[{name}]" for name, required in names)]
+    )
 
 
 def _default(parameter: Any) -> str:
@@ -107,50 +108,32 @@ def _default(parameter: Any) -> str:
     return "" if value is None or value is False or value == "" or callable(value) else f"`{value}`"
 
 
-# Columns
-
-
 def columns_page() -> str:
     """Return the page of the columns of cells.csv and operators.csv, from the docstrings of their fields."""
     docs = attribute_docs(CellResult)
-    cells = [(f"`{item.name}`", docs.get(item.name, "")) for item in fields(CellResult)]
-    operators = [(f"`{name}`", meaning) for name, meaning in OPERATOR_COLUMN_MEANINGS.items()]
+    cells = {item.name: docs.get(item.name, "") for item in fields(CellResult)}
     return (
         "# Columns\n\nThe names end in the unit: `_s` seconds, `_bytes` bytes, `_flops` a count, `_per_s` a rate."
         " An empty field is not known.\n\n"
         "## cells.csv\n\nOne row per phase and cell. The terms of the split add up to `latency_s`.\n\n"
-        + table(("column", "what it is"), cells)
+        + described("column", cells)
         + "\n## operators.csv\n\nOne row per operator and cell.\n\n"
-        + table(("column", "what it is"), operators)
+        + described("column", OPERATOR_COLUMN_MEANINGS)
     )
-
-
-# Exit codes
 
 
 def exit_codes_page() -> str:
     """Return the page of the exit codes, general ones and those of each command."""
-    constants = {name: value for name, value in vars(shared).items() if name.startswith("EXIT_")}
-    docs = constant_docs(shared)
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
-    rows = [
-        ("`0`", "Done."),
-        *((f"`{value}`", docs.get(name, "")) for name, value in sorted(constants.items(), key=_code)),
-    ]
+    docs = constant_docs(shared)
+    codes = sorted((value, docs.get(name, "")) for name, value in vars(shared).items() if name.startswith("EXIT_"))
     gate = [(outcome, f"`{code}`") for outcome, code in compare._GATE_EXITS.items()]
     return (
         "# Exit codes\n\n"
-        + table(("code", "meaning"), rows)
+        + table(("code", "meaning"), [("`0`", "Done."), *((f"`{code}`", meaning) for code, meaning in codes)])
         + "\n`roofscope why` ends with the exit code of the script it ran.\n\n## gate\n\n"
         + table(("outcome", "code"), gate)
     )
-
-
-def _code(item: tuple[str, int]) -> int:
-    return item[1]
-
-
-# Glossary
 
 
 def glossary_page() -> str:
@@ -163,9 +146,6 @@ def glossary_page() -> str:
     )
 
 
-# Python
-
-
 def python_page() -> str:
     """Return the page of the public functions and classes, whose docstrings mkdocstrings adds to the built pages."""
     public = [
@@ -174,13 +154,11 @@ def python_page() -> str:
         for name in module.__all__
         if name != "__version__"
     ]
-    rows = [(f"`{name}`", one_line(inspect.getdoc(thing)).split(". ")[0].rstrip(".") + ".") for name, thing in public]
+    meanings = {name: one_line(inspect.getdoc(thing)).split(". ")[0].rstrip(".") + "." for name, thing in public}
     details = [f"\n::: {name}\n" for name, _ in public]
     return (
         "# Python API\n\nThe distribution is called `roofscope`, the package `profiler`. These names are public; all"
-        " others may change in any release.\n\n"
-        + table(("name", "what it is"), rows)
-        + "\n```python\nimport profiler\n\n"
+        " others may change in any release.\n\n" + described("name", meanings) + "\n```python\nimport profiler\n\n"
         'run = profiler.profile("smollm2-135m", prompt_lens=[64], batch_sizes=[1, 2])\n'
         "run.answer  # the answer, a list of sentences\n"
         "run.cells  # a pandas DataFrame: one row per phase and cell\n"
@@ -193,9 +171,6 @@ def python_page() -> str:
         "In a notebook, `%load_ext profiler` registers `%%why`, which explains its cell and returns `watching`.\n"
         + "".join(details)
     )
-
-
-# JSON
 
 
 TEN = {

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
+import itertools
 import json
 import math
+import textwrap
+import types
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -26,8 +30,6 @@ from profiler.rent.command import RentDocument
 from profiler.report.device import CeilingsDocument, GpuEntry, LinkDocument
 from profiler.store.document import RunDocument
 from profiler.why_slow.render import WhyDocument
-
-from .docstrings import attribute_docs, one_line
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[str, tuple[str, Any]] = {
@@ -109,4 +111,34 @@ def _printed_run(run: dict[str, Any]) -> dict[str, Any]:
         "$defs": {**run["$defs"], **cell.pop("$defs", {}), "CellResult": cell},
         "properties": {**run["properties"], **more},
         "required": [*run["required"], *more],
+    }
+
+
+def one_line(text: str | None) -> str:
+    """Return a text without line ends."""
+    return " ".join((text or "").split())
+
+
+def attribute_docs(kind: type) -> dict[str, str]:
+    """Return the text below each attribute of a class and its bases."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not base.__module__.startswith("profiler"):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for item, after in itertools.pairwise(body.body):
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and isinstance(after, ast.Expr):
+                found[item.target.id] = one_line(ast.literal_eval(after.value))
+    return found
+
+
+def constant_docs(module: types.ModuleType) -> dict[str, str]:
+    """Return the text below each constant of a module."""
+    body = ast.parse(inspect.getsource(module)).body
+    return {
+        item.targets[0].id: one_line(after.value.value)
+        for item, after in itertools.pairwise(body)
+        if isinstance(item, ast.Assign) and isinstance(item.targets[0], ast.Name)
+        if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str)
     }

@@ -64,40 +64,23 @@ def found_in(text: str, banned: re.Pattern[str]) -> list[str]:
 
 
 def long_sentences(text: str) -> list[str]:
-    """Return the sentences of a text that are too long."""
-    return [sentence for sentence in sentences(text) if len(sentence.split()) > _LONGEST]
-
-
-def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of paragraphs and list items; tables and headings have none."""
+    """Return the sentences of paragraphs and list items that are too long; tables and headings have none."""
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
-    for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#>]|\d+\.) ?)", text):
-        if not block.lstrip().startswith(("|", "#", "<")):
-            yield from re.split(r"(?<=[.!?:;])\s", " ".join(block.split()))
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*|#>]|\d+\.) ?)", text)
+    paragraphs = [" ".join(block.split()) for block in blocks if not block.lstrip().startswith(("|", "#", "<"))]
+    return [each for block in paragraphs for each in re.split(r"(?<=[.!?:;])\s", block) if len(each.split()) > _LONGEST]
 
 
-@pytest.mark.parametrize("file", PAGES, ids=lambda file: file.name)
-def test_it_has_no_banned_word(file: Path) -> None:
-    assert found_in(prose(file), BANNED) == []
-
-
-@pytest.mark.parametrize("file", WRITTEN, ids=lambda file: file.name)
-def test_its_sentences_are_short(file: Path) -> None:
-    assert long_sentences(prose(file)) == []
-
-
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda file: file.stem)
-def test_a_lesson_is_plain(notebook: Path) -> None:
-    text = lesson(notebook)
-    assert found_in(text, BANNED) + long_sentences(text) == []
+@pytest.mark.parametrize("file", [*PAGES, *NOTEBOOKS, *SCREENS], ids=lambda file: file.name)
+def test_it_has_no_banned_word_and_its_sentences_are_short(file: Path) -> None:
+    """Screens and rendered pages have the sentences of modules, which the next test reads."""
+    text = lesson(file) if file in NOTEBOOKS else prose(file)
+    assert found_in(text, BANNED) == []
+    if file in (*WRITTEN, *NOTEBOOKS):
+        assert long_sentences(text) == []
 
 
 def test_messages_and_the_sentences_of_reports_are_plain() -> None:
     texts = [(module.name, text) for module in MODULES for text in printed(module)]
     assert len(texts) > 1000
     assert [(name, words) for name, text in texts if (words := found_in(text, PRINTED) + long_sentences(text))] == []
-
-
-@pytest.mark.parametrize("screen", SCREENS, ids=lambda file: file.name)
-def test_a_screen_has_no_banned_word(screen: Path) -> None:
-    assert found_in(_CODE.sub("CODE", screen.read_text(encoding="utf-8")), BANNED) == []

@@ -5,26 +5,34 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import math
+import multiprocessing
 import random
+import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from .kinds import KINDS, modes, plausible
 from .oracles import Ran
-from .pool import Lost, forked
-from .scenarios import SCENARIOS, Played
 from .sites import Injection, Site, positions
-from .trial import Trial, ran, tried
+from .trial import SCENARIOS, Played, Trial, ran, tried
 
 _LONGEST_S = 180.0
 """A trial that takes longer, in real seconds, counts as hanging."""
+
+
+_FORK = multiprocessing.get_context("fork")
 
 
 @dataclass(frozen=True)
@@ -96,24 +104,16 @@ def main() -> None:
             planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
             print(f"{len(planned)} of them by seed {options.seed}", flush=True)
         trials = _trials(recordings, planned, options.jobs)
-    _print(trials)
-    sys.exit(1 if any(trial.failures for trial in trials) else 0)
-
-
-def _print(trials: Sequence[Trial]) -> None:
-    """Print how many faults of each API and of each kind ended with which exit code."""
     failed = sum(bool(trial.failures) for trial in trials)
     print(f"{len(trials)} faults, {failed} after which something does not hold")
-    rows = pd.DataFrame(
-        {
-            "API": each.injection.site.api,
-            "fault": f"{each.injection.kind} {each.injection.mode}",
-            "exit code": each.code,
-        }
-        for each in trials
-    )
-    for name in ("API", "fault"):
-        print(pd.crosstab(rows[name], rows["exit code"].astype(str)).to_string(), end="\n\n")
+    codes = [str(each.code) for each in trials]
+    faults = {
+        "API": [each.injection.site.api for each in trials],
+        "fault": [f"{each.injection.kind} {each.injection.mode}" for each in trials],
+    }
+    for name, values in faults.items():
+        print(pd.crosstab(pd.Series(values, name=name), pd.Series(codes, name="exit code")).to_string(), end="\n\n")
+    sys.exit(1 if failed else 0)
 
 
 def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs: int) -> list[Trial]:
@@ -134,3 +134,60 @@ def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs:
             if len(trials) % 100 == 0:
                 print(f"-- {len(trials)} in {time.monotonic() - started_s:.0f} s", flush=True)
     return trials
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The reason why a call gave no answer."""
+
+    why: str
+
+
+def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> Iterator[tuple[int, Any]]:
+    """Yield (number, answer) of each call as it ends; `Lost` if it exceeded the limit or died.
+
+    The limit is in CPU time, which other processes do not affect. Calls that wait are ended if none ends within ten
+    times the limit.
+    """
+    waiting = list(enumerate(calls))
+    running: dict[Connection, tuple[int, ForkProcess]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                number, call = waiting.pop(0)
+                receiving, sending = _FORK.Pipe(duplex=False)
+                process = _FORK.Process(target=_answer, args=(call, sending, limit_s))
+                process.start()
+                sending.close()
+                running[receiving] = number, process
+            for connection in wait(list(running), 10 * limit_s) or _killed(running):
+                number, process = running.pop(connection)
+                yield number, _received(connection, process)
+    finally:
+        _killed(running)
+
+
+def _answer(call: Callable[[], Any], sending: Connection, limit_s: float) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s) + 5))
+    try:
+        answer = call()
+    except BaseException:
+        answer = Lost(traceback.format_exc())
+    sending.send(answer)
+
+
+def _received(connection: Connection, process: ForkProcess) -> Any:
+    try:
+        return connection.recv()
+    except EOFError:
+        process.join()
+        return Lost(f"its process ended with {process.exitcode} (-9: it waited too long, -24: its CPU time ended)")
+    finally:
+        connection.close()
+        process.join()
+
+
+def _killed(running: dict[Connection, tuple[int, ForkProcess]]) -> list[Connection]:
+    for _, process in running.values():
+        process.kill()
+    return list(running)

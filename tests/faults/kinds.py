@@ -46,36 +46,33 @@ def _cuda(text: str, code: int) -> Callable[[], BaseException]:
     return made
 
 
-def _full() -> BaseException:
-    return OSError(errno.ENOSPC, "No space left on device")
+def _raises(kind: type[BaseException], *arguments: object, **more: bool) -> Kind:
+    return Kind(lambda: kind(*arguments), **more)
 
 
 KINDS: dict[str, Kind] = {
     "sticky": Kind(_cuda("an illegal memory access was encountered", _ILLEGAL_ADDRESS), sticky=True),
     "passing": Kind(_cuda("invalid argument", _INVALID_VALUE)),
     "not-ready": Kind(_cuda("device not ready", _NOT_READY)),
-    "runtime": Kind(lambda: RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`")),
-    "no-kernel": Kind(lambda: RuntimeError("No available kernel. Aborting execution.")),
-    "not-set-up": Kind(
-        lambda: RuntimeError("CUDA unknown error - this may be due to an incorrectly set up environment")
-    ),
-    "cupti": Kind(lambda: RuntimeError("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")),
-    "inductor": Kind(lambda: RuntimeError("Cannot find a working triton installation.")),
-    "assertion": Kind(lambda: AssertionError("int4 needs a group size that divides the inputs")),
-    "oom": Kind(lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
-    "unimplemented": Kind(
-        lambda: NotImplementedError("Could not run the operator with arguments from the 'CUDA' backend")
-    ),
-    "nvml-lost": Kind(lambda: pynvml.NVMLError_GpuIsLost()),
-    "nvml-unsupported": Kind(lambda: pynvml.NVMLError_NotSupported()),
-    "nvml-library": Kind(lambda: pynvml.NVMLError_LibraryNotFound()),
-    "import": Kind(
-        lambda: ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"),
+    "runtime": _raises(RuntimeError, "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+    "no-kernel": _raises(RuntimeError, "No available kernel. Aborting execution."),
+    "not-set-up": _raises(RuntimeError, "CUDA unknown error - this may be due to an incorrectly set up environment"),
+    "cupti": _raises(RuntimeError, "CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"),
+    "inductor": _raises(RuntimeError, "Cannot find a working triton installation."),
+    "assertion": _raises(AssertionError, "int4 needs a group size that divides the inputs"),
+    "oom": _raises(torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 20.00 MiB."),
+    "unimplemented": _raises(NotImplementedError, "Could not run the operator with arguments from the 'CUDA' backend"),
+    "nvml-lost": _raises(pynvml.NVMLError_GpuIsLost),
+    "nvml-unsupported": _raises(pynvml.NVMLError_NotSupported),
+    "nvml-library": _raises(pynvml.NVMLError_LibraryNotFound),
+    "import": _raises(
+        ImportError,
+        "libcudart.so.13: cannot open shared object file: No such file or directory",
         spreads=True,
         from_start=True,
     ),
-    "no-package": Kind(lambda: metadata.PackageNotFoundError("a package"), spreads=True, from_start=True),
-    "full": Kind(_full),
+    "no-package": _raises(metadata.PackageNotFoundError, "a package", spreads=True, from_start=True),
+    "full": _raises(OSError, errno.ENOSPC, "No space left on device"),
     "zero": Kind(lie=lambda _: 0.0),
     "negative": Kind(lie=lambda value: -abs(value) or -1.0),
     "nan": Kind(lie=lambda _: math.nan),

@@ -61,8 +61,8 @@ class Ran:
     left_bytes: int
     """Bytes of the card's memory in use at the end, after Python's garbage collection."""
     simulated_s: float
-    folder: Folder | None
-    """The run folder, if the command left one."""
+    folder: Any
+    """The run folder (`Folder`), if the command left one."""
 
 
 @dataclass(frozen=True)
@@ -110,19 +110,10 @@ def _facts(record: Mapping[str, Any]) -> Iterator[str]:
 
 
 _UNSTABLE = (
-    "scaling",
-    "curve",
-    "seconds",
-    "readings",
-    "stage_s",
-    "levers",
-    "terms",
-    "conflicts",
-    "signals",
-    "answer",
-    "noise_reasons",
-    "flags",
-)
+    "scaling", "curve", "seconds", "readings", "stage_s", "levers", "terms", "conflicts", "signals", "answer",
+    "noise_reasons", "flags",
+)  # fmt: skip
+"""Parts of run.json that may have other entries after a fault."""
 
 
 def _said(value: Any, path: str = "run.json") -> Iterator[str]:
@@ -203,7 +194,6 @@ def _keeps_every_cell(case: Case) -> Iterator[str]:
             if ran.code != 2:
                 yield f"{name}: exit code {ran.code} without a run folder"
             continue
-        assert case.base.folder is not None
         if set(ran.folder.rows) != set(case.base.folder.rows) and (ran.code != 2 or ran.folder.rows):
             yield f"{name}: {len(ran.folder.rows)} of {len(case.base.folder.rows)} cells in cells.csv"
         if odd := {row["status"] for row in ran.folder.rows.values()} - set(_STATUSES):
@@ -211,18 +201,16 @@ def _keeps_every_cell(case: Case) -> Iterator[str]:
 
 
 def _leaves_other_cells_alone(case: Case) -> Iterator[str]:
-    assert case.base.folder is not None
     if case.first.folder is None:
         return
     for key, row in case.first.folder.rows.items():
         base = case.base.folder.rows.get(key)
-        if base is None or _cell_of(row) in case.touched:
+        depth = row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"]
+        if base is None or f"{row['engine']}/{row['batch_size']}/{depth}" in case.touched:
             continue
+        may_fail = case.kind.sticky or case.injection.kind == "oom" or case.first.code == 2
         if row["status"] != "ok":
-            if (
-                not (case.kind.sticky or case.injection.kind == "oom" or case.first.code == 2)
-                and base["status"] == "ok"
-            ):
+            if base["status"] == "ok" and not may_fail:
                 yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
             continue
         missing = {part["what"] for part in case.first.folder.document.get("missing", ())}
@@ -236,41 +224,27 @@ def _moved(base: Row, row: Row, counted: Sequence[str] = COUNTS) -> Iterator[str
             yield f"{name} {base[name]} -> {row[name]}"
     share = 0.0 if base["visits"] == row["visits"] else _OTHER_VISITS
     for name in TIMES:
-        if not _same_time(base[name], row[name], share):
+        if _differs(base[name], row[name], share, 2.02 * _TICK_S):
             yield f"{name} {base[name]} -> {row[name]}"
 
 
-def _same_time(base: str, other: str, share: float) -> bool:
-    if "" in (base, other):
-        return base == other
-    return abs(float(base) - float(other)) <= 2.02 * _TICK_S + share * float(base)
-
-
-def _cell_of(row: Row) -> str:
-    """Return the cell's name as in `Call.cell`."""
-    return "/".join(
-        (row["engine"], row["batch_size"], row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"])
-    )
+def _differs(base: str, other: str, share: float, least: float = 0.0) -> bool:
+    try:
+        return abs(float(other) - float(base)) > least + share * abs(float(base))
+    except ValueError:
+        return base != other
 
 
 def _is_never_sure_of_a_lie(case: Case) -> Iterator[str]:
     """Check that no false figure has the highest confidence."""
     if (case.kind.raised is not None) or case.first.folder is None:
         return
-    assert case.base.folder is not None
     for key, row in case.first.folder.rows.items():
         base = case.base.folder.rows[key]
         if row["status"] == "ok" and row["confidence"] == "high":
             for name in (*TIMES, "attained", "regime"):
-                if _differs(base[name], row[name]):
+                if _differs(base[name], row[name], _FALSE):
                     yield f"{'/'.join(key)} is sure of {name} {row[name]}, which is {base[name]}"
-
-
-def _differs(base: str, other: str) -> bool:
-    try:
-        return abs(float(other) - float(base)) > _FALSE * abs(float(base))
-    except ValueError:
-        return base != other
 
 
 def _gives_memory_back(case: Case) -> Iterator[str]:
@@ -283,11 +257,6 @@ def _ends_in_time(case: Case) -> Iterator[str]:
         yield f"{case.first.simulated_s:.0f} simulated seconds instead of {case.base.simulated_s:.0f}"
 
 
-def lost(base: Folder, other: Folder) -> list[str]:
-    """Return the facts of the run without a fault that the other run lacks."""
-    return sorted(base.facts - other.facts)
-
-
 def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
     """Check that a missing fact gives exit code 3 (2 if the run ended) and a one-line reason.
 
@@ -295,19 +264,14 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
     """
     if case.first.folder is None or case.first.code == 2:
         return
-    assert case.base.folder is not None
-    gone = [fact for fact in lost(case.base.folder, case.first.folder) if not _is_no_loss(case, fact)]
+    gone = sorted(fact for fact in case.base.folder.facts - case.first.folder.facts if not _is_no_loss(case, fact))
     if not gone:
         return
     text = f"{len(gone)} facts are gone ({'; '.join(gone[:3])})"
     if case.first.code != 3:
         yield f"exit code {case.first.code}, and {text}"
-    folder = case.first.folder
-    for place, said in (
-        ("run.json", json.dumps(folder.document)),
-        ("the screen", case.first.out),
-        ("report.md", folder.report),
-    ):
+    written = json.dumps(case.first.folder.document), case.first.out, case.first.folder.report
+    for place, said in zip(("run.json", "the screen", "report.md"), written, strict=True):
         if case.why and _plain(case.why)[:24] not in _plain(said):
             yield f"{place} does not say why ({case.why[:60]}): {text}"
 
@@ -318,8 +282,6 @@ def _is_no_loss(case: Case, fact: str) -> bool:
     The device does not offer it and run.json names it, it is not installed, or the budget ends before it.
     """
     if case.injection.kind == "nvml-unsupported":
-        assert case.first.folder is not None
-        assert case.base.folder is not None
         not_seen = [set(ran.document["health"]["not_seen"]) for ran in (case.base.folder, case.first.folder)]
         return not_seen[0] < not_seen[1]
     return fact.startswith(_NO_LOSS.get(case.injection.kind, ()))
@@ -342,7 +304,6 @@ def _heals(case: Case) -> Iterator[str]:
     resumed, base = case.resumed, case.base.folder
     if resumed is None:
         return
-    assert base is not None
     if resumed.code != 0:
         last = (resumed.err or resumed.escaped).strip().splitlines()[-1:]
         yield f"the resume ends with {resumed.code}: {' '.join(last)}"
@@ -356,7 +317,7 @@ def _heals(case: Case) -> Iterator[str]:
     for key, row in resumed.folder.rows.items():
         if row["status"] == "ok" and key in base.rows:
             yield from (f"after the resume {'/'.join(key)} {text}" for text in _moved(base.rows[key], row))
-    if gone := lost(base, resumed.folder):
+    if gone := sorted(base.facts - resumed.folder.facts):
         yield f"after the resume {len(gone)} facts are gone: {'; '.join(gone[:3])}"
 
 

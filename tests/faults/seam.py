@@ -9,7 +9,7 @@ import io
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any
@@ -46,13 +46,15 @@ _FAILS_AT_ITS_END = frozenset({"torch.cuda.CUDAGraph.capture_end"})
 _OPERATORS = ("_fused_sdp_choice", "_scaled_mm", "_int_mm", "_grouped_mm")
 """Functions of torch that are called by name."""
 _PROFILER = ("__enter__", "__exit__", "events", "export_chrome_trace")
-_BITSANDBYTES = {
+_LIBRARIES = {
     "bitsandbytes": ("matmul", "matmul_4bit"),
     "bitsandbytes.functional": (
         "quantize_4bit", "dequantize_4bit", "quantize_blockwise", "dequantize_blockwise", "int8_vectorwise_quant",
         "int8_linear_matmul", "int8_mm_dequant", "gemv_4bit",
     ),
+    "torchao.quantization": ("quantize_",),
 }  # fmt: skip
+"""Functions of libraries, where these are imported."""
 _IMPORTED = ("pynvml", "bitsandbytes", "torchao", "matplotlib")
 """Libraries that may be missing or broken while roofscope itself works."""
 _DISK = ("fsync", "replace", "mkdir")
@@ -69,7 +71,7 @@ class Seam:
         self._world = world
         self._folders = tuple(f"{folder}{os.sep}" for folder in folders)
         self._injection = injection
-        self._kind = KINDS[injection.kind] if injection else None
+        self._kind: Any = KINDS[injection.kind] if injection else None
         self._numbers: Counter[Site] = Counter()
         self._lost: BaseException | None = None
         self._stage = self._cell = ""
@@ -82,9 +84,8 @@ class Seam:
     def installed(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
             for owner, name, replacement in self._patches():
-                if replacement is getattr(owner, name):
-                    continue
-                stack.enter_context(mock.patch.object(owner, name, replacement))
+                if replacement is not getattr(owner, name):
+                    stack.enter_context(mock.patch.object(owner, name, replacement))
             self._hook_card()
             yield
 
@@ -96,7 +97,6 @@ class Seam:
         call = self._reached(api, frame)
         if call is None:
             return real(*args, **kwargs)
-        assert self._kind is not None
         if self._kind.raised is not None:
             if api in _FAILS_AT_ITS_END:
                 real(*args, **kwargs)
@@ -126,12 +126,10 @@ class Seam:
         if self._injection is None:
             self.calls.append(call)
             return None
-        spread = self.fired and self._kind is not None and self._kind.spreads
-        if not spread and not self._injection.hits(site, call.number):
+        if not (self.fired and self._kind.spreads) and not self._injection.hits(site, call.number):
             return None
         self.fired.append(call)
-        if self._kind is not None and self._kind.sticky:
-            assert self._kind.raised is not None
+        if self._kind.sticky:
             self._lost = self._kind.raised()
         return call
 
@@ -147,123 +145,77 @@ class Seam:
         """Fail or slow down a launched kernel; of a replayed graph, its first kernel."""
         *_, launched, _operators, duration_s, _start_s = kernel
         if launched and self._reached("kernel", caller(1)) is not None:
-            assert self._kind is not None
             if self._kind.raised is not None:
                 raise self._kind.raised()
             card.stream.core.ready_s += (self._kind.slow - 1) * duration_s
 
     def _allocated(self, _bytes: int) -> None:
         if self._reached("allocate", caller(1)) is not None:
-            assert self._kind is not None
-            assert self._kind.raised is not None
             raise self._kind.raised()
 
     def _patches(self) -> Iterator[tuple[Any, str, Any]]:
         yield from self._tracking()
         cuda: Any = torch.cuda
-        for name in _FUNCTIONS:
-            yield cuda, name, self._wrap(f"torch.cuda.{name}", getattr(cuda, name))
+        yield from self._wrapped("torch.cuda", cuda, _FUNCTIONS)
         for kind, names in _METHODS.items():
-            for name in names:
-                api = f"torch.cuda.{kind}" if name == "__init__" else f"torch.cuda.{kind}.{name}"
-                yield getattr(cuda, kind), name, self._wrap(api, getattr(getattr(cuda, kind), name))
-        for name in ("range_push", "range_pop"):
-            yield cuda.nvtx, name, self._wrap(f"torch.cuda.nvtx.{name}", getattr(cuda.nvtx, name))
-        attend = "scaled_dot_product_attention"
-        whole = getattr(torch.nn.functional, attend)
-        yield torch.nn.functional, attend, self._wrap(f"torch.nn.functional.{attend}", whole)
-        for name in _OPERATORS:
-            yield torch, name, self._wrap(f"torch.{name}", getattr(torch, name))
-        for name in _PROFILER:
-            recorder = torch.profiler.profile
-            yield recorder, name, self._wrap(f"torch.profiler.profile.{name}", getattr(recorder, name))
+            yield from self._wrapped(f"torch.cuda.{kind}", getattr(cuda, kind), names)
+        yield from self._wrapped("torch.cuda.nvtx", cuda.nvtx, ("range_push", "range_pop"))
+        yield from self._wrapped("torch.nn.functional", torch.nn.functional, ("scaled_dot_product_attention",))
+        yield from self._wrapped("torch", torch, _OPERATORS)
+        yield from self._wrapped("torch.profiler.profile", torch.profiler.profile, _PROFILER)
         yield Compiled, "__call__", self._wrap("torch.compile", Compiled.__call__)
-        yield SimulatedTime, "perf_counter", self._wrap("time.perf_counter", SimulatedTime.perf_counter)
-        yield from self._libraries()
-        yield from self._disk()
-
-    def _libraries(self) -> Iterator[tuple[Any, str, Any]]:
+        yield from self._wrapped("time", SimulatedTime, ("perf_counter",))
         nvml = sys.modules["pynvml"]
-        for name in (each for each in dir(nvml) if each.startswith("nvml")):
-            yield nvml, name, self._wrap(f"pynvml.{name}", getattr(nvml, name))
-        for module, names in _BITSANDBYTES.items():
-            for name in (each for each in names if module in sys.modules):
-                library = sys.modules[module]
-                yield library, name, self._wrap(f"{module}.{name}", getattr(library, name))
-        if torchao := sys.modules.get("torchao.quantization"):
-            yield torchao, "quantize_", self._wrap("torchao.quantization.quantize_", torchao.quantize_)  # type: ignore[attr-defined]
+        yield from self._wrapped("pynvml", nvml, [each for each in dir(nvml) if each.startswith("nvml")])
+        for module, names in _LIBRARIES.items():
+            if module in sys.modules:
+                yield from self._wrapped(module, sys.modules[module], names)
         metadata = importlib.import_module("importlib.metadata")
-        yield metadata, "version", self._version(metadata.version)
-        yield builtins, "__import__", self._import(builtins.__import__)
-        yield importlib, "import_module", self._import(importlib.import_module)
-
-    def _disk(self) -> Iterator[tuple[Any, str, Any]]:
+        yield metadata, "version", self._wrap(lambda name: f"importlib.metadata.version {name}", metadata.version)
+        yield builtins, "__import__", self._wrap(_imported, builtins.__import__)
+        yield importlib, "import_module", self._wrap(_imported, importlib.import_module)
         reals = {"fsync": lambda _: None}  # not tested: whether the disk really stores the data
         for name in _DISK:
-            yield os, name, self._written(f"disk {name}", reals.get(name, getattr(os, name)))
+            yield os, name, self._wrap(partial(self._written, f"disk {name}"), reals.get(name, getattr(os, name)))
         opened = self._open(builtins.open)
         yield builtins, "open", opened
         yield io, "open", opened
 
+    def _wrapped(self, prefix: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[Any, str, Any]]:
+        for name in names:
+            api = prefix if name == "__init__" else f"{prefix}.{name}"
+            yield owner, name, self._wrap(api, getattr(owner, name))
+
     def _asked(self, api: str) -> bool:
         """Return whether to record calls of an API: in a run with a fault, only those that the fault may hit."""
-        if self._injection is None or self._kind is None:
+        if self._injection is None:
             return True
         return api == self._injection.site.api or (self._kind.sticky and api in NEEDS_DEVICE)
 
-    def _wrap(self, api: str, real: Wrapped) -> Wrapped:
-        if not self._asked(api):
+    def _wrap(self, api: str | Callable[..., str | None], real: Wrapped) -> Wrapped:
+        """Record the calls of a function. `api` may depend on the arguments; None: this call cannot fail."""
+        if isinstance(api, str) and not self._asked(api):
             return real
 
         @wraps(real)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            return self.call(api, real, args, kwargs)
+            name = api if isinstance(api, str) else api(*args)
+            return real(*args, **kwargs) if name is None else self.call(name, real, args, kwargs)
 
         return wrapped
 
-    def _written(self, api: str, real: Wrapped) -> Wrapped:
-        """Wrap a call with a path below the folders, or with an open file: only files below them get fsync."""
-        if not self._asked(api):
-            return real
-
-        @wraps(real)
-        def wrapped(target: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(target, int) or str(target).startswith(self._folders):
-                return self.call(api, real, (target, *args), kwargs)
-            return real(target, *args, **kwargs)
-
-        return wrapped
+    def _written(self, api: str, target: Any, *_: Any) -> str | None:
+        """A call with a path below the folders, or with an open file: only files below them get fsync."""
+        return api if isinstance(target, int) or str(target).startswith(self._folders) else None
 
     def _open(self, real: Wrapped) -> Wrapped:
-        if not (self._asked("disk open") or self._asked("disk write")):
-            return real
-
         @wraps(real)
         def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
             if not set(mode) & set("wax+") or not str(file).startswith(self._folders):
                 return real(file, mode, *args, **kwargs)
             return _File(self.call("disk open", real, (file, mode, *args), kwargs), self)
 
-        return opened
-
-    def _version(self, real: Wrapped) -> Wrapped:
-        @wraps(real)
-        def version(name: str) -> Any:
-            return self.call(f"importlib.metadata.version {name}", real, (name,), {})
-
-        return version
-
-    def _import(self, real: Wrapped) -> Wrapped:
-        @wraps(real)
-        def imported(name: str, *args: Any, **kwargs: Any) -> Any:
-            library, *modules = name.split(".")
-            own = caller(1).f_globals.get("__name__", "").startswith("profiler")
-            if library not in _IMPORTED or not own:
-                return real(name, *args, **kwargs)
-            # A submodule is missing in some versions; a library without a top-level module is broken.
-            return self.call(f"import {name if len(modules) > 1 else library}", real, (name, *args), kwargs)
-
-        return imported
+        return opened if self._asked("disk open") or self._asked("disk write") else real
 
     def _tracking(self) -> Iterator[tuple[Any, str, Any]]:
         """Track the stage of the run and the visited cell."""
@@ -285,6 +237,13 @@ class Seam:
 
         yield Stages, "begin", begun
         yield sweep, "visit", visited
+
+
+def _imported(name: str, *_: Any) -> str | None:
+    """A submodule is missing in some versions; a library without a top-level module is broken."""
+    library, *modules = name.split(".")
+    own = caller(2).f_globals.get("__name__", "").startswith("profiler")
+    return f"import {name if len(modules) > 1 else library}" if library in _IMPORTED and own else None
 
 
 class _File:

@@ -16,9 +16,8 @@ from simulated.native import why_not
 from profiler.run.stages import Stages
 
 from .campaign import recorded
-from .scenarios import SCENARIOS
 from .sites import Injection
-from .trial import tried
+from .trial import SCENARIOS, tried
 
 pytestmark = [
     pytest.mark.slow,

@@ -1,4 +1,4 @@
-"""A trial: one run with one fault in a separate process, one resume after it, and the outcome of both."""
+"""The runs that get faults, and a trial: one run with one fault, one resume after it, and the outcome of both."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from simulated.scenario import flags
+from simulated.scenario import Scenario, flags
+from simulated.truth import A100, H100, T4, Truth
 from simulated.world import simulated
 
 from profiler.cli.app import main
@@ -24,8 +25,7 @@ from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.report.write import markdown_report
 from profiler.store.folder import read_run
 
-from .oracles import Case, Folder, Ran, failures, read
-from .scenarios import Played
+from .oracles import Case, Ran, failures, read
 from .seam import Seam
 from .sites import Injection
 
@@ -35,6 +35,56 @@ _AGAIN = ("no_levers", "budget", "trace")
 """Options of a run that its resume repeats."""
 _LATER_S = 3600.0
 """Simulated seconds between a run and its resume."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """One run of `roofscope run` on one card."""
+
+    name: str
+    asked: Scenario
+    truth: Truth
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the command line in addition to the scenario's; None removes one."""
+    pictures: bool = False
+    """Whether to also write report.html and the pictures, which takes seconds."""
+    libraries: tuple[str, ...] = ()
+    """Modules to import before the run is recorded."""
+    lies: bool = False
+    """Whether to try only false answers and slow calls: otherwise the cells of this run have high confidence."""
+
+    def arguments(self, folder: Path) -> dict[str, Any]:
+        every = {**self.asked.options(), "out": folder, **self.options}
+        return {name: value for name, value in every.items() if value is not None}
+
+
+def _small(engine: str = "eager", prompts: tuple[int, ...] = (16, 32), **changes: Any) -> Scenario:
+    return Scenario("smollm2-135m", 1, "float16", engine, prompts, (1, 2), 8, **changes)
+
+
+def _one(model: str, layers: int = 1) -> Scenario:
+    return Scenario(model, layers, "bfloat16", "eager", (16,), (1,), 8)
+
+
+_MIXTRAL = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+SCENARIOS: dict[str, Played] = {
+    played.name: played
+    for played in (
+        Played("eager", _small(), A100),
+        Played("graph", _small("graph"), A100),
+        Played("nf4", _small(quant="nf4"), A100),
+        Played("int8", _small(prompts=(16,), quant="int8"), A100),
+        Played("fp8", replace(_one("smollm2-135m"), quant="fp8"), H100, libraries=("torchao",)),
+        Played("experts", replace(_one("mixtral-8x7b"), changes=_MIXTRAL), A100),
+        Played("engines", _small("static,compile,generate", (16,)), A100, {"budget": 120}),
+        Played(
+            "inside", _one("smollm2-135m", layers=4), A100, {"trace": True, "no_levers": None}, libraries=("torchao",)
+        ),
+        Played("pictures", _small(prompts=(16,)), A100, pictures=True, libraries=("matplotlib.pyplot",)),
+        Played("sure", Scenario("mistral-7b-v0.1", 1, "float16", "eager", (16, 512), (1, 2), 8), T4, lies=True),
+    )
+}
 
 
 @dataclass(frozen=True)
@@ -89,24 +139,11 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
             code, escaped = _ended()
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # torch keeps them; they are no leak
-        return Ran(
-            code,
-            heard[0],
-            heard[1],
-            escaped,
-            seam.calls,
-            seam.fired,
-            world.card.memory.allocated,
-            world.host.now_s - started_s,
-            _reported(folder, code),
-        )
-
-
-def _reported(folder: Path, code: int | None) -> Folder | None:
-    state = read(folder)
-    if state is None or code != EXIT_INCOMPLETE:
-        return state
-    return replace(state, report=markdown_report(read_run(folder)))
+        state, left_bytes = read(folder), world.card.memory.allocated
+        if state is not None and code == EXIT_INCOMPLETE:
+            state = replace(state, report=markdown_report(read_run(folder)))
+        took_s = world.host.now_s - started_s
+        return Ran(code, *heard, escaped, seam.calls, seam.fired, left_bytes, took_s, state)
 
 
 def _ended() -> tuple[int | None, str]:

@@ -57,14 +57,13 @@ Groups = dict[str, Callable[["Bench"], Iterable["Attempt"]]]
 
 def groups() -> Groups:
     """Return the groups of checks, the quickest to learn from first; those that may fill the card's memory are last."""
-    from claims import counts, devices, doubling, dram, formats, installation, recovery, roofs, telemetry, times, tokens
-    from claims import trace as traces
+    from claims import counts, doubling, formats, machine, recovery, roofs, times, tokens, trace
 
     return {
-        "installation": installation.attempts, "recovery": recovery.attempts, "roofs": roofs.attempts,
-        "trace": traces.attempts, "time": times.attempts, "tokens": tokens.attempts, "counts": counts.attempts,
-        "bytes": dram.attempts, "precision": formats.attempts, "telemetry": telemetry.attempts,
-        "devices": devices.attempts, "doubling": doubling.attempts,
+        "installation": machine.installation, "recovery": recovery.attempts, "roofs": roofs.attempts,
+        "trace": trace.attempts, "time": times.attempts, "tokens": tokens.attempts, "counts": counts.flops,
+        "bytes": counts.nbytes, "precision": formats.attempts, "telemetry": machine.telemetry,
+        "devices": machine.devices, "doubling": doubling.attempts,
     }  # fmt: skip
 
 
@@ -205,7 +204,7 @@ def main() -> int:
         os.environ["XDG_CACHE_HOME"] = folder  # roofs of another card of this name must not be found
         bench = _bench(Path(folder), dry_run=options.dry_run, minutes=options.minutes, imports_s=imports_s)
         if options.ncu_target:
-            from claims.dram import ncu_target
+            from claims.counts import ncu_target
 
             bench.model = options.ncu_target
             ncu_target(bench)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from tests.source_spread import NO_SOURCES, PRIOR_SOURCES, SourceSpread
+from tests.published_fit import NO_SOURCES, PRIOR_SOURCES, SourceSpread
 
 
 def test_by_hand() -> None:

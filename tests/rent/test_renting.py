@@ -23,7 +23,8 @@ from profiler.rent.picture import cost_picture
 from profiler.rent.serving import Fleet
 from profiler.rent.text import rent_sentences, rent_table
 
-TODAY = date(2026, 8, 5)
+TODAY = date(2026, 11, 20)
+"""After the newest price, as in notebook 06: a price from tomorrow would have a negative age."""
 CARDS = "T4,L4,A10G,L40S,H100 SXM"
 
 
@@ -169,6 +170,7 @@ def test_every_gpu_with_a_price_has_a_rank() -> None:
     """Smaller GPUs than 14.5 GB aside, whatever the age of the price and whoever rents the GPU out."""
     answer = rented("mistral-7b-v0.1", today=date(2036, 1, 1), price_class="", max_ttft_ms=9e5, max_tpot_ms=9e5)
     assert {offer.card for offer in answer.cards} == {price.card for price in prices() if not price.spot}
+    assert max(price.price_date for price in prices()) <= TODAY.isoformat(), "set TODAY here and in notebook 06"
     assert {offer.verdict for offer in answer.cards} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
     costs = [offer.request_usd.typical for offer in answer.cards if offer.request_usd and offer.meets == "yes"]
     assert costs == sorted(costs)

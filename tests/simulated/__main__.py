@@ -41,37 +41,23 @@ def doubted(asked: argparse.Namespace) -> dict[str, Any]:
     flops = {name: float(value) for name, _, value in (part.partition("=") for part in asked.flops.split(","))}
     dtype = next(iter(flops))
     truth = Truth(
-        "a simulated card",
-        (8, 0),
-        100,
-        int(asked.memory),
-        asked.bandwidth,
-        {**dict.fromkeys(_DTYPES, flops[dtype]), **flops},
-        int(asked.l2),
-        4 * asked.bandwidth,
-        launch_s=asked.launch,
-    )
-    scenario = Scenario(
-        asked.model,
-        asked.layers,
-        dtype,
-        asked.engine,
-        [int(part) for part in asked.prompt_lens.split(",")],
-        [int(part) for part in asked.batch_sizes.split(",")],
-        asked.new_tokens,
-    )
+        "a simulated card", (8, 0), 100, int(asked.memory), asked.bandwidth,
+        {**dict.fromkeys(_DTYPES, flops[dtype]), **flops}, int(asked.l2), 4 * asked.bandwidth, launch_s=asked.launch,
+    )  # fmt: skip
+    prompts, batches = ([int(part) for part in text.split(",")] for text in (asked.prompt_lens, asked.batch_sizes))
+    scenario = Scenario(asked.model, asked.layers, dtype, asked.engine, prompts, batches, asked.new_tokens)
     with apart() as folder:
         known = so(scenario, truth, folder)
         run, _ = said(scenario, [truth], folder)
         ceilings, cells = run.document.ceilings, run.cells
     dispatch = ceilings.dispatch_s.get(asked.engine, {}).get("decode", {})
-    [decode, *_] = [phase for phase in known if phase.phase == "decode"]
+    launches = next(phase.launches for phase in known if phase.phase == "decode")
     return {
         "truth": {
             "memory_bytes_per_s": truth.bytes_per_s,
             "compute_flops_per_s": flops[dtype],
             "launch_s": truth.launch_s,
-            "dispatch_s": decode.launches * (truth.graph_launch_s if decode.launches == 1 else truth.launch_s),
+            "dispatch_s": launches * (truth.graph_launch_s if launches == 1 else truth.launch_s),
         },
         "recovered": {
             "memory_bytes_per_s": ceilings.memory_bytes_per_s,
@@ -84,24 +70,11 @@ def doubted(asked: argparse.Namespace) -> dict[str, Any]:
 
 
 def _beside(phase: Phase, row: dict[str, Any]) -> dict[str, Any]:
+    said = {name: row[name] for name in ("latency_s", "regime", "confidence", "unexplained_s")}
     return {
-        "phase": phase.phase,
-        "batch_size": phase.batch_size,
-        "prompt_len": phase.prompt_len,
-        "truth": {
-            "latency_s": phase.latency_s,
-            "regime": phase.regime,
-            "device_s": phase.device_s,
-            "exposed_dispatch_s": phase.exposed_dispatch_s,
-        },
-        "said": {
-            "latency_s": row["latency_s"],
-            "regime": row["regime"],
-            "confidence": row["confidence"],
-            "device_s": sum(row[name] for name in _BUSY),
-            "exposed_dispatch_s": row["dispatch_s"],
-            "unexplained_s": row["unexplained_s"],
-        },
+        **{name: getattr(phase, name) for name in ("phase", "batch_size", "prompt_len")},
+        "truth": {name: getattr(phase, name) for name in ("latency_s", "regime", "device_s", "exposed_dispatch_s")},
+        "said": {**said, "device_s": sum(row[name] for name in _BUSY), "exposed_dispatch_s": row["dispatch_s"]},
     }
 
 

@@ -73,7 +73,7 @@ def on_card(*truths: Truth, hurried: bool = True) -> Iterator[Any]:
 
 def _outside(acceptance: Any, world: World) -> dict[str, Any]:
     """Replace other processes and torch's profiler for the script."""
-    from claims.dram import ncu_target
+    from claims.counts import ncu_target
 
     def target(model: str) -> None:
         bench = acceptance._bench(Path(model).parent, dry_run=False)
@@ -81,11 +81,11 @@ def _outside(acceptance: Any, world: World) -> dict[str, Any]:
         ncu_target(bench)
 
     return {
-        "claims.telemetry.time": SimulatedTime(world.host),
-        "claims.telemetry.subprocess": SimpleNamespace(Popen=partial(Neighbour, world)),
+        "claims.machine.time": SimulatedTime(world.host),
+        "claims.machine.subprocess": SimpleNamespace(Popen=partial(Neighbour, world)),
         "claims.trace.recorded": kineto(world),
-        "claims.dram.subprocess": SimpleNamespace(run=ncu(world, target)),
-        "claims.dram.shutil": SimpleNamespace(which=lambda name: name),
+        "claims.counts.subprocess": SimpleNamespace(run=ncu(world, target)),
+        "claims.counts.shutil": SimpleNamespace(which=lambda name: name),
     }
 
 

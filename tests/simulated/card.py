@@ -91,19 +91,16 @@ class Card:
 
     @property
     def busy_s(self) -> float:
-        found: float = self.core.busy_s
-        return found
+        return self.core.busy_s
 
     @property
     def clock_share(self) -> float:
         """The current clock as a share of the rated one."""
-        found: float = self.core.clock_share
-        return found
+        return self.core.clock_share
 
     def active_share(self, window_s: float) -> float:
         """Share of the last seconds during which a kernel ran."""
-        found: float = self.core.active_share(window_s)
-        return found
+        return self.core.active_share(window_s)
 
     def launch(self, work: Work) -> None:
         """Send one kernel to the current stream, or into the graph that it captures."""
@@ -148,5 +145,4 @@ def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
     """Return a ramp and max(bytes / bandwidth, FLOPs / peak); or the smallest kernel, or the time over a link."""
     work = kernel.work
     done = work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, work.dtype, work.link_s
-    found: float = speeds(truth).duration_s(*done, clock_share)
-    return found
+    return speeds(truth).duration_s(*done, clock_share)

@@ -6,6 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from .native import why_not
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_card_can_be_simulated() -> None:
+    if reason := why_not():
+        pytest.skip(reason)
+
 
 @pytest.fixture(autouse=True)
 def _no_kept_roofs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import types
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -17,29 +18,18 @@ from .stream import Event, Stream
 
 
 class Driver:
-    """Answers for the cards; `names` are the simulated attributes of torch.cuda."""
+    """Answers for the cards; `names` are the simulated attributes of torch.cuda. `known` has the current card."""
 
     def __init__(self, cards: Sequence[Card], known: Any) -> None:
         self._cards = cards
         self._known = known
-        self._pools = itertools.count(1)
-
-    @property
-    def _current(self) -> int:
-        found: int = self._known.current
-        return found
-
-    @_current.setter
-    def _current(self, index: int) -> None:
-        self._known.current = index
+        self.pools = itertools.count(1)
+        self.capture_stream: Stream | None = None
+        """One per process, on the card that was current at the first capture."""
 
     def card(self, device: Any = None) -> Card:
-        if device is None:
-            return self._cards[self._current]
-        if isinstance(device, int):
-            return self._cards[device]
-        index = torch.device(device).index
-        return self._cards[self._current if index is None else index]
+        index = device if device is None or isinstance(device, int) else torch.device(device).index
+        return self._cards[self._known.current if index is None else index]
 
     def names(self) -> dict[str, Any]:
         """The simulated attributes of torch.cuda."""
@@ -48,7 +38,7 @@ class Driver:
             "is_available": lambda: True,
             "is_initialized": lambda: True,
             "device_count": lambda: len(self._cards),
-            "current_device": lambda: self._current,
+            "current_device": lambda: self._known.current,
             "set_device": self._set_device,
             "get_device_properties": self._properties,
             "get_device_capability": lambda device=None: self.card(device).truth.capability,
@@ -63,24 +53,20 @@ class Driver:
             "get_allocator_backend": lambda: "native",
             "memory_snapshot": self._memory_snapshot,
             "reset_peak_memory_stats": self._reset_peak,
-            "empty_cache": self._empty_cache,
-            "synchronize": self._synchronize,
+            "empty_cache": self.empty_cache,
+            "synchronize": self.synchronize,
             "current_stream": lambda device=None: self.card(device).stream,
             "default_stream": lambda device=None: self.card(device).default_stream,
             "set_stream": self._set_stream,
-            "Stream": self._stream_type(),
-            "Event": self._event_type(),
-            "CUDAGraph": self._graph_type(),
             "is_current_stream_capturing": lambda: self.card().stream.capture is not None,
-            "stream": self._on_stream,
+            "stream": OnStream,
             "device": self._on_device,
-            "graph": self._graph_context(),
-            "graph_pool_handle": lambda: (0, next(self._pools)),
-            "MemPool": self._pool_type(),
+            "graph_pool_handle": lambda: (0, next(self.pools)),
             "set_sync_debug_mode": self._set_sync_debug_mode,
             "get_sync_debug_mode": lambda: self._cards[0].host.sync_debug_mode,
             "manual_seed_all": lambda seed: None,
             "manual_seed": lambda seed: None,
+            **_classes(self),
         }
 
     def names_of_c(self) -> dict[str, Any]:
@@ -97,13 +83,12 @@ class Driver:
                 stream.core.free_workspace(card.memory)
 
     def _set_sync_debug_mode(self, mode: int | str) -> None:
-        names = ("default", "warn", "error")
-        if isinstance(mode, str) and mode not in names:
-            raise RuntimeError("invalid value of debug_mode, expected one of `default`, `warn`, `error`")
-        self._cards[0].host.sync_debug_mode = names.index(mode) if isinstance(mode, str) else mode
+        self._cards[0].host.sync_debug_mode = (
+            ("default", "warn", "error").index(mode) if isinstance(mode, str) else mode
+        )
 
     def _set_device(self, device: Any) -> None:
-        self._current = self.card(device).index
+        self._known.current = self.card(device).index
 
     def _properties(self, device: Any = None) -> Any:
         card = self.card(device)
@@ -145,116 +130,34 @@ class Driver:
         memory = self.card(device).memory
         memory.peak_allocated = memory.allocated
 
-    def _empty_cache(self) -> None:
+    def empty_cache(self) -> None:
         for card in self._cards:
             card.memory.release()
 
-    def _synchronize(self, device: Any = None) -> None:
+    def synchronize(self, device: Any = None) -> None:
         card = self.card(device)
         card.stream.refuse_capture()
         for stream in card.streams:
             card.host.wait_until(stream.ready_s)
 
     def _set_stream(self, stream: Stream) -> None:
-        self._current = stream.card.index
+        self._known.current = stream.card.index
         stream.card.stream = stream
-
-    def _stream_type(self) -> type[Stream]:
-        driver = self
-
-        class CurrentStream(Stream):
-            def __init__(self, device: Any = None) -> None:
-                super().__init__(driver.card(device))
-
-        return CurrentStream
-
-    def _event_type(self) -> type[Event]:
-        driver = self
-
-        class CurrentEvent(Event):
-            def record(self, stream: Stream | None = None) -> None:
-                super().record(driver.card().stream if stream is None else stream)
-
-        return CurrentEvent
-
-    def _graph_type(self) -> type[Graph]:
-        driver = self
-
-        class CurrentGraph(Graph):
-            def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **_: Any) -> None:
-                super().capture_begin(driver.card(), pool or (next(driver._pools), 0))
-
-        return CurrentGraph
-
-    def _pool_type(self) -> type:
-        driver = self
-
-        class Pool:
-            """torch.cuda.MemPool: one user of its memory during its lifetime (aten/src/ATen/cuda/MemPool.cpp)."""
-
-            def __init__(self) -> None:
-                self._card = driver.card()
-                self.id = (0, next(driver._pools))
-                self._card.memory.share(self.id)
-
-            def use_count(self) -> int:
-                users: int = self._card.memory.users(self.id)
-                return users
-
-            def __del__(self) -> None:
-                with self._card.host.terminating():
-                    self._card.memory.release_pool(self.id)
-                    if self.use_count() == 0 and self._card.memory.captures:
-                        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
-                    self._card.memory.release(self.id)
-
-        return Pool
-
-    def _on_stream(self, stream: Stream | None) -> OnStream:
-        return OnStream(self, stream)
 
     @contextlib.contextmanager
     def _on_device(self, device: Any) -> Iterator[None]:
-        before = self._current
+        before = self._known.current
         self._set_device(device)
         try:
             yield
         finally:
-            self._current = before
-
-    def _graph_context(self) -> Callable[..., Any]:
-        driver = self
-
-        class GraphContext:
-            """torch.cuda.graph, with its order of exit: an error in `capture_end` leaves the capture stream current."""
-
-            streams: dict[int, Stream] = {}  # noqa: RUF012
-
-            def __init__(self, graph: Any, pool: PoolId | None = None, stream: Stream | None = None, **_: Any) -> None:
-                self._graph, self._pool = graph, pool
-                # One capture stream per process, on the card that was current at the first capture.
-                if id(driver) not in self.streams:
-                    self.streams[id(driver)] = Stream(driver.card())
-                self._stream = driver._on_stream(self.streams[id(driver)] if stream is None else stream)
-
-            def __enter__(self) -> None:
-                driver._synchronize()
-                driver._empty_cache()
-                self._stream.__enter__()
-                self._graph.capture_begin(self._pool)
-
-            def __exit__(self, *error: Any) -> None:
-                self._graph.capture_end()
-                self._stream.__exit__(*error)
-
-        return GraphContext
+            self._known.current = before
 
 
 class OnStream:
     """torch.cuda.StreamContext: makes a stream and its card current within the block."""
 
-    def __init__(self, driver: Driver, stream: Stream | None) -> None:
-        self._driver = driver
+    def __init__(self, stream: Stream | None) -> None:
         self._stream = stream
 
     def __enter__(self) -> None:
@@ -268,6 +171,62 @@ class OnStream:
             torch.cuda.set_device(device)
 
 
+def _classes(driver: Driver) -> dict[str, Any]:
+    """Return the simulated classes of torch.cuda: they use the current card."""
+
+    class CurrentStream(Stream):
+        def __init__(self, device: Any = None) -> None:
+            super().__init__(driver.card(device))
+
+    class CurrentEvent(Event):
+        def record(self, stream: Stream | None = None) -> None:
+            super().record(driver.card().stream if stream is None else stream)
+
+    class CurrentGraph(Graph):
+        def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **_: Any) -> None:
+            super().capture_begin(driver.card(), pool or (next(driver.pools), 0))
+
+    class Pool:
+        """torch.cuda.MemPool: one user of its memory during its lifetime (aten/src/ATen/cuda/MemPool.cpp)."""
+
+        def __init__(self) -> None:
+            self._card = driver.card()
+            self.id = (0, next(driver.pools))
+            self._card.memory.share(self.id)
+
+        def use_count(self) -> int:
+            return self._card.memory.users(self.id)
+
+        def __del__(self) -> None:
+            with self._card.host.terminating():
+                self._card.memory.release_pool(self.id)
+                if self.use_count() == 0 and self._card.memory.captures:
+                    raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+                self._card.memory.release(self.id)
+
+    class GraphContext:
+        """torch.cuda.graph, with its order of exit: an error in `capture_end` leaves the capture stream current."""
+
+        def __init__(self, graph: Any, pool: PoolId | None = None, stream: Stream | None = None, **_: Any) -> None:
+            self._graph, self._pool = graph, pool
+            if driver.capture_stream is None:
+                driver.capture_stream = Stream(driver.card())
+            self._stream = OnStream(driver.capture_stream if stream is None else stream)
+
+        def __enter__(self) -> None:
+            driver.synchronize()
+            driver.empty_cache()
+            self._stream.__enter__()
+            self._graph.capture_begin(self._pool)
+
+        def __exit__(self, *error: Any) -> None:
+            self._graph.capture_end()
+            self._stream.__exit__(*error)
+
+    return {"Stream": CurrentStream, "Event": CurrentEvent, "CUDAGraph": CurrentGraph, "MemPool": Pool,
+            "graph": GraphContext}  # fmt: skip
+
+
 def uuid_of(card: Card) -> uuid.UUID:
     """Return a card's UUID, as NVML and torch do."""
     return uuid.UUID(int=0xC0FFEE00 + card.index)
@@ -276,13 +235,9 @@ def uuid_of(card: Card) -> uuid.UUID:
 def strict(names: dict[str, Any]) -> dict[str, Any]:
     """Return `names`, plus a raising replacement for every other function of torch.cuda."""
     kept = {*names, "OutOfMemoryError", "is_initialized", "check_error"}
-
-    def refusing(name: str) -> Callable[..., Any]:
-        def refuse(*_args: Any, **_kwargs: Any) -> Any:
-            raise NotImplementedError(f"the simulated card does not answer torch.cuda.{name}")
-
-        return refuse
-
-    public = {name for name in torch.cuda.__all__ if name not in kept and not name.startswith("_")}
-    functions = {name for name in public if isinstance(getattr(torch.cuda, name), types.FunctionType)}
-    return {**{name: refusing(name) for name in functions}, **names}
+    functions = {name for name in torch.cuda.__all__ if isinstance(getattr(torch.cuda, name), types.FunctionType)}
+    return names | {
+        name: mock.Mock(side_effect=NotImplementedError(f"the simulated card does not answer torch.cuda.{name}"))
+        for name in functions - kept
+        if not name.startswith("_")
+    }

@@ -34,14 +34,7 @@ class Host:
 
     @property
     def now_s(self) -> float:
-        found: float = self.core.now_s
-        return found
-
-    @property
-    def operators(self) -> int:
-        """The number of operators on the host's own tensors."""
-        found: int = self.core.operators
-        return found
+        return self.core.now_s
 
     def note_wait(self) -> None:
         """Record a wait for a value, a plain copy or a stream; events and whole cards need no such record.
@@ -120,27 +113,14 @@ class SimulatedTime:
 
     def __init__(self, host: Host) -> None:
         self._host = host
+        self.monotonic = self.process_time = lambda: host.now_s
+        self.time = lambda: host.unix_at_start_s + host.now_s
+        self.thread_time_ns = lambda: round((host.now_s - host.core.stolen_s) * 1e9)
+        self.perf_counter_ns = lambda: round(host.now_s * 1e9)
+        self.sleep = host.advance
 
     def perf_counter(self) -> float:
         return self._host.now_s
-
-    def perf_counter_ns(self) -> int:
-        return round(self._host.now_s * 1e9)
-
-    def thread_time_ns(self) -> int:
-        return round((self._host.now_s - self._host.core.stolen_s) * 1e9)
-
-    def monotonic(self) -> float:
-        return self._host.now_s
-
-    def process_time(self) -> float:
-        return self._host.now_s
-
-    def time(self) -> float:
-        return self._host.unix_at_start_s + self._host.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self._host.advance(seconds)
 
     strftime = staticmethod(strftime)
 

@@ -255,8 +255,7 @@ class CardMode(TorchDispatchMode):
         tensor = args[0]
         if tensor.device.type == "cuda":
             self._wait_for(self._cards[tensor.device.index])
-        found: bool | int | float = self._value(tensor)
-        return found
+        return self._value(tensor)
 
     def _quantise_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Quantise rows as bitsandbytes does (backends/cuda/ops.py, 0.50): it waits to check columns for outliers."""

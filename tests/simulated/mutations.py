@@ -11,6 +11,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,6 +27,8 @@ from profiler.measure import kernels, sweep
 from profiler.measure.subject import Subject
 
 from . import test_hosts as hosts
+from . import test_memory as cards
+from . import test_room as room
 from . import test_scenarios as scenarios
 from .scenario import apart
 
@@ -50,6 +53,10 @@ def static_cache(folder: Path) -> None:
     hosts.test_the_verdict_follows_the_host("static", "fast", folder)
 
 
+def full_card(folder: Path) -> None:
+    room.test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(*room.FUSED, folder)
+
+
 def doubled_replay() -> Planted:
     """The time of a replayed kernel enters the breakdown twice."""
     right = parts.step_demand
@@ -64,16 +71,6 @@ def doubled_replay() -> Planted:
 def _roofs(**changes: object) -> Planted:
     right = parts.roofs_of
     return mock.patch.object(parts, "roofs_of", lambda *args: replace(right(*args), **changes))
-
-
-def forgotten_link() -> Planted:
-    """Weights on the host cross to the card without a cost."""
-    return _roofs(fetch_s=0.0)
-
-
-def hidden_dispatch() -> Planted:
-    """Dispatch that overlaps with the card is added to the step, as on a CPU."""
-    return _roofs(overlaps=False)
 
 
 def timed_warm_up() -> Planted:
@@ -106,26 +103,6 @@ def first_capture_stream() -> Planted:
     return mock.patch("profiler.device.machine.side_stream", mock.Mock(side_effect=first, cache_clear=streams.clear))
 
 
-def early_reading() -> Planted:
-    """Events are read before the card has reached them."""
-    return mock.patch.object(CudaClock, "synchronize")
-
-
-def wrong_slots() -> Planted:
-    """A static cache has room for more tokens than its cell needs."""
-    return mock.patch.object(Cell, "slots", property(lambda self: self.depth + self.new_tokens + (16 << 10)))
-
-
-def reserved_as_used() -> Planted:
-    """Memory that torch reserves for its next tensors counts as used by others."""
-    return mock.patch.object(memory, "unused_bytes", return_value=0)
-
-
-def warm_replays() -> Planted:
-    """Kernels are replayed with their weights in the cache, unlike in a step."""
-    return mock.patch.object(kernels, "cold_bytes_of", return_value=0)
-
-
 def swallowed_oom() -> Planted:
     """A cell that is predicted not to fit is tried, and a prefill that runs out of memory continues with one
     sequence."""
@@ -142,20 +119,28 @@ def swallowed_oom() -> Planted:
     return stack
 
 
+_SLOTS = property(lambda cell: cell.depth + cell.new_tokens + (16 << 10))
+"""Room for more tokens than a cell needs."""
 MUTATIONS = (
     Mutation("double-count a replay", doubled_replay, fast_host),
-    Mutation("forget the link", forgotten_link, scenarios.test_a_small_card_spills_to_the_host),
+    Mutation("forget the link", partial(_roofs, fetch_s=0.0), scenarios.test_a_small_card_spills_to_the_host),
     Mutation("time the warm-up", timed_warm_up, fast_host),
     Mutation(
         "capture on the first card", first_capture_stream, scenarios.test_two_cards_one_after_the_other_in_one_process
     ),
-    Mutation("read before synchronising", early_reading, fast_host),
-    Mutation("hidden dispatch as overhead", hidden_dispatch, fast_host),
-    Mutation("wrong slots", wrong_slots, static_cache),
-    Mutation("reserved as used", reserved_as_used, scenarios.test_batches_double_to_the_limit_of_memory),
-    Mutation("L2-warm replays", warm_replays, scenarios.test_a_small_model_on_a_large_cache),
-    Mutation("a swallowed OOM", swallowed_oom, scenarios.test_batches_double_to_the_limit_of_memory),
-)
+    Mutation("read before synchronising", partial(mock.patch.object, CudaClock, "synchronize"), fast_host),
+    Mutation("hidden dispatch as overhead", partial(_roofs, overlaps=False), fast_host),
+    Mutation("wrong slots", partial(mock.patch.object, Cell, "slots", _SLOTS), static_cache),
+    Mutation(
+        "reserved as used", partial(mock.patch.object, memory, "unused_bytes", return_value=0),
+        cards.test_a_batch_test_ends_where_memory_does,
+    ),
+    Mutation(
+        "L2-warm replays", partial(mock.patch.object, kernels, "cold_bytes_of", return_value=0),
+        scenarios.test_a_small_model_on_a_large_cache,
+    ),
+    Mutation("a swallowed OOM", swallowed_oom, full_card),
+)  # fmt: skip
 
 
 def noticed(mutation: Mutation) -> str | None:

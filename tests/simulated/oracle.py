@@ -10,6 +10,7 @@ import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,16 +87,11 @@ def phases(
     world: World, model: Any, engine: str, batch_sizes: Sequence[int], prompt_lens: Sequence[int], new_tokens: int
 ) -> list[Phase]:
     """Return the truth of each cell's prefill and of the median step of its decode loop."""
-    found = []
-    for prompt_len in prompt_lens:
-        for batch_size in batch_sizes:
-            with torch.inference_mode():
-                cell = _cell(world, model, engine, batch_size, prompt_len, new_tokens)
-                found += [replace(phase, engine=engine) for phase in cell]
-    return found
+    cells = itertools.product(prompt_lens, batch_sizes)
+    return [phase for cell in cells for phase in _cell(world, model, engine, *cell, new_tokens)]
 
 
-def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_tokens: int) -> list[Phase]:
+def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_tokens: int) -> list[Phase]:
     ids = torch.zeros(batch, prompt, dtype=torch.long, device="cuda")
     prefill, decode = _ENGINES[engine](model, batch, prompt + new_tokens)
     card = world.card
@@ -105,23 +101,25 @@ def _cell(world: World, model: Any, engine: str, batch: int, prompt: int, new_to
     torch.cuda.reset_peak_memory_stats()
     with _logged(card) as log:
         token = prefill(ids)
+    torch.cuda.synchronize()
+    steps = []
+    for _ in range(new_tokens - 1):
+        with _logged(card) as step:
+            token = decode(token)
+        steps.append(step)
+    peak = torch.cuda.max_memory_allocated()
+    torch.cuda.synchronize()
+    del token
     config = model.config.get_text_config()
     asked = _Asked(
         config.num_attention_heads // getattr(config, "num_key_value_heads", config.num_attention_heads),
         product_dtype(torch.empty(0, dtype=model.dtype)),
     )
-    found = [_phase("prefill", batch, prompt, [log], card.truth, asked)]
-    torch.cuda.synchronize()
-    steps = []
-    for _ in range(new_tokens - 1):
-        with _logged(card) as log:
-            token = decode(token)
-        steps.append(log)
-    peak = torch.cuda.max_memory_allocated()
-    torch.cuda.synchronize()
-    found.append(_phase("decode", batch, prompt, steps, card.truth, asked))
-    del token
-    return [replace(phase, peak_bytes=peak) for phase in found]
+    of = partial(Phase, engine, batch_size=batch, prompt_len=prompt, peak_bytes=peak)
+    return [
+        of(phase=phase, **_figures(logs, card.truth, asked, queries))
+        for phase, logs, queries in (("prefill", [log], prompt), ("decode", steps, 1))
+    ]
 
 
 @dataclass(frozen=True)
@@ -163,7 +161,8 @@ def _logged(card: Card) -> Iterator[list[Kernel]]:
     card.log = None
 
 
-def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked) -> Phase:
+def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries: int) -> dict[str, Any]:
+    """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
     device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
@@ -179,7 +178,7 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
         part = _part(kernel)
         if part is None:
             continue
-        computing_s, moving_s = asked.roofs_s(kernel, prompt if name == "prefill" else 1, truth, stored, bytes_per_s)
+        computing_s, moving_s = asked.roofs_s(kernel, queries, truth, stored, bytes_per_s)
         if computing_s > moving_s:
             compute_s += computing_s
         elif part == "weights":
@@ -187,25 +186,21 @@ def _phase(name: str, batch: int, prompt: int, steps: Sequence[list[Kernel]], tr
         else:
             kv_s += moving_s
     link_s = sum(kernel.work.link_s for kernel in middle)
-    return Phase(
-        engine="",
-        phase=name,
-        batch_size=batch,
-        prompt_len=prompt,
-        latency_s=latency_s,
-        regime=_regime(steps, truth, latency_s, max(0.0, latency_s - device_s)),
-        device_s=device_s,
-        exposed_dispatch_s=max(0.0, latency_s - device_s),
-        launches=sum(kernel.launched for kernel in middle),
-        weights_s=weights_s,
-        kv_s=kv_s,
-        compute_s=compute_s,
-        dequantise_s=dequantise_s,
-        beside_s=device_s - weights_s - kv_s - compute_s - link_s,
-        link_s=link_s,
-        peak_bytes=0,
-        cache_resident=resident,
-    )
+    idle_s = max(0.0, latency_s - device_s)
+    return {
+        "latency_s": latency_s,
+        "regime": _regime(steps, truth, latency_s, idle_s),
+        "device_s": device_s,
+        "exposed_dispatch_s": idle_s,
+        "launches": sum(kernel.launched for kernel in middle),
+        "weights_s": weights_s,
+        "kv_s": kv_s,
+        "compute_s": compute_s,
+        "dequantise_s": dequantise_s,
+        "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
+        "link_s": link_s,
+        "cache_resident": resident,
+    }
 
 
 def _part(kernel: Kernel) -> str | None:
@@ -366,12 +361,7 @@ def plain_model(config: Any, dtype: torch.dtype) -> Any:
 
 def pairs(found: Sequence[Phase], cells: Any) -> Iterator[tuple[Phase, Any]]:
     """Yield each phase with the profiler's row for it."""
+    keys = ["engine", "phase", "batch_size", "prompt_len"]
+    rows = dict(zip(cells[keys].itertuples(index=False, name=None), cells.to_dict("records"), strict=True))
     for phase in found:
-        same = (
-            (cells["engine"] == phase.engine)
-            & (cells["phase"] == phase.phase)
-            & (cells["batch_size"] == phase.batch_size)
-            & (cells["prompt_len"] == phase.prompt_len)
-        )
-        [row] = cells[same].to_dict("records")
-        yield phase, row
+        yield phase, rows[tuple(getattr(phase, key) for key in keys)]

@@ -31,8 +31,7 @@ class Stream:
     @property
     def ready_s(self) -> float:
         """Time at which its last work ends."""
-        found: float = self.core.ready_s
-        return found
+        return self.core.ready_s
 
     @property
     def capture(self) -> Graph | None:

@@ -21,12 +21,11 @@ from profiler.loading.meta_model import quiet_libraries
 from profiler.roofs.measure import measure
 from profiler.store.folder import Run, read_gathered, read_run
 
-from .native import why_not
 from .scenario import Scenario, command_line, said, so
 from .truth import A100, T4
 from .world import simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 
 LAYERS = 2
 

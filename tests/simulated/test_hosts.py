@@ -18,12 +18,11 @@ from profiler.store.folder import read_gathered
 
 from .compiled import COMPILATION_S
 from .held import REST, SAVE_THE_HOST, first_lever, held
-from .native import why_not
 from .oracle import Phase
 from .scenario import Scenario, said, so
 from .truth import H100
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 
 HOSTS = {"slow": 40e-6, "middling": 7e-6, "fast": 2e-6}
 

@@ -18,12 +18,11 @@ from profiler.run.validate import prepare_resume
 from profiler.store.folder import read_run
 from profiler.store.samples import read_records
 
-from .native import why_not
 from .scenario import Scenario, said
 from .truth import T4
 from .world import simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 
 SCENARIO = Scenario("smollm2-135m", layers=1, prompt_lens=(16, 32, 64), batch_sizes=(1, 2))
 LOST = "CUDA error: unspecified launch failure"

@@ -12,12 +12,9 @@ from profiler.device.machine import machine_for
 from profiler.errors import CaptureError, RequestError
 from profiler.store.folder import read_gathered
 
-from .native import why_not
 from .scenario import Scenario, said
 from .truth import A100, H100, T4, Truth
 from .world import simulated
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 CARD = torch.device("cuda", 0)
 MIB, GIB = 1 << 20, 1 << 30

@@ -15,13 +15,12 @@ from profiler.engines.transformers import GraphEngine
 from profiler.store.folder import read_gathered, read_run
 
 from .held import REST
-from .native import why_not
 from .oracle import pairs
 from .scenario import Scenario, command_line, so
 from .truth import A100, H100
 from .world import simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 
 MIB = 1 << 20
 

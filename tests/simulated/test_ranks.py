@@ -19,13 +19,12 @@ from profiler.run.pipeline import execute
 from profiler.run.validate import prepare
 
 from .card import Region
-from .native import why_not
 from .ranks import LinkTruth, linked
 from .scenario import Scenario
 from .truth import A100
 from .world import simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 LAYERS, HIDDEN = 1, 4096
 
 

@@ -22,12 +22,9 @@ from profiler.roofs.sampler import clocked
 from profiler.run.warnings import roof_warnings
 from profiler.store.folder import Run, read_run
 
-from .native import why_not
 from .scenario import Scenario, command_line, said
 from .truth import H100, RTX_4090, T4, Throttle, Truth
 from .world import simulated
-
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 CARD = torch.device("cuda", 0)
 MIB = 1 << 20
@@ -54,13 +51,6 @@ def fast() -> Iterator[Machine]:
 def test_a_matrix_vector_product_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
     roof = measure_gemv(fast, "bfloat16", 512 * MIB, 0.1)
     assert roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
-
-
-def test_without_a_graph_its_launches_would_be_timed(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 MiB per launch of 15 us are 2.2 TB/s on a card of 8 TB/s: single launches measure the host, not the memory."""
-    monkeypatch.setattr(CudaMachine, "captures", False)
-    roof = measure_gemv(fast, "bfloat16", 512 * MIB, 0.1)
-    assert roof.per_s == pytest.approx(32 * MIB / FAST.launch_s, rel=TRUE)
 
 
 def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
@@ -156,7 +146,6 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
 @pytest.mark.parametrize(
     ("place", "missing"),
     [
-        ("torch.add", {"triad"}),
         ("torch.nn.functional.linear", {"gemv bfloat16", "bfloat16"}),
         ("torch.rand", {"read, copy and triad", "reads of several sizes"}),
     ],

@@ -5,17 +5,20 @@ A cell between the two is tried.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from .native import why_not
+from profiler.store.folder import read_gathered
+
 from .scenario import Scenario, said, so
 from .truth import A100, GIB, T4, Truth
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 
 
+FUSED = (A100, 16, 512, 16)
 PROBE = 270_000_000
 """The profiler's own buffers: 256 MiB of the drift probe, and some small ones."""
 
@@ -23,7 +26,7 @@ PROBE = 270_000_000
 @pytest.mark.parametrize(
     ("truth", "layers", "prompt", "batch"),
     [
-        pytest.param(A100, 16, 512, 16, id="fused attention"),
+        pytest.param(*FUSED, id="fused attention"),
         pytest.param(T4, 16, 2048, 8, id="math attention, long prompts"),
         pytest.param(T4, 4, 512, 64, id="math attention, many prompts"),
     ],
@@ -47,6 +50,10 @@ def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
         counted = {cell.predicted_peak_memory_bytes for cell in run.document.evidence if cell.batch_size == batch}
         assert len(counted) == (status == "ok")
         assert all(nbytes == pytest.approx(peak, rel=0.005) for nbytes in counted)
+        for gap in read_gathered(run.folder, run.document).gaps.values():
+            needs = re.match(r"needs ([\d.]+) GB", gap.reason)
+            assert needs, gap.reason
+            assert float(needs[1]) == pytest.approx((peak - run.document.model.storage_bytes) / 1e9, rel=0.05)
 
 
 @pytest.mark.parametrize(("free", "status"), [(1.02, {"ok", "oom"}), (1.12, {"ok"})])

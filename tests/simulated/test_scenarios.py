@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import pytest
 
 from profiler.facts.measurements import COMPILED
 from profiler.judge.regimes import Flag
-from profiler.store.folder import Run, read_gathered, read_run
+from profiler.store.folder import Run, read_run
 
 from .held import REST, ROOFS, SAVE_THE_HOST, first_lever, held
-from .native import why_not
 from .oracle import pairs
 from .scenario import Scenario, command_line, said, so
 from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
 from .world import simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 
 
 def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
@@ -31,34 +29,6 @@ def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: 
     for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
         assert -REST * phase.latency_s < row["unexplained_s"] < 0.2 * phase.latency_s
         assert row["regime"] != "kernel-bound"
-
-
-def test_batches_double_to_the_limit_of_memory(tmp_path: Path) -> None:
-    """Batches that fit run, the others have a reason, and memory is freed after it runs out."""
-    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[64, 128, 256, 512, 1024], new_tokens=4)
-    run, world = said(scenario, [A100], tmp_path)
-    prefills = run.cells[run.cells["phase"] == "prefill"].set_index("batch_size")
-    assert prefills.loc[64, "status"] == "ok"
-    assert prefills.loc[1024, "status"] in ("oom", "skipped")
-    room = A100.memory_bytes - A100.taken_bytes
-    gaps = read_gathered(run.folder, run.document).gaps.values()
-    needs = {gap.cell.batch_size: gap.reason for gap in gaps if gap.reason.startswith("needs")}
-    for phase in so(scenario, A100.but(memory_bytes=10 * A100.memory_bytes), tmp_path):
-        if phase.phase == "prefill":
-            status = prefills.loc[phase.batch_size, "status"]
-            if phase.peak_bytes > room:
-                assert status in ("oom", "skipped"), phase
-                beside_gb = float(needs[phase.batch_size].split()[1])
-                assert beside_gb == pytest.approx((phase.peak_bytes - run.document.model.storage_bytes) / 1e9, rel=REST)
-            # Fragmentation takes up to 2.5 outputs of the widest matmul.
-            elif phase.peak_bytes + 2.5 * phase.batch_size * 512 * 14336 * 2 < 0.9 * room:
-                assert status == "ok", phase
-                said_bytes = prefills.loc[phase.batch_size, "peak_memory_bytes"]
-                assert said_bytes == pytest.approx(phase.peak_bytes, rel=REST)
-    gc.collect()
-    # The model takes 1 GB, and the smallest cell that did not fit takes tens of GB. The workspaces of three streams
-    # remain, 8 MiB each.
-    assert world.card.memory.allocated < 32e6, "neither a cell nor the model keeps memory"
 
 
 def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:

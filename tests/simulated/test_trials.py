@@ -10,15 +10,11 @@ import pytest
 from profiler.facts.measurements import GRAPHED, REPEATED_HEADS, WITHOUT_CUDNN
 from profiler.store.folder import Run, read_gathered, read_run
 
-from .native import why_not
 from .scenario import Scenario, command_line
 from .truth import H100, T4, Truth
 from .world import simulated
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
-]
+pytestmark = pytest.mark.slow
 BUDGET_S = 60.0
 
 

@@ -19,11 +19,10 @@ from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import time_parts
 
 from . import compiled
-from .native import why_not
 from .truth import A100, H100, T4, Truth
 from .world import World, simulated
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
+pytestmark = pytest.mark.slow
 
 SLOW_HOST = H100.but(launch_s=40e-6, host_operator_s=40e-6)
 PROMPT, NEW_TOKENS = 16, 24

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -38,7 +39,6 @@ TIMED = (
     "profiler.device.contention",
 )
 """Modules of the profiler that read a clock."""
-
 
 ENOUGH = {
     "profiler.roofs.sampler.MOST_SAMPLES": 8,
@@ -91,47 +91,18 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         # Python's automatic garbage collections, and the card memory that they free, depend on everything that ran
         # before.
         stack.enter_context(no_gc())
-        for name, value in strict(driver.names()).items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(mock.patch.object(torch.accelerator, "synchronize", driver.names()["synchronize"]))
-        for name, value in driver.names_of_c().items():
-            stack.enter_context(mock.patch.object(torch._C, name, value, create=True))
-        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_push"))
-        stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range_pop"))
-        stack.enter_context(mock.patch.object(torch.version, "cuda", "13.0"))
-        # As in a build for CUDA. Otherwise torch's profiler raises and catches an error per operator.
-        stack.enter_context(
-            mock.patch(
-                "torch.autograd.profiler._supported_activities",
-                return_value={ProfilerActivity.CPU, ProfilerActivity.CUDA},
-            )
-        )
-        stack.enter_context(mock.patch.object(torch, "compile", compiler(host)))
-        # The simulated host has no other processes, whatever runs on this machine during the test.
-        stack.enter_context(mock.patch.object(Neighbours, "look", return_value=Contention(0.0, 1)))
-        stack.enter_context(mock.patch.object(contention, "SCHEDSTAT_FILE", Path("no-waits-for-a-core")))
+        for owner, name, value in _replaced(driver, host):
+            stack.enter_context(mock.patch.object(owner, name, value, create=owner is torch._C))
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
             stack.enter_context(four_bit.asked_anew())
-        stack.enter_context(mock.patch.object(FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))))
-        stack.enter_context(mock.patch.object(torch.Tensor, "to", _to(torch.Tensor.to)))
-        stack.enter_context(mock.patch.object(torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)))
-        for name, count in ENOUGH.items() if hurried else ():
-            stack.enter_context(mock.patch(name, count))
-        if hurried:
-            brief = replace(effort.STANDARD, roof_s=0.1, weight_read_s=0.0, host_pace_s=1e-3)
-            stack.enter_context(mock.patch.object(effort, "STANDARD", brief))
+        brief = replace(effort.STANDARD, roof_s=0.1, weight_read_s=0.0, host_pace_s=1e-3)
+        for name, value in {**ENOUGH, "profiler.effort.STANDARD": brief}.items() if hurried else ():
+            stack.enter_context(mock.patch(name, value))
         forget = sys.modules["profiler.device.machine"].side_stream.cache_clear
         forget()
         stack.callback(forget)  # a stream belongs to its card
-        clock: Any = SimulatedTime(host)
-        for module in TIMED:
-            __import__(module)
-            stack.enter_context(mock.patch.object(sys.modules[module], "time", clock))
-        stack.enter_context(
-            mock.patch.object(sys.modules["profiler.device.telemetry"], "threading", SimulatedThreading(host))
-        )
         # `torch.tensor(data, device="cuda")` then makes a tensor on the host and moves it, as under torch's fake mode.
         stack.callback(torch._C._set_only_lift_cpu_tensors, torch._C._only_lift_cpu_tensors())
         torch._C._set_only_lift_cpu_tensors(True)
@@ -141,6 +112,30 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         yield world
         if host.terminated_by is not None:
             raise RuntimeError("this process would have been terminated") from host.terminated_by
+
+
+def _replaced(driver: Driver, host: Host) -> Iterator[tuple[Any, str, Any]]:
+    """Yield each replaced attribute with its owner and its new value."""
+    for name, value in strict(driver.names()).items():
+        yield torch.cuda, name, value
+    for name, value in driver.names_of_c().items():
+        yield torch._C, name, value
+    yield torch.accelerator, "synchronize", driver.synchronize
+    yield torch.cuda.nvtx, "range_push", mock.Mock()
+    yield torch.cuda.nvtx, "range_pop", mock.Mock()
+    yield torch.version, "cuda", "13.0"
+    # As in a build for CUDA. Otherwise torch's profiler raises and catches an error per operator.
+    yield torch.autograd.profiler, "_supported_activities", lambda: {ProfilerActivity.CPU, ProfilerActivity.CUDA}
+    yield torch, "compile", compiler(host)
+    # The simulated host has no other processes, whatever runs on this machine during the test.
+    yield Neighbours, "look", lambda *_: Contention(0.0, 1)
+    yield contention, "SCHEDSTAT_FILE", Path("no-waits-for-a-core")
+    yield FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))
+    yield torch.Tensor, "to", _to(torch.Tensor.to)
+    yield torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)
+    for module in TIMED:
+        yield importlib.import_module(module), "time", SimulatedTime(host)
+    yield importlib.import_module("profiler.device.telemetry"), "threading", SimulatedThreading(host)
 
 
 def _to(whole: Any) -> Any:
@@ -174,7 +169,6 @@ def standing_in(name: str, module: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        if before is None:
-            del sys.modules[name]
-        else:
+        del sys.modules[name]
+        if before is not None:
             sys.modules[name] = before

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from traceback import clear_frames
@@ -260,15 +260,20 @@ BRIEF: dict[bool, dict[str, Any]] = {
 """Options on a card and on a CPU for runs in several weight formats, which need no long sweep."""
 
 
-def flushes(bench: Bench) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Return functions that flush the L2: one reads a buffer of twice its size, one writes it."""
-    buffer = torch.zeros(2 * bench.machine.info.last_level_cache_bytes // 4, device=bench.device)
-    return buffer.sum, partial(buffer.fill_, 1.0)
+def timed_s(bench: Bench, work: Callable[[], object]) -> list[float]:
+    """Return the seconds of some work between two marks, after a wait for its end."""
+    clock = bench.machine.clock
+    marks = [clock.mark()]
+    work()
+    marks.append(clock.mark())
+    clock.synchronize()
+    return clock.seconds(marks)
 
 
-def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]], flush: Callable[[], object]) -> float:
-    """Return the seconds of calls in one graph, each after a flush of the L2."""
-    machine, clock = bench.machine, bench.machine.clock
+def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]]) -> float:
+    """Return the seconds of calls in one graph, each after a read of a buffer of twice the L2's size."""
+    machine = bench.machine
+    buffer = torch.zeros(2 * machine.info.last_level_cache_bytes // 4, device=bench.device)
 
     def every() -> None:
         for call in calls:
@@ -280,12 +285,8 @@ def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]], flush: Calla
             every()
         replay = machine.capture(every)
         for _ in range(_SAMPLES):
-            flush()
-            marks = [clock.mark()]
-            replay()
-            marks.append(clock.mark())
-            clock.synchronize()
-            samples += clock.seconds(marks)
+            buffer.sum()
+            samples += timed_s(bench, replay)
     return statistics.median(samples[2:]) / len(calls)
 
 

@@ -57,8 +57,6 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}
     judged = any(limits.values()) if bench.cuda else None
     yield Check("doubling ends at a limit", judged, value, f"one of {', '.join(limits)}", why)
-    knees = {"predicted": decode.knee_predicted, "measured": decode.knee_measured, "best": decode.best}
-    yield Check("knee of decode", None, knees, why="reported only: eager dispatch hides it on small models")
 
 
 def _out_of_memory(bench: Bench) -> Iterator[Check]:

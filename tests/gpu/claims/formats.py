@@ -24,7 +24,6 @@ from .bench import (
     Check,
     cells_measured,
     facts_of,
-    flushes,
     random_numbers,
     replayed_s,
     small_run,
@@ -118,8 +117,7 @@ def _dequantisation(bench: Bench, run: Run, quant: str) -> Check:
         return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
     if not bench.cuda:
         return Check(name, None, term_s, why="on a CPU its calls are dispatch, which a loop cannot leave out")
-    read, _ = flushes(bench)
-    return within(name, term_s / sum(len(calls) * replayed_s(bench, calls, read) for calls in found if calls), 0.1)
+    return within(name, term_s / sum(len(calls) * replayed_s(bench, calls) for calls in found if calls), 0.1)
 
 
 def _kernel_that_ran(model: Any) -> Check:

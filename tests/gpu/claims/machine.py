@@ -1,0 +1,96 @@
+"""The machine: what works according to `roofscope doctor`, its telemetry, another process on it, and a second card."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import torch
+
+from profiler.checks.doctor import examine
+from profiler.device.clock import now_s
+from profiler.device.machine import machine_for
+from profiler.device.telemetry import Watch
+
+from .bench import Attempt, Bench, Check, NotRunError, cells_measured, within
+
+_NEEDED = ("driver", "torch", "device", "memory", "graphs", "fits")
+"""Parts of doctor that must work; the rest is optional, or not available on many rented cards."""
+_SECONDS = 2.0
+_NOTICED_S = 25.0
+_SPIN = "import torch\nx = torch.randn(4096, 4096, device='cuda')\nwhile True: x @ x; torch.cuda.synchronize()"
+
+
+def installation(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("doctor", _doctor, least_s=40.0, cuda=False)
+
+
+def telemetry(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("telemetry", _readings, cuda=False)
+    yield Attempt("a second process on the card is noticed", _second_process, least_s=40.0)
+
+
+def devices(bench: Bench) -> Iterator[Attempt]:
+    yield Attempt("two cards in one process", _two, least_s=60.0)
+
+
+def _doctor(bench: Bench) -> Iterator[Check]:
+    for finding in examine(str(bench.device) if bench.cuda else "cpu").findings:
+        judged = finding.works if bench.cuda and finding.name in _NEEDED else None
+        yield Check(f"doctor: {finding.name}", judged, finding.says, why="" if judged is not None else "reported only")
+
+
+def _readings(bench: Bench) -> Iterator[Check]:
+    with Watch(bench.machine.source, interval_s=0.1) as watch:
+        x = torch.randn(2048 if bench.cuda else 256, 2048, device=bench.device)
+        end_s = now_s() + _SECONDS
+        while now_s() < end_s:
+            x @ x.T
+            bench.machine.clock.synchronize()
+    seen = {name for reading in watch.readings for name, value in asdict(reading).items() if value not in (None, (), 0)}
+    needed = {"clock_hz", "power_w", "temperature_c", "memory_used_bytes"} if bench.cuda else {"memory_used_bytes"}
+    yield Check("telemetry", needed <= seen, sorted(seen), f"has {sorted(needed)}")
+    share = watch.cost_s / _SECONDS
+    # The reading thread also waits for Python's lock, which this loop holds: that wait is not a cost.
+    judged, why = (share < 0.05, "") if bench.cuda else (None, "judged on cards only")
+    yield Check("cost of telemetry", judged, share, "< 5 % at ten looks a second", why)
+
+
+def _second_process(bench: Bench) -> Iterator[Check]:
+    source = bench.machine.source
+    neighbour = subprocess.Popen([sys.executable, "-c", _SPIN])
+    try:
+        end_s = now_s() + _NOTICED_S
+        while now_s() < end_s and not (source.read().other_processes or 0):
+            time.sleep(0.5)
+        others = source.read().other_processes
+    finally:
+        neighbour.kill()
+        neighbour.wait()
+    if others is None:
+        raise NotRunError("NVML hides the processes of this card")
+    yield Check("a second process on the card is noticed", others >= 1, others, ">= 1")
+
+
+def _two(bench: Bench) -> Iterator[Check]:
+    if torch.cuda.device_count() < 2:
+        raise NotRunError("one card is here")
+    found: dict[tuple[str, int], float] = {}
+    try:
+        for index in (0, 1):
+            one = replace(bench, device=torch.device("cuda", index))
+            options = {"engine": "eager,graph", "prompt_lens": [64], "batch_sizes": [1], "budget_s": 20.0}
+            run = one.run(f"card-{index}", bench.small, **options)
+            decode = run.cells[run.cells["phase"] == "decode"].set_index("engine")
+            yield cells_measured(f"card {index}: every cell is measured", run, list(run.answer))
+            found[run.document.device.name, index] = float(decode["latency_s"].loc["graph"])
+    finally:
+        machine_for(bench.device)  # restore torch's current card
+    (one, _), (other, _) = found
+    if one != other:
+        raise NotRunError(f"the cards differ: {one}, {other}")
+    first_s, second_s = found.values()
+    yield within("a graph's step on the second card / on the first", second_s / first_s, 0.25, [first_s, second_s])
