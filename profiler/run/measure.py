@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from profiler import effort
@@ -140,7 +140,8 @@ def _replay(session: Session, measured: list[Cell]) -> None:
     with session.stages.optional(_REPLAYS, _NO_REPLAYS):
         session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
-            _repeat_parts(session, measured)
+            if session.budget.whole or session.budget.left_s:
+                _repeat_parts(session, measured)
         if session.forecasts:
             _replay_between(session, measured)
 
@@ -158,10 +159,14 @@ def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
 
 
 def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
-    sizes, names = sorted(batch_sizes), sorted(engines)
-    session.ledger.extend(
-        dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
-    )
+    """Measure dispatch at these batch sizes. On a CPU one prefill serves all sizes, also those measured before."""
+    sizes, names, known = sorted(batch_sizes), sorted(engines), list(session.ledger.gathered.dispatch)
+    samples = dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
+    session.ledger.extend(samples)
+    prefills = {item.engine: item for item in samples if item.phase == "prefill"}
+    for engine, phase, batch in known:
+        if phase == "prefill" and batch not in batch_sizes and engine in prefills:
+            session.ledger.add(replace(prefills[engine], batch_size=batch))
 
 
 def _replay_between(session: Session, measured: list[Cell]) -> None:

@@ -11,7 +11,7 @@ from profiler.device.machine import Machine
 from profiler.errors import describe_error, tolerate_errors
 from profiler.measure.sweep import Progress
 from profiler.store.document import Missing
-from profiler.units import clock_time
+from profiler.units import time_left
 
 
 class Listener(Protocol):
@@ -42,7 +42,7 @@ class Stages:
         """End the current stage and begin the next; times of stages with the same name add up."""
         self._end()
         self._now = name
-        left = "" if self.left_s is None else f", about {clock_time(self.left_s())} left"
+        left = "" if self.left_s is None else f", {time_left(self.left_s())}"
         self.listener.stage(f"{text or name}{left}")
 
     def spent_s(self) -> dict[str, float]:
