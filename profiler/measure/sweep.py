@@ -366,7 +366,7 @@ class _Costs:
         return sum(map(self.of, cells))
 
     def untailed(self, cells: Iterable[Cell]) -> float:
-        """Seconds of visits without the further prefills of a cell of the answer, which are no reason to visit it later.
+        """Seconds of visits without the further prefills of the answer, which are no reason to visit a cell later.
 
         The order of visits is that of the cells' own size.
         """
