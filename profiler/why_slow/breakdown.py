@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiler.why_slow.findings import CallFloor, SlowModule, Why
-from profiler.why_slow.observations import Observations, steady_s
+from profiler.why_slow.observations import LineTime, Observations, steady_s
+
+_WAITING = "waiting for a core that other processes used"
 
 
 @dataclass(frozen=True)
@@ -20,20 +22,37 @@ class TimePart:
 
 
 def time_parts(why: Why) -> list[TimePart]:
-    """The parts of the script's run time, which add up to it, the largest first."""
+    """The parts of the script's run time, which add up to it, the largest first.
+
+    Waiting for other processes is spread over all parts in proportion to their time, and has a part of its own.
+    """
     seen = why.seen
     # At most; 0 without a measured bandwidth of the link.
     link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
-    parts = [*_within_calls(seen, why.floor, link_s, why.modules), *_outside(seen)]
-    other = TimePart("imports and the script's other code", max(0.0, seen.wall_s - sum(part.seconds for part in parts)))
-    return sorted((part for part in [*parts, other] if part.seconds > 0), key=lambda part: -part.seconds)
+    within, outside = list(_within_calls(seen, why.floor, link_s, why.modules)), list(_outside(seen))
+    other_s = max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside)))
+    outside.append(TimePart("imports and the script's other code", other_s))
+    waiting = seen.waited_s / seen.wall_s if seen.wall_s else 0.0
+    waited_s = waiting * sum(part.seconds for part in outside)
+    waited_s += sum(part.seconds for part in within if part.what == _WAITING)
+    parts = [
+        *(part for part in within if part.what != _WAITING),
+        *(replace(part, seconds=(1 - waiting) * part.seconds) for part in outside),
+        TimePart(_WAITING, waited_s, beyond_floor=True),
+    ]
+    return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
+
+
+def between_row(item: LineTime) -> str:
+    """The name of the part of the script's own code between forwards of one line."""
+    return f"the script's code between its forwards ({item.where})"
 
 
 def _outside(seen: Observations) -> Iterator[TimePart]:
     yield TimePart("loading models", seen.loads_s)
     yield TimePart(f"tokenizers ({seen.text_where})", seen.text_s)
     for item in seen.between:
-        yield TimePart(f"the script's code between its forwards ({item.where})", item.seconds)
+        yield TimePart(between_row(item), item.seconds)
     yield TimePart("recording these calls", seen.overhead_s)
 
 
@@ -66,6 +85,11 @@ def _within_calls(
     yield from _forwards(forwards_s, seen, floor, link_s, modules)
 
 
+def module_row(module: SlowModule) -> str:
+    """The name of the part of a module's time beyond its roof."""
+    return f"{module.name} beyond its roof ({module.place})"
+
+
 # At most so many modules have a row, each with at least this share of what is beyond the floor.
 _MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 _OVER_THE_LINK = "weights over the link, at most"
@@ -87,7 +111,7 @@ def _forwards(
         ("kernels at the roofs of this machine: the least time", floor.seconds - (floor.dispatch_s or 0.0), False),
         ("dispatch of kernels by Python and torch, at least", floor.dispatch_s or 0.0, False),
         (needless, floor.needless_s, True),
-        ("waiting for a core that other processes used", waited_s, True),
+        (_WAITING, waited_s, True),
         # Last, since it is a bound: a transfer may overlap with all of the above.
         (_OVER_THE_LINK, link_s, True),
     )
@@ -100,6 +124,6 @@ def _forwards(
     for module in shown:
         part_s = min(left_s, module.beyond_s)
         left_s -= part_s
-        yield TimePart(f"{module.name} beyond its roof ({module.place})", part_s, beyond_floor=True)
+        yield TimePart(module_row(module), part_s, beyond_floor=True)
     kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
     yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
 from profiler.units import duration, percent, several
-from profiler.why_slow.breakdown import TimePart, time_parts
+from profiler.why_slow.breakdown import TimePart, between_row, module_row, time_parts
 from profiler.why_slow.findings import LEAST_SHARE, CallFloor, Finding, FirstCall, SlowModule, TriedChange, Why
 from profiler.why_slow.observations import (
     Call,
@@ -18,6 +18,7 @@ from profiler.why_slow.observations import (
     UnrecordedCall,
     covered_s,
     most_at_once,
+    padding_share,
     steady_s,
 )
 
@@ -43,7 +44,11 @@ def why_sentences(why: Why) -> list[str]:
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
     floor = f"; the same tokens need {_floor_words(why.floor)}" if why.floor else ""
     begun = "Interrupted: up to here " if seen.interrupted else ""
-    lines = [*_slow_module(why), f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}."]
+    lines = [
+        *_slow_module(why),
+        *_slow_loop(why),
+        f"{begun}{spent}{floor}." if seen.calls else f"{begun}{_without_calls(seen)}.",
+    ]
     lines += _failed(seen)
     if seen.calls and seen.unnoted:
         lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
@@ -72,15 +77,32 @@ def why_sentences(why: Why) -> list[str]:
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its roof, if that is more than any finding saves."""
     calls_s = steady_s(why.seen.calls)
-    if not why.modules or why.modules[0].beyond_s < _MUCH * calls_s:
+    if not why.modules:
         return []
     module = why.modules[0]
-    if module.beyond_s <= max((item.saves_s for item in why.findings), default=0.0):
+    beyond_s = module.beyond_s
+    if why.floor:  # as the table has it: a repetition among other processes also waits for them
+        beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
+    if beyond_s < _MUCH * calls_s or beyond_s <= max((item.saves_s for item in why.findings), default=0.0):
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(module.beyond_s)} of {duration(calls_s)} beyond its roof"
+    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its roof"
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
+
+
+def _slow_loop(why: Why) -> list[str]:
+    """A sentence about the script's own code between forwards, if it takes longer than any finding saves."""
+    parts = {part.what: part.seconds for part in time_parts(why)}
+    code_s, where = max(
+        ((parts.get(between_row(item), 0.0), item.where) for item in why.seen.between), default=(0.0, "")
+    )
+    seen = why.seen
+    if code_s < max(_MUCH * seen.watched_s, *(item.saves_s for item in why.findings), 0.0):
+        return []
+    return [
+        f"The script's own code between its forwards takes {duration(code_s)} of {duration(seen.wall_s)} ({where})."
+    ]
 
 
 def _by_line(firsts: Sequence[FirstCall]) -> list[list[FirstCall]]:
@@ -220,7 +242,6 @@ def call_rows(why: Why) -> list[list[str]]:
 
 def _row(calls: Sequence[Call]) -> list[str]:
     seconds = sum(call.seconds for call in calls)
-    padding = sum(call.padding for call in calls) / len(calls)
     first = calls[0]
     return [
         first.where,
@@ -228,7 +249,7 @@ def _row(calls: Sequence[Call]) -> list[str]:
         _shapes(calls),
         duration(covered_s(calls)),
         duration(seconds / len(calls)),
-        ", ".join(_ran_with(first, padding)),
+        ", ".join(_ran_with(first, padding_share(calls))),
     ]
 
 
