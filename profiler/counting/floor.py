@@ -239,7 +239,7 @@ def roof_times(
         weights = need.weight_bytes * np.where(stored > 0, stored / bytes_per_weight(operator), 1.0)
         cache = (need.kv_read_bytes + need.kv_write_bytes) * np.where(kv > 0, kv / operator.dtype.itemsize, 1.0)
         nbytes = zeros + weights + cache + need.state_bytes + need.embedding_bytes + need.logits_bytes
-        peak = under.peak(operator.dtype_name, dtype)
+        peak: Any = under.peak(operator.dtype_name, dtype)
         if isinstance(operator, (Linear, Experts)):
             is_packed = np.where(stored > 0, stored, bytes_per_weight(operator)) < DENSE_BYTES
             peak = np.where(is_packed, max(peak, under.flops_per_s.get(packed_dtype, 0.0)), peak)
