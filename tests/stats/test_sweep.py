@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -172,11 +173,11 @@ def test_one_cell_is_visited_however_short_the_budget() -> None:
     assert [outcome.cell for outcome in run(FakeEngine(), budget_s=1e-9)] == [Cell(1, 4, 6)]
 
 
-def test_the_further_prefills_of_the_answer_do_not_put_its_cell_off() -> None:
-    floors_s = {key: 0.1 * key.tokens for key in make_grid([4, 8, 16], [1, 2], 6).keys}
-    for budget_s in (0.0, 500.0):
-        outcomes = run(FakeEngine(), budget_s, tail_s=60.0, floors_s=floors_s)
-        assert outcomes[0].cell == CORNERS[0]
+def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
+    floors_s = {key: float(key.tokens) for key in make_grid([4, 8, 16], [1, 2], 6).keys}
+    for budget_s, step_s in itertools.product((0.0, 500.0), (1e-3, 1e-2, 0.1)):
+        times = {key: step_s * floor_s for key, floor_s in floors_s.items()}
+        assert run(FakeEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
 
 
 def test_a_whole_grid_is_visited_twice_however_short_the_budget() -> None:
