@@ -182,7 +182,7 @@ def python_page() -> str:
         + table(("name", "what it is"), rows)
         + "\n```python\nimport profiler\n\n"
         'run = profiler.profile("smollm2-135m", prompt_lens=[64], batch_sizes=[1, 2])\n'
-        "run.answer  # the answer, a list of sentences\n"
+        "run.answer  # the answer, one string per sentence\n"
         "run.cells  # a pandas DataFrame: one row per phase and cell\n"
         "again = profiler.read_run(run.folder)\n"
         "profiler.compare(run.folder, again.folder)  # a DataFrame: the change of each cell\n\n"
