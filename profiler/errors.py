@@ -58,10 +58,10 @@ class RunError(RequestError):
 
 def near_misses(word: str, known: Iterable[str]) -> str:
     """Return ` Did you mean a or b?` for a mistyped word, or an empty string without a similar name."""
-    names = sorted(known)
+    names = {name.lower(): name for name in sorted(known)}
     completions = [name for name in names if word and name.startswith(word.lower())]
     close = (completions or difflib.get_close_matches(word.lower(), names, n=3, cutoff=0.5))[:3]
-    return f" Did you mean {' or '.join(close)}?" if close else ""
+    return f" Did you mean {' or '.join(names[name] for name in close)}?" if close else ""
 
 
 _LONG, _LONGEST = 160, 300

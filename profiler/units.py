@@ -56,6 +56,11 @@ def clock_time(seconds: float) -> str:
     return f"{whole // 60}:{whole % 60:02d}"
 
 
+def time_left(seconds: float) -> str:
+    """Return `about 1:35 left`, or that a part which has begun takes longer than planned."""
+    return f"about {clock_time(seconds)} left" if round(seconds) > 0 else "later than planned"
+
+
 def utc_minute(created: str) -> str:
     """Return `2026-11-23 13:39 UTC` for `2026-11-23T13:39:08+00:00`; any other text unchanged."""
     found = _UTC.fullmatch(created)

@@ -12,7 +12,8 @@ from profiler.judge.difference import SAME
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, several, signed_duration, utc_minute
 
-CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict", "reason")
+CHANGE_COLUMNS = ("cell", "before", "after", "change", "interval", "verdict")
+REASON = "reason"
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
@@ -145,13 +146,20 @@ def difference_lines(comparison: Comparison) -> list[str]:
     if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
         name = comparison.before.settings.get("device", "")
         lines.append(f"neither run recorded its processor's family; several are named {name}")
-    for word, side in (("before", comparison.before), ("after", comparison.after)):
+    for word, side, other in (
+        ("before", comparison.before, comparison.after),
+        ("after", comparison.after, comparison.before),
+    ):
+        # llama-bench's tables, for one, leave out what has its default value.
+        only = [f"{name} {value}" for name, value in side.settings.items() if name not in other.settings]
+        if only and side.tool == other.tool != ROOFSCOPE:
+            lines.append(f"{word}: only this file says {', '.join(only)}")
         lines += [f"{word}: {remark}" for remark in side.remarks]
     return lines
 
 
 def changes_table(comparison: Comparison) -> TextTable:
-    """Return a row per cell."""
+    """Return a row per cell; with a reason each, unless the first sentence has the only one."""
     rows = [
         [
             item.asked.name,
@@ -160,11 +168,14 @@ def changes_table(comparison: Comparison) -> TextTable:
             signed(item.change),
             interval_words(item) if _has_interval(item) else "-",
             item.verdict if comparison.comparable else "-",
-            moved_words(item) or (item.because if comparison.comparable else ""),
         ]
         for item in comparison.changes
     ]
-    return text_table(CHANGE_COLUMNS, rows, texts=("verdict",), wrapped=CHANGE_COLUMNS[-1:])
+    reasons = [moved_words(item) or (item.because if comparison.comparable else "") for item in comparison.changes]
+    if len(set(reasons)) < 2 and not any(map(moved_words, comparison.changes)):
+        return text_table(CHANGE_COLUMNS, rows, texts=("verdict",))
+    rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
+    return text_table((*CHANGE_COLUMNS, REASON), rows, texts=("verdict",), wrapped=(REASON,))
 
 
 def _has_interval(change: Change) -> bool:
@@ -182,7 +193,7 @@ def column_words(comparison: Comparison) -> str:
     words = f"change: how much longer the cell takes after than before{drift}"
     if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
         return words
-    return f"{words}. inconclusive: the interval contains 0 and more than {percent(SAME)}, or see its reason"
+    return f"{words}. inconclusive: the interval contains 0 and more than {percent(SAME)}, or there is a reason"
 
 
 def _selected_runs(history: History) -> list[int]:

@@ -204,6 +204,8 @@ class RoofSet:
 
 
 _Array = NDArray[Any]
+DENSE_BYTES = 2.0
+"""Bytes per weight below which weights are packed."""
 
 
 def roof_times(
@@ -214,12 +216,14 @@ def roof_times(
     width: _Array | float = 0.0,
     kv: _Array | float = 0.0,
     experts_width: _Array | None = None,
+    packed_dtype: str = "",
 ) -> tuple[_Array, _Array]:
     """Return the seconds [n] that compute and memory limit in steps of shape [n].
 
     Their sum is the sum over operators of max(FLOPs / peak, bytes / bandwidth). `width` [n] are bytes per weight that
     is read, `experts_width` [n] those of experts if they differ, and `kv` [n] bytes per element of the cache, as a file
-    reports them; 0 means those that were counted.
+    reports them; 0 means those that were counted. Weights of less than 2 bytes multiply in `packed_dtype` if that has a
+    higher rate.
     """
     zeros = np.zeros_like(np.asarray(step.batch), dtype=np.float64)
     compute_s, memory_s = zeros.copy(), zeros.copy()
@@ -230,7 +234,10 @@ def roof_times(
         cached = need.kv_read_bytes + need.kv_write_bytes
         cache = cached * np.where(np.greater(kv, 0), kv / operator.dtype.itemsize, 1.0)
         nbytes = zeros + weights + cache + need.state_bytes + need.embedding_bytes + need.logits_bytes
-        peak = under.peak(operator.dtype_name, dtype)
+        peak: Any = under.peak(operator.dtype_name, dtype)
+        if isinstance(operator, (Linear, Experts)):
+            is_packed = np.where(stored > 0, stored, bytes_per_weight(operator)) < DENSE_BYTES
+            peak = np.where(is_packed, max(peak, under.flops_per_s.get(packed_dtype, 0.0)), peak)
         seconds = floor_s(zeros + need.model_flops, nbytes, peak, under.bytes_per_s)
         by_compute = seconds > nbytes / under.bytes_per_s
         compute_s += np.where(by_compute, seconds, 0.0)

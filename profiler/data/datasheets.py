@@ -143,25 +143,29 @@ def gpu_called(name: str) -> Datasheet:
     """Return the only row with this name, this driver's name, or these words in its name, in any case.
 
     The name of a computer that has one kind of GPU, such as DGX Spark, is that GPU's. A word may be abbreviated, but
-    not within a number: T5 does not mean T5000. A memory size is not a name. Raises RequestError for no match or
-    several.
+    not within a number: T5 does not mean T5000. A memory size is not a name. Words may be joined: RTX_4090, H100-SXM.
+    Raises RequestError for no match or several.
     """
-    name = _products().get(name.lower().removeprefix("nvidia "), name)
-    rows = (
-        [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
-        or called(name)
-        or [gpu for gpu in gpus() if _begins(gpu.gpu.lower(), name.lower())]
-        or [gpu for gpu in gpus() if _has_words(gpu.gpu.lower().split(), name.lower().split())]
-    )
+    rows = _rows_called(name) or _rows_called(re.sub("[-_]", " ", name))
     if len(rows) == 1:
         return rows[0]
     if rows:
         names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
         more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
         raise RequestError(f"{name!r} may mean several GPUs. Which one: {names}{more}?")
-    near = near_misses(name, [gpu.gpu.lower() for gpu in gpus()])
+    near = near_misses(name, [gpu.gpu for gpu in gpus()])
     raise RequestError(
         f"no GPU is called {name!r} in roofscope's table of NVIDIA and AMD GPUs.{near} `roofscope gpus` lists them all."
+    )
+
+
+def _rows_called(name: str) -> list[Datasheet]:
+    name = _products().get(name.lower().removeprefix("nvidia "), name)
+    return (
+        [gpu for gpu in gpus() if gpu.gpu.lower() == name.lower()]
+        or called(name)
+        or [gpu for gpu in gpus() if _begins(gpu.gpu.lower(), name.lower())]
+        or [gpu for gpu in gpus() if _has_words(gpu.gpu.lower().split(), name.lower().split())]
     )
 
 

@@ -159,6 +159,8 @@ def _overhead(cell: JudgedCell, setting: Setting) -> str:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.can_graph:  # the rest of dispatch overlaps with the GPU's work
         return f"the GPU waits {duration(s.dispatch_s)} for the host's dispatch"
+    if s.dispatch_s > s.latency_s:  # measured minutes apart
+        return f"dispatch takes all ({duration(s.dispatch_s)} when measured by itself)"
     return f"dispatch takes {duration(s.dispatch_s)}"
 
 

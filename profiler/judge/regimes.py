@@ -382,14 +382,13 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     over_ridge = m.model_flops / m.model_bytes / (m.compute_flops_per_s / m.roofs.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
     threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
-    items = [
-        Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0),
-        _MEMORY.evidence(shares),
-        _COMPUTE.evidence(shares),
-    ]
+    items = [Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0)]
+    has_device_time = shares.overhead < 1
+    if has_device_time:
+        items += [_MEMORY.evidence(shares), _COMPUTE.evidence(shares)]
     if m.roofs.dispatch_s is not None:
         items.append(_OVERHEAD.evidence(shares))
-    if m.split.replayed_share >= KERNEL_COVERAGE:
+    if has_device_time and m.split.replayed_share >= KERNEL_COVERAGE:
         items.append(_KERNELS.evidence(shares, votes=bool(_kernels_bind(m.split, shares))))
     if m.split.link_s:
         items.append(_LINK.evidence(shares))

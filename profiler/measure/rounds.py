@@ -142,7 +142,7 @@ class Rounds:
     def cheapest(self) -> list[list[Cell]]:
         """The cheapest turn, in a list."""
         open_turns = self._waiting(list(self._states), self._plan.effort.rounds)
-        return sorted(open_turns, key=self._costs.of_all)[:1]
+        return sorted(open_turns, key=self._costs.of_steps)[:1]
 
     @property
     def left_s(self) -> float:
@@ -207,7 +207,7 @@ def corners(cells: Sequence[Cell]) -> list[Cell]:
 
 def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs: Costs) -> list[list[Cell]]:
     """Each turn once, next the one furthest from all before it, of equals the cheapest."""
-    remaining = sorted(turns, key=lambda turn: (costs.of_all(turn), turn[0].batch_size * turn[0].depth))
+    remaining = sorted(turns, key=lambda turn: (costs.of_steps(turn), turn[0].batch_size * turn[0].depth))
     points = _octaves([turn[0] for turn in remaining])
     distances = np.full(len(remaining), np.inf)
     for point in _octaves(visited or remaining[0][:1]):
@@ -274,6 +274,19 @@ class Costs:
 
     def of_all(self, cells: Iterable[Cell]) -> float:
         return sum(map(self.of, cells))
+
+    def of_steps(self, cells: Iterable[Cell]) -> float:
+        """Seconds of one prefill and the decode steps of each cell: its size, by which visits are ordered.
+
+        A visit of a small cell may take longer, since it has further prefills.
+        """
+        return sum(
+            self._plan.floors_s.get(key, 0.0)
+            * self._over_floor[key.phase]
+            * (cell.decode_steps if key.phase == "decode" else 1)
+            for cell in cells
+            for key in cell.keys
+        )
 
     def note(self, cell: Cell, seconds: float, outcome: Visit | Gap | None) -> None:
         """Record how long a visit took."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
-from profiler.counting.floor import RoofSet, collectives_s, roof_times
+from profiler.counting.floor import DENSE_BYTES, RoofSet, collectives_s, roof_times
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
@@ -94,7 +94,7 @@ def place(
     figures = [_of_one_batch(figure, counted, room_bytes) for figure in on_gpu]
     line, link_s, unknown_link = _linked(sheet, gpus, link, source, figures)
     widths = [_widths(figure, counted) for figure in figures]
-    floors = zip(*_floors(work, figures, under, dtype, widths), link_s, strict=True)
+    floors = zip(*_floors(work, figures, under, dtype, widths, file.packed_dtype), link_s, strict=True)
     figures = [_with_offload(figure, work) for figure in figures]
     fits = [
         room_bytes is None or figure.weights_on_host or _needs(figure, counted) <= _FULLEST * room_bytes
@@ -115,13 +115,15 @@ def place(
         warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0).")
     if here and any(row.regime is None for row in rows):
         warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
+    if here and file.packed_dtype and any(map(_is_packed, figures)):
+        warnings.append(f"{file.tool} multiplies packed weights in {file.packed_dtype}, whose rate here is not known.")
     return PlacedFile(
         tool=file.tool,
         file=file.name,
         model=source.name,
         dtype=dtype,
         quant=quant,
-        stored=_stored(counted, figures, widths, quant, dtype),
+        stored=_stored(counted, figures, widths, quant, dtype, _product_dtype(file, figures, under, dtype)),
         roofs=view(PlaceRoofs, under),
         warnings=warnings,
         gpus=gpus,
@@ -306,8 +308,24 @@ def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
     return figure.weight_bytes, figure.weight_bytes
 
 
+def _is_packed(figure: Figure) -> bool:
+    return 0 < (figure.weight_bytes or 0.0) < DENSE_BYTES
+
+
+def _product_dtype(file: ForeignFile, figures: Sequence[Figure], under: RoofSet, dtype: str) -> str:
+    """The dtype of the products with weights that the file stores in other bits than the model's."""
+    own = "float16" if dtype == "bfloat16" and dtype not in under.flops_per_s else dtype
+    packs = any(map(_is_packed, figures))
+    return file.packed_dtype if packs and under.flops_per_s.get(file.packed_dtype, 0.0) > under.peak(own, own) else own
+
+
 def _stored(
-    counted: CountedModel, figures: Sequence[Figure], widths: Sequence[tuple[float, float]], quant: str, dtype: str
+    counted: CountedModel,
+    figures: Sequence[Figure],
+    widths: Sequence[tuple[float, float]],
+    quant: str,
+    dtype: str,
+    product_dtype: str,
 ) -> str:
     own = sorted({8 * figure.weight_bytes for figure in figures if figure.weight_bytes})
     if not own:
@@ -322,7 +340,7 @@ def _stored(
             if experts == rest
             else f" ({significant(8 * experts)} in the experts, {significant(8 * rest, 2)} elsewhere)"
         )
-    return f"at the file's own {bits} bits per weight{split}, products in {dtype},"
+    return f"at the file's own {bits} bits per weight{split}, products in {product_dtype},"
 
 
 def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
@@ -343,13 +361,18 @@ def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
 
 
 def _floors(
-    work: ModelWork, figures: Sequence[Figure], under: RoofSet, dtype: str, widths: Sequence[tuple[float, float]]
+    work: ModelWork,
+    figures: Sequence[Figure],
+    under: RoofSet,
+    dtype: str,
+    widths: Sequence[tuple[float, float]],
+    packed_dtype: str,
 ) -> tuple[list[float], list[float]]:
     """(compute-bound seconds, memory-bound seconds) of the least time of what each figure covers."""
     steps, *of_phase = _steps(figures)
     has_prefill = np.array([figure.covers != "decode" for figure in figures])
     experts, rest = np.array(widths).T
     kv = np.array([figure.kv_itemsize or 0.0 for figure in figures])
-    prefill, decode = (roof_times(work, step, under, dtype, rest, kv, experts) for step in of_phase)
+    prefill, decode = (roof_times(work, step, under, dtype, rest, kv, experts, packed_dtype) for step in of_phase)
     compute_s, memory_s = (has_prefill * first + steps * each for first, each in zip(prefill, decode, strict=True))
     return compute_s.tolist(), memory_s.tolist()

@@ -19,6 +19,10 @@ _LARGEST = 10**9
 _WIDEST_BYTES = 64.0
 
 
+LLAMA_CPP_PACKED_DTYPE = "int8"
+"""llama.cpp rounds activations to 8 bits, and multiplies packed weights on units for int8 (ggml-cuda/mmq.cu)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One measured time from another tool's file. Shapes that the file does not name are None."""
@@ -145,6 +149,8 @@ class ForeignFile:
     """GPUs that ran one model together; None if the file does not say."""
     splits_layers: bool = False
     """Whether each of `gpus` holds some layers, so that they work in turn, as in llama.cpp."""
+    packed_dtype: str = ""
+    """The dtype in which the tool multiplies packed weights where a device has units for it; empty: the model's."""
     remarks: tuple[str, ...] = ()
     """Sentences about the whole file: what was left out, and what its reader should know first."""
     name: str = ""

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 
-from profiler.readers.figures import Figure, ForeignFile, told_apart
+from profiler.readers.figures import LLAMA_CPP_PACKED_DTYPE, Figure, ForeignFile, told_apart
 from profiler.readers.sources import Source
 from profiler.readers.values import Record, measured, not_read, whole_of
 
@@ -47,7 +47,7 @@ def read_llama_batched_bench(source: Source) -> ForeignFile | None:
     figures, settings = told_apart(records, _settings, _figures)
     tool = "llama-batched-bench" if "pl" in records[0] else "sweep-bench"
     unknown = not_read(source.records[0], {*_COLUMNS, *_COLUMNS.values(), *_SETTINGS})
-    return ForeignFile(tool, figures, settings=settings, remarks=unknown)
+    return ForeignFile(tool, figures, settings=settings, packed_dtype=LLAMA_CPP_PACKED_DTYPE, remarks=unknown)
 
 
 def _settings(record: Record) -> Mapping[str, object]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile, told_apart
+from profiler.readers.figures import LLAMA_CPP_PACKED_DTYPE, Covers, Figure, ForeignFile, told_apart
 from profiler.readers.sources import Source
 from profiler.readers.values import BYTES, COUNTS, PER_SECOND, Measured, Record, escaped, measured, not_read, whole_of
 
@@ -92,6 +92,7 @@ def read_llama_bench(source: Source) -> ForeignFile | None:
         settings=shared,
         gpus=len(devices) if len(devices) > 1 else None,
         splits_layers=splits_layers,
+        packed_dtype=LLAMA_CPP_PACKED_DTYPE,
         remarks=remarks,
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
-from profiler.units import clock_time
+from profiler.units import time_left
 
 if TYPE_CHECKING:
     from profiler.measure.rounds import Progress as SweepProgress
@@ -41,7 +41,7 @@ class QuietListener:
 
 def _left(progress: SweepProgress) -> str:
     """`about 1:09 left`, of the whole run."""
-    return f"about {clock_time(progress.left_s)} left"
+    return time_left(progress.left_s)
 
 
 def _visit(progress: SweepProgress) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -132,7 +132,8 @@ def _replay(session: Session, measured: list[Cell]) -> None:
     with session.stages.optional(*_REPLAYS):
         session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
-            _repeat_parts(session, measured)
+            if session.budget.whole or session.budget.left_s:
+                _repeat_parts(session, measured)
         if session.forecasts:  # at row counts between those of the cells forecasts need not guess then
             known, budget_s = session.ledger.gathered.replays, session.budget.part_s(RunPart.BETWEEN)
             keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
@@ -151,10 +152,14 @@ def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
 
 
 def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
-    sizes, names = sorted(batch_sizes), sorted(engines)
-    session.ledger.extend(
-        dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
-    )
+    """Measure dispatch at these batch sizes. On a CPU one prefill serves all sizes, also those measured before."""
+    sizes, names, known = sorted(batch_sizes), sorted(engines), list(session.ledger.gathered.dispatch)
+    samples = dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
+    session.ledger.extend(samples)
+    prefills = {item.engine: item for item in samples if item.phase == "prefill"}
+    for engine, phase, batch in known:
+        if phase == "prefill" and batch not in batch_sizes and engine in prefills:
+            session.ledger.add(replace(prefills[engine], batch_size=batch))
 
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:

@@ -13,7 +13,7 @@ from profiler.effort import Effort
 from profiler.errors import describe_error, tolerate_errors
 from profiler.measure.rounds import Progress
 from profiler.store.document import Missing
-from profiler.units import clock_time
+from profiler.units import time_left
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Stages:
         self._end()
         self._now = name
         left_s = self._left_s()
-        self.listener.stage(f"{text or name}{'' if left_s is None else f', about {clock_time(left_s)} left'}")
+        self.listener.stage(f"{text or name}{'' if left_s is None else f', {time_left(left_s)}'}")
 
     def spent_s(self) -> dict[str, float]:
         """Return the seconds by stage, including the current one."""

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,10 @@ class Run:
     results: tuple[CellResult, ...]
     """The rows of cells.csv, one per cell, phase and engine."""
 
+    def __repr__(self) -> str:
+        """The answer and the folder, as a notebook shows a run."""
+        return "\n".join([*self.answer, f"run: {self.folder}"])
+
     @property
     def cells(self) -> pd.DataFrame:
         """The results as a DataFrame with the columns of cells.csv."""
@@ -56,7 +61,7 @@ class Run:
 
     @property
     def answer(self) -> Sequence[str]:
-        """The answer, as a list of sentences."""
+        """The sentences of the answer."""
         return self.document.answer
 
     @property
@@ -125,8 +130,9 @@ _LAST_OF_OLDER = "0.3.0"
 """The last release that reads schemas before `SCHEMA_VERSION`."""
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: str | PathLike[str]) -> Run:
     """Read a run folder. Raises RunError naming the missing or damaged file."""
+    folder = Path(folder)
     document = read_document(folder)
     results = read_results(folder)
     unknown = [result.engine for result in results if result.engine not in document.engine.names]

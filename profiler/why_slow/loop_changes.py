@@ -16,11 +16,11 @@ from torch.utils._pytree import tree_map
 from profiler import effort
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
-from profiler.units import duration
+from profiler.units import duration, percent
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import batch_inputs, prompt_ids
 from profiler.why_slow.kept_arguments import Arguments
-from profiler.why_slow.observations import Call, most_at_once, steady_s
+from profiler.why_slow.observations import Call, most_at_once, padding_share, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids
 from profiler.why_slow.repeat_call import (
     CallGroup,
@@ -43,7 +43,7 @@ def padding_change(group: CallGroup) -> Candidate | None:
     mask = noted.mask
     if mask is None or mask.shape[1] != call.prompt_len or call.context_len or bool(mask.all()):
         return None
-    share = f"{100 * call.padding:.0f} % of the tokens passed are padding"
+    share = f"{percent(padding_share(group.calls))} of the tokens passed are padding"
     if not call.settings.on_cpu and call.settings.attention == "sdpa":
         # torch's flash kernel accepts a mask only on a CPU (scaled_dot_product_attention).
         share += ", and the mask keeps SDPA from its flash kernel"

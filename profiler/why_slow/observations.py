@@ -250,6 +250,13 @@ def steady_s(calls: Sequence[Call]) -> float:
     return min(covered_s(calls), sum(call.steady_s for call in calls))
 
 
+def padding_share(calls: Sequence[Call]) -> float:
+    """Padding's share of all tokens passed."""
+    tokens = [call.batch_size * call.prompt_len for call in calls]
+    padded = sum(call.padding * count for call, count in zip(calls, tokens, strict=True))
+    return padded / total if (total := sum(tokens)) else 0.0
+
+
 def most_at_once(spans: Sequence[Call | Load]) -> int:
     """The highest number of them that ran at the same time."""
     ends = sorted((at, step) for began_s, ended_s in _known(spans)

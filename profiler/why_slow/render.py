@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
@@ -13,10 +13,12 @@ from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedCh
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
+    LineTime,
     Load,
     UnrecordedCall,
     covered_s,
     most_at_once,
+    padding_share,
     steady_s,
 )
 
@@ -54,7 +56,7 @@ def why_sentences(why: Why) -> list[str]:
         if seen.unnoted:
             spent = f"{seen.script} ran, but no call was recorded: {_unnoted_words(seen.unnoted)}"
     begun = "Interrupted: up to here " if seen.interrupted else ""
-    lines = [*_slow_module(why), f"{begun}{spent}{floor}."]
+    lines = [*_slow_module(why), *_slow_loop(why), f"{begun}{spent}{floor}."]
     if failed := [call for call in seen.calls if call.failed]:
         reasons = "; ".join(dict.fromkeys(call.failed for call in failed))
         lines.append(
@@ -96,15 +98,32 @@ def why_sentences(why: Why) -> list[str]:
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its roof, if that is more than any finding saves."""
     calls_s = steady_s(why.seen.calls)
-    if not why.modules or why.modules[0].beyond_s < _MUCH * calls_s:
+    if not why.modules:
         return []
     module = why.modules[0]
-    if module.beyond_s <= max((item.saves_s for item in why.findings), default=0.0):
+    beyond_s = module.beyond_s
+    if why.floor:  # as the table has it: a repetition among other processes also waits for them
+        beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
+    if beyond_s < _MUCH * calls_s or beyond_s <= max((item.saves_s for item in why.findings), default=0.0):
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(module.beyond_s)} of {duration(calls_s)} beyond its roof"
+    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its roof"
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
+
+
+def _slow_loop(why: Why) -> list[str]:
+    """A sentence about the script's own code between forwards, if it takes longer than any finding saves."""
+    parts = {part.what: part.seconds for part in time_parts(why)}
+    code_s, where = max(
+        ((parts.get(between_row(item), 0.0), item.where) for item in why.seen.between), default=(0.0, "")
+    )
+    seen = why.seen
+    if code_s < max(_MUCH * seen.watched_s, *(item.saves_s for item in why.findings), 0.0):
+        return []
+    return [
+        f"The script's own code between its forwards takes {duration(code_s)} of {duration(seen.wall_s)} ({where})."
+    ]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -182,7 +201,7 @@ def call_rows(why: Why) -> list[list[str]]:
             _shapes(calls),
             duration(covered_s(calls)),
             duration(statistics.mean(call.seconds for call in calls)),
-            ", ".join(_ran_with(calls[0], statistics.mean(call.padding for call in calls))),
+            ", ".join(_ran_with(calls[0], padding_share(calls))),
         ]
         for calls in ordered[:_MOST_ROWS]
     ]
@@ -229,7 +248,8 @@ class TimePart:
 def time_parts(why: Why) -> list[TimePart]:
     """The parts of the script's run time, which add up to it, the largest first.
 
-    Calls of several threads overlap, so each part of them gets its share of the covered time.
+    Calls of several threads overlap, so each part of them gets its share of the covered time. Waiting for other
+    processes is spread over all parts in proportion to their time, and has a part of its own.
     """
     seen = why.seen
     scale = seen.calls_s / max(sum(call.seconds for call in seen.calls), 1e-9)
@@ -241,23 +261,44 @@ def time_parts(why: Why) -> list[TimePart]:
     around_s = scale * sum(max(0.0, call.seconds - (call.forward_s or 0.0)) for call in generates)
     own_s = max(0.0, around_s - callbacks_s - sampling_s)
     forwards_s = scale * sum(call.steady_s for call in done) - callbacks_s - sampling_s - own_s
-    parts = [
+    within = [
         TimePart("one-time costs of first calls", seen.calls_s - steady_s(seen.calls)),
         TimePart("calls that failed", scale * sum(call.seconds for call in seen.calls if call.failed)),
         TimePart("sampling: temperature, top-k, top-p", sampling_s, beyond_floor=True),
         TimePart(f"your {' and '.join(names)}", callbacks_s, beyond_floor=True),
         TimePart("generate's own work: choosing tokens, masks, checks for the end", own_s, beyond_floor=True),
         *_forwards(max(0.0, forwards_s), why),
+    ]
+    outside = [
         TimePart("loading models", seen.loads_s),
         TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
-        *(TimePart(f"the script's code between its forwards ({item.where})", item.seconds) for item in seen.between),
+        *(TimePart(between_row(item), item.seconds) for item in seen.between),
         TimePart("recording these calls", seen.overhead_s),
     ]
-    other_s = seen.wall_s - sum(part.seconds for part in parts)
-    parts.append(TimePart("imports and the script's other code", other_s))
+    other_s = max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside)))
+    outside.append(TimePart("imports and the script's other code", other_s))
+    waiting = seen.waited_s / seen.wall_s if seen.wall_s else 0.0
+    waited_s = waiting * sum(part.seconds for part in outside)
+    waited_s += sum(part.seconds for part in within if part.what == _WAITING)
+    parts = [
+        *(part for part in within if part.what != _WAITING),
+        *(replace(part, seconds=(1 - waiting) * part.seconds) for part in outside),
+        TimePart(_WAITING, waited_s, beyond_floor=True),
+    ]
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
 
+def between_row(item: LineTime) -> str:
+    """The name of the part of the script's own code between forwards of one line."""
+    return f"the script's code between its forwards ({item.where})"
+
+
+def module_row(module: SlowModule) -> str:
+    """The name of the part of a module's time beyond its roof."""
+    return f"{module.name} beyond its roof ({module.place})"
+
+
+_WAITING = "waiting for a core that other processes used"
 # At most so many modules have a row, each with at least this share of what is beyond the floor.
 _MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 
@@ -275,7 +316,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
             ("kernels at the roofs of this machine: the least time", floor.seconds - dispatch_s, False),
             ("dispatch of kernels by Python and torch, at least", dispatch_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
-            ("waiting for a core that other processes used", waited_s, True),
+            (_WAITING, waited_s, True),
             *named,
         ]
     for what, part_s, beyond in named:
@@ -286,8 +327,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
         return
     shown = [module for module in why.modules[:_MOST_MODULES] if module.beyond_s >= _WORTH_A_MODULE * left_s]
     for module in shown:
-        what = f"{module.name} beyond its roof ({module.place})"
-        yield TimePart(what, min(left_s, module.beyond_s), beyond_floor=True)
+        yield TimePart(module_row(module), min(left_s, module.beyond_s), beyond_floor=True)
         left_s -= min(left_s, module.beyond_s)
     kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
     yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)

@@ -185,14 +185,22 @@ def test_units_distinguish_slices_from_cards(name: str, memory_gib: float, sm_co
 
 @pytest.mark.parametrize(
     ("name", "row"),
-    [("thor", "Jetson AGX Thor T5000"), ("T5000", "Jetson AGX Thor T5000"), ("gh200 96", "GH200 96GB"), ("A10", "A10")],
+    [
+        ("thor", "Jetson AGX Thor T5000"),
+        ("T5000", "Jetson AGX Thor T5000"),
+        ("gh200 96", "GH200 96GB"),
+        ("A10", "A10"),
+        ("RTX_4090", "RTX 4090"),
+        ("h100-sxm", "H100 SXM"),
+        ("A100-80GB-SXM", "A100 80GB SXM"),
+    ],
 )
 def test_words_of_only_one_row_name_it(name: str, row: str) -> None:
     assert gpu_called(name).gpu == row
 
 
 @pytest.mark.parametrize(
-    ("name", "near"), [("T5", "t4"), ("H1", "h100 sxm"), ("96GB", "gh200 96gb"), ("144", "`roofscope gpus`")]
+    ("name", "near"), [("T5", "T4"), ("H1", "H100 SXM"), ("96GB", "GH200 96GB"), ("144", "`roofscope gpus`")]
 )
 def test_a_part_of_a_number_or_a_memory_size_is_not_a_name(name: str, near: str) -> None:
     """T5 is more likely a mistyped T4 than a T5000, and other cards have 96 GB, too."""

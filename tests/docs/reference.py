@@ -160,7 +160,7 @@ def python_page() -> str:
         "# Python API\n\nThe distribution is called `roofscope`, the package `profiler`. These names are public; all"
         " others may change in any release.\n\n" + described("name", meanings) + "\n```python\nimport profiler\n\n"
         'run = profiler.profile("smollm2-135m", prompt_lens=[64], batch_sizes=[1, 2])\n'
-        "run.answer  # the answer, a list of sentences\n"
+        "run.answer  # the answer, one string per sentence\n"
         "run.cells  # a pandas DataFrame: one row per phase and cell\n"
         "again = profiler.read_run(run.folder)\n"
         "profiler.compare(run.folder, again.folder)  # a DataFrame: the change of each cell\n\n"

@@ -68,9 +68,33 @@ def test_bits_per_weight_come_from_the_size_of_a_gguf_file() -> None:
     decode = next(row for row in found.rows if row.phase == "decode")
     cache_bytes = 16 * 2 * 3 * 64 * 2 * 30
     assert decode.floor_s == pytest.approx((96_576_768 + cache_bytes) / 1008e9, rel=0.01)
-    assert found.stored == "at the file's own 5.74 bits per weight, products in bfloat16,"
+    assert found.stored == "at the file's own 5.74 bits per weight, products in int8,"
     assert place(FILES / "aiperf.json", "smollm2-135m", gpu="T4").stored == "in bfloat16"
     assert "5.74 bits per weight as stored" in decode.note
+
+
+LLAMA_BENCH = """
+| model | size | params | backend | ngl | test | t/s |
+| llama 7B {precision} | {size} | 7.24 B | CUDA | 99 | pp512 | 14000.00 ± 50.00 |
+"""
+
+
+def test_llama_cpp_multiplies_packed_weights_in_int8(tmp_path: Path) -> None:
+    """Activations are rounded to 8 bits and multiplied on int8 tensor cores (ggml-org/llama.cpp pull request 7676).
+
+    An RTX 4090 does 660.6 TOPS in int8, and 165.2 TFLOP/s in 16 bits with sums in 32: 2 x 6.98e9 x 512 FLOPs take
+    10.8 ms or 43.3 ms. Without units for int8, a V100 has the rate of its tensor cores.
+    """
+    path = tmp_path / "bench.md"
+    for precision, size, gpu, flops_per_s in (
+        ("Q4_K - Medium", "4.07 GiB", "RTX 4090", 660.6e12),
+        ("F16", "13.49 GiB", "RTX 4090", 165.2e12),
+        ("Q4_K - Medium", "4.07 GiB", "V100 SXM2 16GB", 125e12),
+    ):
+        path.write_text(LLAMA_BENCH.format(precision=precision, size=size))
+        found = place(path, "mistral-7b-v0.1", gpu=gpu)
+        assert found.rows[0].floor_s == pytest.approx(2 * 6.98e9 * 512 / flops_per_s, rel=0.05)
+        assert found.rows[0].is_above == (gpu == "V100 SXM2 16GB" or precision == "F16")
 
 
 def test_a_figure_above_the_roof_is_not_valid(tmp_path: Path) -> None:

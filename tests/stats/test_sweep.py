@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -170,6 +171,13 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
 
 def test_one_cell_is_visited_however_short_the_budget() -> None:
     assert [outcome.cell for outcome in run(FakeEngine(), budget_s=1e-9)] == [Cell(1, 4, 6)]
+
+
+def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
+    floors_s = {key: float(key.tokens) for key in make_grid([4, 8, 16], [1, 2], 6).keys}
+    for budget_s, step_s in itertools.product((0.0, 500.0), (1e-3, 1e-2, 0.1)):
+        times = {key: step_s * floor_s for key, floor_s in floors_s.items()}
+        assert run(FakeEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
 
 
 def test_a_whole_grid_is_visited_twice_however_short_the_budget() -> None:

@@ -143,3 +143,8 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
             replace_file(path, "text")
     assert pipe.is_fifo()
     assert link.is_symlink()
+
+
+def test_a_notebook_shows_the_answer_of_a_run() -> None:
+    run = read_run(str(RUN))
+    assert repr(run).splitlines() == [*run.answer, f"run: {RUN}"]

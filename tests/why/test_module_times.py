@@ -18,7 +18,7 @@ from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, SlowModule, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
-from profiler.why_slow.observations import Call, CallSettings, Observations
+from profiler.why_slow.observations import Call, CallSettings, LineTime, Observations
 from profiler.why_slow.render import why_sentences
 
 IDS = torch.ones(2, 8, dtype=torch.long)
@@ -73,6 +73,23 @@ def test_the_first_sentence_names_the_module_that_no_finding_explains() -> None:
     assert "The largest part of the rest is SlowConv3d beyond its roof (visual.patch_embed.proj, s.py:19): 8.00 s." in (
         " ".join(answer)
     )
+
+
+def test_a_module_is_not_named_first_for_time_in_which_the_script_waited_for_other_processes() -> None:
+    """Of 10 s of calls 8.75 were waiting, and 1.0 is the floor: the module has the last quarter of a second."""
+    call = Call(0, "generate", "Llama", 1, 8, 0, 4, 4, 10.0, "s.py:4", CallSettings())
+    seen = Observations("s.py", 12.0, (call,), (), 0.0, "", 0.0, waited_s=10.5)
+    slow = SlowModule("LlamaRMSNorm", "model.norm", "s.py:19", 4.0, 1.0, "s.py:4")
+    answer = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[slow]))
+    assert answer[0].startswith("s.py spent 10.0 s")
+
+
+@pytest.mark.parametrize(("code_s", "is_named"), [(6.0, True), (2.0, False)])
+def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
+    call = Call(0, "forward", "Llama", 1, 1, 8, 0, 1, 10.0, "s.py:4", CallSettings())
+    seen = Observations("s.py", 20.0, (call,), (), 0.0, "", 0.0, between=(LineTime("s.py:4", 9, code_s),))
+    named = "The script's own code between its forwards takes 6.00 s of 20.0 s (s.py:4)."
+    assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
 
 
 @pytest.mark.slow
