@@ -13,7 +13,7 @@ from pages import Page
 from profiler.grid.cells import Cell
 from profiler.report.console import screen
 from profiler.report.terminal import print_sections
-from profiler.run.precisions import (
+from profiler.run.screens import (
     AGAINST_COLUMNS,
     PRECISION_COLUMNS,
     comparison_sections,
