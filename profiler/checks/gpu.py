@@ -116,16 +116,14 @@ class OptionalProduct:
 
 
 def _float8(device: torch.device, *, by_row: bool) -> Callable[[], torch.Tensor]:
+    """The call of torchao's fp8 linears and of the roof of fp8."""
     import torch
+
+    from profiler.roofs.gemm import float8_product
 
     left = _first_column(device, torch.float32).to(torch.float8_e4m3fn)
     right = torch.ones(_SIDE, _SIDE, device=device).to(torch.float8_e4m3fn).t()
-    rows, columns = ((_SIDE, 1), (1, _SIDE)) if by_row else ((), ())
-    scale_a, scale_b = torch.ones(rows, device=device), torch.ones(columns, device=device)
-    # torchao's fp8 linears and the roof of fp8 (profiler/roofs/gemm.py) make the same call.
-    return lambda: torch._scaled_mm(
-        left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
-    )
+    return float8_product(left, right, by_row=by_row)
 
 
 def _int8(device: torch.device) -> Callable[[], torch.Tensor]:

@@ -25,7 +25,6 @@ from profiler.units import percent, processors, scaled
 if TYPE_CHECKING:
     import torch
 
-    from profiler.data.datasheets import Datasheet
     from profiler.device.machine import Machine
 
 OWN_LINES = ("bitsandbytes", "gguf", "nvidia-ml-py")
@@ -191,17 +190,12 @@ def card(machine: Machine) -> Found:
         torch.zeros(1, device=machine.device).add_(1).item()
     except RuntimeError as error:
         return False, f"{words}; cannot run a kernel: {first_line(error)}"
-    sheet = info.datasheet
-    return True, f"{words}; {'no datasheet' if sheet is None else _datasheet_words(sheet)}"
-
-
-def _datasheet_words(sheet: Datasheet) -> str:
-    dtype = sheet.sustained_dtype
-    peak = sheet.peak_flops_per_s(dtype)
-    words = f"datasheet {sheet.gpu}: {scaled(sheet.bandwidth_bytes_per_s, 'B/s')}"
-    if peak:
-        words += f", {scaled(peak, 'FLOP/s')} in {dtype}"
-    return words if sheet.peak_bf16_flops_per_s else f"{words}, no bfloat16 units"
+    if (sheet := info.datasheet) is None:
+        return True, f"{words}; no datasheet"
+    peak = sheet.peak_flops_per_s(sheet.sustained_dtype)
+    words += f"; datasheet {sheet.gpu}: {scaled(sheet.bandwidth_bytes_per_s, 'B/s')}"
+    words += f", {scaled(peak, 'FLOP/s')} in {sheet.sustained_dtype}" if peak else ""
+    return True, words if sheet.peak_bf16_flops_per_s else f"{words}, no bfloat16 units"
 
 
 def free_memory(machine: Machine) -> Found:

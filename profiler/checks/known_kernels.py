@@ -16,7 +16,7 @@ from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERM_NAMES
-from profiler.roofs.links import disk_fetch
+from profiler.roofs.bandwidth import disk_fetch
 
 KernelCall = Callable[[], object]
 

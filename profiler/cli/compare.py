@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, LongOutput, Output, Progress, asks
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, LongOutput, Progress, asks
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_values
 from profiler.options import argument, listed, option
 from profiler.quant.registry import quant_help
 from profiler.run.options import Options
-
-if TYPE_CHECKING:
-    from profiler.comparison.gate import Gate
 
 
 @dataclass(frozen=True)
@@ -91,26 +87,23 @@ def gate(given: Gated, progress: Progress, output: GateOutput) -> None:
     from profiler.comparison.documents import gate_document
     from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
 
-    verdict = _verdict(given, progress, output)
+    if given.new is not None:
+        from profiler.comparison.command import gated
+
+        verdict = gated(given.base, given.new, given.max_slowdown)
+    else:
+        options = Options(
+            model=given.model, prompts=given.prompts, budget_s=given.budget_s, device=given.device, out=given.out
+        )
+        with progress.listener(output) as listener:
+            from profiler.comparison.rerun import rerun
+
+            verdict = rerun(given.base, given.max_slowdown, options, listener)
     if output.format in GATE_FORMATS:
         print(GATE_FORMATS[output.format](verdict), end="" if output.format == "junit" else "\n")
     else:
         output.answer(lambda: gate_document(verdict), lambda: [gate_section(verdict)])
     raise typer.Exit(_GATE_EXITS[verdict.outcome])
-
-
-def _verdict(given: Gated, progress: Progress, output: Output) -> Gate:
-    if given.new is not None:
-        from profiler.comparison.command import gated
-
-        return gated(given.base, given.new, given.max_slowdown)
-    options = Options(
-        model=given.model, prompts=given.prompts, budget_s=given.budget_s, device=given.device, out=given.out
-    )
-    with progress.listener(output) as listener:
-        from profiler.comparison.rerun import rerun
-
-        return rerun(given.base, given.max_slowdown, options, listener)
 
 
 @dataclass(frozen=True)

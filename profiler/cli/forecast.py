@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.cli.options import LongOutput, Output, asks
+from profiler.cli.options import LongOutput, asks
 from profiler.errors import RequestError
 from profiler.forecast.options import ForecastOptions, RankOptions
 from profiler.options import argument, listed, option
@@ -16,7 +16,6 @@ from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
     from profiler.explore.document import ExploreDocument
-    from profiler.forecast.command import ForecastRequest
     from profiler.predict.result import ForecastCell
     from profiler.store.folder import Run
 
@@ -60,7 +59,13 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
             raise RequestError(
                 "--link and --price need --tp, which only prints its forecast: use no --check, --keep or --out."
             )
-        _forecast_ranks(source, request, ranks, output)
+        from profiler.forecast.screen import ranks_section
+        from profiler.forecast.tensor_parallel import forecast_ranks
+        from profiler.report.progress import make_listener
+
+        with make_listener(quiet=False, plain=output.plain) as listener:
+            shared = forecast_ranks(source.source, on, request, ranks, listener)
+        output.answer(lambda: shared, lambda: [ranks_section(shared)])
         return
     answer = forecast_on(source.source, on, request) if on else forecast_run(folder, request)
     if use.keep and on:
@@ -80,16 +85,6 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
     checked = check_forecast(folder, request, answer, use.budget_s, use.model) if use.check else None
     check = [] if checked is None else [check_section(checked)]
     output.answer(lambda: forecast_document(answer, checked), lambda: [*check, forecast_section(answer)])
-
-
-def _forecast_ranks(source: Source, request: ForecastRequest, ranks: RankOptions, output: Output) -> None:
-    from profiler.forecast.screen import ranks_section
-    from profiler.forecast.tensor_parallel import forecast_ranks
-    from profiler.report.progress import make_listener
-
-    with make_listener(quiet=False, plain=output.plain) as listener:
-        answer = forecast_ranks(source.source, source.on, request, ranks, listener)
-    output.answer(lambda: answer, lambda: [ranks_section(answer)])
 
 
 @dataclass(frozen=True)

@@ -42,9 +42,9 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.loading.meta_model import quiet_libraries
     from profiler.report.device import ceilings_document
     from profiler.report.hardware import ceilings_section
+    from profiler.roofs.bandwidth import measure_links
     from profiler.roofs.fixed_work import measure_host_pace
     from profiler.roofs.gemm import measurable_dtypes
-    from profiler.roofs.links import measure_links
     from profiler.roofs.measure import measure
     from profiler.roofs.sampler import attempt
     from profiler.run.warnings import busy_words, device_warnings, missing_roofs, roof_warnings

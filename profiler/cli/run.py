@@ -170,7 +170,7 @@ def _run_precisions(options: Options, precisions: list[str], progress: Progress,
         from profiler.run.multi_run import run_precisions
 
         runs = run_precisions(options, precisions, listener)
-    from profiler.run.precisions import comparison_sections
+    from profiler.run.screens import comparison_sections
 
     output.answer(
         lambda: [run_json(run) for run in runs],
@@ -208,7 +208,7 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
         for warning in prepared.warnings:
             listener.stage(warning)
         result = execute(prepared, listener)
-    from profiler.run.batch_test import doubling_sections
+    from profiler.run.screens import doubling_sections
 
     phase: Phase = "prefill" if test.phase == "prefill" else "decode"
     output.answer(lambda: run_json(result), lambda: doubling_sections(result, phase))

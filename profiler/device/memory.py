@@ -52,7 +52,11 @@ def available_bytes(device: torch.device) -> int:
         return int(free) + unused_bytes(device)
     import psutil
 
-    return min(int(psutil.virtual_memory().available), _cgroup_available_bytes())
+    room = [int(psutil.virtual_memory().available)]
+    for files in _CGROUPS:
+        if (limit := _number(files.limit)) is not None:
+            room.append(limit - (_number(files.used) or 0) + _reclaimable_bytes(files))
+    return min(room)
 
 
 def total_bytes(device: torch.device) -> int:
@@ -129,18 +133,8 @@ def _segments(device: torch.device, pool_id: tuple[int, int]) -> list[dict[str, 
     ]
 
 
-def _cgroup_available_bytes() -> int:
-    """Bytes that the container's limits leave, counting file-cache pages, which the kernel reclaims when needed."""
-    free = [
-        limit - (_number(files.used) or 0) + _reclaimable_bytes(files)
-        for files in _CGROUPS
-        if (limit := _number(files.limit)) is not None
-    ]
-    return min(free, default=1 << 62)
-
-
 def _reclaimable_bytes(files: _CgroupFiles) -> int:
-    """Bytes of inactive file-cache pages, which the kubelet subtracts from the memory in use, too."""
+    """Bytes of inactive file-cache pages, which the kernel reclaims when needed; the kubelet subtracts them, too."""
     try:
         counts = dict(line.split() for line in (CGROUP_FOLDER / files.stat).read_text().splitlines())
         return int(counts[files.inactive])

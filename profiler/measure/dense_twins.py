@@ -18,7 +18,7 @@ from profiler.device.clock import now_s, time_in_turn
 from profiler.device.machine import Machine
 from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.loading.request import dtype_name
-from profiler.measure.replay import flush_of, replay_of
+from profiler.measure.replay import read_of, replay_of
 from profiler.quant.storage import is_linear, stored
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -157,7 +157,8 @@ def _rounds(sides: Sequence[Sequence[Callable[..., object]]], x: torch.Tensor, m
 
     calls: list[Callable[[], object]] = [partial(run, modules) for modules in sides]
     replays = [replay for call in calls if (replay := replay_of(call, machine)) is not None]
-    runs, flush = (replays, flush_of(machine)) if len(replays) == len(calls) else (calls, None)
+    cache_bytes, captured = machine.info.last_level_cache_bytes, len(replays) == len(calls)
+    runs, flush = (replays, read_of(2 * cache_bytes, machine)) if captured else (calls, None)
     return np.array(time_in_turn(runs, machine.clock, _ROUNDS, drop_first=True, flush=flush))
 
 

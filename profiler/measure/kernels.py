@@ -280,18 +280,13 @@ def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:
     for key in keys:
         smallest[key.cell.engine] = min(key.cell, smallest.get(key.cell.engine, key.cell))
     between = []
-    for rows in _doubled(sorted({key.tokens for key in keys})):
-        for cell in smallest.values():
-            if rows < shortest:
-                between.append(CellKey("decode", replace(cell, batch_size=rows)))
-            else:
-                between.append(CellKey("prefill", replace(cell, batch_size=1, prompt_len=rows, context_len=0)))
-    return tuple(between)
-
-
-def _doubled(ascending: list[int]) -> Iterator[int]:
-    for below, above in pairwise(ascending):
+    for below, above in pairwise(sorted({key.tokens for key in keys})):
         rows = 2 * below
         while rows * math.sqrt(2) <= above:
-            yield rows
+            for cell in smallest.values():
+                if rows < shortest:
+                    between.append(CellKey("decode", replace(cell, batch_size=rows)))
+                else:
+                    between.append(CellKey("prefill", replace(cell, batch_size=1, prompt_len=rows, context_len=0)))
             rows *= 2
+    return tuple(between)

@@ -168,12 +168,8 @@ def replay_of(work: Callable[[], object], machine: Machine) -> Callable[[], obje
     return replay
 
 
-def flush_of(machine: Machine) -> Callable[[], object]:
-    """Return a read of twice the last-level cache, after which the cache holds nothing else."""
-    return _read_of(2 * machine.info.last_level_cache_bytes, machine)
-
-
-def _read_of(nbytes: int, machine: Machine) -> Callable[[], object]:
+def read_of(nbytes: int, machine: Machine) -> Callable[[], object]:
+    """Return a read of so many bytes; after that of twice the last-level cache, the cache holds nothing else."""
     read: Callable[[], object] = torch.zeros(nbytes // 4, dtype=torch.float32, device=machine.device).sum
     return read
 
@@ -197,7 +193,7 @@ def _replay_graph(
             for call in calls:
                 call()
 
-    flush = _read_of(cold_bytes, machine) if cold_bytes else None
+    flush = read_of(cold_bytes, machine) if cold_bytes else None
     with torch.inference_mode():
         replay = replay_of(run_all, machine)
         if replay is None:

@@ -204,7 +204,16 @@ def execution_paths(
         return attention_path(attention, cores, *target, query=query, keys=keys, compiled=compiled)
 
     paths: dict[tuple[str, Phase], ExecutionPath] = {}
-    outliers = _outliers(loaded, grid, prompts) if request.quant == "int8" else {}
+    outliers: dict[Phase, dict[str, float]] = {}
+    if request.quant == "int8":
+        # The columns that LLM.int8() finds in the shortest prompt and in the step after it, whatever the engine.
+        cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)), grid.new_tokens)
+        eager = EagerEngine(loaded.module, machine_for(request.device))
+        with torch.inference_mode():
+            state = eager.prefill(prompts.of(cell).to(request.device), cell.slots)
+            outliers["prefill"] = outlier_columns(loaded.module)
+            eager.decode(state)
+            outliers["decode"] = outlier_columns(loaded.module)
     for name, engine in engines.items():
         for phase in PHASES:
             paths[name, phase] = replace(
@@ -216,16 +225,3 @@ def execution_paths(
                 outlier_columns=outliers.get(phase, {}),
             )
     return paths
-
-
-def _outliers(loaded: LoadedModel, grid: Grid, prompts: Prompts) -> dict[Phase, dict[str, float]]:
-    """The outlier columns that LLM.int8() finds in the shortest prompt and in the step after it, whatever the
-    engine."""
-    cell = Cell(1, min((*grid.prompt_lens, *grid.context_lens)), grid.new_tokens)
-    ids = prompts.of(cell).to(loaded.request.device)
-    engine = EagerEngine(loaded.module, machine_for(loaded.request.device))
-    with torch.inference_mode():
-        state = engine.prefill(ids, cell.slots)
-        prefill = outlier_columns(loaded.module)
-        engine.decode(state)
-        return {"prefill": prefill, "decode": outlier_columns(loaded.module)}

@@ -176,23 +176,17 @@ def interleaved_steps(plain: Bench, other: Bench, key: CellKey, first: int) -> t
         other.stepped(key, first)
     turns = [(plain.stepped(key, first), other.stepped(key, first)) for _ in range(_TURNS)]
     before, after = (_together(steps) for steps in zip(*turns, strict=True))
-    return before, _cut_like(before, after) if plain.cuts and not other.cuts else after
-
-
-def steps_per_turn(phase: Phase) -> int:
-    """Return the number of steps that both models make in all their turns."""
-    return 2 * _TURNS * _steps(phase)
+    if plain.cuts and not other.cuts:
+        # Cut as if the time outside the layers (mostly the head's product, which compiling makes no faster) were that
+        # of the steps before.
+        beside_s = min(undisturbed(before.beside_s).quartile_s, min(after.layers_s))
+        layers_s = tuple(step_s - beside_s for step_s in after.layers_s)
+        after = StepSamples(layers_s, (beside_s,) * len(layers_s))
+    return before, after
 
 
 def _steps(phase: Phase) -> int:
     return _WARM + (_PREFILLS if phase == "prefill" else _DECODE_STEPS)
-
-
-def _cut_like(before: StepSamples, whole: StepSamples) -> StepSamples:
-    """Uncut steps, cut as if the time outside the layers (mostly the head's product, which compiling makes no faster)
-    were that of the steps `before`."""
-    beside_s = min(undisturbed(before.beside_s).quartile_s, min(whole.layers_s))
-    return StepSamples(tuple(step_s - beside_s for step_s in whole.layers_s), (beside_s,) * len(whole.layers_s))
 
 
 def _together(turns: Sequence[StepSamples]) -> StepSamples:
@@ -342,7 +336,7 @@ def _corners(latencies_s: Mapping[CellKey, float], engine: str) -> list[CellKey]
 
 def _cost_s(key: CellKey, latencies_s: Mapping[CellKey, float]) -> float:
     """Seconds of a trial with all layers."""
-    return steps_per_turn(key.phase) * latencies_s[key]
+    return 2 * _TURNS * _steps(key.phase) * latencies_s[key]
 
 
 def _affordable(

@@ -10,7 +10,6 @@ import torch
 from torch.nn.attention import SDPBackend
 
 from profiler.counting.attention import AttentionCore
-from profiler.device.machine import Machine
 from profiler.engines.caches import quantized_cache
 from profiler.engines.registry import ENGINES, quantized_engines
 from profiler.errors import RequestError
@@ -92,8 +91,11 @@ def variants_of(subject: Subject, compiling: bool = False) -> list[Variant]:
     `compiling` adds torch.compile.
     """
     request, machine = subject.request, subject.machine
+    # Any dtype is worth a trial on a CPU; on CUDA, 16 bits that it has units for.
+    sixteen_bit = {torch.float16, *([torch.bfloat16] if machine.info.capability >= (8, 0) else [])}
+    worth = sixteen_bit if machine.is_cuda else set(DTYPES.values())
     prefix = "" if request.quant == "none" else UNQUANTISED
-    dense = [Variant(prefix + name, dtype, "none") for name, dtype in DTYPES.items() if _multiplies(dtype, machine)]
+    dense = [Variant(prefix + name, dtype, "none") for name, dtype in DTYPES.items() if dtype in worth]
     others = [variant for variant in dense if (variant.dtype, variant.quant) != (request.dtype, request.quant)]
     dtypes = sorted(others, key=lambda variant: variant.dtype is not torch.bfloat16)
     quants = []
@@ -179,10 +181,3 @@ def _threads(subject: Subject) -> Iterator[Variant]:
 
 VARIANTS: list[Callable[[Subject], Iterable[Variant]]] = [_engines, _experts, _attention, _threads]
 """Functions that return the variants of one kind for a model on a machine; registries give dtypes and formats."""
-
-
-def _multiplies(dtype: torch.dtype, machine: Machine) -> bool:
-    """Whether a dtype is worth a trial on a device: any dtype on a CPU; on CUDA, 16 bits that it has units for."""
-    if not machine.is_cuda:
-        return True
-    return dtype is torch.float16 or (dtype is torch.bfloat16 and machine.info.capability >= (8, 0))

@@ -102,7 +102,12 @@ def _random(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
                 is_shard = isinstance(param, DTensor)
                 local = param.to_local() if is_shard else param
                 seed = zlib.crc32(f"{name}.{key}".encode()) + (group.rank if is_shard else 0)
-                values = _random_values(local, key, seed, group.device)
+                # Random values for matrices, ones for the weights of norms, and zeros for biases.
+                values = torch.empty(local.shape, dtype=local.dtype, device=group.device)
+                if values.is_floating_point() and values.dim() > 1:
+                    values.normal_(std=STD, generator=torch.Generator(group.device).manual_seed(seed))
+                else:
+                    values.fill_(1.0 if values.is_floating_point() and key.endswith("weight") else 0.0)
                 parameters[id(param)] = as_loaded(_shard_like(param, values) if is_shard else values)
             owner._parameters[key] = parameters[id(param)]
         for key, buffer in owner.named_buffers(recurse=False):
@@ -117,16 +122,6 @@ def _shard_like(param: Any, local: torch.Tensor) -> torch.Tensor:
     return DTensor.from_local(
         local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
     )
-
-
-def _random_values(planned: torch.Tensor, key: str, seed: int, device: torch.device) -> torch.Tensor:
-    """Return random values for matrices, ones for the weights of norms, and zeros for biases."""
-    values = torch.empty(planned.shape, dtype=planned.dtype, device=device)
-    if not values.is_floating_point():
-        return values.zero_()
-    if values.dim() > 1:
-        return values.normal_(std=STD, generator=torch.Generator(device).manual_seed(seed))
-    return values.fill_(1.0 if key.endswith("weight") else 0.0)
 
 
 def _copy_mapped_slices(joined: nn.Module) -> None:

@@ -111,7 +111,17 @@ def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct
         full, _ = square_product(device, "float32", size)
         return partial(_with_tf32, full), method
     if dtype == _FLOAT8:
-        return _float8_product(device, size, method)
+        left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
+        right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
+        per_row = float8_product(left, right, by_row=True)
+        try:
+            per_row()
+        except RuntimeError:
+            # torch 2.10 on sm_120 reports CUBLAS_STATUS_NOT_SUPPORTED per row, and multiplies per tensor
+            # (pytorch/pytorch#192707).
+            per_tensor = float8_product(left, right, by_row=False)
+            return per_tensor, f"{method}, one scale per tensor: scales per row failed"
+        return per_row, method
     if dtype == "int8":
         a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
         b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
@@ -122,31 +132,18 @@ def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct
     return partial(F.linear, x, weight), method
 
 
-def _float8_product(device: torch.device, size: int, method: str) -> SquareProduct:
-    """The float8 product of torchao's linears: one scale per row on both sides, fast accumulation, bfloat16 output.
+def float8_product(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> Callable[[], torch.Tensor]:
+    """Return the float8 product of torchao's linears: one scale per row on both sides, fast accumulation, bfloat16.
 
     torchao 0.18: Float8DynamicActivationFloat8WeightConfig sets `use_fast_accum`, and
     `addmm_float8_unwrapped_inference` (float8/inference.py) calls this product. If the package mslk is installed,
-    torchao runs mslk's kernel instead.
-
-    If scales per row fail, each side gets one scale. torch 2.10 on sm_120 reports CUBLAS_STATUS_NOT_SUPPORTED per row,
-    and multiplies per tensor (pytorch/pytorch#192707).
+    torchao runs mslk's kernel instead. Without `by_row`, each side has one scale.
     """
-    left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
-    right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
-
-    def scaled(rows: int, columns: int) -> Callable[[], object]:
-        left_scale, right_scale = torch.ones(rows, 1, device=device), torch.ones(1, columns, device=device)
-        return lambda: torch._scaled_mm(
-            left, right, scale_a=left_scale, scale_b=right_scale, out_dtype=torch.bfloat16, use_fast_accum=True
-        )
-
-    per_row = scaled(size, size)
-    try:
-        per_row()
-    except RuntimeError:
-        return scaled(1, 1), f"{method}, one scale per tensor: scales per row failed"
-    return per_row, method
+    rows, columns = (left.shape[0], right.shape[1]) if by_row else (1, 1)
+    scale_a, scale_b = torch.ones(rows, 1, device=left.device), torch.ones(1, columns, device=left.device)
+    return partial(
+        torch._scaled_mm, left, right, scale_a=scale_a, scale_b=scale_b, out_dtype=torch.bfloat16, use_fast_accum=True
+    )
 
 
 def _with_tf32(call: Callable[[], object]) -> object:

@@ -17,8 +17,8 @@ from profiler.data.room import idle_room_bytes
 from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
+from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams
 from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_product, square_product, square_size
-from profiler.roofs.memory_bandwidth import measure_page_fault_s, measure_read, measure_streams
 from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
 from profiler.user_cache import cache_path, write_cache

@@ -84,7 +84,14 @@ def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: flo
     """
     if not machine.captures:
         return sample(call, machine, budget_s)
-    submit_s = _submit_s(call, machine)
+    call()
+    machine.clock.synchronize()
+    moments_s = [machine.now_s()]
+    for _ in range(_LEAST_SAMPLES):
+        call()
+        moments_s.append(machine.now_s())
+    machine.clock.synchronize()
+    submit_s = min(after - before for before, after in pairwise(moments_s))  # the fastest of a few
     if submit_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
         return sample(call, machine, budget_s)
     calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submit_s)))
@@ -104,18 +111,6 @@ def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Call
         return machine.capture(work)
     except RequestError as error:
         raise RequestError(f"its launches would be timed, since {first_line(error)}.") from error
-
-
-def _submit_s(call: Callable[[], object], machine: Machine) -> float:
-    """Seconds in which the host submits a call: the fastest of a few."""
-    call()
-    machine.clock.synchronize()
-    moments_s = [machine.now_s()]
-    for _ in range(_LEAST_SAMPLES):
-        call()
-        moments_s.append(machine.now_s())
-    machine.clock.synchronize()
-    return min(after - before for before, after in pairwise(moments_s))
 
 
 def random_bytes(nbytes: int, device: torch.device) -> torch.Tensor:

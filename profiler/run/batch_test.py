@@ -1,4 +1,4 @@
-"""`batch-test`: choose the batch sizes before anything is measured, and show what doubling them gave."""
+"""`batch-test`: choose the batch sizes before anything is measured."""
 
 from __future__ import annotations
 
@@ -15,21 +15,16 @@ from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.grid.cells import PHASES, Cell, CellKey, Phase
-from profiler.judge.scaling import DoublingTest
+from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
 from profiler.loading.meta_model import plan, quiet_libraries
 from profiler.loading.request import dtype_name
 from profiler.measure.rounds import USUAL_ATTAINED
 from profiler.options import one_of
-from profiler.report.blocks import Lines, Section, Sentences
-from profiler.report.cells import doubling_table
-from profiler.report.overview import end_lines, roofs_lines
 from profiler.run.options import Options
 from profiler.run.setup import measure_ceilings
 from profiler.run.stages import SWEEP_SHARE
 from profiler.run.validate import PreparedRun, prepare
-from profiler.store.folder import Run
 
 MOST_SEQUENCES = 4096
 # The test continues for two doublings past the batch from which compute limits, so that the slope shows.
@@ -99,26 +94,3 @@ def _affordable(
         f"--budget {budget_s:g} ends this test at batch {affordable[-1]}: up to {batches[-1]} it needs about"
         f" --budget {math.ceil(total_s[-1])}.",
     )
-
-
-_TOO_FEW = "Fewer than two batch sizes have a number: there is nothing to compare."
-
-
-def doubling_sections(run: Run, phase: Phase) -> list[Section]:
-    """Return a run's batch-doubling tests of one phase, with its warnings and its folder."""
-    tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
-    sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
-    late = sorted({item.batch_size for item in run.results if item.phase == phase and item.status == "forecast"})
-    ends = [f"No time was left for batch {', '.join(map(str, late))}: a larger --budget reaches them."] if late else []
-    end = [Lines([*ends, *run.document.warnings], "warning"), Lines(end_lines(run), "dim")]
-    return [*sections, Section("", end)]
-
-
-def _series(run: Run, test: DoublingTest) -> Section:
-    fixed, model = test.fixed, run.model
-    depth = f"{fixed['prompt_len']} prompt tokens" if fixed["prompt_len"] else f"context {fixed['context_len']}"
-    setting = [
-        f"{model.id}, {model.dtype}, {fixed['phase']} with the engine {fixed['engine']}, {depth}",
-        "measured roofs: " + ", ".join(roofs_lines(run)),
-    ]
-    return Section("", [Sentences(test.sentences), Lines(setting), doubling_table(run, test)])

@@ -24,7 +24,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     """
     each = [replace(options, quant=name) for name in precisions]
     base, runs = _run_each(each, precisions, "--quant", "precision", listener)
-    from profiler.run.precisions import write_comparison
+    from profiler.run.screens import write_comparison
 
     write_comparison(runs, base)
     return runs

@@ -84,11 +84,11 @@ def execute(
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
         with keeping_what_was_measured(session) as ending:
             time_cells(session, visits)  # 3. time
-            explain_cells(session)
+            explain_cells(session)  # 4. split: what the terms of a time need
             try_changes(session)  # 5. try
             measure_options(session, prepared.out)
         del session  # judging needs the memory of its model
-        return report(ending, prepared.out)  # 4. split
+        return report(ending, prepared.out)
 
 
 @dataclass

@@ -39,10 +39,9 @@ from profiler.measure.subject import Subject, execution_paths
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.quant.storage import model_storage_bytes
+from profiler.roofs.bandwidth import measure_links, measure_weights
 from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe, measure_host_pace
-from profiler.roofs.links import measure_links
 from profiler.roofs.measure import cached, measure
-from profiler.roofs.memory_bandwidth import measure_weights
 from profiler.roofs.sampler import attempt
 from profiler.run.fact_log import FactLog
 from profiler.run.stages import RunBudget, Stages
@@ -59,14 +58,31 @@ _DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexpl
 
 
 def load_subject(prepared: PreparedRun, stages: Stages, budget: RunBudget) -> Subject:
-    """Load the model, make its engines, and count the work of its steps, by the kernels that this device chooses."""
+    """Load the model, make its engines, and count the work of its steps, by the kernels that this device chooses.
+
+    Raises ModelError for a model that does not load, whatever the reason.
+    """
     request, machine = prepared.request, stages.machine
     before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
     with budget.apart():
         stages.begin(
             "loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)"
         )
-        loaded = _load(prepared)
+        try:
+            loaded = load(
+                request, prepared.config, lambda module: bytes_without_weights(module, request, prepared.grid)
+            )
+        except RoofscopeError:
+            raise
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"{request.source.name} does not fit on {request.device}: {first_line(error)}; use --quant nf4 or a"
+                " smaller model."
+            ) from error
+        except Exception as error:
+            raise ModelError(
+                f"{request.source.name} does not load on {request.device}: {describe_error(error)}."
+            ) from error
         work = walk(loaded.module)
         for name in OWNING.keys() & set(prepared.grid.engines):
             stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
@@ -151,24 +167,6 @@ def measure_foundation(
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     grid = prepared.grid
     return ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
-
-
-def _load(prepared: PreparedRun) -> LoadedModel:
-    """The model on its device. Raises ModelError, whatever the reason."""
-    request = prepared.request
-    try:
-        return load(request, prepared.config, lambda module: bytes_without_weights(module, request, prepared.grid))
-    except RoofscopeError:
-        raise
-    except torch.OutOfMemoryError as error:
-        raise ModelError(
-            f"{request.source.name} does not fit on {request.device}: {first_line(error)}; use --quant nf4 or a smaller"
-            " model."
-        ) from error
-    except Exception as error:
-        raise ModelError(
-            f"{request.source.name} does not load on {request.device}: {describe_error(error)}."
-        ) from error
 
 
 def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) -> int:

@@ -8,6 +8,7 @@ from profiler.counting.operators import Linear
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device, under_wsl
 from profiler.facts.roofs import Ceilings
+from profiler.facts.telemetry import Contention
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
 from profiler.units import percent, scaled
@@ -32,10 +33,10 @@ def device_warnings(info: Device) -> list[str]:
 
 def busy_words(threads: int, foreign: ForeignLoad) -> list[str]:
     """Return a warning about CPU contention, for work that needs `threads` of the host."""
-    busy, cores = foreign.cores(), foreign.watched
-    if busy is None or busy + threads <= cores + _BUSY_CORES:
+    busy = foreign.cores()
+    if busy is None or not (contention := Contention(busy, foreign.watched)).disturbs(threads):
         return []
-    return [f"other processes keep {busy:.1f} of {cores} cores busy: times may be too long; stop them."]
+    return [f"other processes keep {contention.busy_cores} busy: times may be too long; stop them."]
 
 
 def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
@@ -130,5 +131,3 @@ def roof_warnings(ceilings: Ceilings) -> list[str]:
 
 # A dtype whose matrix products reach less than this share of float32's is not worth using.
 _SLOW_DTYPE_SHARE = 0.9
-# The system's own work on an idle machine, in cores.
-_BUSY_CORES = 0.25

@@ -20,7 +20,7 @@ from profiler.errors import RequestError, first_line
 from profiler.facts.step import Attention, Step
 from profiler.loading.device_map import DeviceMap, offloaded_bytes
 from profiler.quant.bitsandbytes import bitsandbytes_bytes
-from profiler.roofs.links import measure_links
+from profiler.roofs.bandwidth import measure_links
 from profiler.units import duration, scaled
 from profiler.why_slow.call_settings import gpus_in_turn, is_spread, pipelined_devices
 from profiler.why_slow.findings import Finding, Untried, new_finding

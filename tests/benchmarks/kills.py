@@ -156,8 +156,8 @@ def main() -> int:
     patch = pytest.MonkeyPatch()
     hurry(patch, script_least_s=2.0)
     small_gpu_profile(patch, str(model))
-    patch.setattr("profiler.roofs.memory_bandwidth._STREAM_LEAST_BYTES", 4 << 20)
-    patch.setattr("profiler.roofs.memory_bandwidth._STREAM_CACHE_MULTIPLE", 0)
+    patch.setattr("profiler.roofs.bandwidth._STREAM_LEAST_BYTES", 4 << 20)
+    patch.setattr("profiler.roofs.bandwidth._STREAM_CACHE_MULTIPLE", 0)
     patch.setattr("profiler.roofs.gemm.measurable_dtypes", lambda _device: ["float32"])
     patch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 32)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}

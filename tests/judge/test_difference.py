@@ -12,7 +12,7 @@ from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import read_side
 from profiler.judge.difference import Difference, difference, is_claim
 from profiler.run.judge_folder import judge_folder
-from profiler.run.precisions import compare_with_first
+from profiler.run.screens import compare_with_first
 from profiler.stats import Estimate
 from profiler.store.folder import read_run
 

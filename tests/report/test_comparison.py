@@ -12,7 +12,7 @@ from pages import Page
 
 from profiler.grid.cells import Cell
 from profiler.report.terminal import print_sections, screen
-from profiler.run.precisions import (
+from profiler.run.screens import (
     AGAINST_COLUMNS,
     PRECISION_COLUMNS,
     comparison_sections,

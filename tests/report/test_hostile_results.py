@@ -27,7 +27,7 @@ from profiler.report.sections import run_sections
 from profiler.report.terminal import print_sections, screen
 from profiler.report.write import html_report, markdown_report
 from profiler.run.judge_folder import judge_folder
-from profiler.run.precisions import html_comparison
+from profiler.run.screens import html_comparison
 from profiler.store.folder import read_results, read_run
 from profiler.store.writer import write_cells
 from profiler.units import markdown_text, visible, visible_in

@@ -16,9 +16,8 @@ from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
 from profiler.judge.demand import moved
 from profiler.roofs import gemm as products
-from profiler.roofs.links import measure_links
+from profiler.roofs.bandwidth import measure_links, measure_page_fault_s
 from profiler.roofs.measure import measure, remeasure_roofs
-from profiler.roofs.memory_bandwidth import measure_page_fault_s
 from profiler.roofs.sampler import sample
 
 
@@ -155,7 +154,7 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
         is_cuda = True  # type: ignore[assignment]
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr("profiler.roofs.links._LINK_BYTES", 1 << 20)
+    monkeypatch.setattr("profiler.roofs.bandwidth._LINK_BYTES", 1 << 20)
     found, _ = measure_links(["host"], Card(CPU), budget_s=0.05)
     assert ["pageable" in roof.method for roof in found.values()] == [True, False]
     assert list(found) == ["host", PINNED]

@@ -9,7 +9,7 @@ import pytest
 from memories import SimulatedMachine, SimulatedMemory
 
 from profiler.facts.roofs import Ceilings
-from profiler.roofs.memory_bandwidth import measure_streams
+from profiler.roofs.bandwidth import measure_streams
 from profiler.run.warnings import roof_warnings
 
 MIB = 1 << 20

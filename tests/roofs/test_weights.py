@@ -17,7 +17,7 @@ from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
-from profiler.roofs.memory_bandwidth import _storages, measure_weights
+from profiler.roofs.bandwidth import _storages, measure_weights
 
 MIB = 1 << 20
 

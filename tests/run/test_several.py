@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from profiler.run.precisions import precision_sentences, warnings_of
+from profiler.run.screens import precision_sentences, warnings_of
 from profiler.store.folder import Run, read_run
 
 RUN = Path(__file__).parents[1] / "data" / "tiny_run"

@@ -15,9 +15,9 @@ from profiler.effort import Effort
 from profiler.errors import RequestError, RunError
 from profiler.facts.roofs import DATASHEET
 from profiler.forecast.command import run_facts
+from profiler.roofs.bandwidth import measure_streams, measure_weights
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm, measure_gemv
 from profiler.roofs.measure import measure
-from profiler.roofs.memory_bandwidth import measure_streams, measure_weights
 from profiler.roofs.sampler import clocked
 from profiler.run.warnings import roof_warnings
 from profiler.store.folder import Run, read_run
@@ -174,7 +174,7 @@ def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatc
     def full(_machine: Machine, *_: object) -> Any:
         return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
 
-    monkeypatch.setattr("profiler.run.pipeline.DriftProbe", full)
+    monkeypatch.setattr("profiler.run.setup.DriftProbe", full)
     run, _ = said(Scenario("smollm2-135m", layers=1, prompt_lens=(16,), batch_sizes=(1,)), [H100], tmp_path)
     assert len(run.measured) == len(run.results) == 2
     [missing] = run.document.missing
@@ -263,7 +263,7 @@ def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_weights_over_an_unknown_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a card is too small for the model and the link cannot be measured, the transfers stay unexplained."""
-    monkeypatch.setattr("profiler.roofs.links.random_bytes", raising(RuntimeError("no room for 256 MiB")))
+    monkeypatch.setattr("profiler.roofs.bandwidth.random_bytes", raising(RuntimeError("no room for 256 MiB")))
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, _ = said(scenario, [T4.but(memory_bytes=3_900_000_000)], tmp_path)
     assert (run.cells["status"] == "ok").all()

@@ -16,9 +16,9 @@ from profiler.device.telemetry import Watch
 from profiler.effort import Effort
 from profiler.facts.roofs import GEMV, READ, Ceilings, Roof
 from profiler.loading.request import DTYPES, dtype_name
+from profiler.roofs.bandwidth import measure_read
 from profiler.roofs.gemm import measurable_dtypes, measure_gemm, square_product, square_size
 from profiler.roofs.measure import measure
-from profiler.roofs.memory_bandwidth import measure_read
 from profiler.roofs.sampler import random_bytes, sample
 
 from .bench import Attempt, Bench, Check, NotRunError, within

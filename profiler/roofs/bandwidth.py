@@ -1,19 +1,24 @@
-"""The memory roof: reads of large buffers and of the model's own weights."""
+"""Bandwidth: reads of large buffers and of the model's own weights, and the links from host, disk or another GPU."""
 
 from __future__ import annotations
 
 import math
 import mmap
+import os
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import torch
 
+from profiler import effort
 from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.device.memory import inner_tensors, page_faults
-from profiler.facts.roofs import AGREE, COPY, READ, TRIAD, Ceilings, CurvePoint, Roof, WeightReadRoof
+from profiler.facts.roofs import AGREE, COPY, PINNED, READ, TRIAD, Ceilings, CurvePoint, Roof, WeightReadRoof
 from profiler.roofs.sampler import attempt, clocked, random_bytes, record, roof_of, sample, sample_on_device
 
 # Four times all last-level caches, as BabelStream and STREAM require, so that they cannot serve the stream.
@@ -61,6 +66,10 @@ def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
     curve = _curve(machine, stage_budget_s, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
     memory = _streams(machine, stream_bytes, stage_budget_s, missing)
+    # No cache serves the largest size: it is many times as large, or two sizes beyond the cache agree.
+    cache_bytes = machine.info.last_level_cache_bytes
+    is_larger = bool(curve) and curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes
+    is_beyond = is_larger or _is_past(curve, max(cache_bytes, _STREAM_LEAST_BYTES))
     launch: dict[str, float] = {}
     with attempt("launches", machine, missing):
         launch = _launch(machine)
@@ -68,7 +77,7 @@ def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
         compute={},
         memory=memory,
         stream_bytes=stream_bytes,
-        beyond_cache=_is_beyond(curve, machine.info.last_level_cache_bytes),
+        beyond_cache=is_beyond,
         curve=curve,
         launch=launch,
         measured_at_unix_s=machine.unix_s(),
@@ -149,15 +158,6 @@ def _is_past(points: Sequence[CurvePoint], past_bytes: int, tolerance: float = A
         return False
     smaller, larger = points[-2:]
     return smaller.nbytes >= past_bytes and abs(larger.bytes_per_s / smaller.bytes_per_s - 1) <= tolerance
-
-
-def _is_beyond(curve: Sequence[CurvePoint], cache_bytes: int) -> bool:
-    """Whether no cache serves the largest size: it is many times as large, or two sizes beyond the cache agree."""
-    if not curve:
-        return False
-    return curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes or _is_past(
-        curve, max(cache_bytes, _STREAM_LEAST_BYTES)
-    )
 
 
 def _launch(machine: Machine) -> dict[str, float]:
@@ -246,3 +246,74 @@ def _storages(tensors: Iterable[torch.Tensor | None], device: torch.device) -> l
             flat = torch.empty(0, dtype=torch.int64, device=device)
             flat_by_address[storage.data_ptr()] = flat.set_(storage, 0, (elements,))
     return list(flat_by_address.values())
+
+
+_LINK_BYTES = 256 << 20
+
+
+def measure_links(
+    names: Sequence[str], machine: Machine, budget_s: float | None = None
+) -> tuple[dict[str, Roof], dict[str, str]]:
+    """Measure the bytes/s at which weights reach the device from the `host`, the `disk` or another GPU (`cuda:N`).
+
+    `budget_s` is for each link, by default that of a roof. Returns the links by name, and the reason for each link that
+    could not be measured. For a GPU's `host` link it also measures pinned memory, which accelerate's hooks do not use.
+    Raises DeviceError.
+    """
+    budget_s = effort.STANDARD.roof_s if budget_s is None else budget_s
+    links: dict[str, Roof] = {}
+    missing: dict[str, str] = {}
+    for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
+        with attempt(f"the link from {name}", machine, missing):
+            links[name] = _LINKS.get(name, partial(_direct_link, name))(machine, budget_s)
+    return links, missing
+
+
+def _host_link(machine: Machine, budget_s: float) -> Roof:
+    """Bytes/s from the host's ordinary memory to the device, copied as accelerate fetches offloaded weights.
+
+    accelerate 1.15: `AlignDevicesHook.pre_forward` -> `set_module_tensor_to_device` -> `value.to(device)`, where
+    `value` was never pinned. The driver copies it through its own buffer while the host waits.
+    """
+    source = random_bytes(_LINK_BYTES, torch.device("cpu"))
+    seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
+    return roof_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
+
+
+def _direct_link(name: str, machine: Machine, budget_s: float) -> Roof:
+    """Bytes/s from the host's pinned memory, which the GPU reads directly, or another GPU's (NVLink or PCIe)."""
+    is_pinned = name == PINNED
+    source = random_bytes(_LINK_BYTES, torch.device("cpu" if is_pinned else name))
+    source = source.pin_memory() if is_pinned else source
+    target = torch.empty_like(source, device=machine.device)
+    seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
+    ends = "pinned host memory to device" if is_pinned else f"{name} to {machine.device}"
+    return roof_of(_LINK_BYTES, seconds, f"256 MiB, {ends}")
+
+
+def _disk_link(machine: Machine, budget_s: float) -> Roof:
+    with disk_fetch(_LINK_BYTES, machine) as fetch:
+        seconds = sample(fetch, machine, budget_s)
+    return roof_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
+
+
+@contextmanager
+def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Tensor]]:
+    """Yield a function that reads a file of `nbytes` random bytes to the device.
+
+    It copies a memory map, as accelerate reads offloaded weights. The file leaves the page cache before each read: the
+    weights of a model that does not fit in memory are not cached either.
+    """
+    with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
+        np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+        def read() -> torch.Tensor:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return torch.tensor(np.memmap(file, dtype=np.uint8, mode="r")).to(machine.device)
+
+        yield read
+
+
+_LINKS = {"host": _host_link, "disk": _disk_link}

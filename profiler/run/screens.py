@@ -1,9 +1,9 @@
-"""Runs of one model in several precisions, each compared with the first cell by cell."""
+"""The text of commands that compare their own measurements: precisions with the first, batch sizes with the doubled."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult, difference_of
 from profiler.judge.difference import SAME, Difference, has_claim_visits
 from profiler.judge.machine_speed import BUSY
+from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
     HTML,
     TERMINAL,
@@ -23,10 +24,10 @@ from profiler.report.blocks import (
     ShellCommand,
     text_table,
 )
-from profiler.report.cells import regime_names
+from profiler.report.cells import doubling_table, regime_names
 from profiler.report.hardware import quality_line
 from profiler.report.html import html_page, link_from
-from profiler.report.overview import NO_NUMBER
+from profiler.report.overview import NO_NUMBER, end_lines, roofs_lines
 from profiler.report.plots import save
 from profiler.report.selection import of_phase
 from profiler.stats import CLAIM_VISITS
@@ -149,17 +150,17 @@ def _claim_words(cells: Sequence[PrecisionDifference]) -> str:
 
 def precision_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return a row of `PRECISION_COLUMNS` per precision, with the time of its smallest decode step."""
-    base = runs[0].model.storage_bytes
-    return [
-        [
-            run.model.quant,
-            run.model.dtype,
-            scaled(run.model.storage_bytes, "B"),
-            scaled(base - run.model.storage_bytes, "B") if base > run.model.storage_bytes else "-",
-            *_first_decode(run),
-        ]
-        for run in runs
-    ]
+    base, rows = runs[0].model.storage_bytes, []
+    for run in runs:
+        model, columns = run.model, ["-"] * 4
+        saved = scaled(base - model.storage_bytes, "B") if base > model.storage_bytes else "-"
+        if decodes := of_phase(run.measured, "decode"):
+            first = decodes[0]
+            dequantising = duration(first.dequantise_s) if first.dequantise_s else "-"
+            regime = regime_names(run).get(first.key, "-")
+            columns = [duration(first.latency_s), dequantising, significant(first.tokens_per_s), regime]
+        rows.append([model.quant, model.dtype, scaled(model.storage_bytes, "B"), saved, *columns])
+    return rows
 
 
 def warnings_of(runs: Sequence[Run]) -> list[str]:
@@ -169,19 +170,6 @@ def warnings_of(runs: Sequence[Run]) -> list[str]:
         for warning in run.document.warnings:
             precisions.setdefault(warning, []).append(run.model.quant)
     return [text if len(names) == len(runs) else f"{', '.join(names)}: {text}" for text, names in precisions.items()]
-
-
-def _first_decode(run: Run) -> list[str]:
-    decodes = of_phase(run.measured, "decode")
-    if not decodes:
-        return ["-"] * 4
-    first = decodes[0]
-    return [
-        duration(first.latency_s),
-        duration(first.dequantise_s) if first.dequantise_s else "-",
-        significant(first.tokens_per_s),
-        regime_names(run).get(first.key, "-"),
-    ]
 
 
 def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
@@ -245,6 +233,12 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
     alt = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
     picture = [Picture("precisions", alt, tuple(runs))]
     is_measured = all(run.measured for run in runs)
+    end, page = [f"run: {run.folder}" for run in runs], first.folder.parent / "report.html"
+    last_lines = [
+        Lines([f"{run.model.quant} {quality}" for run in runs if (quality := quality_line(run))]),
+        Lines(warnings_of(runs), "warning"),
+        Lines([*end, f"next: open {page}"] if page.exists() else end, "dim"),
+    ]
     return [
         Section("", [Sentences([*busy[:1], *compared])]),
         Section("", [Lines(setting)], media=TERMINAL),
@@ -252,7 +246,7 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
         Section("Precisions", [memory], "memory counted from the stored tensors, times measured"),
         Section(f"Every cell compared with {precision}", every_cell, "measured") if rows else None,
         *(_of_run(run, link) for run, link in zip(runs, links, strict=True)),
-        Section("", list(_last_lines(runs)), media=TERMINAL),
+        Section("", last_lines, media=TERMINAL),
     ]
 
 
@@ -263,14 +257,6 @@ def _of_run(run: Run, link: str) -> Section:
     blocks += [Lines(run.document.warnings, "warning")] if run.document.warnings else []
     blocks.append(ShellCommand("Repeat it", run.document.command))
     return Section(run.model.precision, blocks, media=HTML, link=link)
-
-
-def _last_lines(runs: Sequence[Run]) -> Iterator[Block]:
-    yield Lines([f"{run.model.quant} {quality}" for run in runs if (quality := quality_line(run))])
-    yield Lines(warnings_of(runs), "warning")
-    end = [f"run: {run.folder}" for run in runs]
-    page = runs[0].folder.parent / "report.html"
-    yield Lines([*end, f"next: open {page}"] if page.exists() else end, "dim")
 
 
 def html_comparison(runs: Sequence[Run], folder: Path) -> str:
@@ -287,3 +273,26 @@ def write_comparison(runs: Sequence[Run], folder: Path) -> None:
     if all(run.measured for run in runs):
         save(runs, "precisions", folder / "precisions.png")
     replace_file(folder / "report.html", html_comparison(runs, folder))
+
+
+_TOO_FEW = "Fewer than two batch sizes have a number: there is nothing to compare."
+
+
+def doubling_sections(run: Run, phase: Phase) -> list[Section]:
+    """Return a run's batch-doubling tests of one phase, with its warnings and its folder."""
+    tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
+    sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
+    late = sorted({item.batch_size for item in run.results if item.phase == phase and item.status == "forecast"})
+    ends = [f"No time was left for batch {', '.join(map(str, late))}: a larger --budget reaches them."] if late else []
+    end = [Lines([*ends, *run.document.warnings], "warning"), Lines(end_lines(run), "dim")]
+    return [*sections, Section("", end)]
+
+
+def _series(run: Run, test: DoublingTest) -> Section:
+    fixed, model = test.fixed, run.model
+    depth = f"{fixed['prompt_len']} prompt tokens" if fixed["prompt_len"] else f"context {fixed['context_len']}"
+    setting = [
+        f"{model.id}, {model.dtype}, {fixed['phase']} with the engine {fixed['engine']}, {depth}",
+        "measured roofs: " + ", ".join(roofs_lines(run)),
+    ]
+    return Section("", [Sentences(test.sentences), Lines(setting), doubling_table(run, test)])
