@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
-from profiler.counting.cache import counted_model
-from profiler.counting.preset_counts import CountedModel
+from profiler.counting.counted_model import CountedModel, counted_model
 from profiler.errors import ModelError, RequestError
 from profiler.explore.document import (
     ExploreDocument,
