@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count, model_work
-from profiler.counting.counted_model import counted_model
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.intensity import Kernel, attention_steps, combined, elementwise, fused_attention, matmul
 from profiler.counting.memory_need import cache_bytes

@@ -121,7 +121,7 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
 
 def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_document, grid_frame, grid_sections
-    from profiler.counting.counted_model import counted_model
+    from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
     from profiler.grid.ranges import parse_values

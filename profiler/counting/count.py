@@ -10,11 +10,11 @@ from torch import nn
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path
-from profiler.counting.counted_model import CountedModel
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.operators import Collective, ModelWork, Operator, operator_work
+from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
 from profiler.counting.walk import walk
 from profiler.data.datasheets import Datasheet, gpu_called

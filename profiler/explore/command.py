@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 
-from profiler.counting.counted_model import CountedModel, counted_model
+from profiler.counting.cache import counted_model
+from profiler.counting.preset_counts import CountedModel
 from profiler.errors import ModelError, RequestError
 from profiler.explore.document import (
     ExploreDocument,

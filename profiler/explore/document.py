@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.counted_model import CountedModel
 from profiler.counting.floor import RoofSet
 from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, path_on, state_bytes
 from profiler.counting.operators import Collective, Operator
+from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
 from profiler.explore.expressions import Expression, Tree, symbolic_prefill, symbolic_step, tree_of
 from profiler.facts.step import ExecutionPath

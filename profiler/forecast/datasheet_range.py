@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiler.counting.counted_model import CountedModel
 from profiler.counting.memory_need import path_on
 from profiler.counting.operators import Experts
+from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, coverage_sentences

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.counting.count import counted_on_meta
-from profiler.counting.counted_model import FILE, counts_json
+from profiler.counting.preset_counts import FILE, counts_json
 from profiler.errors import RequestError
 from profiler.loading.source import preset_names, resolve
 from profiler.quant.registry import FORMATS, Quant

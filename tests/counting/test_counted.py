@@ -10,8 +10,8 @@ import torch
 from counted import SPLITS, documents, rank_documents
 
 from profiler.counting.count import model_work
-from profiler.counting.counted_model import FILE, CountedModel, counts_json, from_json, preset_counts
 from profiler.counting.operators import Collective, Convolution, Embedding, ModelWork, Operator, RecurrentState
+from profiler.counting.preset_counts import FILE, CountedModel, counts_json, from_json, preset_counts
 from profiler.errors import RequestError
 from profiler.explore.command import RANKS
 from profiler.facts.step import Step

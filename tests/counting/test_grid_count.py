@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from machines import XEON_PROFILE
 
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count
-from profiler.counting.counted_model import counted_model
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.gpu_profile.roofs import roofs_called

@@ -12,10 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
 from profiler.counting.count import count, counted_module
-from profiler.counting.counted_model import CountedModel
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
+from profiler.counting.preset_counts import CountedModel
 from profiler.counting.walk import walk
 from profiler.facts.step import ExecutionPath, Step, bytes_by_kind
 from profiler.gpu_profile.roofs import roofs_called

@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 from subjects import subject_of
 
-from profiler.counting.counted_model import preset_counts
+from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called, gpus
 from profiler.data.room import idle_room_bytes, room_bytes
 from profiler.explore.document import model_entry

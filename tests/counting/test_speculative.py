@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count
-from profiler.counting.counted_model import counted_model
 from profiler.counting.floor import expected_tokens, pays_from, verifying
 from profiler.counting.operators import Experts
 from profiler.errors import RequestError

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from profiler.counting import cache as walks
 from profiler.counting import count as meta
-from profiler.counting import counted_model as walks
-from profiler.counting.counted_model import CountedModel
 from profiler.counting.operators import ModelWork
+from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import Step
 from profiler.loading.source import ModelSource, load_preset, resolve
 

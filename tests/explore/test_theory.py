@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from profiler.counting.counted_model import counted_model
+from profiler.counting.cache import counted_model
 from profiler.counting.grid_count import gpu_floors
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.model_numbers import model_numbers

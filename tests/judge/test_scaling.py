@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from made_facts import roof
 
-from profiler.counting.counted_model import counted_model
+from profiler.counting.cache import counted_model
 from profiler.counting.floor import RoofSet
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import as_value

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from profiler.counting.counted_model import preset_counts
 from profiler.counting.floor import floor_on
 from profiler.counting.operators import Experts, operator_work
+from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
 from profiler.facts.step import ExecutionPath, Step
