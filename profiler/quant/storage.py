@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from profiler.facts.step import StoredWeight
 from profiler.quant.registry import ConversionCall, library_of
 
 _MX_BLOCK = 32
+_GGUF_FUSED_ROWS = 8
 # Names of the packed integers (GPTQ and AWQ, compressed-tensors).
 _PACKED_NAMES = ("qweight", "weight_packed")
 
@@ -85,9 +86,14 @@ def stored(module: nn.Module) -> StoredWeight:
         from profiler.quant import torchao
 
         return torchao.stored(module)
-    for matches, describe in _RULES:
-        if matches(module):
-            return describe(module)
+    if _packed_tensor(module) is not None:
+        return _packed(module)
+    if type(module).__name__ == "GgufLinear":
+        # Its kernel computes in float32: it multiplies up to 8 rows by the blocks directly, and more rows by a dense
+        # copy, one part at a time (transformers 5.23, integrations/gguf/utils.py).
+        return stored_as("gguf", module, storage_bytes([weight]), torch.float32, dense_from_rows=_GGUF_FUSED_ROWS + 1)
+    if weight is not None and weight.is_floating_point() and weight.dim() == 2:
+        return _matrix(module)
     raise ValueError(f"the weight of {type(module).__name__} has an unknown format")
 
 
@@ -115,15 +121,18 @@ def model_storage_bytes(model: Any) -> int:
     return storage_bytes(tensors)
 
 
-def _dense(module: Any) -> StoredWeight:
-    weight = module.weight
-    transposed = type(module).__name__ == "Conv1D"
+def _matrix(module: Any) -> StoredWeight:
+    """A matrix of floats; FP8 has a scale per tensor, row or block (DeepSeek-V3: `weight_scale_inv`, 128 x 128)."""
+    weight, transposed = module.weight, type(module).__name__ == "Conv1D"
     outs, ins = reversed(weight.shape) if transposed else weight.shape
+    name = str(weight.dtype).removeprefix("torch.")
+    is_float8 = name.startswith("float8")
+    scales = [getattr(module, key, None) for key in ("weight_scale_inv", "weight_scale")] if is_float8 else []
     return StoredWeight(
-        format=str(weight.dtype).removeprefix("torch."),
+        format="float8" if is_float8 else name,
         in_features=ins,
         out_features=outs,
-        weight_bytes=weight.numel() * weight.element_size(),
+        weight_bytes=weight.numel() * weight.element_size() + storage_bytes(scales),
         bias_bytes=_bias_bytes(module),
         compute_dtype=weight.dtype,
         transposed=transposed,
@@ -140,32 +149,6 @@ def _packed(module: Any) -> StoredWeight:
     return stored_as(method, module, storage_bytes(tensors.values()), floats[0] if floats else torch.float16)
 
 
-def _gguf(module: Any) -> StoredWeight:
-    """GGUF blocks that transformers kept (5.23, integrations/gguf/utils.py); their kernel computes in float32.
-
-    It multiplies up to 8 rows by the blocks directly, and more rows by a dense copy, one part at a time.
-    """
-    weight_bytes = storage_bytes([module.weight])
-    return stored_as("gguf", module, weight_bytes, torch.float32, dense_from_rows=_GGUF_FUSED_ROWS + 1)
-
-
-_GGUF_FUSED_ROWS = 8
-
-
-def _scaled_float8(module: Any) -> StoredWeight:
-    """FP8 with a scale per tensor, row or block (DeepSeek-V3: `weight_scale_inv` per block of 128 x 128)."""
-    scales = [getattr(module, name, None) for name in ("weight_scale_inv", "weight_scale")]
-    outs, ins = module.weight.shape
-    return StoredWeight(
-        format="float8",
-        in_features=ins,
-        out_features=outs,
-        weight_bytes=storage_bytes([module.weight, *scales]),
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=module.weight.dtype,
-    )
-
-
 def stored_as(
     format_: str, module: Any, weight_bytes: int, compute_dtype: torch.dtype, **dense_rows: Any
 ) -> StoredWeight:
@@ -180,15 +163,6 @@ def _bias_bytes(module: Any) -> int:
 
 def _packed_tensor(module: Any) -> torch.Tensor | None:
     return next((tensor for name in _PACKED_NAMES if (tensor := getattr(module, name, None)) is not None), None)
-
-
-# The first match decides.
-_RULES: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...] = (
-    (lambda module: _packed_tensor(module) is not None, _packed),
-    (lambda module: type(module).__name__ == "GgufLinear", _gguf),
-    (lambda module: str(module.weight.dtype).startswith("torch.float8"), _scaled_float8),
-    (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),
-)
 
 
 INT8_CODES = torch.arange(-128, 128)
