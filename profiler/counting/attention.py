@@ -59,10 +59,7 @@ class AttentionCore(Operator):
         if not self.keeps:
             return 0
         cached = tokens - shared if self.window is None else np.minimum(self.live(tokens), tokens - shared)
-        if stored is None:
-            return self.cached_elements * cached * self.itemsize
-        packed = (cached - newest) * stored.element_bytes(self.itemsize)
-        return self.cached_elements * (packed + newest * self.itemsize)
+        return self._stored_bytes(cached, stored, newest)
 
     def shared_bytes(self, shared: Count) -> Any:
         return self.kept_bytes(shared)
@@ -78,11 +75,12 @@ class AttentionCore(Operator):
         again = read_again(step, shared, unchosen)
         again_bytes = again * self.cached_elements * self.itemsize
         by_heads = pairs * flops_per_pair
+        read_bytes = step.batch * self._stored_bytes(chosen, path.cache_format, path.residual_tokens)
         needed = self._needed_flops(by_heads, pairs, step.batch * chosen - again)
         return Work(
             model_flops=needed,
             vector_flops=SOFTMAX_FLOPS_PER_SCORE * self.query_heads * pairs,
-            kv_read_bytes=step.batch * self._stored_bytes(chosen, path) - again_bytes,
+            kv_read_bytes=read_bytes - again_bytes,
             kv_write_bytes=step.batch * self._written_bytes(step, path) if self.keeps else 0,
             activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
             avoidable_flops={
@@ -92,13 +90,12 @@ class AttentionCore(Operator):
             avoidable_bytes={**self._avoidable_bytes(step, path, live), Cause.SHARED_READS: again_bytes},
         )
 
-    def _stored_bytes(self, tokens: Any, path: ExecutionPath) -> Any:
+    def _stored_bytes(self, tokens: Any, stored: CacheFormat | None, newest: Count) -> Any:
         """Return the bytes of a sequence's `tokens` in the cache: the newest in the model's dtype, others as stored."""
-        if path.cache_format is None:
+        if stored is None:
             return tokens * self.cached_elements * self.itemsize
-        packed = tokens - path.residual_tokens
-        packed_bytes = packed * path.cache_format.element_bytes(self.itemsize)
-        return self.cached_elements * (packed_bytes + path.residual_tokens * self.itemsize)
+        packed_bytes = (tokens - newest) * stored.element_bytes(self.itemsize)
+        return self.cached_elements * (packed_bytes + newest * self.itemsize)
 
     def _written_bytes(self, step: Step, path: ExecutionPath) -> Any:
         """Return the bytes of a sequence's new tokens as cached; after a prompt, some caches keep them as they are."""

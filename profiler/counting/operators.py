@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -53,9 +54,7 @@ class Operator(abc.ABC):
 
     def work(self, step: Step, path: ExecutionPath) -> Work:
         """Return the work of all `count` operators."""
-        if self.only_last and not path.all_logits:
-            step = step.last_positions
-        return self.each(step, path) * self.count
+        return self.each(step if path.all_logits else self.seen(step), path) * self.count
 
     def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
         """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.
@@ -68,11 +67,12 @@ class Operator(abc.ABC):
         """Return the bytes that all sequences keep together of their first `shared` tokens."""
         return 0
 
+    def seen(self, step: Step) -> Step:
+        """Return the positions of a step that run through this operator."""
+        return step.last_positions if self.only_last else step
+
     def gemms(self, step: Step) -> Sequence[GemmShape]:
         """Return the matrix products with weights in a step of scalars."""
-        return self._gemms(step.last_positions if self.only_last else step)
-
-    def _gemms(self, step: Step) -> Sequence[GemmShape]:
         return ()
 
 
@@ -118,9 +118,9 @@ class Linear(Operator):
             return step.tokens
         return _rows(self.executed_rows or self.rows, step)
 
-    def _gemms(self, step: Step) -> Sequence[GemmShape]:
+    def gemms(self, step: Step) -> Sequence[GemmShape]:
         w = self.weight
-        rows = int(_rows(self.executed_rows or self.rows, step))
+        rows = int(_rows(self.executed_rows or self.rows, self.seen(step)))
         return (GemmShape(rows, w.out_features, w.in_features, self.dtype_name, self.count),)
 
 
@@ -162,8 +162,8 @@ class Experts(Operator):
         unused_share = np.float64(1 - self.per_token / self.num_experts) ** tokens
         return self.num_experts * (1 - unused_share)
 
-    def _gemms(self, step: Step) -> Sequence[GemmShape]:
-        tokens = int(step.tokens)
+    def gemms(self, step: Step) -> Sequence[GemmShape]:
+        tokens = int(self.seen(step).tokens)
         touched = max(1, round(float(self.touched(tokens))))
         rows = max(1, round(tokens * self.per_token / touched))
         dtype = self.dtype_name
@@ -335,11 +335,9 @@ class ModelWork:
 
     def gemm_census(self, step: Step) -> tuple[GemmShape, ...]:
         """Return every distinct matrix product with weights in one step of scalars, with its count."""
-        counts: dict[GemmShape, int] = {}
-        for operator in self.operators:
-            for shape in operator.gemms(step):
-                key = replace(shape, count=1)
-                counts[key] = counts.get(key, 0) + shape.count
+        counts = Counter[GemmShape]()
+        for shape in (shape for operator in self.operators for shape in operator.gemms(step)):
+            counts[replace(shape, count=1)] += shape.count
         return tuple(replace(shape, count=count) for shape, count in counts.items())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from profiler.counting import module_kinds as kinds
 from profiler.counting.attention import AttentionCore, Compressor, Indexer
+from profiler.counting.module_kinds import picture_flops
 from profiler.counting.operators import (
     Convolution,
     Elementwise,
@@ -25,7 +27,6 @@ from profiler.counting.operators import (
     RecurrentState,
     Rows,
 )
-from profiler.counting.towers import picture_flops
 from profiler.errors import ModelError
 from profiler.facts.step import StoredWeight
 from profiler.quant import storage as formats
@@ -53,10 +54,7 @@ def walk(model: Any) -> ModelWork:
     not one decoder, or a mixture that does not say how many experts a token uses.
     """
     visitor = _Visitor(model, _decoder_config(model))
-    counts: dict[Operator, int] = {}
-    for operator in visitor.visit():
-        key = replace(operator, count=1)
-        counts[key] = counts.get(key, 0) + operator.count
+    counts = Counter(visitor.visit())
     tower_flops, pixels = picture_flops(model, visitor.towers)
     return ModelWork(
         operators=tuple(replace(operator, count=count) for operator, count in counts.items()),
@@ -67,7 +65,7 @@ def walk(model: Any) -> ModelWork:
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
         layers=int(kinds.first_of(visitor.config, "num_hidden_layers") or 0),
         group_params=tuple(visitor.group_params.items()),
-        tower_params=visitor.group_params.get("towers", 0),
+        tower_params=visitor.group_params["towers"],
         tower_flops=tower_flops,
         picture_pixels=pixels,
     )
@@ -143,7 +141,7 @@ class _Visitor:
         self.towers: list[nn.Module] = []
         self.dense_instead: list[str] = []
         self.top_k: int | None = None
-        self.group_params: dict[str, int] = {}
+        self.group_params = Counter[str]()
         self.unknown_params = 0
         self.total_params = 0
         self._counted: set[int] = set()
@@ -162,10 +160,11 @@ class _Visitor:
                     self.not_run.append(short)
                 if beside or kinds.is_tower(name):
                     self.towers.append(module)
-                    self.group_params["towers"] = self.group_params.get("towers", 0) + params
+                    self.group_params["towers"] += params
             elif kinds.is_experts(module):
                 yield (experts := self._experts(short, name, module))
-                self._count_matrices(experts, sum(sum(formats.own_params(part).values()) for part in module.modules()))
+                for part in module.modules():
+                    self.group_params[experts.group] += sum(formats.own_params(part).values())
             else:
                 last = kinds.runs_only_last(self.model, name)
                 for operator in self._operators(short, name, module):
@@ -191,15 +190,14 @@ class _Visitor:
             params = self._count(module)
             try:
                 yield (linear := self._linear(short, name, module))
-                if params:
-                    weight = linear.weight
-                    self._count_matrices(linear, weight.in_features * weight.out_features)
+                if params:  # those of a shared module count once
+                    self.group_params[linear.group] += linear.weight.in_features * linear.weight.out_features
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
                 self.unknown_params += params
         elif kinds.is_router(module):
             self._count(module)
-            yield self._router(short, module)
+            yield Linear(short, module.weight.dtype, formats.stored(module), "tokens", self.dtype, group="experts")
         elif kinds.is_norm(module):
             self._count(module)
             yield self._norm(short, name, module)
@@ -329,10 +327,6 @@ class _Visitor:
             top_k=kinds.first_of(indexer, "index_topk"),
         )
 
-    def _count_matrices(self, operator: Operator, params: int) -> None:
-        """Add the weights of matrices to their group, those of a shared module once."""
-        self.group_params[operator.group] = self.group_params.get(operator.group, 0) + params
-
     def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
         """Add a module's parameters to the total, shared ones once; return the number that was added."""
         added = 0
@@ -375,9 +369,6 @@ class _Visitor:
             activation_dtype=self.dtype,
             executed_rows=executed,
         )
-
-    def _router(self, short: str, module: Any) -> Linear:
-        return Linear(short, module.weight.dtype, formats.stored(module), "tokens", self.dtype, group="experts")
 
     def _experts(self, short: str, name: str, module: Any) -> Experts:
         """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""

@@ -21,6 +21,8 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
 
     Raises ModelError if it cannot be found or read, RequestError if the package gguf is needed and missing.
     """
+    if source.kind == "card" and source.preset is not None:
+        return config_from(source.preset.config, source.name)
     _without_torchao()
     from transformers import AutoConfig, PreTrainedConfig
 
@@ -30,8 +32,6 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
         need("gguf", "a GGUF file")
     with quiet_libraries():
         try:
-            if source.kind == "card" and source.preset is not None:
-                return config_from(source.preset.config, source.name)
             where, extra = pretrained_location(source)
             if source.kind != "gguf":
                 raw, _ = PreTrainedConfig.get_config_dict(where)

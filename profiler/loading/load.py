@@ -43,7 +43,12 @@ def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lamb
         except (RequestError, torch.OutOfMemoryError):
             raise
         except OSError as error:
-            raise _missing_checkpoint(request, error) from error
+            if request.source.path is not None:
+                raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
+            raise ModelError(
+                f"no checkpoint of {request.source.hub_id} is in the local cache, and the hub provides none (offline,"
+                " gated, or without safetensors); use --weights random to build the model without one."
+            ) from error
         except Exception as error:
             raise ModelError(f"{request.source.name} does not load: {first_line(error)}.") from error
     if placement is not None and placement.folder is not None:
@@ -99,16 +104,6 @@ def first_call(module: nn.Module, request: ModelRequest) -> float:
         raise ModelError(f"{request.source.name} loads, but does not run: {first_line(error)}.") from error
     clock_for(request.device).synchronize()
     return now_s() - start_s
-
-
-def _missing_checkpoint(request: ModelRequest, error: OSError) -> ModelError:
-    source = request.source
-    if source.path is not None:
-        return ModelError(f"{source.name} does not load: {first_line(error)}.")
-    return ModelError(
-        f"no checkpoint of {source.hub_id} is in the local cache, and the hub provides none (offline, gated, or without"
-        " safetensors); use --weights random to build the model without one."
-    )
 
 
 def _load_checkpoint(

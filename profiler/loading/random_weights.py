@@ -53,9 +53,12 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
             if id(param) not in parameters:
                 device_or_cpu = target or torch.device("cpu")
                 library = library_of(param)
-                parameters[id(param)] = (
-                    library.random_weight(owner, device_or_cpu, STD) if library else _nan_like(param, device_or_cpu)
-                )
+                if library is None:  # NaN, so that `_init_values` can see whether transformers initialised it
+                    values = torch.empty_like(param, device=device_or_cpu)
+                    made = as_loaded(values.fill_(math.nan) if values.is_floating_point() else values)
+                else:
+                    made = library.random_weight(owner, device_or_cpu, STD)
+                parameters[id(param)] = made
                 names[id(param)] = f"{name}.{key}"
                 needs_init = True
             elif parameters[id(param)].device.type == "meta" and placement is not None:
@@ -70,12 +73,6 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(target)
     return on_disk
-
-
-def _nan_like(planned: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """Return a parameter of NaN, so that `_init_values` can see whether transformers initialised it."""
-    values = torch.empty_like(planned, device=device)
-    return as_loaded(values.fill_(math.nan) if values.is_floating_point() else values)
 
 
 def _init_values(module: Any, owner: nn.Module) -> None:

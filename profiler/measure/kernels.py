@@ -30,8 +30,7 @@ from profiler.measure.captured_calls import (
 from profiler.measure.replay import replay_calls, replay_linears
 from profiler.measure.rounds import corners
 from profiler.measure.subject import Subject
-from profiler.quant.conversions import conversion_calls
-from profiler.quant.storage import model_storage_bytes
+from profiler.quant.storage import conversion_calls, model_storage_bytes
 from profiler.stats import timing_of
 
 # Attention and experts get this share of the time, and all linears the rest.

@@ -17,7 +17,7 @@ from torch import nn
 from profiler.device.clock import time_in_turn
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
-from profiler.quant.conversions import without_waiting
+from profiler.quant.storage import without_waiting
 from profiler.stats import timing_of
 
 Key = TypeVar("Key", bound=Hashable)

@@ -134,17 +134,22 @@ def config(quant: Quant, dtype: torch.dtype, options: QuantOptions, _planned: An
 
 
 def stored(module: Any) -> StoredWeight:
-    """Return how a weight of bitsandbytes is stored."""
-    return _stored_int8(module) if type(module.weight).__name__ == "Int8Params" else _stored_four_bit(module)
+    """Return how a weight of bitsandbytes is stored at a step, the first of which changes the layout of some.
 
-
-def _stored_four_bit(module: Any) -> StoredWeight:
-    """bitsandbytes' 4 bits in the layout of a step: a CPU with AVX512-BF16 repacks them in its first step.
-
-    The fused kernel always computes in bfloat16 (backends/cpu/ops.py, `gemv_4bit`). A module on meta has the device
-    where it will run (`planned_device`), and the library's own attribute says whether it is repacked there.
+    A CPU with AVX512-BF16 repacks 4 bits for its fused kernel, which always computes in bfloat16 (backends/cpu/ops.py,
+    `gemv_4bit`). A module on meta has the device where it will run (`planned_device`), and the library's own attribute
+    says whether it is repacked there. LLM.int8() moves the integers (CB) and the row scales (SCB, float32) from the
+    parameter to the state.
     """
     weight = module.weight
+    if type(weight).__name__ == "Int8Params":
+        scales = getattr(weight, "SCB", None)
+        scales = getattr(module.state, "SCB", None) if scales is None else scales
+        integers = getattr(module.state, "CB", None)
+        weight_bytes = _int8_bytes(module.in_features, module.out_features)
+        if weight.device.type != "meta" and scales is not None:
+            weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
+        return stored_as("int8", module, weight_bytes, torch.int8)
     state = getattr(weight, "quant_state", None)
     if state is not None and weight.device.type != "meta":
         device, fused = weight.device, getattr(state, "packing_format_for_cpu", False)
@@ -166,18 +171,6 @@ def _stored_four_bit(module: Any) -> StoredWeight:
         dense_from_rows=rows.dense_from if rows else None,
         fused_rows=rows.fused if rows else (),
     )
-
-
-def _stored_int8(module: Any) -> StoredWeight:
-    weight = module.weight
-    # The first forward moves the integers (CB) and the row scales (SCB, float32) from the parameter to the state.
-    scales = getattr(weight, "SCB", None)
-    scales = getattr(module.state, "SCB", None) if scales is None else scales
-    integers = getattr(module.state, "CB", None)
-    weight_bytes = _int8_bytes(module.in_features, module.out_features)
-    if weight.device.type != "meta" and scales is not None:
-        weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
-    return stored_as("int8", module, weight_bytes, torch.int8)
 
 
 def bitsandbytes_bytes(quant: Literal["int8", "nf4", "fp4"], ins: int, outs: int) -> int:
@@ -318,21 +311,20 @@ def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
 
 
 def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
-    """Return random values with a standard deviation of about `std` in the layout of the planned weight of `owner`."""
-    if type(owner.weight).__name__ == "Int8Params":
-        return _random_int8(owner, device, std)
-    return _random_four_bit(owner, device, std)
+    """Return random values with a standard deviation of about `std` in the layout of the planned weight of `owner`.
 
-
-def _random_four_bit(owner: Any, device: torch.device, std: float) -> nn.Parameter:
-    """Return a bitsandbytes 4-bit weight: 16 codes, and the absolute maximum of each block.
-
-    For a CPU's fused kernel the data is drawn in the repacked layout (functional.py, 0.50: [outs, ins / 2] bytes,
-    [ins / block, outs] bfloat16). Repacking would take longer than drawing, and only permutes random codes.
+    LLM.int8() has integers, where 127 is the absolute maximum of a row; 4 bits have 16 codes, and the absolute maximum
+    of each block. For a CPU's fused kernel the data is drawn in the repacked layout (functional.py, 0.50: [outs,
+    ins / 2] bytes, [ins / block, outs] bfloat16). Repacking would take longer than drawing, and only permutes random
+    codes.
     """
     from bitsandbytes.functional import QuantState, get_4bit_type, quantize_blockwise
-    from bitsandbytes.nn import Params4bit
+    from bitsandbytes.nn import Int8Params, Params4bit
 
+    if type(owner.weight).__name__ == "Int8Params":
+        data = fill_random(torch.empty(owner.out_features, owner.in_features, dtype=torch.int8, device=device))
+        scales = torch.full((owner.out_features,), 127 * std / rms(INT8_CODES), device=device)
+        return cast(nn.Parameter, Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=data, SCB=scales))
     planned, outs, ins = owner.weight, owner.out_features, owner.in_features
     dtype, fused = owner.compute_dtype, owner.support_avx512bf16_for_cpu
     quantised_shape = torch.Size([math.ceil(outs * ins / 2), 1])
@@ -364,15 +356,6 @@ def _random_four_bit(owner: Any, device: torch.device, std: float) -> nn.Paramet
     if parameter.module is not None:
         parameter.module.quant_state = state
     return cast(nn.Parameter, parameter)
-
-
-def _random_int8(owner: Any, device: torch.device, std: float) -> nn.Parameter:
-    """Return an LLM.int8() weight: int8, where 127 is the absolute maximum of its row."""
-    from bitsandbytes.nn import Int8Params
-
-    data = fill_random(torch.empty(owner.out_features, owner.in_features, dtype=torch.int8, device=device))
-    scales = torch.full((owner.out_features,), 127 * std / rms(INT8_CODES), device=device)
-    return cast(nn.Parameter, Int8Params(data, requires_grad=False, has_fp16_weights=False, CB=data, SCB=scales))
 
 
 def dense_copy(_quant: Quant, module: Any, _weight: StoredWeight) -> ConversionCall | None:

@@ -1,8 +1,9 @@
-"""How the weights of a model are stored: their format and bytes, from the modules, and random codes in their place."""
+"""How the weights of a model are stored, random codes in their place, and the calls that convert between formats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,10 @@ from torch import nn
 
 from profiler.device.memory import storage_bytes
 from profiler.facts.step import StoredWeight
-from profiler.quant.registry import library_of
+from profiler.quant.registry import ConversionCall, library_of
 
 _MX_BLOCK = 32
+_GGUF_FUSED_ROWS = 8
 # Names of the packed integers (GPTQ and AWQ, compressed-tensors).
 _PACKED_NAMES = ("qweight", "weight_packed")
 
@@ -84,9 +86,14 @@ def stored(module: nn.Module) -> StoredWeight:
         from profiler.quant import torchao
 
         return torchao.stored(module)
-    for matches, describe in _RULES:
-        if matches(module):
-            return describe(module)
+    if _packed_tensor(module) is not None:
+        return _packed(module)
+    if type(module).__name__ == "GgufLinear":
+        # Its kernel computes in float32: it multiplies up to 8 rows by the blocks directly, and more rows by a dense
+        # copy, one part at a time (transformers 5.23, integrations/gguf/utils.py).
+        return stored_as("gguf", module, storage_bytes([weight]), torch.float32, dense_from_rows=_GGUF_FUSED_ROWS + 1)
+    if weight is not None and weight.is_floating_point() and weight.dim() == 2:
+        return _matrix(module)
     raise ValueError(f"the weight of {type(module).__name__} has an unknown format")
 
 
@@ -114,15 +121,18 @@ def model_storage_bytes(model: Any) -> int:
     return storage_bytes(tensors)
 
 
-def _dense(module: Any) -> StoredWeight:
-    weight = module.weight
-    transposed = type(module).__name__ == "Conv1D"
+def _matrix(module: Any) -> StoredWeight:
+    """A matrix of floats; FP8 has a scale per tensor, row or block (DeepSeek-V3: `weight_scale_inv`, 128 x 128)."""
+    weight, transposed = module.weight, type(module).__name__ == "Conv1D"
     outs, ins = reversed(weight.shape) if transposed else weight.shape
+    name = str(weight.dtype).removeprefix("torch.")
+    is_float8 = name.startswith("float8")
+    scales = [getattr(module, key, None) for key in ("weight_scale_inv", "weight_scale")] if is_float8 else []
     return StoredWeight(
-        format=str(weight.dtype).removeprefix("torch."),
+        format="float8" if is_float8 else name,
         in_features=ins,
         out_features=outs,
-        weight_bytes=weight.numel() * weight.element_size(),
+        weight_bytes=weight.numel() * weight.element_size() + storage_bytes(scales),
         bias_bytes=_bias_bytes(module),
         compute_dtype=weight.dtype,
         transposed=transposed,
@@ -139,32 +149,6 @@ def _packed(module: Any) -> StoredWeight:
     return stored_as(method, module, storage_bytes(tensors.values()), floats[0] if floats else torch.float16)
 
 
-def _gguf(module: Any) -> StoredWeight:
-    """GGUF blocks that transformers kept (5.23, integrations/gguf/utils.py); their kernel computes in float32.
-
-    It multiplies up to 8 rows by the blocks directly, and more rows by a dense copy, one part at a time.
-    """
-    weight_bytes = storage_bytes([module.weight])
-    return stored_as("gguf", module, weight_bytes, torch.float32, dense_from_rows=_GGUF_FUSED_ROWS + 1)
-
-
-_GGUF_FUSED_ROWS = 8
-
-
-def _scaled_float8(module: Any) -> StoredWeight:
-    """FP8 with a scale per tensor, row or block (DeepSeek-V3: `weight_scale_inv` per block of 128 x 128)."""
-    scales = [getattr(module, name, None) for name in ("weight_scale_inv", "weight_scale")]
-    outs, ins = module.weight.shape
-    return StoredWeight(
-        format="float8",
-        in_features=ins,
-        out_features=outs,
-        weight_bytes=storage_bytes([module.weight, *scales]),
-        bias_bytes=_bias_bytes(module),
-        compute_dtype=module.weight.dtype,
-    )
-
-
 def stored_as(
     format_: str, module: Any, weight_bytes: int, compute_dtype: torch.dtype, **dense_rows: Any
 ) -> StoredWeight:
@@ -179,15 +163,6 @@ def _bias_bytes(module: Any) -> int:
 
 def _packed_tensor(module: Any) -> torch.Tensor | None:
     return next((tensor for name in _PACKED_NAMES if (tensor := getattr(module, name, None)) is not None), None)
-
-
-# The first match decides.
-_RULES: tuple[tuple[Callable[[Any], bool], Callable[[Any], StoredWeight]], ...] = (
-    (lambda module: _packed_tensor(module) is not None, _packed),
-    (lambda module: type(module).__name__ == "GgufLinear", _gguf),
-    (lambda module: str(module.weight.dtype).startswith("torch.float8"), _scaled_float8),
-    (lambda module: module.weight.is_floating_point() and module.weight.dim() == 2, _dense),
-)
 
 
 INT8_CODES = torch.arange(-128, 128)
@@ -208,3 +183,69 @@ def fill_random(tensor: torch.Tensor) -> torch.Tensor:
 def rms(codes: torch.Tensor) -> float:
     """Return the root mean square of a format's codes, each equally likely."""
     return float(codes.float().square().mean().sqrt())
+
+
+def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch.dtype) -> list[ConversionCall]:
+    """Calls of the conversion kernels that `modules` run for `rows` rows of input, one per module.
+
+    `modules` are loaded linears of one shape, `activations` the dtype of their input. A call writes the dense copy of
+    a weight. For LLM.int8() it quantises the inputs and dequantises the int32 products; outlier columns count to the
+    product. Empty if the linears convert nothing, or do so inside their product.
+    """
+    weights = [stored(module) for module in modules]
+    if all(weight.format == "int8" for weight in weights):
+        return _llm_int8(modules, weights[0], rows, activations)
+    if not all(weight.writes_dense_copy(rows) for weight in weights):
+        return []
+    library = library_of(modules[0].weight)
+    pairs = zip(modules, weights, strict=True)
+    copies = [library.dense_copy(weight.format, module, weight) for module, weight in pairs] if library else []
+    return [copy for copy in copies if copy is not None]
+
+
+def _llm_int8(
+    modules: Sequence[Any], weight: StoredWeight, rows: int, activations: torch.dtype
+) -> list[ConversionCall]:
+    """All calls share one input and one product: a step makes both anew, but one pair per call would take gigabytes."""
+    from bitsandbytes import functional
+
+    device = modules[0].state.SCB.device
+    inputs = torch.randn(rows, weight.in_features, dtype=activations, device=device)
+    products = torch.randint(-1000, 1000, (rows, weight.out_features), dtype=torch.int32, device=device)
+
+    def convert(scales: torch.Tensor, threshold: float) -> object:
+        halves = inputs.to(torch.float16)
+        if device.type == "cuda":
+            _check_outliers(halves, threshold)
+            threshold = 0.0
+        _, row_scales, _ = functional.int8_vectorwise_quant(halves, threshold=threshold)
+        return functional.int8_mm_dequant(products, row_scales, scales)
+
+    return [partial(convert, module.state.SCB, module.state.threshold) for module in modules]
+
+
+def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
+    """A call of a linear on `x` that a CUDA graph can capture.
+
+    In each call, LLM.int8() checks for columns with an outlier, and the host waits for the result (bitsandbytes 0.50,
+    backends/cuda/ops.py, `int8_vectorwise_quant`). Random inputs have none, so this runs the kernels of the check and
+    ignores the result.
+    """
+    if stored(module).format != "int8":
+        return partial(module, x)
+    state = module.state
+
+    def call() -> object:
+        threshold = state.threshold
+        _check_outliers(x.to(torch.float16), threshold)
+        state.threshold = 0.0
+        try:
+            return module(x)
+        finally:
+            state.threshold = threshold
+
+    return call
+
+
+def _check_outliers(halves: torch.Tensor, threshold: float) -> None:
+    (halves.abs() >= threshold).any()

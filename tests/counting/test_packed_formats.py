@@ -22,8 +22,7 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
-from profiler.quant.conversions import conversion_calls
-from profiler.quant.storage import stored
+from profiler.quant.storage import conversion_calls, stored
 
 W4A16 = {
     "quant_method": "compressed-tensors",

@@ -31,9 +31,8 @@ from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure.quality import check_quality, compare_logits, text_ids
 from profiler.quant.bitsandbytes import bitsandbytes_bytes
-from profiler.quant.conversions import conversion_calls
 from profiler.quant.registry import PLAIN, Quant, QuantOptions
-from profiler.quant.storage import model_storage_bytes, stored
+from profiler.quant.storage import conversion_calls, model_storage_bytes, stored
 from profiler.quant.torchao import quantise_linears
 
 pytestmark = pytest.mark.cpu

@@ -11,8 +11,7 @@ import torch
 from profiler.counting.operators import Linear
 from profiler.counting.walk import linear_modules, walk
 from profiler.loading.request import dtype_name
-from profiler.quant.conversions import conversion_calls
-from profiler.quant.storage import stored
+from profiler.quant.storage import conversion_calls, stored
 from profiler.store.folder import Run
 
 from .bench import (
