@@ -176,8 +176,9 @@ class TrainedModel:
 
     def _resident(self, demanded: OperatorArrays) -> Array:
         """bool[n]: whether the working set of a step fits a cache that is faster than the memory."""
-        roof = self.fitted.device.memory_bytes_per_s(demanded.working_set_bytes)
-        return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
+        ceilings = self.fitted.device.ceilings
+        roof = ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
+        return np.asarray(roof > ceilings.memory_bytes_per_s * 1.001)
 
 
 def _binding(terms: Terms) -> list[str]:
@@ -240,7 +241,6 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
             dispatch[phase][batch] = samples
     device = DeviceRates(
         facts.ceilings,
-        facts.model.dtype,
         dispatch,
         facts.device.overlaps_dispatch,
         facts.device.room_bytes,
