@@ -69,20 +69,15 @@ class HeldOut:
 
 def held_out(measured: MeasuredCells, device: DeviceRates, groups: Sequence[Array]) -> HeldOut:
     """Forecast each group of cells, given as indices, from a fit to all cells outside the group."""
-    errors: list[Array] = []
-    widths: list[Array] = []
-    seconds: list[Array] = []
+    parts = [(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))]
     for group in groups:
         others = np.setdiff1d(np.arange(len(measured)), group)
         forecast = fit(measured.at(others), device).forecast(measured.demanded.at(group))
         ratio = forecast.latency_s / measured.latency_s[group]
         measured_sigma = measured.half_width_s[group] / NORMAL_95 / measured.latency_s[group]
-        errors.append(np.abs(ratio - 1))
-        seconds.append(forecast.latency_s)
-        widths.append(np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma))
-    if not groups:
-        return HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
-    return HeldOut(*map(np.concatenate, (errors, widths, list(groups), seconds)))
+        widths = np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma)
+        parts.append((np.abs(ratio - 1), widths, group, forecast.latency_s))
+    return HeldOut(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def one_at_a_time(measured: MeasuredCells) -> list[Array]:

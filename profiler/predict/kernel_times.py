@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -213,16 +213,14 @@ class DeviceRates:
 
     def dispatched(self, steps: StepArrays) -> HostTime[Floats]:
         """The host's seconds per step [n], interpolated over log(batch) between measured batch sizes."""
-        step_s, in_kernels_s, in_conversions_s = (np.zeros(len(steps)) for _ in range(3))
+        host: HostTime[Floats] = HostTime(*(np.zeros(len(steps)) for _ in range(3)))
         for phase, chosen in by_phase(steps):
-            measured = sorted(self.dispatch.get(phase, {}).items())
-            if measured:
-                batches = np.log2([batch for batch, _ in measured])
-                at = np.log2(steps.batch[chosen])
-                step_s[chosen] = np.interp(at, batches, [item.step_s for _, item in measured])
-                in_kernels_s[chosen] = np.interp(at, batches, [item.in_kernels_s for _, item in measured])
-                in_conversions_s[chosen] = np.interp(at, batches, [item.in_conversions_s for _, item in measured])
-        return HostTime(step_s, in_kernels_s, in_conversions_s)
+            if measured := sorted(self.dispatch.get(phase, {}).items()):
+                at, batches = np.log2(steps.batch[chosen]), np.log2([batch for batch, _ in measured])
+                for item in fields(host):
+                    known_s = [getattr(dispatch, item.name) for _, dispatch in measured]
+                    getattr(host, item.name)[chosen] = np.interp(at, batches, known_s)
+        return host
 
 
 def from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:
