@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from typing import Any
+
+import numpy as np
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
@@ -217,15 +220,16 @@ class Ceilings(Fact, kind="roofs"):
         """The memory roof beyond all caches: stream read, or matrix-vector product if faster."""
         return memory_roof(self.memory)
 
-    def memory_bytes_per_s_for(self, working_set_bytes: float) -> float:
-        """Return the bandwidth for a working set that is read repeatedly: a cache's, or the memory roof.
+    def memory_bytes_per_s_for(self, working_set_bytes: Any) -> Any:
+        """Return the bandwidth for a working set that is read repeatedly, a number or an array: a cache's, or the roof.
 
         A model that fits a cache is not bound by memory. The nearest larger size of the curve decides, by its speed
         relative to the end of the curve, since a shared machine may have changed between curve and roof.
         """
-        larger = [point.bytes_per_s for point in self.curve if point.nbytes >= working_set_bytes]
-        gain = larger[0] / self.curve[-1].bytes_per_s if larger else 1.0
-        return self.memory_bytes_per_s * max(1.0, gain)
+        gains = [max(1.0, point.bytes_per_s / self.curve[-1].bytes_per_s) for point in self.curve]
+        larger = np.searchsorted([point.nbytes for point in self.curve], working_set_bytes)
+        bandwidth = self.memory_bytes_per_s * np.array([*gains, 1.0])[larger]
+        return bandwidth if np.ndim(bandwidth) else float(bandwidth)
 
     @property
     def copy_share(self) -> float:
@@ -235,7 +239,7 @@ class Ceilings(Fact, kind="roofs"):
 
     def cache_resident(self, working_set_bytes: float) -> bool:
         """Return whether a cache serves a working set: it is read clearly faster than memory."""
-        return self.memory_bytes_per_s_for(working_set_bytes) > RESIDENT_GAIN * self.memory_bytes_per_s
+        return bool(self.memory_bytes_per_s_for(working_set_bytes) > RESIDENT_GAIN * self.memory_bytes_per_s)
 
     def out_of_the_cache(self, working_set_bytes: float) -> Ceilings:
         """Return these ceilings for a working set with the bandwidth of the next smaller size of the curve.

@@ -192,7 +192,7 @@ def fitted_on(profile: GpuProfile, dtype: str, layers: int) -> FittedModel:
         if point.dtype == profiled_dtype:
             step = Dispatch(layers * point.layer_s, layers * point.in_kernels_s)
             dispatch[point.phase][point.batch_size] = step
-    device = DeviceRates(profile.ceilings, dtype, dispatch, profile.overlaps, profile.room_bytes)
+    device = DeviceRates(profile.ceilings, dispatch, profile.overlaps, profile.room_bytes)
     return FittedModel(device, kernels_of(profile, dtype, layers), {})
 
 

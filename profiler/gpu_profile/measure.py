@@ -42,6 +42,7 @@ from profiler.gpu_profile.profile import (
     profile_json,
 )
 from profiler.grid.cells import DEFAULT_ENGINE, PHASES, Cell, CellKey
+from profiler.json_document import view
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.load import load
@@ -149,21 +150,18 @@ def measure_profile(
     for dtype in dtypes:
         dispatches += _dispatches(machine, dtype)
     info = machine.info
-    return GpuProfile(
+    return view(
+        GpuProfile,
+        info,
         schema_version=PROFILE_SCHEMA,
         roofscope=__version__,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        name=info.name,
-        kind=info.kind,
-        threads=info.threads,
-        compute_capability=info.compute_capability,
-        memory_bytes=info.memory_bytes,
-        last_level_cache_bytes=info.last_level_cache_bytes,
         software=software(),
         ceilings=ceilings,
         products=fastest_points(products),
         attentions=fastest_points(attentions),
         dispatches=tuple(dispatches),
+        smalls=(),
         datasheet=info.datasheet.gpu if info.datasheet else None,
     )
 

@@ -69,20 +69,15 @@ class HeldOut:
 
 def held_out(measured: MeasuredCells, device: DeviceRates, groups: Sequence[Array]) -> HeldOut:
     """Forecast each group of cells, given as indices, from a fit to all cells outside the group."""
-    errors: list[Array] = []
-    widths: list[Array] = []
-    seconds: list[Array] = []
+    parts = [(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))]
     for group in groups:
         others = np.setdiff1d(np.arange(len(measured)), group)
         forecast = fit(measured.at(others), device).forecast(measured.demanded.at(group))
         ratio = forecast.latency_s / measured.latency_s[group]
         measured_sigma = measured.half_width_s[group] / NORMAL_95 / measured.latency_s[group]
-        errors.append(np.abs(ratio - 1))
-        seconds.append(forecast.latency_s)
-        widths.append(np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma))
-    if not groups:
-        return HeldOut(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))
-    return HeldOut(*map(np.concatenate, (errors, widths, list(groups), seconds)))
+        widths = np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma)
+        parts.append((np.abs(ratio - 1), widths, group, forecast.latency_s))
+    return HeldOut(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def one_at_a_time(measured: MeasuredCells) -> list[Array]:
@@ -176,8 +171,9 @@ class TrainedModel:
 
     def _resident(self, demanded: OperatorArrays) -> Array:
         """bool[n]: whether the working set of a step fits a cache that is faster than the memory."""
-        roof = self.fitted.device.memory_bytes_per_s(demanded.working_set_bytes)
-        return np.asarray(roof > self.fitted.device.ceilings.memory_bytes_per_s * 1.001)
+        ceilings = self.fitted.device.ceilings
+        roof = ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
+        return np.asarray(roof > ceilings.memory_bytes_per_s * 1.001)
 
 
 def _binding(terms: Terms) -> list[str]:
@@ -240,7 +236,6 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
             dispatch[phase][batch] = samples
     device = DeviceRates(
         facts.ceilings,
-        facts.model.dtype,
         dispatch,
         facts.device.overlaps_dispatch,
         facts.device.room_bytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -175,7 +175,7 @@ def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Arr
 
 def instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
     """Seconds [n] of one instance of an operator at its roof."""
-    bandwidth = device.memory_bytes_per_s(demanded.working_set_bytes)
+    bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
     roof_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)
     return np.maximum(np.asarray(roof_s) / column.count, 1e-12)
 
@@ -188,25 +188,12 @@ class DeviceRates:
     """A device's rates beyond single kernels: roofs, bandwidths and dispatch."""
 
     ceilings: Ceilings
-    dtype: str
-    """The model's dtype."""
     dispatch: Mapping[Phase, Mapping[int, Dispatch]]
     """Dispatch of a step by phase and batch size; empty if it was not measured."""
     overlaps: bool
     room_bytes: int
     """The bytes that a model may take of its memory."""
     fetch_s: float = 0.0
-
-    def memory_bytes_per_s(self, working_set_bytes: Array) -> Array:
-        """`Ceilings.memory_bytes_per_s_for` for an array of working sets."""
-        ceilings = self.ceilings
-        if not ceilings.curve:
-            return np.full(len(working_set_bytes), ceilings.memory_bytes_per_s)
-        ascending = sorted(ceilings.curve, key=lambda point: point.nbytes)
-        sizes = np.array([point.nbytes for point in ascending])
-        gains = np.array([*(point.bytes_per_s / ceilings.curve[-1].bytes_per_s for point in ascending), 1.0])
-        larger = np.searchsorted(sizes, working_set_bytes, side="left")
-        return np.asarray(ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
     def between_bytes_per_s(self, demanded: OperatorArrays) -> Array:
         """Bytes/s [n] of data that one kernel writes and the next reads, possibly from a cache that holds both.
@@ -215,7 +202,7 @@ class DeviceRates:
         highest bandwidth of any larger or equal size.
         """
         if demanded.handed_bytes is None or not self.ceilings.curve:
-            return self.memory_bytes_per_s(demanded.working_set_bytes)
+            return np.asarray(self.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes))
         descending = sorted(self.ceilings.curve, key=lambda point: -point.nbytes)
         end = self.ceilings.curve[-1].bytes_per_s
         reached = np.maximum.accumulate([point.bytes_per_s / end for point in descending])
@@ -226,16 +213,14 @@ class DeviceRates:
 
     def dispatched(self, steps: StepArrays) -> HostTime[Floats]:
         """The host's seconds per step [n], interpolated over log(batch) between measured batch sizes."""
-        step_s, in_kernels_s, in_conversions_s = (np.zeros(len(steps)) for _ in range(3))
+        host: HostTime[Floats] = HostTime(*(np.zeros(len(steps)) for _ in range(3)))
         for phase, chosen in by_phase(steps):
-            measured = sorted(self.dispatch.get(phase, {}).items())
-            if measured:
-                batches = np.log2([batch for batch, _ in measured])
-                at = np.log2(steps.batch[chosen])
-                step_s[chosen] = np.interp(at, batches, [item.step_s for _, item in measured])
-                in_kernels_s[chosen] = np.interp(at, batches, [item.in_kernels_s for _, item in measured])
-                in_conversions_s[chosen] = np.interp(at, batches, [item.in_conversions_s for _, item in measured])
-        return HostTime(step_s, in_kernels_s, in_conversions_s)
+            if measured := sorted(self.dispatch.get(phase, {}).items()):
+                at, batches = np.log2(steps.batch[chosen]), np.log2([batch for batch, _ in measured])
+                for item in fields(host):
+                    known_s = [getattr(dispatch, item.name) for _, dispatch in measured]
+                    getattr(host, item.name)[chosen] = np.interp(at, batches, known_s)
+        return host
 
 
 def from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:

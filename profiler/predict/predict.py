@@ -55,7 +55,8 @@ class FittedModel:
     def terms(self, demanded: OperatorArrays) -> Terms:
         """The time breakdown of any steps, measured or not."""
         steps, device = demanded.steps, self.device
-        bandwidth, between = device.memory_bytes_per_s(demanded.working_set_bytes), device.between_bytes_per_s(demanded)
+        bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
+        between = device.between_bytes_per_s(demanded)
         copies = device.ceilings.copy_share * bandwidth
         demands: list[Demand[Floats]] = []
         outside_s, unreplayed_s, from_memory_s = (np.zeros(len(steps)) for _ in range(3))

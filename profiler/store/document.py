@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -25,6 +25,7 @@ from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
+from profiler.json_document import view
 from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord
 from profiler.judge.device_health import RankStep
 from profiler.judge.engine_differences import GenerateOverhead
@@ -86,7 +87,7 @@ class CeilingsRecord:
     @property
     def ceilings(self) -> Ceilings:
         """The roofs without the record's extra fields, as the judgement takes them."""
-        return Ceilings(**{item.name: getattr(self, item.name) for item in fields(Ceilings)})
+        return view(Ceilings, self)
 
 
 @dataclass(frozen=True)
@@ -254,16 +255,7 @@ class RunDocument:
     @property
     def asked(self) -> Grid:
         """The requested grid, with the run's engines."""
-        grid = self.grid
-        return Grid(
-            grid.prompt_lens,
-            grid.batch_sizes,
-            grid.new_tokens,
-            grid.context_lens,
-            self.engine.names,
-            grid.ragged,
-            grid.prefix,
-        )
+        return view(Grid, self.grid, engines=self.engine.names)
 
 
 _ADAPTER = TypeAdapter(RunDocument)

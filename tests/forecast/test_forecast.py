@@ -100,7 +100,7 @@ def planted(
         return np.maximum(column.flops / rates[column.operator], column.model_bytes / bandwidth) / column.count
 
     def bandwidth_of(some: Any) -> Any:
-        return device.memory_bytes_per_s(sum(column.model_bytes for column in some.columns))
+        return device.ceilings.memory_bytes_per_s_for(sum(column.model_bytes for column in some.columns))
 
     replayed = {
         column.operator: roof_s(column, bandwidth_of(demanded)) / 0.4
