@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import stdev
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from profiler.errors import RequestError
 from profiler.facts.roofs import DriftReading, swing
@@ -22,6 +22,7 @@ from profiler.store.document import RunDocument
 from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled, significant
 
+Resource = Literal["memory", "compute"]
 Weight = Literal["refuses", "explains", "context"]
 """Effect of a difference: it forbids a comparison, may explain a change, or hardly matters."""
 
@@ -36,20 +37,24 @@ _CONTEXT = ("memory", "budget")
 _CLOCK_TOLERANCE = 0.02
 
 
-class MatchKey(NamedTuple):
-    """What cells of two sides must share to be compared: phase, sizes, and engine where both sides name one.
+@dataclass(frozen=True)
+class MatchKey:
+    """A cell that several sides may have: what cells must share to be compared.
 
     The number of new tokens is not part of it, since other tools' files lack it.
     """
 
     phase: Phase
+    """`prefill` or `decode`."""
     batch_size: int
+    """Sequences per batch."""
     prompt_len: int
+    """Prompt tokens per sequence."""
     context_len: int
     """Cached tokens before the step; 0 if a prompt was prefilled."""
-    engine: str = ""
+    engine: str
     """Empty if the sides have no engine in common."""
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: Sequence[tuple[str, str]]
     """(name, value) of settings that differ between cells of one side, such as a sweep of threads in a file."""
 
     @property
@@ -95,10 +100,8 @@ class CellTime:
 class MachineState:
     """The measured roofs of a run's machine, and the readings of its drift probe."""
 
-    memory_bytes_per_s: float
-    memory_half_width: float
-    compute_flops_per_s: float
-    compute_half_width: float
+    roofs: Mapping[Resource, tuple[float, float]]
+    """Units per second, and the half width of their 95 % interval as a share."""
     roofs_at_unix_s: float
     """When the roofs were measured; two runs of one day may share them."""
     looks: tuple[DriftReading, ...] = ()
@@ -175,15 +178,15 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
     for cell, timed in side.cells.items():
         if cell.engine not in engines:
             continue
-        prompted = cell._replace(prompt_len=cell.depth, context_len=0)
+        prompted = replace(cell, prompt_len=cell.depth, context_len=0)
         # If this side has both cells of one depth, the one whose cache was filled directly keeps its own key.
         if by_depth and cell.phase == "decode" and prompted not in side.cells:
             cell = prompted
         if swept:
             length = {NEW_TOKENS: str(timed.new_tokens)} if timed.new_tokens and cell.phase == "decode" else {}
             settings = {**side.settings, **length, **dict(cell.settings)}
-            cell = cell._replace(settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
-        yield cell if by_engine else cell._replace(engine=""), timed
+            cell = replace(cell, settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
+        yield cell if by_engine else replace(cell, engine=""), timed
 
 
 def in_order(keys: Sequence[MatchKey]) -> list[MatchKey]:
@@ -222,14 +225,10 @@ def side_of_run(run: Run) -> Side:
             cells[key] = _with_split(cells[key], row, half_widths.get(row.key, {}))
     ceilings, dtype, witness = document.ceilings.ceilings, document.model.dtype, None
     if ceilings.judges:
-        witness = MachineState(
-            memory_bytes_per_s=ceilings.memory_bytes_per_s,
-            memory_half_width=ceilings.memory_half_width,
-            compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
-            compute_half_width=ceilings.compute_half_width(dtype),
-            roofs_at_unix_s=ceilings.measured_at_unix_s,
-            looks=tuple(gathered.looks),
-        )
+        memory = ceilings.memory_bytes_per_s, ceilings.memory_half_width
+        compute = ceilings.compute_flops_per_s(dtype), ceilings.compute_half_width(dtype)
+        roofs: dict[Resource, tuple[float, float]] = {"memory": memory, "compute": compute}
+        witness = MachineState(roofs, ceilings.measured_at_unix_s, tuple(gathered.looks))
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -245,7 +244,7 @@ def side_of_run(run: Run) -> Side:
 def match_key(key: CellKey) -> MatchKey:
     """Return what a cell of another side must share with this one to be compared with it."""
     cell = key.cell
-    return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
+    return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
 
 
 def timed_cells(
@@ -347,7 +346,7 @@ def side_of_file(file: ForeignFile) -> Side:
     for figure in steps:
         key, timed = _figure_id(figure), _foreign(figure)
         if len(lengths[key]) > 1:  # several lengths of a decode, as of llama-bench -n 64,128
-            key = key._replace(settings=(*key.settings, (NEW_TOKENS, str(figure.new_tokens or NOT_TOLD))))
+            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.new_tokens or NOT_TOLD))))
         if key in cells:
             times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
             raise RequestError(

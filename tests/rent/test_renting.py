@@ -19,9 +19,8 @@ from profiler.errors import RequestError
 from profiler.rent.command import RentDocument, rent
 from profiler.rent.offers import Offer
 from profiler.rent.options import RentOptions
-from profiler.rent.picture import cost_picture
 from profiler.rent.serving import Fleet
-from profiler.rent.text import rent_sentences, rent_table
+from profiler.rent.text import cost_picture, rent_sentences, rent_table
 
 TODAY = date(2026, 8, 5)
 CARDS = "T4,L4,A10G,L40S,H100 SXM"
