@@ -14,7 +14,6 @@ from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
-from profiler.judge.cells import CellResult
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.stats import VisitSpread, estimate, student_t
@@ -221,8 +220,12 @@ def side_of_run(run: Run) -> Side:
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     cells = timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
-        if (key := match_key(row.key)) in cells:
-            cells[key] = _with_split(cells[key], row, half_widths.get(row.key, {}))
+        if (timed := cells.get(match_key(row.key))) is not None:
+            terms = {name: getattr(row, name) for name in TERMS}
+            # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
+            terms["unexplained_s"] += timed.median_s - row.latency_s
+            complete = terms if all(map(math.isfinite, terms.values())) else {}
+            cells[match_key(row.key)] = replace(timed, terms=complete, half_widths_s=half_widths.get(row.key, {}))
     ceilings, dtype, witness = document.ceilings.ceilings, document.model.dtype, None
     if ceilings.judges:
         memory = ceilings.memory_bytes_per_s, ceilings.memory_half_width
@@ -278,14 +281,6 @@ def _timed(
         visit_s=sum(visit.wall_s for visit in visits) / len(visits),
         foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
     )
-
-
-def _with_split(timed: CellTime, row: CellResult, half_widths_s: Mapping[str, float]) -> CellTime:
-    terms = {name: getattr(row, name) for name in TERMS}
-    # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
-    terms["unexplained_s"] += timed.median_s - row.latency_s
-    complete = all(map(math.isfinite, terms.values()))
-    return replace(timed, terms=terms if complete else {}, half_widths_s=half_widths_s)
 
 
 def _settings(document: RunDocument) -> dict[str, str]:

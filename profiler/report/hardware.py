@@ -142,9 +142,7 @@ def health_rows(run: Run) -> list[list[str]]:
             "memory active": _spread(readings.memory_active, ""),
             "temperature": _spread(readings.temperature_c, "°C"),
             "cores busy with other processes": _spread(readings.busy_cores_elsewhere, ""),
-            "other processes on the device": None
-            if readings.other_processes is None
-            else str(readings.other_processes),
+            "other processes on the device": None if others is None else str(others),
             "throttled by": None if readings.throttle is None else ", ".join(readings.throttle) or "nothing",
         }
     known["power at rest"] = None if health.idle_power_w is None else scaled(health.idle_power_w, "W")

@@ -112,7 +112,7 @@ def test_a_roof_that_was_measured_otherwise_moves_no_term() -> None:
     first = side({asked(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
     after = side(
         {asked(): timed(0.0107, weights_s=0.005, kernel_s=0.002, dispatch_s=0.0007)},
-        witness=replace(witness(at=1.0), memory_bytes_per_s=120e9),
+        witness=replace(witness(at=1.0), roofs={"memory": (120e9, 0.01), "compute": (1e12, 0.01)}),
     )
     [change] = compare_sides(first, after).changes
     assert change.moved == "dispatch_s"
