@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import astuple
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,7 @@ def test_at_a_rate_the_idle_time_is_paid(chat: RentDocument) -> None:
         assert offer.request_usd is not None
         assert offer.utilisation is not None
         assert offer.capacity_per_s is not None
-        assert offer.request_usd.ends == pytest.approx((offer.usd_per_h / 3600,) * 3)
+        assert astuple(offer.request_usd) == pytest.approx((offer.usd_per_h / 3600,) * 3)
         assert offer.utilisation.typical == pytest.approx(1 / offer.capacity_per_s.typical)
         assert offer.idle_usd_per_day == pytest.approx(24 * offer.usd_per_h)
 
