@@ -16,7 +16,7 @@ from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
-from profiler.stats import VisitSpread, estimate, student_t
+from profiler.stats import estimate, student_t
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled, significant
@@ -260,27 +260,21 @@ def timed_cells(
     """
     samples = {key: phase_samples(key.phase, rows) for cell, rows in visits.items() if rows for key in cell.keys}
     spreads = visit_spreads(samples, visits, swing(looks))
-    return {
-        match_key(key): _timed(visits[key.cell], cell_samples, spreads[key.phase], busy_elsewhere)
-        for key, cell_samples in samples.items()
-        if any(cell_samples)
-    }
-
-
-def _timed(
-    visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: VisitSpread, busy_elsewhere: float
-) -> CellTime:
-    time_s = estimate(samples, spread)
-    busy_cores = foreign_cores(visits)
-    return CellTime(
-        median_s=time_s.median_s,
-        low_s=time_s.low_s,
-        high_s=time_s.high_s,
-        visits=len(samples),
-        drift=spread.drift,
-        visit_s=sum(visit.wall_s for visit in visits) / len(visits),
-        foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
-    )
+    cells = {}
+    for key, cell_samples in samples.items():
+        if any(cell_samples):
+            rows, spread = visits[key.cell], spreads[key.phase]
+            time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(rows)
+            cells[match_key(key)] = CellTime(
+                median_s=time_s.median_s,
+                low_s=time_s.low_s,
+                high_s=time_s.high_s,
+                visits=len(cell_samples),
+                drift=spread.drift,
+                visit_s=sum(visit.wall_s for visit in rows) / len(rows),
+                foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
+            )
+    return cells
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
