@@ -20,7 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from profiler.rent.picture import cost_picture
+from profiler.rent.text import cost_picture
 from profiler.report.plots import COMPARISONS, PLOTS
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS

@@ -133,7 +133,7 @@ def place(given: Placed, output: LongOutput) -> None:
     Prints the floor of each result, the share of the roof that it attains, and doubts about it.
     """
     from profiler.place import command
-    from profiler.place.render import placed_section
+    from profiler.place.place import placed_section
 
     shapes = command.Shapes(
         _numbers(given.prompt_lens, "--prompt-lens"),

@@ -104,8 +104,7 @@ def rent(options: RentOptions, shown: Shown, output: LongOutput) -> None:
     from datetime import UTC, datetime
 
     from profiler.rent.command import rent
-    from profiler.rent.picture import cost_picture
-    from profiler.rent.text import rent_sections
+    from profiler.rent.text import cost_picture, rent_sections
 
     offers = rent(options, datetime.now(UTC).date())
     if shown.out is not None:

@@ -13,6 +13,7 @@ from profiler.comparison.side import (
     CellTime,
     MachineState,
     MatchKey,
+    Resource,
     SettingDifference,
     Side,
     aligned,
@@ -22,8 +23,6 @@ from profiler.comparison.side import (
 from profiler.judge.breakdown import TERMS
 from profiler.judge.difference import Difference, difference, has_claim_visits
 from profiler.stats import MOST_FOREIGN_CORES, estimate
-
-Resource = Literal["memory", "compute"]
 
 # A term that gained a smaller share of a change than this did not move it, however precisely it is known.
 _LEAST_MOVED = 0.25
@@ -196,27 +195,21 @@ def _shifts(before: MachineState | None, after: MachineState | None, roof_settin
     if before is None or after is None:
         return ()
     shifts = []
-    for resource in ("memory", "compute"):
+    resources: tuple[Resource, ...] = ("memory", "compute")
+    for resource in resources:
         same_roof = resource == "memory" or _PRECISION not in roof_settings
         new_roofs = before.roofs_at_unix_s != after.roofs_at_unix_s and same_roof
-        roof_ratio, roof_half_width = _roof_ratio(resource, before, after)
+        (first_per_s, first_share), (second_per_s, second_share) = before.roofs[resource], after.roofs[resource]
+        roof_ratio = first_per_s / second_per_s
         if len(before.looks) > 1 and len(after.looks) > 1:
             looks = [tuple(getattr(look, resource) for look in side.looks) for side in (before, after)]
             (first, first_half), (second, second_half) = (_probe_median(values) for values in looks)
             half_width = math.hypot(first_half, second_half)
             shifts.append(Shift(resource, second / first, half_width, roof_ratio if new_roofs else None))
         elif new_roofs:
-            shifts.append(Shift(resource, roof_ratio, roof_half_width, roof_ratio, "roofs"))
+            half_width = math.hypot(first_share, second_share)
+            shifts.append(Shift(resource, roof_ratio, half_width, roof_ratio, "roofs"))
     return tuple(shifts)
-
-
-def _roof_ratio(resource: Resource, before: MachineState, after: MachineState) -> tuple[float, float]:
-    """(time after / time before of work at the roof, half width of its 95 % interval)."""
-    if resource == "memory":
-        ratio = before.memory_bytes_per_s / after.memory_bytes_per_s
-        return ratio, math.hypot(before.memory_half_width, after.memory_half_width)
-    ratio = before.compute_flops_per_s / after.compute_flops_per_s
-    return ratio, math.hypot(before.compute_half_width, after.compute_half_width)
 
 
 @cache
@@ -251,10 +244,9 @@ def _roof_factors(
     if before is None or after is None or roof_settings - {_PRECISION}:
         return {}
     moved = {shift.resource for shift in shifts if shift.is_claim}
-    memory = 1.0 if "memory" in moved else after.memory_bytes_per_s / before.memory_bytes_per_s
-    compute = after.compute_flops_per_s / before.compute_flops_per_s
-    if "compute" in moved or _PRECISION in roof_settings:
-        compute = 1.0
+    memory = 1.0 if "memory" in moved else after.roofs["memory"][0] / before.roofs["memory"][0]
+    keeps = "compute" in moved or _PRECISION in roof_settings
+    compute = 1.0 if keeps else after.roofs["compute"][0] / before.roofs["compute"][0]
     return {**dict.fromkeys(_MEMORY_TERMS, memory), "compute_s": compute}
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from profiler.comparison.compare import Change, Comparison, History, Shift
-from profiler.comparison.gate import Decision, Gate, GatedCell, Outcome
+from profiler.comparison.gate import Decision, Gate, Outcome
 from profiler.comparison.gate_formats import gate_line
-from profiler.comparison.side import SettingDifference
+from profiler.comparison.side import MatchKey, SettingDifference
 from profiler.comparison.text import comparison_sentences, history_sentences
 from profiler.grid.cells import Phase
 from profiler.json_document import Document, view
@@ -22,25 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class CellRow:
-    """A cell that several sides may have."""
-
-    phase: Phase
-    """`prefill` or `decode`."""
-    batch_size: int
-    """Sequences per batch."""
-    prompt_len: int
-    """Prompt tokens per sequence."""
-    context_len: int
-    """Cached tokens before the step; 0 if a prompt was prefilled."""
-    engine: str
-    """Empty if the sides have no engine in common."""
-    settings: Sequence[tuple[str, str]]
-    """(name, value) of settings that differ between cells of one side, such as a sweep of threads in a file."""
-
-
-@dataclass(frozen=True)
-class ChangeRow(CellRow):
+class ChangeRow(MatchKey):
     """One cell on both sides."""
 
     before_s: float
@@ -75,7 +57,7 @@ def change_row(change: Change) -> ChangeRow:
     return view(
         ChangeRow,
         change,
-        **change.asked._asdict(),
+        **vars(change.asked),
         before_s=before.median_s,
         after_s=after.median_s,
         before_visits=before.visits,
@@ -158,7 +140,7 @@ class HistoryStep(ChangeRow):
 
 
 @dataclass(frozen=True)
-class HistoryRow(CellRow):
+class HistoryRow(MatchKey):
     """One cell over several runs."""
 
     times_s: Sequence[float | None]
@@ -185,7 +167,7 @@ def history_document(history: History) -> HistoryDocument:
         answer=history_sentences(history),
         cells=[
             HistoryRow(
-                *cell.asked,
+                **vars(cell.asked),
                 times_s=[None if timed is None else timed.median_s for timed in cell.times],
                 steps=[HistoryStep(**vars(change_row(step.change)), at=step.at) for step in cell.steps],
             )
@@ -208,18 +190,6 @@ class GateRow(ChangeRow):
     """Upper end of the 95 % interval from the cell's own visits only; null is infinite."""
     more_s: float | None
     """Seconds of further visits, per run, that would decide the cell; null if no budget would."""
-
-
-def _gate_row(cell: GatedCell) -> GateRow:
-    return GateRow(
-        **vars(change_row(cell.change)),
-        gate=cell.decision,
-        pooled=cell.estimate,
-        pooled_low=cell.low,
-        pooled_high=_finite(cell.high),
-        alone_high=_finite(cell.alone_high),
-        more_s=_finite(cell.more_s),
-    )
 
 
 @dataclass(frozen=True)
@@ -264,7 +234,18 @@ def gate_document(gate: Gate) -> GateDocument:
             GatePhase(item.phase, item.threshold, _finite(item.estimate), item.low, _finite(item.high), item.decision)
             for item in gate.phases
         ],
-        cells=[_gate_row(cell) for cell in gate.cells],
+        cells=[
+            GateRow(
+                **vars(change_row(cell.change)),
+                gate=cell.decision,
+                pooled=cell.estimate,
+                pooled_low=cell.low,
+                pooled_high=_finite(cell.high),
+                alone_high=_finite(cell.alone_high),
+                more_s=_finite(cell.more_s),
+            )
+            for cell in gate.cells
+        ],
     )
 
 

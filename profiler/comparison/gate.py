@@ -128,7 +128,10 @@ class _Pool:
 def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> PhaseGate:
     fair = [item for item in changes if not item.disturbed]
     pool = _pooled(fair) if fair else None
-    shared = max(map(_shared, changes))
+    # The standard deviation of the error that all cells share: the machine's part, and its drift within each run.
+    shared = max(
+        math.hypot(item.machine_half_width / _COVERAGE, item.before.drift, item.after.drift) for item in changes
+    )
     limit, limit_alone = math.log1p(threshold), math.log1p(ALONE * threshold)
     scatter = _scatter(fair)
     cells = []
@@ -192,11 +195,6 @@ def _scatter(changes: Sequence[Change]) -> float:
     middle = median(item.log_ratio for item in changes)
     distances = [abs(item.log_ratio - middle) / math.sqrt(_own_variance(item)) for item in changes]
     return min(1.0, MAD_TO_SIGMA * median(distances) * count / (count - 0.8))
-
-
-def _shared(change: Change) -> float:
-    """Standard deviation of the error that all cells share: the machine's part, and its drift within each run."""
-    return math.hypot(change.machine_half_width / _COVERAGE, change.before.drift, change.after.drift)
 
 
 def _own_variance(change: Change) -> float:

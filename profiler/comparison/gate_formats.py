@@ -36,7 +36,13 @@ def gate_line(gate: Gate) -> str:
     if gate.outcome == "pass":
         return f"pass: nothing is slower than allowed ({limits}), no cell by twice that: {phases}"
     if gate.outcome == "slower":
-        return f"slower beyond doubt than allowed ({limits}): {phases}{_worst(gate)}"
+        slower = [cell for cell in gate.cells if cell.decision == "slower"]
+        text = f"slower beyond doubt than allowed ({limits}): {phases}"
+        if not slower:
+            return text
+        worst = max(slower, key=lambda cell: cell.estimate).change
+        cells = f"{len(slower)} of {len(gate.cells)} cells"
+        return f"{text}; {cells}, most {worst.asked.name}, {change_words(worst)}"
     return f"cannot tell (allowed: {limits}): {phases}; {budget_words(gate)}"
 
 
@@ -48,14 +54,6 @@ def _interval(middle: float, low: float, high: float) -> str:
     if not math.isfinite(high):
         return "unknown"
     return f"{signed(middle)} ({100 * low:+.1f} to {100 * high:+.1f})"
-
-
-def _worst(gate: Gate) -> str:
-    slower = [cell for cell in gate.cells if cell.decision == "slower"]
-    if not slower:
-        return ""
-    worst = max(slower, key=lambda cell: cell.estimate)
-    return f"; {len(slower)} of {len(gate.cells)} cells, most {worst.change.asked.name}, {change_words(worst.change)}"
 
 
 def budget_words(gate: Gate) -> str:
@@ -93,26 +91,17 @@ def budget_words(gate: Gate) -> str:
 
 
 def gate_rows(gate: Gate) -> list[list[str]]:
-    """One row per cell with the gate's decision, in the order of `GATE_COLUMNS`."""
-    return [
-        [
-            cell.change.asked.name,
-            duration(cell.change.before.median_s),
-            duration(cell.change.after.median_s),
-            signed(cell.change.change),
-            _interval(cell.estimate, cell.low, cell.high),
-            _word(cell, phase.threshold),
-        ]
-        for phase in gate.phases
-        for cell in phase.cells
-    ]
-
-
-def _word(cell: GatedCell, threshold: float) -> str:
-    """The decision on a cell; one that looks slower and is open comes with the reason."""
-    if cell.decision == "open" and cell.low > threshold:
-        return "open: disturbed" if cell.change.disturbed else "open: few visits"
-    return _WORDS[cell.decision]
+    """One row per cell with the gate's decision, in the order of `GATE_COLUMNS`; a slow open cell with the reason."""
+    rows = []
+    for phase in gate.phases:
+        for cell in phase.cells:
+            change, word = cell.change, _WORDS[cell.decision]
+            if cell.decision == "open" and cell.low > phase.threshold:
+                word = "open: disturbed" if change.disturbed else "open: few visits"
+            times = duration(change.before.median_s), duration(change.after.median_s)
+            interval = _interval(cell.estimate, cell.low, cell.high)
+            rows.append([change.asked.name, *times, signed(change.change), interval, word])
+    return rows
 
 
 def gate_junit(gate: Gate) -> str:
@@ -120,46 +109,29 @@ def gate_junit(gate: Gate) -> str:
 
     Sides that are not comparable give one test with an error. Format: https://llg.cubic.org/docs/junit/.
     """
-    slower = sum(cell.decision == "slower" for cell in gate.cells)
-    still_open = sum(cell.decision == "open" for cell in gate.cells)
-    phases = [phase for phase in gate.phases if phase.decision == "slower"]
-    errors = int(gate.outcome == "not comparable")
-    suite = ElementTree.Element(
-        "testsuite",
-        name="roofscope gate",
-        tests=str(len(gate.cells) + len(gate.phases) + errors),
-        failures=str(slower + len(phases)),
-        errors=str(errors),
-        skipped=str(still_open),
-    )
-    if errors:
-        case = ElementTree.SubElement(suite, "testcase", classname="roofscope", name="comparable")
-        ElementTree.SubElement(case, "error", message=gate_line(gate))
-    for phase in gate.phases:
-        case = ElementTree.SubElement(suite, "testcase", classname=f"roofscope.{phase.phase}", name="all cells")
-        if phase.decision == "slower":
-            ElementTree.SubElement(case, "failure", message=_phase_words(phase))
-        for cell in phase.cells:
-            _junit_case(suite, cell)
     suites = ElementTree.Element("testsuites")
-    suites.append(suite)
+    suite = ElementTree.SubElement(suites, "testsuite", name="roofscope gate")
+    counts = dict.fromkeys(("tests", "failures", "errors", "skipped"), 0)
+
+    def case(result: str, message: str, **attributes: str) -> None:
+        test = ElementTree.SubElement(suite, "testcase", attributes)
+        counts["tests"] += 1
+        if result:
+            ElementTree.SubElement(test, result, message=message)
+            counts["skipped" if result == "skipped" else f"{result}s"] += 1
+
+    if gate.outcome == "not comparable":
+        case("error", gate_line(gate), classname="roofscope", name="comparable")
+    for phase in gate.phases:
+        kind = f"roofscope.{phase.phase}"
+        case("failure" if phase.decision == "slower" else "", _phase_words(phase), classname=kind, name="all cells")
+        for cell in phase.cells:
+            result = {"slower": "failure", "open": "skipped"}.get(cell.decision, "")
+            after_s = f"{cell.change.after.median_s:.6g}"
+            case(result, _cell_words(cell), classname=kind, name=cell.change.asked.name, time=after_s)
+    suite.attrib.update({name: str(count) for name, count in counts.items()})
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _junit_case(suite: ElementTree.Element, cell: GatedCell) -> None:
-    match_key = cell.change.asked
-    case = ElementTree.SubElement(
-        suite,
-        "testcase",
-        classname=f"roofscope.{match_key.phase}",
-        name=match_key.name,
-        time=f"{cell.change.after.median_s:.6g}",
-    )
-    if cell.decision == "slower":
-        ElementTree.SubElement(case, "failure", message=_cell_words(cell))
-    elif cell.decision == "open":
-        ElementTree.SubElement(case, "skipped", message=_cell_words(cell))
 
 
 def _cell_words(cell: GatedCell) -> str:

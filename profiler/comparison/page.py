@@ -41,11 +41,14 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
     drawable = all(run.measured for run in runs)
     # Only sides of one model have terms that can gain time.
     has_gains = comparison.comparable and any(change.terms for change in comparison.changes)
-    sections = [
-        Section("", [Sentences(comparison_sentences(comparison))]),
-        *(_of_run(word, run, folder) for word, run in zip(("Before", "After"), runs, strict=True)),
-        Section("What differs", [Lines(difference_lines(comparison))], "what may explain a change comes first"),
-    ]
+    sections = [Section("", [Sentences(comparison_sentences(comparison))])]
+    for word, run in zip(("Before", "After"), runs, strict=True):
+        line = f"{utc_minute(run.document.created)} · {run.model.precision} · roofscope {run.document.roofscope}"
+        lines = [Lines([line], "dim")]
+        sections.append(Section(f"{word}: {run.folder.name}", lines, link=link_from(run, folder)))
+    sections.append(
+        Section("What differs", [Lines(difference_lines(comparison))], "what may explain a change comes first")
+    )
     if drawable and has_gains:
         note = "the cells that changed most, from before to after by term; measured"
         sections.append(Section("Which terms changed", [Picture("waterfall", _WATERFALL, runs)], note))
@@ -58,11 +61,6 @@ def html_changes(before: Run, after: Run, folder: Path) -> str:
     return html_page(f"{before.model.id} on {before.document.device.name}: what changed", "", sections)
 
 
-def _of_run(word: str, run: Run, folder: Path) -> Section:
-    line = f"{utc_minute(run.document.created)} · {run.model.precision} · roofscope {run.document.roofscope}"
-    return Section(f"{word}: {run.folder.name}", [Lines([line], "dim")], link=link_from(run, folder))
-
-
 def waterfall(runs: Sequence[Run]) -> Figure:
     """Draw the cells of each phase that changed most between the first run and the last, with each term's gain.
 
@@ -71,7 +69,10 @@ def waterfall(runs: Sequence[Run]) -> Figure:
     comparison = compare_sides(side_of_run(runs[0]), side_of_run(runs[-1]))
     if not comparison.comparable:
         raise RequestError(f"not comparable: {comparison.refusal}. `devices` draws both under their own roofs.")
-    shown = [change for phase in reversed(PHASES) for change in _most_changed(comparison.changes, phase)]
+    shown: list[Change] = []
+    for phase in reversed(PHASES):
+        of_phase = [change for change in comparison.changes if change.asked.phase == phase and change.terms]
+        shown += sorted(of_phase, key=lambda change: -abs(change.change))[:PANELS_A_PHASE]
     if not shown:
         raise RequestError(f"{runs[0].folder} and {runs[-1].folder} have no cell with a time breakdown in common.")
     panels = [
@@ -84,11 +85,6 @@ def waterfall(runs: Sequence[Run]) -> Figure:
         for change in shown
     ]
     return waterfall_figure(panels, f"{runs[0].folder.name} to {runs[-1].folder.name}")
-
-
-def _most_changed(changes: Sequence[Change], phase: str) -> list[Change]:
-    changes = [change for change in changes if change.asked.phase == phase and change.terms]
-    return sorted(changes, key=lambda change: -abs(change.change))[:PANELS_A_PHASE]
 
 
 COMPARISONS["waterfall"] = waterfall

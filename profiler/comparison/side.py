@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import stdev
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from profiler.errors import RequestError
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
-from profiler.judge.cells import CellResult
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
-from profiler.stats import VisitSpread, estimate, student_t
+from profiler.stats import estimate, student_t
 from profiler.store.document import RunDocument
 from profiler.store.folder import Run, read_gathered, read_run
 from profiler.units import duration, scaled, significant
 
+Resource = Literal["memory", "compute"]
 Weight = Literal["refuses", "explains", "context"]
 """Effect of a difference: it forbids a comparison, may explain a change, or hardly matters."""
 
@@ -36,20 +36,24 @@ _CONTEXT = ("memory", "budget")
 _CLOCK_TOLERANCE = 0.02
 
 
-class MatchKey(NamedTuple):
-    """What cells of two sides must share to be compared: phase, sizes, and engine where both sides name one.
+@dataclass(frozen=True)
+class MatchKey:
+    """A cell that several sides may have: what cells must share to be compared.
 
     The number of new tokens is not part of it, since other tools' files lack it.
     """
 
     phase: Phase
+    """`prefill` or `decode`."""
     batch_size: int
+    """Sequences per batch."""
     prompt_len: int
+    """Prompt tokens per sequence."""
     context_len: int
     """Cached tokens before the step; 0 if a prompt was prefilled."""
-    engine: str = ""
+    engine: str
     """Empty if the sides have no engine in common."""
-    settings: tuple[tuple[str, str], ...] = ()
+    settings: Sequence[tuple[str, str]]
     """(name, value) of settings that differ between cells of one side, such as a sweep of threads in a file."""
 
     @property
@@ -95,10 +99,8 @@ class CellTime:
 class MachineState:
     """The measured roofs of a run's machine, and the readings of its drift probe."""
 
-    memory_bytes_per_s: float
-    memory_half_width: float
-    compute_flops_per_s: float
-    compute_half_width: float
+    roofs: Mapping[Resource, tuple[float, float]]
+    """Units per second, and the half width of their 95 % interval as a share."""
     roofs_at_unix_s: float
     """When the roofs were measured; two runs of one day may share them."""
     looks: tuple[DriftReading, ...] = ()
@@ -175,15 +177,15 @@ def _keyed(side: Side, by_engine: bool, by_depth: bool, swept: Sequence[str]) ->
     for cell, timed in side.cells.items():
         if cell.engine not in engines:
             continue
-        prompted = cell._replace(prompt_len=cell.depth, context_len=0)
+        prompted = replace(cell, prompt_len=cell.depth, context_len=0)
         # If this side has both cells of one depth, the one whose cache was filled directly keeps its own key.
         if by_depth and cell.phase == "decode" and prompted not in side.cells:
             cell = prompted
         if swept:
             length = {NEW_TOKENS: str(timed.new_tokens)} if timed.new_tokens and cell.phase == "decode" else {}
             settings = {**side.settings, **length, **dict(cell.settings)}
-            cell = cell._replace(settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
-        yield cell if by_engine else cell._replace(engine=""), timed
+            cell = replace(cell, settings=tuple((name, settings.get(name, NOT_TOLD)) for name in swept))
+        yield cell if by_engine else replace(cell, engine=""), timed
 
 
 def in_order(keys: Sequence[MatchKey]) -> list[MatchKey]:
@@ -218,18 +220,18 @@ def side_of_run(run: Run) -> Side:
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
     cells = timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
-        if (key := match_key(row.key)) in cells:
-            cells[key] = _with_split(cells[key], row, half_widths.get(row.key, {}))
+        if (timed := cells.get(match_key(row.key))) is not None:
+            terms = {name: getattr(row, name) for name in TERMS}
+            # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
+            terms["unexplained_s"] += timed.median_s - row.latency_s
+            complete = terms if all(map(math.isfinite, terms.values())) else {}
+            cells[match_key(row.key)] = replace(timed, terms=complete, half_widths_s=half_widths.get(row.key, {}))
     ceilings, dtype, witness = document.ceilings.ceilings, document.model.dtype, None
     if ceilings.judges:
-        witness = MachineState(
-            memory_bytes_per_s=ceilings.memory_bytes_per_s,
-            memory_half_width=ceilings.memory_roof.half_width,
-            compute_flops_per_s=ceilings.compute_flops_per_s(dtype),
-            compute_half_width=ceilings.compute_roof(dtype).half_width,
-            roofs_at_unix_s=ceilings.measured_at_unix_s,
-            looks=tuple(gathered.looks),
-        )
+        memory = ceilings.memory_bytes_per_s, ceilings.memory_roof.half_width
+        compute = ceilings.compute_flops_per_s(dtype), ceilings.compute_roof(dtype).half_width
+        roofs: dict[Resource, tuple[float, float]] = {"memory": memory, "compute": compute}
+        witness = MachineState(roofs, ceilings.measured_at_unix_s, tuple(gathered.looks))
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -245,7 +247,7 @@ def side_of_run(run: Run) -> Side:
 def match_key(key: CellKey) -> MatchKey:
     """Return what a cell of another side must share with this one to be compared with it."""
     cell = key.cell
-    return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine)
+    return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
 
 
 def timed_cells(
@@ -258,35 +260,21 @@ def timed_cells(
     """
     samples = {key: phase_samples(key.phase, rows) for cell, rows in visits.items() if rows for key in cell.keys}
     spreads = visit_spreads(samples, visits, swing(looks))
-    return {
-        match_key(key): _timed(visits[key.cell], cell_samples, spreads[key.phase], busy_elsewhere)
-        for key, cell_samples in samples.items()
-        if any(cell_samples)
-    }
-
-
-def _timed(
-    visits: Sequence[Visit], samples: Sequence[tuple[float, ...]], spread: VisitSpread, busy_elsewhere: float
-) -> CellTime:
-    time_s = estimate(samples, spread)
-    busy_cores = foreign_cores(visits)
-    return CellTime(
-        median_s=time_s.median_s,
-        low_s=time_s.low_s,
-        high_s=time_s.high_s,
-        visits=len(samples),
-        drift=spread.drift,
-        visit_s=sum(visit.wall_s for visit in visits) / len(visits),
-        foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
-    )
-
-
-def _with_split(timed: CellTime, row: CellResult, half_widths_s: Mapping[str, float]) -> CellTime:
-    terms = {name: getattr(row, name) for name in TERMS}
-    # The breakdown sums to the run's own estimate, which may differ from the one made from its samples now.
-    terms["unexplained_s"] += timed.median_s - row.latency_s
-    complete = all(map(math.isfinite, terms.values()))
-    return replace(timed, terms=terms if complete else {}, half_widths_s=half_widths_s)
+    cells = {}
+    for key, cell_samples in samples.items():
+        if any(cell_samples):
+            rows, spread = visits[key.cell], spreads[key.phase]
+            time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(rows)
+            cells[match_key(key)] = CellTime(
+                median_s=time_s.median_s,
+                low_s=time_s.low_s,
+                high_s=time_s.high_s,
+                visits=len(cell_samples),
+                drift=spread.drift,
+                visit_s=sum(visit.wall_s for visit in rows) / len(rows),
+                foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
+            )
+    return cells
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
@@ -347,7 +335,7 @@ def side_of_file(file: ForeignFile) -> Side:
     for figure in steps:
         key, timed = _figure_id(figure), _foreign(figure)
         if len(lengths[key]) > 1:  # several lengths of a decode, as of llama-bench -n 64,128
-            key = key._replace(settings=(*key.settings, (NEW_TOKENS, str(figure.new_tokens or NOT_TOLD))))
+            key = replace(key, settings=(*key.settings, (NEW_TOKENS, str(figure.new_tokens or NOT_TOLD))))
         if key in cells:
             times = f"{duration(cells[key].median_s)} and {duration(timed.median_s)}"
             raise RequestError(

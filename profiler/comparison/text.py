@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from profiler.comparison.compare import Change, Comparison, History
 from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, Side
@@ -34,13 +33,22 @@ def changes_section(comparison: Comparison) -> Section:
 
 
 def history_section(history: History) -> Section:
-    """Several runs, oldest first, one column each."""
-    runs = _selected_runs(history)
+    """Several runs, oldest first, one column each: the time of each cell, and its change at that run."""
+    last, runs = len(history.sides) - 1, list(range(len(history.sides)))
+    if last >= _MOST_RUNS:
+        inner = [number for number, _ in _changed_cells(history).most_common() if 0 < number < last]
+        runs = sorted({0, last, *inner[: _MOST_RUNS - 2]})
+    rows = []
+    for cell in history.cells:
+        steps = {step.at: f" ({signed(step.change.change)})" for step in cell.steps}
+        times = [(cell.times[number], steps.get(number, "")) for number in runs]
+        words = ["-" if time is None else duration(time.median_s) + step for time, step in times]
+        rows.append([cell.asked.name, *words])
     omitted = len(history.sides) - len(runs)
     rest = f"{omitted} more runs, at which fewer cells changed or none: --format json has them all"
     blocks = [
         Sentences(history_sentences(history)),
-        text_table(("cell", *(f"run {number}" for number in runs)), _history_rows(history, runs)),
+        text_table(("cell", *(f"run {number}" for number in runs)), rows),
         Lines([f"run {number}: {_name(history.sides[number])}" for number in runs], "dim"),
         Lines([rest] if omitted else []),
     ]
@@ -100,26 +108,19 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     claims = [item for item in comparison.changes if item.is_claim]
     claims.sort(key=lambda item: -abs(item.log_ratio))
     sentences += [f"{item.asked.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
-    sentences += _unequal_outputs(comparison)
+    lengths = sorted({(item.before.new_tokens or 0, item.after.new_tokens or 0) for item in comparison.changes})
+    # The overall rates of other tools' runs depend on the number of tokens.
+    for first, second in [each for each in lengths if all(each) and len(set(each)) > 1][:1]:
+        sentences.append(
+            f"The first wrote {first} tokens per sequence, the second {second}: times per step and per prompt can be"
+            " compared, tokens/s and seconds of whole runs cannot."
+        )
     if len(reasons) == 1 and sum(reasons.values()) == len(comparison.changes):
         sentences[0] = f"{sentences[0].removesuffix('.')} ({next(iter(reasons))})."
     elif reasons:
         groups = [f"{several(count, 'cell', 'cells')} ({why})" for why, count in reasons.most_common(3)]
         sentences.append(f"No verdict for {', '.join(groups)}.")
     return sentences
-
-
-def _unequal_outputs(comparison: Comparison) -> list[str]:
-    """A sentence if other tools' sides wrote unequal numbers of tokens, on which their overall rates depend."""
-    lengths = {(item.before.new_tokens, item.after.new_tokens) for item in comparison.changes}
-    unequal = sorted((first, second) for first, second in lengths if first and second and first != second)
-    if not unequal:
-        return []
-    first, second = unequal[0]
-    return [
-        f"The first wrote {first} tokens per sequence, the second {second}: times per step and per prompt can be"
-        " compared, tokens/s and seconds of whole runs cannot."
-    ]
 
 
 def machine_sentences(comparison: Comparison) -> list[str]:
@@ -160,28 +161,19 @@ def difference_lines(comparison: Comparison) -> list[str]:
 
 def changes_table(comparison: Comparison) -> TextTable:
     """Return a row per cell; with a reason each, unless the first sentence has the only one."""
-    rows = [
-        [
-            item.asked.name,
-            duration(item.before.median_s),
-            duration(item.after.median_s),
-            signed(item.change),
-            interval_words(item) if _has_interval(item) else "-",
-            item.verdict if comparison.comparable else "-",
-        ]
-        for item in comparison.changes
-    ]
+    rows = []
+    for item in comparison.changes:
+        # The interval of another tool's single run is only what such runs usually have.
+        least = 2 if item.before.is_foreign and item.after.is_foreign else 1
+        interval = interval_words(item) if item.visits >= least and item.low < item.high else "-"
+        verdict = item.verdict if comparison.comparable else "-"
+        times = duration(item.before.median_s), duration(item.after.median_s)
+        rows.append([item.asked.name, *times, signed(item.change), interval, verdict])
     reasons = [moved_words(item) or (item.because if comparison.comparable else "") for item in comparison.changes]
     if len(set(reasons)) < 2 and not any(map(moved_words, comparison.changes)):
         return text_table(CHANGE_COLUMNS, rows, texts=("verdict",))
     rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
     return text_table((*CHANGE_COLUMNS, REASON), rows, texts=("verdict",), wrapped=(REASON,))
-
-
-def _has_interval(change: Change) -> bool:
-    """Whether its interval was measured: that of another tool's single run is only what such runs usually have."""
-    least = 2 if change.before.is_foreign and change.after.is_foreign else 1
-    return change.visits >= least and change.low < change.high
 
 
 def column_words(comparison: Comparison) -> str:
@@ -194,26 +186,6 @@ def column_words(comparison: Comparison) -> str:
     if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
         return words
     return f"{words}. inconclusive: the interval contains 0 and more than {percent(SAME)}, or there is a reason"
-
-
-def _selected_runs(history: History) -> list[int]:
-    """Indices of the runs that fit in a table: the first, the last, and those at which most cells changed."""
-    last = len(history.sides) - 1
-    if last < _MOST_RUNS:
-        return list(range(last + 1))
-    inner = [number for number, _ in _changed_cells(history).most_common() if 0 < number < last]
-    return sorted({0, last, *inner[: _MOST_RUNS - 2]})
-
-
-def _history_rows(history: History, runs: Sequence[int]) -> list[list[str]]:
-    """One row per cell, one column per run of `runs`: the time, and the change at that run."""
-    rows = []
-    for cell in history.cells:
-        steps = {step.at: f" ({signed(step.change.change)})" for step in cell.steps}
-        times = [(cell.times[number], steps.get(number, "")) for number in runs]
-        words = ["-" if time is None else duration(time.median_s) + step for time, step in times]
-        rows.append([cell.asked.name, *words])
-    return rows
 
 
 def _changed_cells(history: History) -> Counter[int]:

@@ -8,7 +8,6 @@ each row with a cache of N_KV tokens. Each row is measured once.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 
 from profiler.readers.figures import LLAMA_CPP_PACKED_DTYPE, Figure, ForeignFile, told_apart
@@ -44,14 +43,13 @@ def read_llama_batched_bench(source: Source) -> ForeignFile | None:
     ]
     if not records[0].keys() >= _KEYS:
         return None
-    figures, settings = told_apart(records, _settings, _figures)
+    names = {name: "threads" if name == "n_threads" else name for name in _SETTINGS}
+    figures, settings = told_apart(
+        records, lambda record: {own: record.get(name) for name, own in names.items()}, _figures
+    )
     tool = "llama-batched-bench" if "pl" in records[0] else "sweep-bench"
     unknown = not_read(source.records[0], {*_COLUMNS, *_COLUMNS.values(), *_SETTINGS})
     return ForeignFile(tool, figures, settings=settings, packed_dtype=LLAMA_CPP_PACKED_DTYPE, remarks=unknown)
-
-
-def _settings(record: Record) -> Mapping[str, object]:
-    return {"threads" if name == "n_threads" else name: record.get(name) for name in _SETTINGS}
 
 
 def _figures(row: Record) -> list[Figure]:

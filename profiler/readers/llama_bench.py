@@ -76,7 +76,10 @@ def read_llama_bench(source: Source) -> ForeignFile | None:
     if not is_table and not {"model_type", "n_prompt", "n_gen", "avg_ns"} <= first.keys():
         return None
     figures, shared = told_apart(records, _settings, lambda record: [_of_row(record) if is_table else _of_json(record)])
-    devices = _devices(source.text) or (shared.get("device") or "").split(", ")
+    devices: list[str] = []
+    for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
+        devices = [*devices[: int(found["number"])], found["name"]]
+    devices = devices or (shared.get("device") or "").split(", ")
     if len(set(devices)) == 1 and devices[0]:
         shared["device"] = escaped(devices[0])
     if shared.get("split_mode") == "none":
@@ -95,14 +98,6 @@ def read_llama_bench(source: Source) -> ForeignFile | None:
         packed_dtype=LLAMA_CPP_PACKED_DTYPE,
         remarks=remarks,
     )
-
-
-def _devices(above: str) -> list[str]:
-    """The GPUs that the last run above a table found; each run numbers them from 0."""
-    devices: list[str] = []
-    for found in _DEVICE.finditer(above):
-        devices = [*devices[: int(found["number"])], found["name"]]
-    return devices
 
 
 def _is_setting(name: str) -> bool:
@@ -149,7 +144,9 @@ def _figure(record: Record, shape: Sequence[int], time_s: Measured, size: object
         raise RequestError("a row has neither a prompt nor generated tokens.")
     covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
     notes = ["prompt and generation in one figure"] if covers == "generate" else []
-    kv_itemsize = _kv_itemsize(record)
+    # Averaged over keys and values.
+    itemsizes = [_ITEMSIZES.get(str(record.get(name) or "f16")) for name in ("type_k", "type_v")]
+    kv_itemsize = None if None in itemsizes else sum(filter(None, itemsizes)) / len(itemsizes)
     if kv_itemsize is None:
         notes.append("the type of its cache is unknown: counted with the bytes of the model's dtype")
     count = measured(params, "params", COUNTS).value if params else None
@@ -169,9 +166,3 @@ def _figure(record: Record, shape: Sequence[int], time_s: Measured, size: object
         notes=tuple(notes),
     )
     return figure.timed(time_s.times(1 / new) if covers == "decode" else time_s)
-
-
-def _kv_itemsize(record: Record) -> float | None:
-    """Bytes per element of the cache, averaged over keys and values; None for an unknown type."""
-    sizes = [_ITEMSIZES.get(str(record.get(name) or "f16")) for name in ("type_k", "type_v")]
-    return None if None in sizes else sum(filter(None, sizes)) / len(sizes)

@@ -131,7 +131,12 @@ def _figures(tests: Iterable[_Test], *, is_cached: bool) -> list[Figure]:
             shapes[key] = _shape(test, is_cached)
         # A decode row does not name its prompt, which is that of the row before it.
         prompt, context = shapes.get(key, (0, test.depth))
-        time_s = _prefill_s(test, prompt) if test.kind == "pp" else _step_s(test)
+        if test.kind == "pp":
+            by_rate = test.total_per_s.of(test.many * prompt) if test.many > 1 and test.total_per_s else None
+            time_s = by_rate or (test.wait_ms.times(1e-3) if test.wait_ms else None)
+        else:
+            per_s = test.per_s or test.total_per_s
+            time_s = per_s.of(1 if test.per_s else test.many) if per_s else None
         if time_s is None:
             continue
         figure = Figure(
@@ -158,17 +163,3 @@ def _shape(test: _Test, is_cached: bool) -> tuple[int, int]:
         tokens = test.per_s.value * test.wait_ms.value / 1e3
         is_cached = abs(math.log(tokens / test.size)) < abs(math.log(tokens / (test.size + test.depth)))
     return (test.size, test.depth) if is_cached else (test.size + test.depth, 0)
-
-
-def _prefill_s(test: _Test, prompt: int) -> Measured | None:
-    """Seconds of the prefill of all requests of a test."""
-    if test.many > 1 and test.total_per_s:
-        return test.total_per_s.of(test.many * prompt)
-    return test.wait_ms.times(1e-3) if test.wait_ms else None
-
-
-def _step_s(test: _Test) -> Measured | None:
-    """Seconds of one decode step of all requests of a test."""
-    if test.per_s:
-        return test.per_s.of(1)
-    return test.total_per_s.of(test.many) if test.total_per_s else None

@@ -50,13 +50,16 @@ def read_serving(source: Source) -> ForeignFile | None:
         "quantization": inner(first, "server_info.quantization"),
         "draft tokens": inner(first, "server_info.speculative_num_draft_tokens"),
     }
+    # The texts have far fewer tokens than were generated, while the drafts were accepted.
+    again = number_at(first, "total_output_tokens_retokenized") if first.get("accept_length") else None
+    is_pinned = bool(is_sglang and again and again < needed(first, "total_output_tokens") / 2)
     return ForeignFile(
         "SGLang bench_serving" if is_sglang else f"vllm bench {'sweep' if is_sweep else 'serve'}",
         _repeated(figures) if is_sweep else figures,
         str(first.get("date") or ""),
         {**texts(settings), **load},
         gpus=whole_of(gpus, "tp_size", 1) * whole_of(stages, "pp_size", 1) if gpus else None,
-        remarks=(_PINNED,) if is_sglang and _is_pinned(first) else (),
+        remarks=(_PINNED,) if is_pinned else (),
     )
 
 
@@ -67,12 +70,6 @@ def _load(record: Record) -> Mapping[str, object]:
     """What was asked of the server; of a sweep, its parameters, too."""
     swept = [name for name in record if name not in _LOAD and not _RESULTS.fullmatch(name)]
     return {name: record.get(name) for name in (*_LOAD, *(swept if "run_number" in record else ()))}
-
-
-def _is_pinned(record: Record) -> bool:
-    """Whether the texts have far fewer tokens than were generated, while the drafts were accepted."""
-    again = number_at(record, "total_output_tokens_retokenized")
-    return bool(record.get("accept_length") and again and again < needed(record, "total_output_tokens") / 2)
 
 
 def _repeated(figures: Sequence[Figure]) -> list[Figure]:

@@ -34,7 +34,9 @@ def read_transformers_benchmark(source: Source) -> ForeignFile | None:
     if not isinstance(first_result, Mapping) or inner(first_result, "measurements.e2e_latency") is None:
         return None
     results = [item for record in records for item in record.values()]
-    figures, shared = told_apart(results, _settings, _figures)
+    figures, shared = told_apart(
+        results, lambda each: {name: value for name, value in _config(each).items() if name not in _SHAPE}, _figures
+    )
     first = results[0].get("metadata") or {}
     settings = texts(
         {
@@ -50,10 +52,6 @@ def read_transformers_benchmark(source: Source) -> ForeignFile | None:
 def _config(result: Record) -> Mapping[str, Any]:
     config: Mapping[str, Any] = inner(result, "metadata.config") or result.get("config") or {}
     return config
-
-
-def _settings(result: Record) -> Mapping[str, object]:
-    return {name: value for name, value in _config(result).items() if name not in _SHAPE}
 
 
 def _figures(result: Record) -> list[Figure]:

@@ -71,7 +71,10 @@ def measured(
         raise RequestError(f"{what} is not a positive number: {escaped(value)}.")
     deviation = factor * _plain((found["spread"] if found else None) or spread or 0.0, what)
     each = tuple(number_of(item, what) for item in values) if isinstance(values, list) else ()
-    return Measured(number, deviation, factor * _half_a_unit(found["mean"]) if found else 0.0, each)
+    # Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`.
+    digits, _, power = found["mean"].lower().partition("e") if found else ("", "", "")
+    rounding = 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2])) if found else 0.0
+    return Measured(number, deviation, factor * rounding, each)
 
 
 def _plain(value: object, what: str) -> float:
@@ -83,12 +86,6 @@ def _plain(value: object, what: str) -> float:
         return float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
         raise RequestError(f"{what} is not a number: {escaped(value)}.") from None
-
-
-def _half_a_unit(digits: str) -> float:
-    """Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`."""
-    digits, _, power = digits.lower().partition("e")
-    return 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2]))
 
 
 def number_of(value: object, what: str) -> float:

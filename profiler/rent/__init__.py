@@ -8,12 +8,11 @@ from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
     from profiler.rent.command import rent
-    from profiler.rent.picture import cost_picture
-    from profiler.rent.text import rent_sentences
+    from profiler.rent.text import cost_picture, rent_sentences
 
 __all__ = ["RentOptions", "cost_picture", "rent", "rent_sentences"]
 
-_HOMES = {"cost_picture": "picture", "rent": "command", "rent_sentences": "text"}
+_HOMES = {"cost_picture": "text", "rent": "command", "rent_sentences": "text"}
 
 
 def __getattr__(name: str) -> Any:

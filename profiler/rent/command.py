@@ -77,7 +77,13 @@ def rent(request: RentOptions, today: date) -> RentDocument:
     if all(each.verdict == "no basis" for each in offers):
         raise RequestError(f"{request.model} has {no_basis(request.quants[0], request.engines[0])}")
     if not any(each.fits for each in offers):
-        raise RequestError(_fits_nowhere(request.model, offers))
+        unfit = [each for each in offers if each.verdict == "does not fit"]
+        largest = max((gpu_called(each.card) for each in unfit), key=lambda sheet: sheet.room_bytes)
+        nearest = [each for each in unfit if each.card == largest.gpu][-1]
+        raise RequestError(
+            f"{request.model} fits no GPU that has a price: in {precision_words(nearest.precision)} on {largest.gpu},"
+            f" the largest, it {nearest.why}. Try --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
+        )
     notes = [*_notes(planner, request), *([f"{no_price[0].upper()}{no_price[1:]}"] if unpriced else [])]
     return view(RentDocument, request, assumptions=_assumptions(request, offers), cards=ranked(offers), notes=notes)
 
@@ -113,17 +119,6 @@ def _assumptions(request: RentOptions, offers: Sequence[Offer]) -> str:
     return (
         f"{request.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in{cached},"
         f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
-    )
-
-
-def _fits_nowhere(model: str, offers: Sequence[Offer]) -> str:
-    """What the model needs in the smallest precision, and what the largest GPU has room for."""
-    unfit = [each for each in offers if each.verdict == "does not fit"]
-    largest = max((gpu_called(each.card) for each in unfit), key=lambda sheet: sheet.room_bytes)
-    nearest = [each for each in unfit if each.card == largest.gpu][-1]
-    return (
-        f"{model} fits no GPU that has a price: in {precision_words(nearest.precision)} on {largest.gpu}, the largest,"
-        f" it {nearest.why}. Try --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
     )
 
 

@@ -36,10 +36,6 @@ class Span:
     typical: float
     high: float
 
-    @property
-    def ends(self) -> tuple[float, float, float]:
-        return self.low, self.typical, self.high
-
     def overlaps(self, other: Span) -> bool:
         return self.low <= other.high and other.low <= self.high
 
@@ -144,6 +140,10 @@ def offer_of(
         return offer_at(price, fits=False, why=why, verdict=verdict, basis=basis)
     times = times_on(share, sheet, largest, request.host_index)
     most, meets = _in_flight(times, request.load.limits, request.batch)
+    published_batches = [p.batch for p in published() if (p.kind, p.format) == (share.engine, share.format)]
+    beyond = ""
+    if most > (largest_published := max(published_batches, default=0)):
+        beyond = f" Published up to batch {largest_published}, beyond which the efficiency is assumed to be the same."
     full = [end.with_in_flight(most) for end in times]
     capacities = [operation.rate_per_s for operation in full]
     planned_per_s = capacities[2 if meets == "yes" else 1]
@@ -182,7 +182,7 @@ def offer_of(
         idle_usd_per_day=24 * price.usd_per_h * max(rented, price.machine_cards),
         meets=meets,
         joules_per_token_at_most=sheet.tdp_w * share.gpus / capacities[1] / share.new_tokens,
-        basis=basis + _extrapolation(share, most),
+        basis=basis + beyond,
     )
 
 
@@ -229,14 +229,6 @@ def _cost(
         inputs.append(_MILLION * usd * prompt_share / share.prompt_len)
         outputs.append(_MILLION * usd * (1 - prompt_share) / share.new_tokens)
     return Cost(utilisation, Span(*inputs), Span(*outputs))
-
-
-def _extrapolation(share: GpuShare, batch: int) -> str:
-    """The assumption of a range at a larger batch than any published one; empty at other batches."""
-    batches = [point.batch for point in published() if (point.kind, point.format) == (share.engine, share.format)]
-    if batch <= max(batches, default=0):
-        return ""
-    return f" Published up to batch {max(batches)}, beyond which the efficiency is assumed to be the same."
 
 
 _ORDER: dict[Meets, int] = {"yes": 0, "cannot tell": 1, "no": 2}

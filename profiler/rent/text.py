@@ -1,16 +1,26 @@
-"""The offers of `rent` as sentences and tables."""
+"""The offers of `rent` as sentences, tables and a picture."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from profiler.data.prices import OWN
+from profiler.errors import RequestError
 from profiler.rent.command import RentDocument, precision_words
 from profiler.rent.offers import UTILISATIONS, Offer, Ranking, Span
 from profiler.rent.options import Limits
+from profiler.rent.serving import Fleet
 from profiler.report.blocks import FULL_SCREEN, Block, Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, several, significant
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 _MARKS: dict[Ranking, str] = {"cheapest": "> ", "typically cheapest": "> ", "cannot tell": "? ", "too slow": "! "}
 
@@ -124,10 +134,9 @@ def _ages(fitting: Sequence[Offer]) -> list[str]:
     ages = [age for age in listed.values() if age is not None]
     parts = [f"are {' to '.join(dict.fromkeys(map(str, (min(ages), max(ages)))))} days old"] if ages else []
     if undated := len(listed) - len(ages):
-        parts.append(f"have no date for {undated} of {len(listed)} GPUs" if ages else "have no date")
-    if not listed:
-        return []
-    return [f"The prices {' and '.join(parts)}; give today's with --price '{next(iter(listed))}=USD_PER_HOUR'."]
+        parts.append(f"have no date for {undated} of {len(listed)} GPUs")
+    give = f"give today's with --price '{next(iter(listed), '')}=USD_PER_HOUR'"
+    return [f"The prices {' and '.join(parts)}; {give}."] if listed else []
 
 
 def rent_table(offers: Sequence[Offer]) -> TextTable:
@@ -238,3 +247,54 @@ def _bases(fitting: Sequence[Offer]) -> list[str]:
     """The published figures that the ranges rest on, each once."""
     bases = sorted(dict.fromkeys(offer.basis for offer in fitting), key=len, reverse=True)
     return [basis for number, basis in enumerate(bases) if not any(basis in longer for longer in bases[:number])]
+
+
+_MOST_LINES = 5
+_POINTS = 240
+_BEYOND = 3.0
+"""The picture ends at this factor of the largest capacity of one replica."""
+_TITLE_CHARACTERS = 105
+
+
+def cost_picture(rented: RentDocument) -> Figure:
+    """Draw USD per thousand requests over the requests per second, a line per offer that may meet the limits, up to 5.
+
+    A line falls while a GPU has idle time, and jumps where another GPU is needed. Raises RequestError if no GPU may
+    meet the limits.
+    """
+    import matplotlib.pyplot as plt  # it takes most of a second
+
+    from profiler.report.plots.style import LINE_STYLES, STYLE_FILE, log_ticks
+
+    drawn = [offer for offer in rented.cards if offer.capacity_per_s and offer.meets != "no"][:_MOST_LINES]
+    if not drawn:
+        raise RequestError("no GPU meets the limits: there is nothing to draw.")
+    spans = [offer.capacity_per_s for offer in drawn if offer.capacity_per_s]
+    planned = [span.low if offer.meets == "yes" else span.typical for offer, span in zip(drawn, spans, strict=True)]
+    rates = np.geomspace(min(planned) / 30, _BEYOND * max(planned), _POINTS)
+    several_engines = len({offer.engine for offer in drawn}) > 1
+    with plt.style.context(STYLE_FILE):
+        figure, axes = plt.subplots(figsize=(8, 5))
+        for offer, span, capacity_per_s, style in zip(drawn, spans, planned, LINE_STYLES, strict=False):
+            usd, low, high = (
+                [1e3 * fleet.usd_per_request(rate) for rate in rates]
+                for fleet in (
+                    Fleet(each, offer.gpus, offer.machine_cards, offer.usd_per_h)
+                    for each in (capacity_per_s, span.high, span.low)
+                )
+            )
+            engine = f", {offer.engine}" if several_engines else ""
+            label = f"{offer.name}, {precision_words(offer.precision)}{engine}, {offer.usd_per_h:.2f} USD/h"
+            [line] = axes.plot(rates, usd, ls=style.dashes, label=label)
+            axes.fill_between(rates, low, high, color=line.get_color(), alpha=0.10, lw=0)
+        requested_per_s = rented.load.rate_per_s
+        if requested_per_s is not None:
+            axes.axvline(requested_per_s, color="0.4", lw=0.9, ls=":")
+        axes.set(xscale="log", yscale="log", xlabel="requests per second", ylabel="USD per thousand requests")
+        for axis in (axes.xaxis, axes.yaxis):
+            log_ticks(axis, lambda value: significant(value, 1))
+        axes.legend(fontsize=8)
+        dotted = "" if requested_per_s is None else ", dotted: the requested rate"
+        title = textwrap.fill(rented.assumptions, _TITLE_CHARACTERS)
+        axes.set_title(f"{title}\nbands: nine in ten, steps: one more GPU{dotted}", fontsize=9, loc="left")
+    return figure

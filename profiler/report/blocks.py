@@ -18,7 +18,6 @@ TERMINAL: frozenset[Medium] = frozenset({"first look", "terminal"})
 FIRST_LOOK: frozenset[Medium] = frozenset({"first look"})
 FULL_SCREEN: frozenset[Medium] = frozenset({"terminal"})
 HTML: frozenset[Medium] = frozenset({"html"})
-MARKDOWN: frozenset[Medium] = frozenset({"markdown"})
 _Item = TypeVar("_Item")
 TextStyle = Literal["plain", "dim", "warning", "paragraph"]
 

@@ -27,7 +27,7 @@ from profiler.report.blocks import (
     text_table,
 )
 from profiler.report.columns import columns_with_values
-from profiler.report.roofline_data import cell_points, roof_lines
+from profiler.report.roofline_data import point_words, roof_lines
 from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_all, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.stats import samples_for
@@ -259,8 +259,8 @@ def roofline(run: Run) -> Section | None:
     tooltips = {
         f"roof-{number}": Tooltip(line.label, f"roof {line.kind}") for number, line in enumerate(roof_lines(run))
     }
-    for number, point in enumerate(cell_points(run)):
-        tooltips[f"cell-{number}"] = Tooltip(point.tooltip, f"point {point.key.phase}", reachable=True)
+    for number, point in enumerate(run.measured):
+        tooltips[f"cell-{number}"] = Tooltip(point_words(point), f"point {point.key.phase}", reachable=True)
     note = "points: measured time, counted work; in report.html each point names its cell"
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
     return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)

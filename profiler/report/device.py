@@ -41,16 +41,6 @@ _SHOWN = frozenset(
 """Fields of a datasheet whose uncertainty `gpus_table` marks: the printed figures and their source."""
 
 
-def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
-    """Return a row per datasheet: memory, bandwidth, dense peaks, and the ridge point of 16-bit matmuls."""
-    headings = ("GPU", "GiB", "GB/s", "fp64", "fp32", "tf32", "fp16", "fp8", "fp4", "int8", "ridge", "W")
-    caption = (
-        "dense peaks in TFLOP/s (int8: TOP/s; fp16: or bfloat16); GB/s of memory; ridge: FLOP/byte in 16 bits;"
-        " W: TDP; ?: sources differ on a figure shown here"
-    )
-    return text_table(headings, [_gpu(gpu) for gpu in gpus], caption=caption)
-
-
 _DTYPES = {
     "fp64": "float64",
     "fp32": "float32",
@@ -103,17 +93,28 @@ def _in_tera(value: float | None) -> float | None:
     return value / 1e12 if value else None
 
 
-def _gpu(gpu: Datasheet) -> list[str]:
-    best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
-    peaks = {name: gpu.peak_flops_per_s(dtype) for name, dtype in _DTYPES.items() if name != "bf16"} | {"fp16": best16}
-    return [
-        gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
-        f"{gpu.memory_bytes / 2**30:.0f}",
-        f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
-        *(_shown(_in_tera(peak)) for peak in peaks.values()),
-        significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
-        f"{gpu.tdp_w:.0f}",
-    ]
+def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
+    """Return a row per datasheet: memory, bandwidth, dense peaks, and the ridge point of 16-bit matmuls."""
+    rows = []
+    for gpu in gpus:
+        best16 = gpu.peak_bf16_flops_per_s or gpu.peak_fp16_flops_per_s
+        peaks = {name: gpu.peak_flops_per_s(dtype) for name, dtype in _DTYPES.items() if name != "bf16"}
+        rows.append(
+            [
+                gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
+                f"{gpu.memory_bytes / 2**30:.0f}",
+                f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
+                *(_shown(_in_tera(peak)) for peak in (peaks | {"fp16": best16}).values()),
+                significant(best16 / gpu.bandwidth_bytes_per_s) if best16 else "-",
+                f"{gpu.tdp_w:.0f}",
+            ]
+        )
+    headings = ("GPU", "GiB", "GB/s", "fp64", "fp32", "tf32", "fp16", "fp8", "fp4", "int8", "ridge", "W")
+    caption = (
+        "dense peaks in TFLOP/s (int8: TOP/s; fp16: or bfloat16); GB/s of memory; ridge: FLOP/byte in 16 bits;"
+        " W: TDP; ?: sources differ on a figure shown here"
+    )
+    return text_table(headings, rows, caption=caption)
 
 
 def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:

@@ -47,16 +47,7 @@ def quality_line(run: Run) -> str | None:
 
 
 def roofs(run: Run) -> Section:
-    document = run.document
-    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    sheet = f"; datasheet: {document.device.datasheet}" if document.device.datasheet else ""
-    headings = ("roof", "median", "quartiles", "of the datasheet", "clock", "samples", "method")
-    table = text_table(headings, roof_rows(run), texts=("quartiles",), wrapped=("method",))
-    return Section("Roofs", [table], f"measured here on {measured_at}{sheet}", DOCUMENTS)
-
-
-def roof_rows(run: Run) -> list[list[str]]:
-    """Return a row per measured roof: name, median, quartiles, share of the datasheet, clock, samples, method."""
+    """A row per measured roof: name, median, quartiles, share of the datasheet, clock, samples, method."""
     ceilings, device = run.document.ceilings, run.document.device
     rows = [
         _roof_row(f"memory: {name}", "B/s", roof, device.datasheet_bytes_per_s)
@@ -73,7 +64,11 @@ def roof_rows(run: Run) -> list[list[str]]:
         if ceilings.weights.stream is not None:
             rows.append(_roof_row("memory: a stream in the same pieces", "B/s", ceilings.weights.stream, None))
     rows += [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
-    return rows
+    measured_at = datetime.fromtimestamp(ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    sheet = f"; datasheet: {device.datasheet}" if device.datasheet else ""
+    headings = ("roof", "median", "quartiles", "of the datasheet", "clock", "samples", "method")
+    table = text_table(headings, rows, texts=("quartiles",), wrapped=("method",))
+    return Section("Roofs", [table], f"measured here on {measured_at}{sheet}", DOCUMENTS)
 
 
 def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]:
@@ -138,6 +133,7 @@ def health_rows(run: Run) -> list[list[str]]:
     health = run.document.health
     known: dict[str, str | None] = {}
     if readings := health.readings:
+        others = readings.other_processes
         known = {
             "readings": str(readings.readings),
             "clock": _spread(readings.clock_hz, "Hz"),
@@ -146,26 +142,17 @@ def health_rows(run: Run) -> list[list[str]]:
             "memory active": _spread(readings.memory_active, ""),
             "temperature": _spread(readings.temperature_c, "°C"),
             "cores busy with other processes": _spread(readings.busy_cores_elsewhere, ""),
-            "other processes on the device": _text(readings.other_processes),
+            "other processes on the device": None if others is None else str(others),
             "throttled by": None if readings.throttle is None else ", ".join(readings.throttle) or "nothing",
         }
     known["power at rest"] = None if health.idle_power_w is None else scaled(health.idle_power_w, "W")
-    known |= dict(_setting(name, value) for name, value in health.settings.items())
+    for name, value in health.settings.items():
+        unit = " W" if name.endswith("_w") else ""  # a setting's name ends with its unit
+        known[name.removesuffix("_w").replace("_", " ")] = None if value is None else f"{value}{unit}"
     unseen = [*(name for name, text in known.items() if text is None), *health.not_seen]
     missing = dict.fromkeys(name.replace("_", " ") for name in unseen)
     rows = [[name, text] for name, text in known.items() if text is not None]
     return [*rows, ["not available here", ", ".join(missing)]] if missing else rows
-
-
-def _setting(name: str, value: str | float | None) -> tuple[str, str | None]:
-    """Return a setting's name in words, and its value with the unit that the name ends with."""
-    if name.endswith("_w"):
-        return name.removesuffix("_w").replace("_", " "), None if value is None else f"{value} W"
-    return name.replace("_", " "), _text(value)
-
-
-def _text(value: object) -> str | None:
-    return None if value is None else str(value)
 
 
 def _spread(spread: ReadingRange | None, unit: str) -> str | None:

@@ -131,21 +131,21 @@ _FONT = re.compile(r"\s*font-family:[^;]*;?")
 _REFERENCE = re.compile(r"^#([\w-]+)$|url\(#([\w-]+)\)")
 # Names of the pictures' colours in style.css, which has a light and a dark variant of each.
 _VARIABLES = {
-    "#000000": "ink",
-    "#222222": "ink",
-    "#333333": "ink",
-    "#ffffff": "paper",
-    "#e3e3e3": "grid",
-    "#cccccc": "line",
-    "#888888": "dim",
-    "#d55e00": "vermilion",
-    "#0072b2": "blue",
-    "#009e73": "green",
-    "#cc79a7": "pink",
-    "#e69f00": "amber",
-    "#56b4e9": "sky",
-    "#882255": "wine",
-    "#44aa99": "teal",
+    "#000000": "var(--ink)",
+    "#222222": "var(--ink)",
+    "#333333": "var(--ink)",
+    "#ffffff": "var(--paper)",
+    "#e3e3e3": "var(--grid)",
+    "#cccccc": "var(--line)",
+    "#888888": "var(--dim)",
+    "#d55e00": "var(--vermilion)",
+    "#0072b2": "var(--blue)",
+    "#009e73": "var(--green)",
+    "#cc79a7": "var(--pink)",
+    "#e69f00": "var(--amber)",
+    "#56b4e9": "var(--sky)",
+    "#882255": "var(--wine)",
+    "#44aa99": "var(--teal)",
 }
 _LEFT_OUT = {"metadata", "style"}
 
@@ -155,7 +155,13 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str
 
     `tooltips` maps ids of the picture's elements to their tooltips. Raises the errors of `draw`.
     """
-    root = _parsed(runs, name)
+    figure = draw(runs, name)
+    file = io.StringIO()
+    # Ids depend only on the picture's name: a run always gives the same page, and two pictures have different ids.
+    with styled(**{"svg.hashsalt": name}):
+        figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
+    plt.close(figure)
+    root = ElementTree.fromstring(file.getvalue())
     _simplify(root)
     referenced = {
         link or url
@@ -168,7 +174,11 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str
         if element_id in referenced:
             element.set("id", element_id)
         if tooltips and (tooltip := tooltips.get(element_id)):
-            _add_tooltip(element, element_id, tooltip)
+            title = ElementTree.Element("title")
+            title.text = tooltip.title
+            element.insert(0, title)
+            element.attrib |= {"id": element_id, "class": tooltip.css_class}
+            element.attrib |= {"tabindex": "0"} if tooltip.reachable else {}
     view = root.attrib["viewBox"]
     # A picture that is scaled down cannot be read, so a narrow page scrolls it, as it does tables.
     width = f"min-width: {float(view.split()[2]):.0f}px"
@@ -179,43 +189,16 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str
     )
 
 
-def _parsed(runs: Sequence[Run], name: str) -> ElementTree.Element:
-    figure = draw(runs, name)
-    file = io.StringIO()
-    # Ids depend only on the picture's name: a run always gives the same page, and two pictures have different ids.
-    with styled(**{"svg.hashsalt": name}):
-        figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
-    plt.close(figure)
-    return ElementTree.fromstring(file.getvalue())
-
-
 def _simplify(root: ElementTree.Element) -> None:
     """Remove namespaces, metadata and fonts, and replace colours with the page's variables."""
     for element in root.iter():
-        element.tag = _local(element.tag)
-        element.attrib = {_local(key): value for key, value in element.attrib.items()}
+        element.tag = element.tag.rpartition("}")[2]
+        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
         if "style" in element.attrib:
-            element.set("style", _COLOR.sub(_variable, _FONT.sub("", element.attrib["style"])))
-        for child in [child for child in element if _local(child.tag) in _LEFT_OUT]:
+            style = _FONT.sub("", element.attrib["style"])
+            element.set("style", _COLOR.sub(lambda color: _VARIABLES.get(color[0], color[0]), style))
+        for child in [child for child in element if child.tag.rpartition("}")[2] in _LEFT_OUT]:
             element.remove(child)
         element.tail = None
         if not (element.text or "").strip():
             element.text = None
-
-
-def _local(name: str) -> str:
-    return name.rpartition("}")[2]
-
-
-def _variable(match: re.Match[str]) -> str:
-    return f"var(--{_VARIABLES[match[0]]})" if match[0] in _VARIABLES else match[0]
-
-
-def _add_tooltip(element: ElementTree.Element, element_id: str, tooltip: Tooltip) -> None:
-    title = ElementTree.Element("title")
-    title.text = tooltip.title
-    element.insert(0, title)
-    element.set("id", element_id)
-    element.set("class", tooltip.css_class)
-    if tooltip.reachable:
-        element.set("tabindex", "0")

@@ -47,18 +47,14 @@ def advice(run: Run) -> Section | None:
         lever = levers[change]
         changes.setdefault(lever.how, ShellCommand(change, lever.how))
         if lever.measured_by and lever.measured_by in answer:
-            command = _with_options(document.command, lever.measured_by)
+            # An option that the command has already gets a new value.
+            flag = lever.measured_by.partition(" ")[0]
+            command = f"{re.sub(rf' {flag} [^ ]+', '', document.command)} {lever.measured_by}"
             measures.setdefault(lever.measured_by, ShellCommand(f"measure {change} on the whole model", command))
     without = how_to(WITHOUT_CUDNN, on_gpu=True).line
     if without in answer:
         changes.setdefault(without, ShellCommand(WITHOUT_CUDNN, without))
     return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
-
-
-def _with_options(command: str, options: str) -> str:
-    """Return a command with `options`, the first of which replaces its own value in the command."""
-    flag, _, _ = options.partition(" ")
-    return f"{re.sub(rf' {flag} [^ ]+', '', command)} {options}"
 
 
 def interrupted(run: Run) -> Section:

@@ -9,7 +9,6 @@ from typing import Literal
 
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
-from profiler.grid.cells import CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import weight_read_share
 from profiler.report.selection import selected_cells
@@ -52,16 +51,6 @@ class RoofLine:
             return []
         inside = [self.ridge] if start < self.ridge < end else []
         return [(x, self.at(x)) for x in (start, *inside, end)]
-
-
-@dataclass(frozen=True)
-class CellPoint:
-    """A measured cell on a roofline."""
-
-    key: CellKey
-    intensity: float
-    flops_per_s: float
-    tooltip: str
 
 
 def roof_lines(run: Run) -> list[RoofLine]:
@@ -121,12 +110,8 @@ def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
     return [fastest] if fastest == largest else [fastest, largest]
 
 
-def cell_points(run: Run) -> list[CellPoint]:
-    """Return the measured cells as points."""
-    return [CellPoint(result.key, result.intensity, result.flops_per_s, _tooltip(result)) for result in run.measured]
-
-
-def _tooltip(result: CellResult) -> str:
+def point_words(result: CellResult) -> str:
+    """Return what a point of a roofline says about its cell."""
     judged = f", {percent(result.attained)} of the roofline, {result.regime}" if result.regime else ""
     return (
         f"{result.key.name}: {duration(result.latency_s)}, {significant(result.tokens_per_s)} tokens/s,"

@@ -14,7 +14,7 @@ SETTINGS = {"model": "m", "device": "card", "precision": "bfloat16", "threads": 
 
 
 def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> MatchKey:
-    return MatchKey(phase, batch_size, prompt_len, 0, engine)
+    return MatchKey(phase, batch_size, prompt_len, 0, engine, ())
 
 
 def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: float) -> CellTime:
@@ -28,7 +28,7 @@ def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: 
 def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
     """A machine whose memory and cores take `memory` and `compute` times as long as usual, by drift probe and roofs."""
     looks = tuple(DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0))
-    return MachineState(100e9 / memory, 0.01, 1e12 / compute, 0.01, at, looks)
+    return MachineState({"memory": (100e9 / memory, 0.01), "compute": (1e12 / compute, 0.01)}, at, looks)
 
 
 def side(cells: dict[MatchKey, CellTime], **changes: Any) -> Side:

@@ -84,7 +84,7 @@ def test_a_sentinel_that_wavers_divides_nothing() -> None:
 
 def test_roofs_that_contradict_the_sentinel_divide_nothing() -> None:
     fallen = witness(1.04, 1.04, at=1.0)
-    risen = replace(fallen, memory_bytes_per_s=104e9, compute_flops_per_s=1.04e12)
+    risen = replace(fallen, roofs={"memory": (104e9, 0.01), "compute": (1.04e12, 0.01)})
     after = side({asked(): timed(0.0104)}, witness=risen)
     assert compare_sides(before(), after).changes[0].machine == 0
 
@@ -112,7 +112,7 @@ def test_a_roof_that_was_measured_otherwise_moves_no_term() -> None:
     first = side({asked(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
     after = side(
         {asked(): timed(0.0107, weights_s=0.005, kernel_s=0.002, dispatch_s=0.0007)},
-        witness=replace(witness(at=1.0), memory_bytes_per_s=120e9),
+        witness=replace(witness(at=1.0), roofs={"memory": (120e9, 0.01), "compute": (1e12, 0.01)}),
     )
     [change] = compare_sides(first, after).changes
     assert change.moved == "dispatch_s"
@@ -221,7 +221,7 @@ def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool()
     Our cell after a context of 128 (31 ms) is on only one side.
     """
     file = side_of_file(read_foreign(ROOT / "tests" / "data" / "foreign" / "llama-bench-depth.md"))
-    cells = {asked(prompt_len=128): timed(0.029), MatchKey("decode", 1, 0, 128, "eager"): timed(0.031)}
+    cells = {asked(prompt_len=128): timed(0.029), MatchKey("decode", 1, 0, 128, "eager", ()): timed(0.031)}
     for ordered in (cells, dict(reversed(cells.items()))):
         found = compare_sides(side(ordered), file)
         assert [item.before.median_s for item in found.changes if item.asked.phase == "decode"] == [0.029]

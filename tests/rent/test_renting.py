@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import astuple
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,8 @@ from profiler.errors import RequestError
 from profiler.rent.command import RentDocument, rent
 from profiler.rent.offers import Offer
 from profiler.rent.options import RentOptions
-from profiler.rent.picture import cost_picture
 from profiler.rent.serving import Fleet
-from profiler.rent.text import rent_sentences, rent_table
+from profiler.rent.text import cost_picture, rent_sentences, rent_table
 
 TODAY = date(2026, 11, 20)
 """After the newest price, as in notebook 06: a price from tomorrow would have a negative age."""
@@ -132,7 +132,7 @@ def test_at_a_rate_the_idle_time_is_paid(chat: RentDocument) -> None:
         assert offer.request_usd is not None
         assert offer.utilisation is not None
         assert offer.capacity_per_s is not None
-        assert offer.request_usd.ends == pytest.approx((offer.usd_per_h / 3600,) * 3)
+        assert astuple(offer.request_usd) == pytest.approx((offer.usd_per_h / 3600,) * 3)
         assert offer.utilisation.typical == pytest.approx(1 / offer.capacity_per_s.typical)
         assert offer.idle_usd_per_day == pytest.approx(24 * offer.usd_per_h)
 

@@ -14,8 +14,9 @@ from matplotlib.transforms import Bbox
 
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
+from profiler.judge.cells import CellResult
 from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, distinct_names, panel_grid, title
-from profiler.report.roofline_data import CellPoint, RoofKind, RoofLine, cell_points, group_points, roof_lines
+from profiler.report.roofline_data import RoofKind, RoofLine, group_points, roof_lines
 from profiler.store.folder import Run
 from profiler.units import percent, scaled, significant
 
@@ -71,10 +72,10 @@ class PointName:
 def roofline(run: Run) -> Figure:
     """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
 
-    Roofs and points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and `cell_points`.
+    Roofs and points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
     """
     figure, axes = plt.subplots(figsize=(7.2, 6.2))
-    lines, points = roof_lines(run), cell_points(run)
+    lines, points = roof_lines(run), run.measured
     _frame_cells(axes, lines, points)
     counts: dict[RoofKind, int] = {}
     for number, line in enumerate(lines):
@@ -104,7 +105,7 @@ def frame(axes: Axes, xs: Sequence[float], ys: Sequence[float], ylabel: str) -> 
         axis.set_minor_formatter(NullFormatter())
 
 
-def _frame_cells(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellPoint]) -> None:
+def _frame_cells(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellResult]) -> None:
     """Set axes that contain every point, every plateau, and the ridges of measured and datasheet roofs."""
     ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
     ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
@@ -129,13 +130,13 @@ def _ridge_name(roof: RoofLine) -> str:
     return f"ridge {roof.ridge:.3g} FLOP/byte"
 
 
-def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, color: str, marker: str) -> None:
+def _draw_points(axes: Axes, points: Sequence[CellResult], phase: Phase, color: str, marker: str) -> None:
     """Draw a phase's cells. A line joins those of one depth and engine."""
     numbered = [(number, point) for number, point in enumerate(points) if point.key.phase == phase]
     if not numbered:
         return
     axes.plot([], [], color=color, marker=marker, ls="-", label=phase)
-    series: dict[tuple[str, int], list[CellPoint]] = {}
+    series: dict[tuple[str, int], list[CellResult]] = {}
     for _, point in numbered:
         series.setdefault((point.key.cell.engine, point.key.cell.depth), []).append(point)
     for line in series.values():
@@ -146,11 +147,11 @@ def _draw_points(axes: Axes, points: Sequence[CellPoint], phase: Phase, color: s
         axes.plot(*at, color=color, marker=marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
 
 
-def _places(points: Sequence[CellPoint]) -> list[tuple[float, float]]:
+def _places(points: Sequence[CellResult]) -> list[tuple[float, float]]:
     return [(point.intensity, point.flops_per_s) for point in points]
 
 
-def _ends(points: Sequence[CellPoint], phase: Phase, color: str) -> list[PointName]:
+def _ends(points: Sequence[CellResult], phase: Phase, color: str) -> list[PointName]:
     """The names of a phase's slowest and fastest cell."""
     ranked = sorted((point for point in points if point.key.phase == phase), key=lambda point: point.flops_per_s)
     ends = dict.fromkeys((*ranked[:1], *ranked[-1:]))  # of a single cell, only one
@@ -199,7 +200,7 @@ def devices(runs: Sequence[Run]) -> Figure:
     figure, axes = plt.subplots(figsize=(10, 6.4))
     colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
     roofs = [roof_lines(run)[0] for run in runs]
-    points = [cell_points(run) for run in runs]
+    points = [run.measured for run in runs]
     all_points = [point for of_run in points for point in of_run]
     _frame_cells(axes, roofs, all_points)
     names = []

@@ -81,23 +81,12 @@ def _draw(axes: Axes, panel: Panel) -> None:
         least_s = min(least_s, at_s)
     axes.bar(len(names) - 1, 1e3 * after_s, color=_TOTAL_COLOR)
     axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    cut = _begin(
-        axes, (0, len(names) - 1), 1e3 * (min(least_s, after_s) - 2 * sum(map(abs, moved.values())) - 0.02 * total_s)
-    )
-    axes.set_title(panel.name + cut, fontsize=10)
-
-
-def _begin(axes: Axes, wholes: Sequence[int], least_ms: float) -> str:
-    """Set the lower end of the axis, and return what the title says about it.
-
-    The axis begins at zero. If changes are small compared with the whole, it begins just below them, and slashes mark
-    the cut at the feet of the whole bars.
-    """
-    if least_ms <= 0:
-        axes.set_ylim(0)
-        return ""
-    axes.set_ylim(least_ms)
+    # The axis begins at zero. If changes are small compared with the whole, it begins just below them, and slashes mark
+    # the cut at the feet of the whole bars.
+    least_ms = 1e3 * (min(least_s, after_s) - 2 * sum(map(abs, moved.values())) - 0.02 * total_s)
+    axes.set_ylim(max(0.0, least_ms))
     foot = axes.get_xaxis_transform()
-    for at, height in itertools.product(wholes, (0.015, 0.04)):
+    for at, height in itertools.product((0, len(names) - 1), (0.015, 0.04)) if least_ms > 0 else ():
         axes.plot([at - 0.45, at + 0.45], [height - 0.01, height + 0.01], transform=foot, color="white", lw=2)
-    return f"\n(axis cut at {significant(least_ms)} ms)"
+    cut = f"\n(axis cut at {significant(least_ms)} ms)" if least_ms > 0 else ""
+    axes.set_title(panel.name + cut, fontsize=10)
