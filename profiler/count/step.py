@@ -115,7 +115,8 @@ def _groups(operators: Sequence[tuple[Operator, Work]], *, each: bool) -> TextTa
     by_bytes = sorted(groups.items(), key=lambda item: -sum(float(work.model_bytes) for _, work in item[1]))
     for group, items in groups.items() if each else by_bytes:
         starts.append(len(rows))
-        rows.append([group.replace("_", " "), "", *_figures([work for _, work in items], flops, moved)])
+        count = str(sum(operator.count for operator, _ in items))
+        rows.append([group.replace("_", " "), count, *_figures([work for _, work in items], flops, moved)])
         if each:
             rows += [
                 [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items

@@ -143,10 +143,14 @@ def gpu_called(name: str) -> Datasheet:
     """Return the only row with this name, this driver's name, or these words in its name, in any case.
 
     The name of a computer that has one kind of GPU, such as DGX Spark, is that GPU's. A word may be abbreviated, but
-    not within a number: T5 does not mean T5000. A memory size is not a name. Words may be joined: RTX_4090, H100-SXM.
-    Raises RequestError for no match or several.
+    not within a number: T5 does not mean T5000. A memory size is not a name. Words may be joined: RTX_4090,
+    h100-sxm, rtx4090. Raises RequestError for no match or several.
     """
-    rows = _rows_called(name) or _rows_called(re.sub("[-_]", " ", name))
+    rows = (
+        _rows_called(name)
+        or _rows_called(re.sub("[-_]", " ", name))
+        or [gpu for gpu in gpus() if _joined(gpu.gpu) == _joined(name)]
+    )
     if len(rows) == 1:
         return rows[0]
     if rows:
@@ -192,6 +196,10 @@ def find(name: str, memory_bytes: int, sm_count: int | None = None) -> Datasheet
         if abs(memory_bytes / gpu.memory_bytes - 1) <= _MEMORY_TOLERANCE and sm_count in (None, gpu.sm_count)
     ]
     return min(rows, key=lambda gpu: abs(memory_bytes - gpu.memory_bytes), default=None)
+
+
+def _joined(name: str) -> str:
+    return re.sub("[-_ ]", "", name.lower())
 
 
 def _distinctive(name: str) -> tuple[str, ...]:

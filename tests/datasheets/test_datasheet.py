@@ -191,6 +191,8 @@ def test_units_distinguish_slices_from_cards(name: str, memory_gib: float, sm_co
         ("gh200 96", "GH200 96GB"),
         ("A10", "A10"),
         ("RTX_4090", "RTX 4090"),
+        ("rtx4090", "RTX 4090"),
+        ("rtx3060ti", "RTX 3060 Ti"),
         ("h100-sxm", "H100 SXM"),
         ("A100-80GB-SXM", "A100 80GB SXM"),
     ],
