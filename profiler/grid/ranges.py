@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -118,19 +119,17 @@ def _checked(values: Iterable[int], option: str) -> tuple[int, ...]:
     return ordered
 
 
-def _expand(match: re.Match[str], part: str, option: str) -> list[int]:
+def _expand(match: re.Match[str], part: str, option: str) -> Sequence[int]:
     first, last = int(match[1]), int(match[2])
     operator, step = match[3] or "+", int(match[4] or 1)
     if first < 1 or last < first:
         raise GridError(f"{option}: {part!r} is not an ascending range from 1 or more; {_GRAMMAR}.")
     if step < (2 if operator == "*" else 1):
         raise GridError(f"{option}: {part!r} never reaches its end; use a factor of 2 or more, or a step of 1 or more.")
-    values: list[int] = []
-    value = first
-    while value <= last and len(values) <= MAX_VALUES:
-        values.append(value)
-        value = value * step if operator == "*" else value + step
-    return values
+    if operator == "+":
+        return range(first, last + 1, step)[: MAX_VALUES + 1]
+    powers = (first * step**power for power in range(MAX_VALUES + 1))
+    return list(itertools.takewhile(lambda value: value <= last, powers))
 
 
 def check_prefix(prefix: int, shortest: int) -> None:
