@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from profiler.why_slow.observations import Call
-from profiler.why_slow.patches import watched
-from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.script import run_script
+from planted_faults import run_watched
 
 pytestmark = pytest.mark.slow
 
@@ -65,20 +61,14 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_script_that(
-    kind: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_that(kind: str, tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source, printed, calls = KINDS[kind]
     script = tmp_path / "own.py"
     script.write_text(LOAD + source)
-    for owner, name in ((sys, "argv"), (sys, "path")):
-        monkeypatch.setattr(owner, name, list(getattr(owner, name)))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-    recorder = Recorder()
-    with watched(recorder), torch.enable_grad():
-        exit_code = run_script(script, [str(tiny_folder)])
+    with torch.enable_grad():
+        recorder = run_watched(script, tiny_folder)
     sys.stdout.flush()
-    assert (exit_code, capfd.readouterr().out) == (0, printed)
-    seen: tuple[Call, ...] = recorder.seen(kind).calls
+    assert capfd.readouterr().out == printed
+    seen = recorder.seen(kind).calls
     assert [call.kind for call in seen] == calls
     assert all(call.where.startswith("own.py:") for call in seen)

@@ -45,11 +45,7 @@ def test_each_second_of_a_script_has_one_name() -> None:
             "dispatch of kernels by Python and torch, at least": 2.0,
             "work that the tokens do not need": 1.0,
             "waiting for a core that other processes used": 2.0,
-            "kernels (modules unknown) slower than the roofs, and dispatch beyond least": 16
-            - 5
-            - 8
-            - 2.0 * 18 / 40
-            + 0.0,
+            "kernels (modules unknown) slower than the roofs, and dispatch beyond least": 16 - 13 - 2.0 * 18 / 40,
             "sampling": 3.0,
             "your Stops": 1.0,
             "generate's own work": 1.0,
