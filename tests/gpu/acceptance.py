@@ -6,9 +6,8 @@ again after every check, so a killed call loses nothing; runs.tar.gz has the run
 listed with their reason. `--only roofs,trace` runs some groups, so several calls can share the work, each with a
 different FOLDER. It changes no setting of the card.
 
-It imports torch, transformers, accelerate, jinja2, numpy, nvidia-ml-py, packaging, pandas, psutil, pyarrow, rich,
-safetensors, seaborn and typer. A bare image with torch and transformers often lacks only pydantic, pydantic-core,
-annotated-types and typing-inspection. Carry their wheels there (4 MB; name the image's Python):
+A bare image with torch and transformers often lacks only pydantic, pydantic-core, annotated-types and
+typing-inspection. Carry their wheels there (4 MB; name the image's Python):
 
     python -m pip download pydantic -d wheels --only-binary=:all: --python-version 3.12 --platform manylinux_2_17_x86_64
     python -m pip install --no-index --find-links wheels pydantic          (on the image)
@@ -141,7 +140,10 @@ class Scoreboard:
             "memory": self._bench.memory,
         }
         draft = self._folder / "scoreboard.part"
-        draft.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
+        draft.write_text(
+            json.dumps(document, indent=1, default=_plain) + "\n",
+            encoding="utf-8",
+        )
         draft.replace(self._folder / "scoreboard.json")
 
     def archive(self) -> None:
@@ -171,35 +173,27 @@ def _bench(folder: Path, *, dry_run: bool, minutes: float = 9.0, imports_s: floa
     return Bench(torch.device("cuda", 0), main_model, "tinyllama-1.1b", folder, minutes, imports_s)
 
 
-def _not_installed(names: Iterable[str]) -> str:
-    """Return one line for modules that cannot be imported, by the packages that contain them."""
-    packages = (name.partition(".")[0].replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in names)
-    return f"not installed: {', '.join(packages)}; carry their wheels, as --help shows."
-
-
 def main() -> int:
     options = _options()
-    if absent := [name for name in _NEEDED if sys.modules.get(name) is None and find_spec(name) is None]:
-        print(_not_installed(absent), file=sys.stderr)
-        return 2
+    absent = [name for name in _NEEDED if sys.modules.get(name) is None and find_spec(name) is None]
     try:
-        import torch
-        from transformers import AutoConfig  # noqa: F401  imported as it is first used
+        if not absent:
+            import torch
+            from transformers import AutoConfig  # noqa: F401  imported as it is first used
 
-        every = groups()
+            every = groups()
     except ModuleNotFoundError as error:
-        print(_not_installed([error.name or str(error)]), file=sys.stderr)
-        return 2
+        absent = [error.name or str(error)]
     except Exception as error:
-        print(f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}", file=sys.stderr)
-        return 2
+        return _refused(f"cannot be imported: {type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    if absent:
+        packages = (name.partition(".")[0].replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in absent)
+        return _refused(f"not installed: {', '.join(packages)}; carry their wheels, as --help shows.")
     imports_s, names = time.perf_counter() - _BEGAN_S, options.only.split(",") if options.only else list(every)
     if unknown := [name for name in names if name not in every]:
-        print(f"--only {unknown[0]!r} is unknown; use {', '.join(every)}.", file=sys.stderr)
-        return 2
+        return _refused(f"--only {unknown[0]!r} is unknown; use {', '.join(every)}.")
     if not options.dry_run and not torch.cuda.is_available():
-        print("no CUDA device answers; --dry-run runs the script on a CPU.", file=sys.stderr)
-        return 2
+        return _refused("no CUDA device answers; --dry-run runs the script on a CPU.")
     with tempfile.TemporaryDirectory(prefix="roofscope-acceptance-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # roofs of another card of this name must not be found
         bench = _bench(Path(folder), dry_run=options.dry_run, minutes=options.minutes, imports_s=imports_s)
@@ -210,6 +204,11 @@ def main() -> int:
             ncu_target(bench)
             return 0
         return _run(bench, {name: every[name] for name in names}, options.out)
+
+
+def _refused(why: str) -> int:
+    print(why, file=sys.stderr)
+    return 2
 
 
 def _run(bench: Bench, chosen: Groups, out: Path) -> int:

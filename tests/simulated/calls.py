@@ -11,8 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .card import Card
 from .native import native
-from .pricing import Operator, Price
-from .shapes import in_place, on_card, shaped
+from .pricing import Price, in_place, on_card, price_of, shaped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,7 +19,6 @@ class Kind:
     """The known facts of an operator, looked up by identity: torch calls into Python to hash an operator."""
 
     func: Any
-    priced: Operator
     decomposed: Callable[..., Any] | None
     """Decomposes it into other operators."""
     fused: Callable[..., tuple[Any, Price]] | None
@@ -60,7 +58,7 @@ class Calls:
         laid = [_output(output, stood_in) for output in outputs]
         if price is None:
             fresh = [at for at, output in enumerate(laid) if output.is_fresh]
-            price = kind.priced.price(args, given, outputs, fresh)
+            price = price_of(kind.func, args, given, outputs, fresh)
         call = native().Call(card.core, laid, isinstance(result, list), price)
         made = native().performed(call, given)
         if again and len(outputs) == len(leaves):

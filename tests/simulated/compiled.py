@@ -88,26 +88,17 @@ def _shape(value: Any) -> tuple[Any, ...]:
     """Return the key of compiled code: the shape of a tensor, or the sizes of a cache."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
-    return tuple(
-        (type(layer).__name__, getattr(layer, "max_cache_len", None)) for layer in getattr(value, "layers", ())
-    )
+    layers = getattr(value, "layers", ())
+    return tuple((type(layer).__name__, getattr(layer, "max_cache_len", None)) for layer in layers)
 
 
 def _place(value: Any) -> tuple[Any, ...]:
     """Return the key of a recorded graph: the memory of a cache, and its numbers on the host."""
-    layers = getattr(value, "layers", ())
-    return tuple(
-        part if type(part) is int else part.untyped_storage().data_ptr()
-        for layer in layers
-        for part in vars(layer).values()
-        if type(part) is int or isinstance(part, torch.Tensor)
-    )
+    parts = [part for layer in getattr(value, "layers", ()) for part in vars(layer).values()]
+    numbers = [part for part in parts if type(part) is int]
+    return *numbers, *(part.untyped_storage().data_ptr() for part in parts if isinstance(part, torch.Tensor))
 
 
 def compiler(host: Host) -> Callable[..., Compiled]:
     """Return the torch.compile of this host."""
-
-    def compiled(function: Callable[..., Any], *, mode: str | None = None, **_: Any) -> Compiled:
-        return Compiled(host, function, captured=mode == "reduce-overhead")
-
-    return compiled
+    return lambda function, *, mode=None, **_: Compiled(host, function, captured=mode == "reduce-overhead")

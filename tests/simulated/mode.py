@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -17,8 +18,7 @@ from .calls import Calls, Kind, named_device, tensors_among
 from .card import Card, Work
 from .host import Host
 from .native import native
-from .pricing import Operator, Price, aten, nbytes, place, product_dtype
-from .shapes import on_card, shaped
+from .pricing import Price, aten, nbytes, on_card, place, product_dtype, shaped
 
 _VALUED: dict[Any, Callable[..., Any]] = {
     aten.full.default: lambda size, value: value,
@@ -103,8 +103,7 @@ class CardMode(TorchDispatchMode):
 
     def __enter__(self) -> CardMode:
         self._looked.append(native().look(True))
-        super().__enter__()
-        return self
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -174,7 +173,6 @@ class CardMode(TorchDispatchMode):
             fused = self._fused.get(func)
             kind = self._kinds[id(func)] = Kind(
                 func=func,
-                priced=Operator.of(func),
                 decomposed=None if fused else _decomposition(func),
                 fused=fused,
                 valued=_VALUED.get(func),
@@ -190,9 +188,7 @@ class CardMode(TorchDispatchMode):
         pinned = kwargs.pop("pin_memory", False)
         tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
-        numel = 1
-        for side in size if all(isinstance(side, int) for side in size) else ():
-            numel *= side
+        numel = math.prod(size) if all(isinstance(side, int) for side in size) else 1
         # Four bytes per element, since the dtype is not known yet. `empty_like` on the host makes weights of a plan.
         like = max((nbytes(t) for t in tensors if t.device.type == "meta"), default=0) if "device" in kwargs else 0
         large = (not tensors and numel * 4 > _HELD_FOR_REAL) or like > _HELD_FOR_REAL
@@ -216,26 +212,23 @@ class CardMode(TorchDispatchMode):
             operands = [place(2, bias[0]), *operands]
         name = f"{aten.addmm.default if len(operands) > 2 else aten.mm.default} {dtype}"
         written = place(len(operands), result)
-        return result, Price(name, tuple(operands), (written,), _linear_flops(x, weight), dtype, workspace=True)
+        flops = 2.0 * x.numel() * weight.shape[0]
+        return result, Price(name, tuple(operands), (written,), flops, dtype, workspace=True)
 
     def _attend(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Attend by the chosen kernel. cuDNN plans new shapes on the host; later calls of their layout bypass this."""
         query, key, value, mask, causal, grouped = _attended(args, kwargs)
         chosen = self._choose(args, kwargs)
-        if chosen == attention.CUDNN:
-            self._plan(query, key, value, mask, causal)
+        plan = attention.plan(query, key, value, mask, causal)
+        if chosen == attention.CUDNN and plan not in self._plans:
+            self._plans.add(plan)
+            self._host.advance(self._cards[query.device.index].truth.plan_s)
         if chosen != attention.MATH:
             return self._calls.run(self._kind(aten.scaled_dot_product_attention.default), args, kwargs)
         with self:
             attend = aten._scaled_dot_product_attention_math.default
             options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
             return attend.decompose(query, key, value, mask, 0.0, causal, **options)[0]
-
-    def _plan(self, query: torch.Tensor, *others: Any) -> None:
-        """Let the host plan shapes that are new to cuDNN. Later calls of the same layout bypass this."""
-        plan = attention.plan(query, *others)
-        if plan not in self._plans:
-            self._plans.add(plan)
-            self._host.advance(self._cards[query.device.index].truth.plan_s)
 
     def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         query, key, value, mask, causal, _ = _attended(args, kwargs)
@@ -252,9 +245,14 @@ class CardMode(TorchDispatchMode):
         return attention.choice(self._cards[query.device.index].truth.capability, query, key, value, mask, grouped)
 
     def _read_value(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | int | float:
-        tensor = args[0]
-        if tensor.device.type == "cuda":
-            self._wait_for(self._cards[tensor.device.index])
+        """Copy a value to the host, which waits for it."""
+        [tensor] = args
+        if on_card(tensor):
+            card = self._cards[tensor.device.index]
+            self._host.note_wait()
+            card.stream.refuse_capture()
+            card.launch(Work("a value to the host"))
+            card.stream.wait()
         return self._value(tensor)
 
     def _quantise_rows(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -312,13 +310,6 @@ class CardMode(TorchDispatchMode):
         self._host.note_wait()
         raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
-    def _wait_for(self, card: Card) -> None:
-        """Copy a value to the host, which waits for it."""
-        self._host.note_wait()
-        card.stream.refuse_capture()
-        card.launch(Work("a value to the host"))
-        card.stream.wait()
-
     def _to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         source = args[0]
         target = torch.device(kwargs.get("device") or source.device)
@@ -358,25 +349,23 @@ class CardMode(TorchDispatchMode):
 
     def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
         """Move bytes over a link: asynchronously from pinned memory and between cards; else the host waits."""
-        if "cuda" not in (source.device.type, target.device.type):
+        size = min(nbytes(source), nbytes(target))
+        if not size or not (on_card(source) or on_card(target)):
             return
-        between = source.device.type == target.device.type
-        card = self._cards[(target if target.device.type == "cuda" else source).device.index]
-        truth, size = card.truth, min(nbytes(source), nbytes(target))
-        if not size:
-            return
-        if between:
+        card = self._cards[(target if on_card(target) else source).device.index]
+        truth = card.truth
+        if on_card(source) and on_card(target):
             card.launch(Work("copy between cards", link_s=size / truth.peer_bytes_per_s))
             return
-        host_side = source if source.device.type == "cpu" else target
-        pinned = host_side.untyped_storage()._cdata in self._pinned
+        pinned = (target if on_card(source) else source).untyped_storage()._cdata in self._pinned
         speed = truth.link_bytes_per_s * (1.0 if pinned else truth.pageable_share)
+        waits = not (pinned and asynchronous)
         if not asynchronous:
             self._host.note_wait()
-        if not (pinned and asynchronous):
+        if waits:
             card.stream.refuse_capture()
         card.launch(Work("copy over the link", link_s=size / speed))
-        if not (pinned and asynchronous):
+        if waits:
             card.stream.wait()
 
 
@@ -420,7 +409,3 @@ def _everywhere(source: torch.Tensor, dtype: torch.dtype) -> float | None:
     if source.numel() == 1:
         return float(source.item())
     return 1.0 if dtype is torch.bool and bool(source.all()) else None
-
-
-def _linear_flops(x: torch.Tensor, weight: torch.Tensor) -> float:
-    return 2.0 * x.numel() * weight.shape[0]

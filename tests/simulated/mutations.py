@@ -27,8 +27,7 @@ from profiler.measure import kernels, sweep
 from profiler.measure.subject import Subject
 
 from . import test_hosts as hosts
-from . import test_memory as cards
-from . import test_room as room
+from . import test_memory as memories
 from . import test_scenarios as scenarios
 from .scenario import apart
 
@@ -54,7 +53,7 @@ def static_cache(folder: Path) -> None:
 
 
 def full_card(folder: Path) -> None:
-    room.test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(*room.FUSED, folder)
+    memories.test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(*memories.FUSED, folder)
 
 
 def doubled_replay() -> Planted:
@@ -133,7 +132,7 @@ MUTATIONS = (
     Mutation("wrong slots", partial(mock.patch.object, Cell, "slots", _SLOTS), static_cache),
     Mutation(
         "reserved as used", partial(mock.patch.object, memory, "unused_bytes", return_value=0),
-        cards.test_a_batch_test_ends_where_memory_does,
+        memories.test_a_batch_test_ends_where_memory_does,
     ),
     Mutation(
         "L2-warm replays", partial(mock.patch.object, kernels, "cold_bytes_of", return_value=0),

@@ -36,9 +36,8 @@ def answers(cards: Sequence[Card]) -> Any:
         """Return the power limit if it limits the clock, else nine tenths of it."""
         return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else 900))
 
-    def utilisation(card: Card) -> Any:
-        share = round(100 * card.active_share(_WINDOW_S))
-        return types.SimpleNamespace(gpu=share, memory=share // 2)
+    def limit_mw(card: Card) -> int:
+        return round(card.truth.power_w * 1000)
 
     def counted(card: Card, _sample: Any) -> tuple[Card, float, float, float, int]:
         """What a GPM sample holds: the time, and busy seconds, seconds of arithmetic and bytes until then."""
@@ -52,9 +51,6 @@ def answers(cards: Sequence[Card]) -> Any:
         for metric in request.metrics[: request.numMetrics]:
             metric.value, metric.nvmlReturn = 100 * shares[metric.metricId], 0
 
-    def request() -> Any:
-        return types.SimpleNamespace(metrics=[types.SimpleNamespace() for _ in range(3)])
-
     module = types.ModuleType("pynvml")
     module.__dict__.update(
         NVML_CLOCK_SM=1,
@@ -63,7 +59,7 @@ def answers(cards: Sequence[Card]) -> Any:
         NVML_GPM_METRIC_ANY_TENSOR_UTIL=5,
         NVML_GPM_METRIC_DRAM_BW_UTIL=10,
         NVML_GPM_METRICS_GET_VERSION=1,
-        c_nvmlGpmMetricsGet_t=request,
+        c_nvmlGpmMetricsGet_t=lambda: types.SimpleNamespace(metrics=[types.SimpleNamespace() for _ in range(3)]),
         nvmlGpmQueryDeviceSupport=lambda card: types.SimpleNamespace(
             isSupportedDevice=int(card.truth.capability >= _GPM_FROM)
         ),
@@ -78,9 +74,11 @@ def answers(cards: Sequence[Card]) -> Any:
         nvmlDeviceGetClockInfo=lambda card, kind: round(card.truth.clock_hz * card.clock_share / 1e6),
         nvmlDeviceGetCurrentClocksEventReasons=reasons,
         nvmlDeviceGetPowerUsage=power_mw,
-        nvmlDeviceGetEnforcedPowerLimit=lambda card: round(card.truth.power_w * 1000),
-        nvmlDeviceGetPowerManagementDefaultLimit=lambda card: round(card.truth.power_w * 1000),
-        nvmlDeviceGetUtilizationRates=utilisation,
+        nvmlDeviceGetEnforcedPowerLimit=limit_mw,
+        nvmlDeviceGetPowerManagementDefaultLimit=limit_mw,
+        nvmlDeviceGetUtilizationRates=lambda card: types.SimpleNamespace(
+            gpu=round(100 * card.active_share(_WINDOW_S)), memory=round(50 * card.active_share(_WINDOW_S))
+        ),
         nvmlDeviceGetTemperature=lambda card, kind: 60,
         nvmlDeviceGetMemoryInfo=lambda card: types.SimpleNamespace(
             used=card.memory.total_bytes - card.memory.driver_free

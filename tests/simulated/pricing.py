@@ -1,15 +1,13 @@
-"""Bytes and FLOPs of each aten operator."""
+"""Output shapes of operators, from torch's `meta` device without values, and the bytes and FLOPs of each."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-
-from .shapes import on_card
+from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
@@ -61,63 +59,41 @@ class Price(NamedTuple):
     """Whether cuBLAS runs it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """The facts of an operator that its price needs."""
-
-    name: str
-    mutates: bool
-    runs: bool
-    """Whether it is more than an allocation."""
-    product: Callable[[Sequence[Any]], tuple[float, torch.Tensor]] | None
-    gathered: int | None
-    scatters: bool
-    by_experts: bool
-    blind: bool
-    """Whether it writes without reading."""
-
-    @classmethod
-    def of(cls, func: Any) -> Operator:
-        return cls(
-            name=str(func),
-            mutates=func._schema.is_mutable,
-            runs=func not in ALLOCATIONS and func is not aten.detach_.default,
-            product=PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name()),
-            gathered=GATHERS.get(func),
-            scatters=func in SCATTERS,
-            by_experts=func.name() == BY_EXPERTS,
-            blind=func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")),
-        )
-
-    def price(
-        self, args: Sequence[Any], inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], fresh: Sequence[int]
-    ) -> Price | None:
-        """Return the price of a call, or None if no kernel runs. `fresh` are the outputs with new memory."""
-        if not self.runs or not (fresh or self.mutates):
-            return None
-        written = [at for at in range(len(outputs)) if at in fresh or not fresh]
-        if not any(outputs[at].numel() for at in written):
-            return None
-        writes = [place(len(inputs) + at, outputs[at]) for at in written]
-        reads = [place(at, tensor) for at, tensor in enumerate(inputs) if on_card(tensor) and tensor.numel()]
-        if self.gathered is not None:
-            table = reads[self.gathered]
-            reads[self.gathered] = table._replace(nbytes=min(table.nbytes, sum(each.nbytes for each in writes)))
-        elif self.scatters:
-            reads = reads[1:]
-            given = max((each.nbytes for each in reads), default=0)
-            writes = [each._replace(nbytes=min(each.nbytes, given)) for each in writes]
-        elif self.by_experts:
-            experts = args[1].shape[0]
-            hit = int(reads[1].nbytes * experts_hit(experts, args[0].shape[0]))
-            reads[1] = reads[1]._replace(nbytes=hit)
-        elif self.blind or not inputs:
-            reads = []
-        if self.product is None:
-            return Price(self.name, tuple(reads), tuple(writes))
-        flops, operand = self.product(args)
-        dtype = product_dtype(operand)
-        return Price(f"{self.name} {dtype}", tuple(reads), tuple(writes), flops, dtype, workspace=True)
+def price_of(
+    func: Any,
+    args: Sequence[Any],
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    fresh: Sequence[int],
+) -> Price | None:
+    """Return the price of a call, or None if no kernel runs. `fresh` are the outputs with new memory."""
+    if func in ALLOCATIONS or func is aten.detach_.default or not (fresh or func._schema.is_mutable):
+        return None
+    written = [at for at in range(len(outputs)) if at in fresh or not fresh]
+    if not any(outputs[at].numel() for at in written):
+        return None
+    writes = [place(len(inputs) + at, outputs[at]) for at in written]
+    reads = [place(at, tensor) for at, tensor in enumerate(inputs) if on_card(tensor) and tensor.numel()]
+    if func in GATHERS:
+        table = reads[GATHERS[func]]
+        read = min(table.nbytes, sum(each.nbytes for each in writes))
+        reads[GATHERS[func]] = table._replace(nbytes=read)
+    elif func in SCATTERS:
+        reads = reads[1:]
+        given = max((each.nbytes for each in reads), default=0)
+        writes = [each._replace(nbytes=min(each.nbytes, given)) for each in writes]
+    elif func.name() == BY_EXPERTS:
+        experts = args[1].shape[0]
+        hit = 1 - (1 - 1 / experts) ** args[0].shape[0]  # the average share that independent choices reach
+        reads[1] = reads[1]._replace(nbytes=int(reads[1].nbytes * hit))
+    elif not inputs or func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")):
+        reads = []  # it writes without reading
+    product = PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name())
+    if product is None:
+        return Price(str(func), tuple(reads), tuple(writes))
+    flops, operand = product(args)
+    dtype = product_dtype(operand)
+    return Price(f"{func} {dtype}", tuple(reads), tuple(writes), flops, dtype, workspace=True)
 
 
 def place(number: int, tensor: torch.Tensor) -> Place:
@@ -173,6 +149,47 @@ def product_dtype(operand: torch.Tensor) -> str:
     return "float8" if name.startswith("float8") else name
 
 
-def experts_hit(experts: int, routed: int) -> float:
-    """Return the average share of experts that independent choices reach."""
-    return 1 - (1 - 1 / experts) ** routed
+_META = torch.device("meta")
+
+_RESHAPING = {"resize_", "set_", "t_", "transpose_", "squeeze_", "unsqueeze_", "as_strided_", "swapdims_"}
+"""Operators that change the shape of their argument."""
+
+
+def shaped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+    """Return an operator's output, and the stand-in of each input tensor at any nesting."""
+    standing_in: list[torch.Tensor] = []
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return _META
+        if not isinstance(value, torch.Tensor):
+            return value
+        standing_in.append(_without_values(value, storages))
+        return standing_in[-1]
+
+    args, kwargs = tree_map(stand_in, (tuple(args), dict(kwargs)))
+    return func(*args, **kwargs), standing_in
+
+
+def _without_values(tensor: torch.Tensor, storages: dict[int, torch.UntypedStorage]) -> torch.Tensor:
+    """Copy a tensor without values; copies share a storage if their originals do."""
+    whole = tensor.untyped_storage()
+    made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+    storage = storages.get(whole._cdata)
+    if storage is None:
+        held = torch.empty(whole.nbytes(), dtype=torch.uint8, device=_META)
+        storage = storages[whole._cdata] = held.untyped_storage()
+    return made.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def on_card(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cuda"
+
+
+def in_place(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether a call returns its first argument, which keeps its shape."""
+    if not func._schema.is_mutable:
+        return False
+    name = func._schema.name.removeprefix("aten::")
+    return name.endswith("_") and name not in _RESHAPING and bool(args) and isinstance(args[0], torch.Tensor)

@@ -14,24 +14,13 @@ from pathlib import Path
 
 from profiler.errors import RequestError
 
-from .held import held
-from .scenario import Scenario, apart, said
+from .scenario import Scenario, apart, held, said
 from .truth import GIB, Truth
 
 _MODELS = {
-    "mistral-7b-v0.1": 4,
-    "qwen3-8b": 3,
-    "llama-3.1-8b": 3,
-    "smollm2-135m": 6,
-    "gemma-2-9b": 2,
-    "phi-3-mini": 3,
-    "gpt2": 6,
-    "mixtral-8x7b": 1,
-    "deepseek-v2-lite": 2,
-    "qwen3-30b-a3b": 1,
-    "gpt-oss-20b": 2,
-    "qwen2.5-0.5b": 4,
-}
+    "mistral-7b-v0.1": 4, "qwen3-8b": 3, "llama-3.1-8b": 3, "smollm2-135m": 6, "gemma-2-9b": 2, "phi-3-mini": 3,
+    "gpt2": 6, "mixtral-8x7b": 1, "deepseek-v2-lite": 2, "qwen3-30b-a3b": 1, "gpt-oss-20b": 2, "qwen2.5-0.5b": 4,
+}  # fmt: skip
 """Presets of `models/`, and the number of their layers."""
 _IN_BFLOAT16 = ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-30b-a3b", "gpt-oss-20b")
 """torch's product by experts accepts no other dtype."""
@@ -49,28 +38,17 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
     flops_per_s = bytes_per_s * choose.choice([40, 100, 200, 300])
     dtypes = ("bfloat16",) if model in _IN_BFLOAT16 else ("float16", "bfloat16")
     rates = {"float16": 1, "bfloat16": 1, "float32": 1 / 8, "tfloat32": 1 / 2, "int8": 2, "float8": 2}
+    l2_bytes = choose.choice([4, 40, 100]) << 20
     truth = Truth(
-        f"card {seed}",
-        capability,
-        100,
-        80 * GIB,
-        bytes_per_s,
-        {name: rate * flops_per_s for name, rate in rates.items()},
-        (l2_bytes := choose.choice([4, 40, 100]) << 20),
-        choose.choice([3, 4]) * bytes_per_s,
-        l2_writes_back=l2_bytes > 4 << 20,
-        launch_s=10 ** choose.uniform(-5.6, -4.4),
+        f"card {seed}", capability, 100, 80 * GIB, bytes_per_s,
+        {name: rate * flops_per_s for name, rate in rates.items()}, l2_bytes, choose.choice([3, 4]) * bytes_per_s,
+        l2_writes_back=l2_bytes > 4 << 20, launch_s=10 ** choose.uniform(-5.6, -4.4),
         smallest_kernel_s=choose.choice([1.5e-6, 3e-6]),
-    )
-    scenario = Scenario(
-        model,
-        layers,
-        "float16" if capability < (8, 0) else choose.choice(dtypes),
-        choose.choice(["eager", "eager", "static", "graph", "compile"]),
-        sorted(choose.sample([32, 128, 512, 1000], 2)),
-        sorted(choose.sample([1, 4, 16, 64], 2)),
-    )
-    return scenario, truth
+    )  # fmt: skip
+    dtype = "float16" if capability < (8, 0) else choose.choice(dtypes)
+    engine = choose.choice(["eager", "eager", "static", "graph", "compile"])
+    prompts, batches = (sorted(choose.sample(sizes, 2)) for sizes in ([32, 128, 512, 1000], [1, 4, 16, 64]))
+    return Scenario(model, layers, dtype, engine, prompts, batches), truth
 
 
 def disagreements(scenario: Scenario, truth: Truth, folder: Path) -> Iterator[str]:

@@ -17,9 +17,8 @@ from profiler.measure import kernels
 from profiler.store.folder import read_gathered
 
 from .compiled import COMPILATION_S
-from .held import REST, SAVE_THE_HOST, first_lever, held
 from .oracle import Phase
-from .scenario import Scenario, said, so
+from .scenario import REST, SAVE_THE_HOST, Scenario, first_lever, held, said, so
 from .truth import H100
 
 pytestmark = pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from profiler.errors import CaptureError, RequestError
 from profiler.store.folder import read_gathered
 
 from .scenario import Scenario, said
-from .truth import A100, H100, T4, Truth
+from .truth import A100, H100, T4
 from .world import simulated
 
 CARD = torch.device("cuda", 0)
@@ -66,15 +67,22 @@ def test_streams_and_graphs_are_those_of_the_machines_card() -> None:
         assert world.cards[0].busy_s == 0.0
 
 
-@pytest.mark.parametrize("version", [OLDEST, (2, 12), NEWEST])
-def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int]) -> None:
-    """`test_doctor.py` shows that a plain capture does not."""
+@pytest.mark.parametrize("version", [(2, 7), OLDEST, (2, 12), NEWEST])
+def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch 2.7.1 has `_cuda_endAllocateCurrentStreamToPool`; from 2.8 on it is `_cuda_endAllocateToPool`.
+
+    `a_plain_capture` in test_acceptance.py shows that a plain capture does not recover.
+    """
 
     def waits() -> None:
         torch.empty(GIB, dtype=torch.uint8, device="cuda")
         x.sum().item()
 
-    with simulated(H100.but(torch_version=version)):
+    with simulated(H100.but(torch_version=version)), monkeypatch.context() as patch:
+        if version == (2, 7):
+            ended = torch._C._cuda_endAllocateToPool
+            patch.setattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", ended, raising=False)
+            patch.delattr(torch._C, "_cuda_endAllocateToPool")
         machine = machine_for(CARD)
         x = torch.zeros(16, device="cuda")
         before = torch.cuda.current_stream()
@@ -85,19 +93,6 @@ def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int]) -> 
         torch.rand(4, device="cuda")
         assert reserved_after_release() < 256 * MIB
         machine.capture(lambda: x.add_(1))()
-
-
-def test_a_failed_capture_is_ended_by_the_name_that_torch_2_7_has() -> None:
-    """torch 2.7.1 has `_cuda_endAllocateCurrentStreamToPool`; from 2.8 on it is `_cuda_endAllocateToPool`."""
-    with simulated(H100.but(torch_version=(2, 7))), pytest.MonkeyPatch.context() as patch:
-        ended = torch._C._cuda_endAllocateToPool
-        patch.setattr(torch._C, "_cuda_endAllocateCurrentStreamToPool", ended, raising=False)
-        patch.delattr(torch._C, "_cuda_endAllocateToPool")
-        machine, x = machine_for(CARD), torch.zeros(16, device="cuda")
-        with pytest.raises(CaptureError):
-            machine.capture(lambda: x.sum().item())
-        assert reserved_after_release() < 256 * MIB
-        torch.rand(1, device="cuda")
 
 
 def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,16 +114,12 @@ def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("scenario", "card"),
-    [
-        pytest.param(Scenario("mistral-7b-v0.3", 1, quant="int8", prompt_lens=[64], batch_sizes=[1]), A100, id="int8"),
-        pytest.param(Scenario("mistral-7b-v0.1", 1, prompt_lens=[64], batch_sizes=[1]), A100, id="windows"),
-    ],
+    ("model", "quant", "version"), [("mistral-7b-v0.3", "int8", OLDEST), ("mistral-7b-v0.1", "none", NEWEST)]
 )
-@pytest.mark.parametrize("version", [OLDEST, NEWEST])
-def test_a_run_ends_on_every_release(scenario: Scenario, card: Truth, version: tuple[int, int], tmp_path: Path) -> None:
+def test_a_run_ends_on_every_release(model: str, quant: Any, version: tuple[int, int], tmp_path: Path) -> None:
     """LLM.int8() waits in every linear, and a windowed layer of a growing cache copies its length to the card."""
-    run, world = said(scenario, [card.but(torch_version=version)], tmp_path)
+    scenario = Scenario(model, 1, quant=quant, prompt_lens=[64], batch_sizes=[1])
+    run, world = said(scenario, [A100.but(torch_version=version)], tmp_path)
     assert run.document.finished
     assert len(run.measured) == len(run.results)
     assert world.card.memory.captures == 0

@@ -15,8 +15,7 @@ from profiler.roofs.gemm import measure_gemm
 from profiler.roofs.measure import measure
 from profiler.store.folder import read_gathered
 
-from .held import held
-from .scenario import Scenario, said
+from .scenario import Scenario, held, said
 from .truth import H100, T4, PowerCap, Stolen, Truth
 from .world import simulated
 

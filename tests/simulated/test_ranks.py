@@ -28,20 +28,23 @@ pytestmark = pytest.mark.slow
 LAYERS, HIDDEN = 1, 4096
 
 
+def asked(folder: Path, name: str, **more: Any) -> Options:
+    """Return the options of a run of one layer of Mistral-7B in a subfolder."""
+    model = str(Scenario("mistral-7b-v0.1", LAYERS).folder(folder))
+    return Options(
+        model=model, prompt_lens=[128], batch_sizes=[8], new_tokens=8, dtype="float16", weights="random", budget_s=2.0,
+        out=folder / name, no_levers=True, **more,
+    )  # fmt: skip
+
+
 def test_the_slow_card_is_named(tmp_path: Path) -> None:
     """A layer of Mistral-7B is weights-bound at 1.4 TB/s.
 
     A card with 70 % of that memory bandwidth is slow, and its arithmetic is not.
     """
-    scenario = Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128], batch_sizes=[8])
-    folder = scenario.folder(tmp_path)
     devices = ["cuda:0", "cuda:1"]
     with simulated(A100, A100.but(bytes_per_s=0.7 * A100.bytes_per_s)):
-        options = Options(
-            model=str(folder), prompt_lens=[128], batch_sizes=[8], new_tokens=scenario.new_tokens, dtype="float16",
-            weights="random", budget_s=2.0, out=tmp_path / "both", no_levers=True,
-        )  # fmt: skip
-        runs = run_devices(options, devices, QuietListener())
+        runs = run_devices(asked(tmp_path, "both"), devices, QuietListener())
         well, ill = device_healths(runs, devices)
     assert not well.ill
     assert ill.ill
@@ -65,13 +68,8 @@ def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
     of a step.
     """
     batch, prompt = 8, 128
-    folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
     with simulated(A100, A100) as world, linked(world.card, link, 2) as group:
-        options = Options(
-            model=str(folder), prompt_lens=[prompt], batch_sizes=[batch], new_tokens=8, dtype="float16", tp=2,
-            weights="random", budget_s=2.0, device="cuda", out=tmp_path / "run", no_levers=True,
-        )  # fmt: skip
-        run = execute_ranks(prepare(options), QuietListener(), group)
+        run = execute_ranks(prepare(asked(tmp_path, "run", tp=2, device="cuda")), QuietListener(), group)
     measured = run.document.ceilings.collective
     assert measured is not None
     assert measured.alpha_s == pytest.approx(link.alpha_s, rel=0.05)
@@ -99,25 +97,21 @@ def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_t
     reach the same share of the roof as whole ones, and is wrong.
     """
     link = LinkTruth(12e-6, 250e9)
-    folder = Scenario("mistral-7b-v0.1", LAYERS).folder(tmp_path)
+    forecast = str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8")
 
     def planted(_: str, reads: list[Region], flops: float) -> float:
         weights = max((nbytes for _, nbytes in reads), default=0)
         return 1.5 if flops and weights > 1 << 22 and weights not in WHOLE else 1.0
 
-    asked: dict[str, Any] = {
-        "model": str(folder), "prompt_lens": [128], "batch_sizes": [8], "new_tokens": 8, "dtype": "float16",
-        "weights": "random", "budget_s": 2.0, "device": "cuda", "no_levers": True,
-    }  # fmt: skip
     with simulated(A100, A100) as world:
         for card in world.cards:
             card.core.times = planted
-        execute(prepare(Options(out=tmp_path / "one", **asked)), QuietListener())
+        execute(prepare(asked(tmp_path, "one", device="cuda")), QuietListener())
         typed = RankOptions("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
-        answers = [forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener())]
+        answers = [forecast_ranks(*forecast, typed, QuietListener())]
         with linked(world.card, link, 2) as group:
-            two = execute_ranks(prepare(Options(out=tmp_path / "two", tp=2, **asked)), QuietListener(), group)
-    answers.append(forecast_ranks(str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8"), typed, QuietListener()))
+            two = execute_ranks(prepare(asked(tmp_path, "two", tp=2, device="cuda")), QuietListener(), group)
+    answers.append(forecast_ranks(*forecast, typed, QuietListener()))
     assert "replayed here" in answers[0].notes[0]
     assert "they were not replayed" in answers[1].notes[0], "the card is gone"
     taken_s = {row.phase: row.latency_s for row in two.measured}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -33,13 +34,6 @@ TRUE = 0.03
 FAST = H100.but(bytes_per_s=8e12, l2_bytes_per_s=20e12, launch_s=15e-6)
 NO_ROWS = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
 POISONED = "Offset increment outside graph capture encountered unexpectedly."
-
-
-def raising(error: Exception) -> Callable[..., Any]:
-    def fail(*_arguments: Any, **_named: Any) -> Any:
-        raise error
-
-    return fail
 
 
 @pytest.fixture
@@ -76,7 +70,9 @@ def test_the_witness_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
 @pytest.mark.slow
 def test_a_failed_capture_is_listed_and_gives_no_bandwidth(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream is long enough for any host, so its roof is right."""
-    monkeypatch.setattr(CudaMachine, "capture", raising(RequestError("this cannot be captured as a CUDA graph: no.")))
+    monkeypatch.setattr(
+        CudaMachine, "capture", mock.Mock(side_effect=RequestError("this cannot be captured as a CUDA graph: no."))
+    )
     found = measure(fast, ["bfloat16"], model_dtype="bfloat16")
     assert set(found.missing) == {"reads of some sizes", "launches", "gemv bfloat16"}
     assert "its launches would be timed" in found.missing["gemv bfloat16"]
@@ -90,7 +86,7 @@ def test_a_card_that_is_slower_than_its_host_needs_no_graph(monkeypatch: pytest.
     """A T4 reads 32 MiB in 124 us, and the launch takes 10 us."""
     with simulated(T4):
         machine = machine_for(CARD)
-        monkeypatch.setattr(CudaMachine, "capture", raising(AssertionError("not needed")))
+        monkeypatch.setattr(CudaMachine, "capture", mock.Mock(side_effect=AssertionError("not needed")))
         assert measure_gemv(machine, "float16", 256 * MIB, 0.1).per_s == pytest.approx(T4.bytes_per_s, rel=TRUE)
 
 
@@ -124,7 +120,7 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     product: str, dtype: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVIDIA's datasheet of the H100 SXM: 1,979 TFLOP/s in fp8 and TOP/s in int8, dense."""
-    monkeypatch.setattr(torch, product, raising(error))
+    monkeypatch.setattr(torch, product, mock.Mock(side_effect=error))
     with simulated(H100):
         machine = machine_for(CARD)
         dtypes = measurable_dtypes(CARD)
@@ -153,7 +149,7 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
 def test_each_roof_fails_by_itself(place: str, missing: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated(H100):
         machine = machine_for(CARD)
-        monkeypatch.setattr(place, raising(RuntimeError(POISONED)))
+        monkeypatch.setattr(place, mock.Mock(side_effect=RuntimeError(POISONED)))
         found = measure(machine, ["bfloat16"], model_dtype="bfloat16")
         sheet = machine.info.datasheet
     assert set(found.missing) == missing
@@ -263,7 +259,8 @@ def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path, monkeypatch: p
 @pytest.mark.slow
 def test_weights_over_an_unknown_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a card is too small for the model and the link cannot be measured, the transfers stay unexplained."""
-    monkeypatch.setattr("profiler.roofs.bandwidth.random_bytes", raising(RuntimeError("no room for 256 MiB")))
+    failure = mock.Mock(side_effect=RuntimeError("no room for 256 MiB"))
+    monkeypatch.setattr("profiler.roofs.bandwidth.random_bytes", failure)
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
     run, _ = said(scenario, [T4.but(memory_bytes=3_900_000_000)], tmp_path)
     assert (run.cells["status"] == "ok").all()

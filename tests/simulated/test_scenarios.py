@@ -10,9 +10,8 @@ from profiler.facts.measurements import COMPILED
 from profiler.judge.regimes import Flag
 from profiler.store.folder import Run, read_run
 
-from .held import REST, ROOFS, SAVE_THE_HOST, first_lever, held
 from .oracle import pairs
-from .scenario import Scenario, command_line, said, so
+from .scenario import REST, ROOFS, SAVE_THE_HOST, Scenario, command_line, first_lever, held, said, so
 from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
 from .world import simulated
 

@@ -18,29 +18,21 @@ pytestmark = pytest.mark.slow
 BUDGET_S = 60.0
 
 
-def tried_on(truth: Truth, dtype: str, folder: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> tuple[Run, float]:
+def tried_on(truth: Truth, dtype: str, folder: Path, **more: str) -> tuple[Run, float]:
     """Return a run of four layers of Mistral-7B, with its simulated seconds."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-    scenario = Scenario("mistral-7b-v0.3", 4, dtype)
+    model = str(Scenario("mistral-7b-v0.3", 4, dtype).folder(folder))
+    options = {"prompt_lens": "64,512", "batch_sizes": "1,8", "budget": BUDGET_S, "fresh": True, **more}
     with simulated(truth) as world:
         start_s = world.host.now_s
-        options = {
-            "prompt_lens": "64,512",
-            "batch_sizes": "1,8",
-            "budget": BUDGET_S,
-            "weights": "random",
-            "fresh": True,
-            **more,
-        }
-        code = command_line("run", str(scenario.folder(folder)), dtype=dtype, out=folder / "run", **options)
+        code = command_line("run", model, dtype=dtype, out=folder / "run", **options)
         took_s = world.host.now_s - start_s
     assert code == 0
     return read_run(folder / "run"), took_s
 
 
-def test_a_slow_host_gets_the_graph_that_was_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_host_gets_the_graph_that_was_tried(tmp_path: Path) -> None:
     """Each kernel costs the host 40 us, so a step of about 180 kernels takes 7 ms, and its graph under 1 ms."""
-    run, took_s = tried_on(H100.but(launch_s=40e-6), "bfloat16", tmp_path, monkeypatch)
+    run, took_s = tried_on(H100.but(launch_s=40e-6), "bfloat16", tmp_path)
     assert took_s < 1.2 * BUDGET_S, "by the clock of the simulated host"
     [decode] = [
         item for item in run.document.evidence if (item.phase, item.batch_size, item.prompt_len) == ("decode", 1, 64)
@@ -59,11 +51,9 @@ def test_a_slow_host_gets_the_graph_that_was_tried(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.ci
-def test_a_gpu_without_a_fused_kernel_for_grouped_heads_repeats_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_without_a_fused_kernel_for_grouped_heads_repeats_them(tmp_path: Path) -> None:
     """A T4's prefill of 8 x 512 writes its scores in the math kernel; with repeated heads it does not."""
-    run, _ = tried_on(T4, "float16", tmp_path, monkeypatch)
+    run, _ = tried_on(T4, "float16", tmp_path)
     prefill = next(
         item for item in run.document.evidence if (item.phase, item.batch_size, item.prompt_len) == ("prefill", 8, 512)
     )
@@ -73,14 +63,12 @@ def test_a_gpu_without_a_fused_kernel_for_grouped_heads_repeats_them(
     assert "use_gqa_in_sdpa" in repeated[0].how
 
 
-def test_4_bit_weights_on_a_t4_with_slow_cores_get_three_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_4_bit_weights_on_a_t4_with_slow_cores_get_three_changes(tmp_path: Path) -> None:
     """A compiled static cache, kernels for repeated heads, and a batch of 4, each with its milliseconds.
 
     bitsandbytes' table has a kernel without a dense copy for up to 64 rows on a T4, so a batch of 4 costs hardly more.
     """
-    run, took_s = tried_on(T4.but(launch_s=50e-6), "float16", tmp_path, monkeypatch, quant="nf4", batch_sizes="1,4")
+    run, took_s = tried_on(T4.but(launch_s=50e-6), "float16", tmp_path, quant="nf4", batch_sizes="1,4")
     assert took_s < 1.2 * BUDGET_S
     text = " ".join(run.answer)
     assert re.search(r"batch 4 gives [34]\.\d+x the tokens/s for 1\.\d+x the step, [\d.]+ ms a token", text)

@@ -24,22 +24,16 @@ _KERNELS = {
 _COLUMNS = ("ID", "Kernel Name", "Stream", "Metric Name", "Metric Unit", "Metric Value")
 
 
-class _ListenedLog(list[Kernel]):
-    """A card's log that also reports each kernel when it is sent."""
-
-    def __init__(self, listener: Callable[[Kernel], None]) -> None:
-        super().__init__()
-        self._listener = listener
-
-    def append(self, kernel: Kernel) -> None:
-        super().append(kernel)
-        self._listener(kernel)
-
-
 @contextlib.contextmanager
 def listening(card: Card, listener: Callable[[Kernel], None]) -> Iterator[None]:
-    """Call `listener` with every kernel of a card, within the context."""
-    card.log = _ListenedLog(listener)
+    """Call `listener` with every kernel of a card when it is sent, within the context."""
+
+    class Log(list[Kernel]):
+        def append(self, kernel: Kernel) -> None:
+            super().append(kernel)
+            listener(kernel)
+
+    card.log = Log()
     try:
         yield
     finally:
@@ -75,9 +69,8 @@ def kineto(world: World) -> Callable[..., contextlib.AbstractContextManager[Any]
             marks.pop()
 
         def listener(kernel: Kernel) -> None:
-            name = next(
-                (name for part, name in _KERNELS.items() if kernel.work.name.startswith(part)), kernel.work.name
-            )
+            own = kernel.work.name
+            name = next((name for part, name in _KERNELS.items() if own.startswith(part)), own)
             launch = Event("a launch", kernels=[SimpleNamespace(name=name, duration=kernel.duration_s * 1e6)])
             for above in marks[-1:]:
                 above.cpu_children.append(launch)

@@ -101,71 +101,28 @@ class Truth:
 # Dense peaks and bandwidths of NVIDIA's datasheets, times 0.85 (products) and 0.9 (streams): such cards attain about
 # these speeds. L2 sizes are those that their drivers report.
 H100 = Truth(
-    "NVIDIA H100 80GB HBM3",
-    (9, 0),
-    132,
-    80 * GIB,
-    3.0e12,
+    "NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * GIB, 3.0e12,
     {"float16": 8.4e14, "bfloat16": 8.4e14, "float32": 5.7e13, "tfloat32": 4.2e14, "int8": 1.6e15, "float8": 1.6e15},
-    50 << 20,
-    9.0e12,
-    l2_writes_back=True,
-    smallest_kernel_s=1.5e-6,
-    link_bytes_per_s=50e9,
-    clock_hz=1.98e9,
+    50 << 20, 9.0e12, l2_writes_back=True, smallest_kernel_s=1.5e-6, link_bytes_per_s=50e9, clock_hz=1.98e9,
     power_w=700.0,
-)
+)  # fmt: skip
 A100 = Truth(
-    "NVIDIA A100-SXM4-40GB",
-    (8, 0),
-    108,
-    40 * GIB,
-    1.4e12,
+    "NVIDIA A100-SXM4-40GB", (8, 0), 108, 40 * GIB, 1.4e12,
     {"float16": 2.65e14, "bfloat16": 2.65e14, "float32": 1.66e13, "tfloat32": 1.33e14, "int8": 5.3e14},
-    40 << 20,
-    4.5e12,
-    l2_writes_back=True,
-    clock_hz=1.41e9,
-    power_w=400.0,
-)
+    40 << 20, 4.5e12, l2_writes_back=True, clock_hz=1.41e9, power_w=400.0,
+)  # fmt: skip
 T4 = Truth(
-    "Tesla T4",
-    (7, 5),
-    40,
-    15 * GIB,
-    2.7e11,
+    "Tesla T4", (7, 5), 40, 15 * GIB, 2.7e11,
     {"float16": 4.5e13, "bfloat16": 3.0e12, "float32": 6.9e12, "int8": 9.0e13},
-    4 << 20,
-    1.0e12,
-    launch_s=10e-6,
-    smallest_kernel_s=3e-6,
-    link_bytes_per_s=12e9,
-    clock_hz=1.59e9,
-    power_w=70.0,
-)
+    4 << 20, 1.0e12, launch_s=10e-6, smallest_kernel_s=3e-6, link_bytes_per_s=12e9, clock_hz=1.59e9, power_w=70.0,
+)  # fmt: skip
 RTX_4090 = Truth(
-    "NVIDIA GeForce RTX 4090",
-    (8, 9),
-    128,
-    24 * GIB,
-    9.2e11,
+    "NVIDIA GeForce RTX 4090", (8, 9), 128, 24 * GIB, 9.2e11,
     {"float16": 1.4e14, "bfloat16": 1.4e14, "float32": 7.0e13, "tfloat32": 7.0e13, "int8": 5.6e14, "float8": 2.8e14},
-    72 << 20,
-    4.0e12,
-    l2_writes_back=True,
-    clock_hz=2.52e9,
-    power_w=450.0,
-)
+    72 << 20, 4.0e12, l2_writes_back=True, clock_hz=2.52e9, power_w=450.0,
+)  # fmt: skip
 L4 = Truth(
-    "NVIDIA L4",
-    (8, 9),
-    58,
-    24 * GIB,
-    2.7e11,
+    "NVIDIA L4", (8, 9), 58, 24 * GIB, 2.7e11,
     {"float16": 1.0e14, "bfloat16": 1.0e14, "float32": 2.6e13, "tfloat32": 5.1e13, "int8": 2.0e14, "float8": 2.0e14},
-    48 << 20,
-    2.0e12,
-    link_bytes_per_s=25e9,
-    clock_hz=2.04e9,
-    power_w=72.0,
-)
+    48 << 20, 2.0e12, clock_hz=2.04e9, power_w=72.0,
+)  # fmt: skip

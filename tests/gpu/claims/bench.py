@@ -145,6 +145,11 @@ class Bench:
         old = self.cuda and torch.cuda.get_device_capability(self.device) < (8, 0)
         return torch.float16 if old else torch.bfloat16
 
+    def on_a_card(self, name: str, passed: bool, value: Any, threshold: str) -> Check:
+        """Return a check that is judged on cards only."""
+        why = "" if self.cuda else "judged on cards only"
+        return Check(name, passed if self.cuda else None, value, threshold, why)
+
     def once(self, make: Callable[[Bench], Made]) -> Made:
         """Return the result of `make` for this bench, made once; after a failure the same error is raised again."""
         if make not in self._made:
@@ -211,20 +216,18 @@ class Bench:
 
     def memory_checks(self, since: int) -> Iterator[Check]:
         """Return checks that each run from this number on freed its memory, as did all together except the first."""
-        ended = [row for row in self.memory if row["after"]]  # neither a failed run nor a CPU has any
-        for row in (row for row in self.memory[since:] if row in ended):
-            before_it = ended[1 : ended.index(row) + 1]
-            value = {name: row["after"][name] - row["before"][name] for name in ("allocated", "reserved")}
-            value["reserved_by_all_but_the_first"] = sum(_grown(each) for each in before_it)
-            passed = max(value.values()) < KEPT_BYTES
+        grown_by_all = 0
+        for number, row in enumerate(self.memory):
+            if not row["after"]:  # neither a failed run nor a CPU has any
+                continue
+            value = {name: row["after"][name] - row["before"][name] for name in ("allocated", "reserved", "available")}
+            grown_by_all += value["reserved"] if number else 0
+            value["reserved_by_all_but_the_first"] = grown_by_all
             # The driver loads kernels at their first use, so its free memory falls: not judged.
-            value["available"] = row["after"]["available"] - row["before"]["available"]
-            name = f"memory is given back after the run {row['run']}"
-            yield Check(name, passed, value, f"tensors' and torch's grow by less than {KEPT_BYTES >> 20} MiB")
-
-
-def _grown(row: dict[str, Any]) -> int:
-    return int(row["after"]["reserved"] - row["before"]["reserved"])
+            passed = max(value[name] for name in value if name != "available") < KEPT_BYTES
+            if number >= since:
+                name = f"memory is given back after the run {row['run']}"
+                yield Check(name, passed, value, f"tensors' and torch's grow by less than {KEPT_BYTES >> 20} MiB")
 
 
 def facts_of(run: Run) -> Facts:

@@ -37,10 +37,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     largest = max(peaks)
     evidence = {(item.phase, item.batch_size): item.predicted_peak_memory_bytes for item in run.document.evidence}
     ratio = evidence["prefill", largest] / peaks[largest]
-    why = "" if bench.cuda else "judged on cards only: a CPU's memory is shared"
-    yield Check(
-        "predicted / measured peak memory", 0.9 < ratio < 1.1 if bench.cuda else None, ratio, "within 10 %", why
-    )
+    yield bench.on_a_card("predicted / measured peak memory", 0.9 < ratio < 1.1, ratio, "within 10 %")
     series = [item for item in run.document.scaling if item.axis == "batch" and item.fixed["phase"] == "decode"]
     if not series:
         raise NotRunError(f"the budget of {budget_s:.0f} s measured one batch size")
@@ -55,8 +52,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
         "a cell that did not end": not set(run.cells["status"]) <= {"ok", "forecast"},
     }
     value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}
-    judged = any(limits.values()) if bench.cuda else None
-    yield Check("doubling ends at a limit", judged, value, f"one of {', '.join(limits)}", why)
+    yield bench.on_a_card("doubling ends at a limit", any(limits.values()), value, f"one of {', '.join(limits)}")
 
 
 def _out_of_memory(bench: Bench) -> Iterator[Check]:

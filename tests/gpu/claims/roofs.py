@@ -118,8 +118,7 @@ def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str,
         "clocks": clocks,
     }
     apart = min(abs(raw - 1), abs(level - 1))
-    passed = apart < _APART if bench.cuda else None
-    return Check(f"{name} measured twice", passed, value, "one of both < 3 % apart", "" if bench.cuda else "a CPU")
+    return bench.on_a_card(f"{name} measured twice", apart < _APART, value, "one of both < 3 % apart")
 
 
 def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
@@ -128,19 +127,15 @@ def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
     Both are sampled for the same time: a card at its power limit is faster in the first milliseconds.
     """
     roofs, machine, dtype = bench.once(first_roofs), bench.machine, dtype_name(bench.dtype)
-    kind = DTYPES[dtype]
     if name == READ:
         roof, data = roofs.memory[READ], random_bytes(roofs.stream_bytes, bench.device)
         work, call = float(data.nbytes), data.sum
     elif name == "GEMV":
-        roof = roofs.memory[f"{GEMV} {dtype}"]
-        side = _GEMV_SIDE
-        weights = [
-            torch.randn(side, side, device=bench.device, dtype=kind)
-            for _ in range(max(3, roofs.stream_bytes // (side * side * kind.itemsize)))
-        ]
-        row = torch.randn(1, side, device=bench.device, dtype=kind)
-        work = float(sum(weight.nbytes for weight in weights))
+        shape = {"device": bench.device, "dtype": DTYPES[dtype]}
+        count = max(3, roofs.stream_bytes // (_GEMV_SIDE**2 * DTYPES[dtype].itemsize))
+        weights = [torch.randn(_GEMV_SIDE, _GEMV_SIDE, **shape) for _ in range(count)]
+        row = torch.randn(1, _GEMV_SIDE, **shape)
+        roof, work = roofs.memory[f"{GEMV} {dtype}"], float(sum(weight.nbytes for weight in weights))
 
         def call() -> Any:
             for weight in weights:
@@ -177,8 +172,6 @@ def _energy(bench: Bench) -> Iterator[Check]:
 
 def _selftest(bench: Bench) -> Iterator[Check]:
     for number, result in enumerate(run_selftest(bench.machine, bench.once(first_roofs))):
-        right = result.right if bench.cuda else None
-        why = "" if bench.cuda else "judged on cards only"
-        yield Check(f"selftest: {result.name}", right, result.label, result.expected_label, why)
+        yield bench.on_a_card(f"selftest: {result.name}", result.right, result.label, result.expected_label)
         if bench.left_s < 10 or (not bench.cuda and number == 2):
             return

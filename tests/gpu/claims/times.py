@@ -130,8 +130,7 @@ def _unexplained(bench: Bench, run: Run) -> Check:
         return Check(name, None, shares.tolist(), why=why)
     share = float((shares.loc[replayed].abs() < 0.15).mean())
     value = {"share": share, "replayed": replayed, "unexplained": shares.tolist()}
-    why = "" if bench.cuda else "judged on cards only"
-    return Check(name, None if why else share >= 0.8, value, ">= 0.8", why)
+    return bench.on_a_card(name, share >= 0.8, value, ">= 0.8")
 
 
 def _host_time(bench: Bench) -> Iterator[Check]:

@@ -85,10 +85,6 @@ def _main_model(bench: Bench) -> _Model:
     return _with_names(bench.load(bench.model))
 
 
-def _small_model(bench: Bench) -> _Model:
-    return _with_names(bench.load(bench.small))
-
-
 def _twin(bench: Bench) -> _Model:
     source = resolve(bench.model)
     return _with_names(load(ModelRequest(source, bench.device, bench.dtype), hollow_config(load_config(source))).module)
@@ -127,12 +123,10 @@ def _trace(bench: Bench, model: _Model, step: Callable[[], object]) -> _Trace:
     return _Trace(kernels, parts, sum(bool(_own_kernels(event)) for event in host))
 
 
-def _phase_trace(bench: Bench, phase: str) -> _Trace:
+def _traces(bench: Bench) -> dict[str, _Trace]:
+    """Return the trace of each phase of the main model."""
     model = bench.once(_main_model)
-    return _trace(bench, model, _step(bench, model, phase, _CELL))
-
-
-_TRACES = {phase: partial(_phase_trace, phase=phase) for phase in PHASES}
+    return {phase: _trace(bench, model, _step(bench, model, phase, _CELL)) for phase in PHASES}
 
 
 def _own_kernels(event: Any) -> list[Kernel]:
@@ -187,20 +181,16 @@ def _attention(model: _Model, trace: _Trace) -> list[str]:
     return sorted({name[:100] for kernels in parts for name, _ in kernels})
 
 
-def _backend(names: list[str]) -> str:
-    found = [backend for backend, words in _FUSED.items() if any(word in name for name in names for word in words)]
-    return "+".join(sorted(found)) or "math"
-
-
 def _attention_kernel(bench: Bench, phase: str) -> Iterator[Check]:
     path = bench.once(main_run).document.counting.paths[f"eager {phase}"]
-    names = _attention(bench.once(_main_model), bench.once(_TRACES[phase]))
-    found = _backend(names)
+    names = _attention(bench.once(_main_model), bench.once(_traces)[phase])
+    seen = [backend for backend, words in _FUSED.items() if any(word in name for name in names for word in words)]
+    found = "+".join(sorted(seen)) or "math"
     yield Check(f"{phase}: {_ATTENTION}", found == path.kernel, {"trace": found, "names": names}, path.kernel)
 
 
 def _launches(bench: Bench, phase: str) -> Iterator[Check]:
-    trace, twin = bench.once(_TRACES[phase]), bench.once(_twin)
+    trace, twin = bench.once(_traces)[phase], bench.once(_twin)
     twin_trace = _trace(bench, twin, _step(bench, twin, phase, Cell(1, 8, 24)))
     value = {
         "operators": {"model": trace.launching, "twin": twin_trace.launching},
@@ -211,7 +201,7 @@ def _launches(bench: Bench, phase: str) -> Iterator[Check]:
 
 def _replays(bench: Bench, phase: str) -> Iterator[Check]:
     """Compare the kernels in the step with the replays of the run."""
-    facts, trace = facts_of(bench.once(main_run)), bench.once(_TRACES[phase])
+    facts, trace = facts_of(bench.once(main_run)), bench.once(_traces)[phase]
     key = _key(facts, phase)
     counts = {item.operator: item.count for item in facts.operators[key]}
     total_s = sum(seconds for _, seconds in trace.kernels)
@@ -259,7 +249,7 @@ def _all_layers(bench: Bench) -> Iterator[Check]:
 
 def _kept_caches(bench: Bench) -> Iterator[Check]:
     """Both engines reset a filled cache, so neither may need a mask if the other does not."""
-    model, found = bench.once(_small_model), {}
+    model, found = _with_names(bench.load(bench.small)), {}
     ids = Prompts(model.module.config.vocab_size).of(_CELL).to(bench.device)
     for kind in (StaticEngine, GraphEngine):
         engine = kind(model.module, bench.machine)
