@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from datetime import date
 
 import pytest
