@@ -55,7 +55,7 @@ def _(block: CellsTable, console: Console) -> None:
 
 
 # The columns that a narrow terminal omits first: the others imply them.
-_FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "tok/s", "MFU", "MBU")
+_FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "MFU", "MBU", "tok/s")
 
 
 def cells_table(block: CellsTable, console: Console) -> TextTable:
