@@ -171,7 +171,8 @@ def sweep(
                     continue
                 before_s = machine.now_s()
                 prefills = sum(len(visit.prefills_s) for visit in state.visits)
-                tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS else 0.0
+                has_time = plan.whole or elapsed_s + costs.of(cell, len(state.visits), tail=True) <= plan.budget_s
+                tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0
                 of_visit = replace(bounded if any_visit else first, tail_s=tail_s)
                 result = visit_safely(engines[cell.engine], cell, round_number, of_visit)
                 costs.note(cell, machine.now_s() - before_s, result)
@@ -224,7 +225,7 @@ class _Rounds:
         """Expected seconds of the remaining visits of a whole grid."""
         times = min(CLAIM_VISITS, self._plan.effort.rounds)
         return sum(
-            self._costs.of(cell, len(state.visits) + number)
+            self._costs.of(cell, len(state.visits) + number, tail=True)
             for cell, state in self._states.items()
             if state.gap is None
             for number in range(times - len(state.visits))
@@ -345,8 +346,11 @@ class _Costs:
         self._first_uses = 0.0
         """Seconds of the steps at new lengths, over those of the timed steps; 0 where none are new."""
 
-    def of(self, cell: Cell, visit: int = 0) -> float:
-        """Seconds of the visit with this number, from 0; the first one also warms its shape up."""
+    def of(self, cell: Cell, visit: int = 0, *, tail: bool = False) -> float:
+        """Seconds of the visit with this number, from 0; the first one also warms its shape up.
+
+        With `tail`, a cell of the answer has its further prefills, which are left out if there is no time for them.
+        """
         if cell in self._last_s:
             return self._last_s[cell]
         seconds = 0.0
@@ -357,7 +361,7 @@ class _Costs:
             else:
                 effort = self._plan.effort
                 warm_ups = 0 if visit else 1 if once_s > effort.warm_up_s else 2
-                tail_s = self._plan.tail_s_of(cell) if visit < CLAIM_VISITS else 0.0
+                tail_s = self._plan.tail_s_of(cell) if tail and visit < CLAIM_VISITS else 0.0
                 more = further_prefills(once_s, effort.more_prefills_s, tail_s) if once_s else 0
                 seconds += once_s * (1 + warm_ups + more)
         return seconds
