@@ -149,7 +149,7 @@ class Rounds:
         """Expected seconds of the remaining visits of a whole grid."""
         times = min(CLAIM_VISITS, self._plan.effort.rounds)
         return sum(
-            self._costs.of(cell, len(state.visits) + number)
+            self._costs.of(cell, len(state.visits) + number, tail=True)
             for cell, state in self._states.items()
             if state.gap is None
             for number in range(times - len(state.visits))
@@ -255,8 +255,11 @@ class Costs:
         self._first_uses = 0.0
         """Seconds of the steps at new lengths, over those of the timed steps; 0 where none are new."""
 
-    def of(self, cell: Cell, visit: int = 0) -> float:
-        """Seconds of the visit with this number, from 0; the first one also warms its shape up."""
+    def of(self, cell: Cell, visit: int = 0, *, tail: bool = False) -> float:
+        """Seconds of the visit with this number, from 0; the first one also warms its shape up.
+
+        With `tail`, a cell of the answer has its further prefills, which are left out if there is no time for them.
+        """
         if cell in self._last_s:
             return self._last_s[cell]
         seconds = 0.0
@@ -267,7 +270,7 @@ class Costs:
             else:
                 effort = self._plan.effort
                 warm_ups = 0 if visit else 1 if once_s > effort.warm_up_s else 2
-                tail_s = self._plan.tail_s_of(cell) if visit < CLAIM_VISITS else 0.0
+                tail_s = self._plan.tail_s_of(cell) if tail and visit < CLAIM_VISITS else 0.0
                 more = further_prefills(once_s, effort.more_prefills_s, tail_s) if once_s else 0
                 seconds += once_s * (1 + warm_ups + more)
         return seconds

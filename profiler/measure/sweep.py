@@ -106,7 +106,8 @@ def sweep(
                     continue
                 before_s = machine.now_s()
                 prefills = sum(len(visit.prefills_s) for visit in state.visits)
-                tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS else 0.0
+                has_time = plan.whole or elapsed_s + costs.of(cell, len(state.visits), tail=True) <= plan.budget_s
+                tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0
                 of_visit = replace(bounded if any_visit else first, tail_s=tail_s)
                 result = visit(engines[cell.engine], cell, round_number, of_visit)
                 costs.note(cell, machine.now_s() - before_s, result)

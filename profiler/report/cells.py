@@ -46,7 +46,7 @@ def measured_cells(run: Run) -> Section:
 _UNBOUNDED = 1000
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
 # The columns that a narrow terminal omits first: the others imply them.
-_FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "tok/s", "MFU", "MBU")
+_FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "MFU", "MBU", "tok/s")
 
 
 @print_block.register

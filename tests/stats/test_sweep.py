@@ -175,7 +175,7 @@ def test_one_cell_is_visited_however_short_the_budget() -> None:
 
 def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
     floors_s = {key: float(key.tokens) for key in make_grid([4, 8, 16], [1, 2], 6).keys}
-    for budget_s, step_s in itertools.product((0.0, 500.0), (1e-3, 1e-2, 0.1)):
+    for budget_s, step_s in itertools.product((0.0, 5.0, 20.0, 500.0), (1e-3, 1e-2, 0.1)):
         times = {key: step_s * floor_s for key, floor_s in floors_s.items()}
         assert run(FakeEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
 
