@@ -2,8 +2,8 @@
 # Ask a GPU what only a GPU can answer: tests/gpu/questions.sh FOLDER [NAME ...]
 #
 # The questions are in the order of their value, each with its most seconds and what its answer decides; together they
-# fit 15 minutes. Names ask some of them. FOLDER gets the log and the run of each, and runs.tar.gz, which is written again
-# after every question. Models have random weights; nothing is downloaded.
+# fit 15 minutes. Names ask some of them. FOLDER gets answers.jsonl, the log and the run of each, and runs.tar.gz, which is
+# written again after every question. Models have random weights; nothing is downloaded.
 set -u
 [ $# -gt 0 ] || { sed -n '2,6s/^# \?//p' "$0"; exit 2; }
 mkdir -p "$1/runs"
@@ -16,13 +16,17 @@ ask() { # NAME SECONDS DECIDES OPTIONS...; the environment may have a variable m
     shift 3
     [[ $chosen =~ ^\ +$ || $chosen == *" $name "* ]] || return
     echo "== $name: $decides"
+    local start_s=$SECONDS
     local mistral="mistral-7b-v0.1 --weights random --dtype bfloat16 --device cuda:0"
     # shellcheck disable=SC2086  # words are split on purpose
     timeout "$seconds" env ${variable:-} python -m profiler run $mistral "$@" --plain --out "$out/runs/$name" \
         > "$out/$name.log" 2>&1
     local code=$?
     tail -c 3000 "$out/$name.log"
-    echo "== $name: exit $code"
+    local answer
+    printf -v answer '{"question": "%s", "decides": "%s", "seconds": %d, "exit": %d}' \
+        "$name" "$decides" $((SECONDS - start_s)) $code
+    echo "$answer" | tee -a "$out/answers.jsonl"
     [ $code -eq 0 ] || failed=1
     tar -czf "$out/runs.tar.gz" -C "$out" runs
 }

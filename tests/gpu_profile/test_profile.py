@@ -166,7 +166,9 @@ def test_a_cache_saves_traffic_but_not_the_losses_of_a_kernel() -> None:
     weight = StoredWeight("dense", 500, 10_000, 20_000_000, 0, torch.float32)
     column = OperatorColumn(
         "mlp", "mlp", 1, "float32", one, 1e7 * one, 2e7 * one, 0 * one, 0 * one, {}, {},
-        source=Linear("mlp", "mlp", 1, torch.float32, weight, "all", torch.float32),
+        source=Linear(
+            name="mlp", group="mlp", dtype=torch.float32, weight=weight, rows="tokens", activation_dtype=torch.float32
+        ),
     )  # fmt: skip
     for roof_s, expected_s in ((1e-3, 4e-3), (0.5e-3, 3.5e-3)):
         assert kernels.seconds(column, steps, roof_s * one) == pytest.approx(expected_s)
