@@ -122,7 +122,7 @@ def sweep(
     shuffled rounds (seeded). The engines of a cell are visited one right after the other, every second time in reverse.
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
-    cheapest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
+    smallest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
     visits, however long they take. A cell that fails after an earlier visit is visited once more.
 
     `before_visits` is called before the visits of a cell, and returns how much the machine's own speed has varied so
@@ -152,7 +152,7 @@ def sweep(
         next_round = rounds.following(plan.budget_s - elapsed_s, swing)
         if next_round is None and any_visit:
             return
-        turns, unbounded = next_round or (rounds.cheapest(), True)
+        turns, unbounded = next_round or (rounds.smallest(), True)
         if not turns:
             return
         for turn in turns:
@@ -215,10 +215,10 @@ class _Rounds:
             return self._in_order(turns, CLAIM_VISITS), False
         return None
 
-    def cheapest(self) -> list[list[Cell]]:
-        """The cheapest turn, in a list."""
+    def smallest(self) -> list[list[Cell]]:
+        """The smallest turn, in a list."""
         open_turns = self._waiting(list(self._states), self._plan.effort.rounds)
-        return sorted(open_turns, key=self._costs.of_steps)[:1]
+        return sorted(open_turns, key=_size)[:1]
 
     @property
     def left_s(self) -> float:
@@ -251,10 +251,10 @@ class _Rounds:
 
     def _in_order(self, turns: list[list[Cell]], least: int) -> list[list[Cell]]:
         if self._plan.ascending and least == 1:
-            return sorted(turns, key=lambda turn: turn[0].batch_size * turn[0].depth)
+            return sorted(turns, key=_size)
         if least == 1:
             visited = [cell for cell, state in self._states.items() if state.visits]
-            return _furthest_first(turns, visited, self._costs)
+            return _furthest_first(turns, visited)
         self._shuffle.shuffle(turns)
         return [turn[:: -1 if len(self._states[turn[0]].visits) % 2 else 1] for turn in turns]
 
@@ -271,9 +271,14 @@ def corners(cells: Sequence[Cell]) -> list[Cell]:
     return corner_cells
 
 
-def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs: _Costs) -> list[list[Cell]]:
-    """Each turn once, next the one furthest from all before it, of equals the cheapest."""
-    remaining = sorted(turns, key=lambda turn: (costs.of_steps(turn), turn[0].batch_size * turn[0].depth))
+def _size(turn: Sequence[Cell]) -> int:
+    """Tokens in a turn's cells. Their cost is no order: on a busy machine, only the first batch's dispatch is known."""
+    return turn[0].batch_size * turn[0].depth
+
+
+def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell]) -> list[list[Cell]]:
+    """Each turn once, next the one furthest from all before it, of equals the smallest."""
+    remaining = sorted(turns, key=_size)
     points = _octaves([turn[0] for turn in remaining])
     distances = np.full(len(remaining), np.inf)
     for point in _octaves(visited or remaining[0][:1]):
@@ -368,19 +373,6 @@ class _Costs:
 
     def of_all(self, cells: Iterable[Cell]) -> float:
         return sum(map(self.of, cells))
-
-    def of_steps(self, cells: Iterable[Cell]) -> float:
-        """Seconds of one prefill and the decode steps of each cell: its size, by which visits are ordered.
-
-        A visit of a small cell may take longer, since it has further prefills.
-        """
-        return sum(
-            self._plan.floors_s.get(key, 0.0)
-            * self._over_floor[key.phase]
-            * (cell.decode_steps if key.phase == "decode" else 1)
-            for cell in cells
-            for key in cell.keys
-        )
 
     def note(self, cell: Cell, seconds: float, outcome: Visit | Gap | None) -> None:
         """Record how long a visit took."""
