@@ -57,7 +57,7 @@ def sweep(
     shuffled rounds (seeded). The engines of a cell are visited one right after the other, every second time in reverse.
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
-    cheapest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
+    smallest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
     visits, however long they take. A cell that fails after an earlier visit is visited once more.
 
     `before_visits` is called before the visits of a cell, and returns how much the machine's own speed has varied so
@@ -87,7 +87,7 @@ def sweep(
         next_round = rounds.following(plan.budget_s - elapsed_s, swing)
         if next_round is None and any_visit:
             return
-        turns, unbounded = next_round or (rounds.cheapest(), True)
+        turns, unbounded = next_round or (rounds.smallest(), True)
         if not turns:
             return
         for turn in turns:

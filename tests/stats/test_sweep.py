@@ -180,6 +180,12 @@ def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
         assert run(FakeEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
 
 
+def test_the_smallest_cell_is_visited_first_if_only_its_dispatch_is_known() -> None:
+    """On a busy machine there may be no time to measure the dispatch of larger batches: their floors are too low."""
+    floors_s = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in make_grid([4, 8, 16], [1, 2], 6).keys}
+    assert run(FakeEngine(), 0.0, floors_s=floors_s)[0].cell == CORNERS[0]
+
+
 def test_a_whole_grid_is_visited_twice_however_short_the_budget() -> None:
     assert Counter(outcome.cell for outcome in run(FakeEngine(), budget_s=1e-9, whole=True)) == dict.fromkeys(
         make_grid([4, 8, 16], [1, 2], 6).cells, 2
