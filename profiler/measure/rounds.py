@@ -139,10 +139,10 @@ class Rounds:
     def _is_done(self, state: CellState, spreads: Mapping[Phase, VisitSpread]) -> bool:
         return len(state.visits) >= self._plan.effort.rounds or state.narrow(self._plan.half_width, spreads)
 
-    def cheapest(self) -> list[list[Cell]]:
-        """The cheapest turn, in a list."""
+    def smallest(self) -> list[list[Cell]]:
+        """The smallest turn, in a list."""
         open_turns = self._waiting(list(self._states), self._plan.effort.rounds)
-        return sorted(open_turns, key=self._costs.of_steps)[:1]
+        return sorted(open_turns, key=_size)[:1]
 
     @property
     def left_s(self) -> float:
@@ -175,10 +175,10 @@ class Rounds:
 
     def _in_order(self, turns: list[list[Cell]], least: int) -> list[list[Cell]]:
         if self._plan.ascending and least == 1:
-            return sorted(turns, key=lambda turn: turn[0].batch_size * turn[0].depth)
+            return sorted(turns, key=_size)
         if least == 1:
             visited = [cell for cell, state in self._states.items() if state.visits]
-            return _furthest_first(turns, visited, self._costs)
+            return _furthest_first(turns, visited)
         self._shuffle.shuffle(turns)
         return [turn[:: -1 if len(self._states[turn[0]].visits) % 2 else 1] for turn in turns]
 
@@ -205,9 +205,14 @@ def corners(cells: Sequence[Cell]) -> list[Cell]:
     return corner_cells
 
 
-def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell], costs: Costs) -> list[list[Cell]]:
-    """Each turn once, next the one furthest from all before it, of equals the cheapest."""
-    remaining = sorted(turns, key=lambda turn: (costs.of_steps(turn), turn[0].batch_size * turn[0].depth))
+def _size(turn: Sequence[Cell]) -> int:
+    """Tokens in a turn's cells. Their cost is no order: on a busy machine, only the first batch's dispatch is known."""
+    return turn[0].batch_size * turn[0].depth
+
+
+def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell]) -> list[list[Cell]]:
+    """Each turn once, next the one furthest from all before it, of equals the smallest."""
+    remaining = sorted(turns, key=_size)
     points = _octaves([turn[0] for turn in remaining])
     distances = np.full(len(remaining), np.inf)
     for point in _octaves(visited or remaining[0][:1]):
@@ -277,19 +282,6 @@ class Costs:
 
     def of_all(self, cells: Iterable[Cell]) -> float:
         return sum(map(self.of, cells))
-
-    def of_steps(self, cells: Iterable[Cell]) -> float:
-        """Seconds of one prefill and the decode steps of each cell: its size, by which visits are ordered.
-
-        A visit of a small cell may take longer, since it has further prefills.
-        """
-        return sum(
-            self._plan.floors_s.get(key, 0.0)
-            * self._over_floor[key.phase]
-            * (cell.decode_steps if key.phase == "decode" else 1)
-            for cell in cells
-            for key in cell.keys
-        )
 
     def note(self, cell: Cell, seconds: float, outcome: Visit | Gap | None) -> None:
         """Record how long a visit took."""
