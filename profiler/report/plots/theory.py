@@ -96,7 +96,8 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
             x, y = [cell.intensity for cell in cells], [cell.flops_per_s for cell in cells]
             axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
     axes.set_title(f"{roofs.name}: {scaled(roofs.bytes_per_s, 'B/s')}", fontsize=11)
-    axes.legend(loc="lower right", fontsize=8)
+    # Below the axes, where it hides neither a roof nor the ridge's name.
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=8, ncols=3, frameon=False)
 
 
 def _name_points(axes: Axes, grid: GridCount, gpu: GpuFloors) -> None:
@@ -193,8 +194,8 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
 
 
 def _line_name(axes: Axes, nbytes: float, name: str, color: str, va: Literal["top", "bottom"]) -> None:
-    """Name a horizontal line at its right end, above or below it."""
-    axes.annotate(name, (1.0, nbytes), xycoords=("axes fraction", "data"), ha="right", va=va, color=color)
+    """Name a horizontal line beyond its right end, where no other line runs, above or below it."""
+    axes.annotate(name, (1.01, nbytes), xycoords=("axes fraction", "data"), va=va, color=color)
 
 
 def _title(grid: GridCount) -> str:
