@@ -25,7 +25,7 @@ class Site:
 
     api: str
     place: str
-    """File below profiler/ and line, as `measure/visit.py:205`."""
+    """File below profiler/ and line, as `measure/sweep.py:205`."""
 
     def __str__(self) -> str:
         return f"{self.api}@{self.place}"
