@@ -9,6 +9,7 @@ import pytest
 from hurry import with_effort
 
 import profiler
+from profiler.counting.operators import Linear
 from profiler.facts.dispatch import DispatchSamples
 from profiler.forecast.command import run_facts
 from profiler.run import setup as foundation
@@ -83,7 +84,8 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
     between = known.trained.measured.between
     assert between is not None
     assert between.demanded.steps.tokens.tolist() == [2, 16]
-    linears = {column.operator for column in between.demanded.columns if column.shape and not column.last_rows}
+    sources = {column.operator: column.source for column in between.demanded.columns}
+    linears = {name for name, source in sources.items() if isinstance(source, Linear) and source.rows != "last"}
     assert linears
     for name in linears:
         assert (between.seconds[name] > 0).all(), name
