@@ -228,7 +228,7 @@ def test_a_quantised_run_fills_every_column(
     of_unequal_prompts = {"padding", "mask_s", "waiting_s"}
     for phase, cells in run.cells.groupby("phase"):
         other = {"ttft_s"} if phase == "decode" else {"first_step_s"}
-        of_many_samples = {"p90_s", "p99_s", "ttft_p90_s", "ttft_p99_s"}
+        of_many_samples = {"p90_s", "p99_s", "ttft_p90_s", "ttft_p95_s", "ttft_p99_s", "ttft_samples"}
         assert set(cells.columns[cells.isna().any()]) <= from_a_device | of_unequal_prompts | of_many_samples | other
     assert 0 < run.document.quality.mean_kl_nats < 0.5
     assert any(f"{quant} is emulated" in warning for warning in run.document.warnings) == (quant == "nf4")
