@@ -89,7 +89,7 @@ def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, 
         pytest.skip("the fault costs nothing on this machine")
     if saved[0] < (1 - ROOM) * saved[-1]:
         pytest.skip(f"this machine is too noisy: the fix saves between {saved[0]:.2f} and {saved[-1]:.2f} s")
-    pytest.fail(f"saved: {saved}, reported: {reported}")
+    pytest.fail(f"saved: {saved}, reported: {reported}, not tried: {found.not_tried}, unclear: {found.unclear}")
 
 
 @pytest.mark.parametrize("name", HEALTHY)
