@@ -141,10 +141,11 @@ class RepeatedCall:
         """A long `generate` as its prompt and one token, and an average step per further token.
 
         The time of a step is that of `tokens` tokens without the first. Without a cache, steps grow with the context,
-        so those in the middle of the answer are the average.
+        so those in the middle of the answer are the average. A `generate_batch` is not shortened: it starts a manager
+        and plans a cache each time, which takes much of its time.
         """
         new = self.call.new_tokens
-        if self.call.kind != "generate" or tokens < 1:
+        if self.call.kind != "generate" or self.noted.batched or tokens < 1:
             return ()
         if new <= tokens:
             return (WeightedRun(1.0, self.as_run),)

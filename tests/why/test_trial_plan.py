@@ -34,9 +34,9 @@ from profiler.why_slow.trials import TrialPlan, plan_trial, run_trial
 SETTINGS = CallSettings(cache=False)
 
 
-def generate(new_tokens: int) -> Run:
+def generate(new_tokens: int, *, batched: bool = False) -> Run:
     call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, new_tokens, 1.0, "s.py:4", SETTINGS)
-    noted: Any = None
+    noted: Any = SimpleNamespace(batched=batched)
     return RepeatedCall(noted, call, tiny_llama).as_run
 
 
@@ -203,3 +203,9 @@ def test_how_many_pairs_are_enough(savings: tuple[float, ...], settled: bool, ag
     """
     rounds = [(1.0, 1 - saving) for saving in savings]
     assert (is_settled(rounds), pairs_agree(rounds)) == (settled, agreed)
+
+
+def test_generate_batch_is_not_shortened() -> None:
+    """Each call starts a manager and plans a cache, so that few tokens take nearly as long as all."""
+    assert generate(24).shortened(4)
+    assert not generate(24, batched=True).shortened(4)
