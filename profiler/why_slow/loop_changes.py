@@ -162,14 +162,20 @@ def _in_one_call(
 
     first, noted = chosen[0]
     longest = replace(first, new_tokens=max(call.new_tokens for call in own))
-    together = replace(longest, batch_size=len(own) * first.settings.times_computed,
-                       prompt_len=max(call.prompt_len for call in own))  # fmt: skip
+
+    def saved_share(calls: Sequence[Call]) -> float:
+        rows, prompt_len = len(calls) * first.settings.times_computed, max(call.prompt_len for call in calls)
+        return group.saved_share(calls, [replace(longest, batch_size=rows, prompt_len=prompt_len)])
+
+    about = saved_share(own) if most_at_once(own) == 1 else 0.0
+    shape = f"{len(own)} of the {'prompts' if group.generates else 'texts'}"
+    if len(own) < _MOST_IN_A_BATCH and about and saved_share(group.calls) > about:
+        shape += " (more at once save more)"
     return group.candidate(
         "one-by-one", evidence, change, repeat(replace(noted, arguments=arguments), longest, group.model),
         as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), own_s=(steady_s(own),),
-        shape=f"{len(own)} of the {'prompts' if group.generates else 'texts'}", new_tokens=longest.new_tokens,
-        prompt_s=sum(call.steady_prompt_s for call in own), fewer=_half(maker, group, len(own)),
-        about=group.saved_share(own, [together]) if most_at_once(own) == 1 else 0.0,
+        shape=shape, new_tokens=longest.new_tokens, prompt_s=sum(call.steady_prompt_s for call in own),
+        fewer=_half(maker, group, len(own)), about=about,
     )  # fmt: skip
 
 

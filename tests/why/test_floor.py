@@ -114,17 +114,23 @@ MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
 
 
 @pytest.fixture
-def about(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that gives the share that a change is computed to save of the calls of a function of a model."""
+def on_roofs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that gives a change to the calls of a function of a model, on a device with these roofs."""
 
-    def share(change: str, roofs: Any, model: Any, run: Any) -> float:
+    def candidate(change: str, roofs: Any, model: Any, run: Any) -> Any:
         monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", *roofs))
         monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
         subjects = {"LlamaForCausalLM": subject_of(model)}
         found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
-        return found[change].about
+        return found[change]
 
-    return share
+    return candidate
+
+
+@pytest.fixture
+def about(on_roofs: Any) -> Any:
+    """A function that gives the share of its calls that such a change is computed to save."""
+    return lambda *args: on_roofs(*args).about
 
 
 @pytest.fixture
@@ -155,6 +161,20 @@ def test_prompts_one_by_one_save_the_weights_that_a_batch_reads_once(about: Any,
 
     assert about("one-by-one", MEMORY, wide, run) == pytest.approx(0.75, abs=0.05)
     assert about("one-by-one", COMPUTE, wide, run) == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_trial_of_half_the_prompts_says_that_more_save_more(on_roofs: Any, wide: Any) -> None:
+    """Two of four prompts as one batch read half of the weights, all four a quarter."""
+
+    def run(model: Any) -> None:
+        for ids in IDS.split(1):
+            model.generate(ids, **FOUR)
+
+    whole = on_roofs("one-by-one", MEMORY, wide, run)
+    half = whole.fewer()
+    assert whole.shape == "4 of the prompts"
+    assert half.about == pytest.approx(0.5, abs=0.05)
+    assert half.shape == "2 of the prompts (more at once save more)"
 
 
 def test_padding_saves_in_the_prompt_only(about: Any, wide: Any) -> None:
