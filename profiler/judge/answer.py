@@ -56,12 +56,15 @@ def answer(
         return sentences
     if decodes:
         lever = _worthwhile(decodes[0], setting)
-        change = _change_sentence(decodes, lever)
-        others = [item for item in differences if f"{engine_change(item)} saves" not in change]
-        how = [*_how_sentences(decodes[0], lever, setting), *_first_use_sentences(decodes)]
-        sentences += [change, *how, *_prefill_change(prefills, setting), *_engine_sentences(decodes[0], others)]
+        others = [item for item in differences if lever is None or engine_change(item) != lever.change]
+        sentences += [
+            *_change_sentences(decodes, lever, setting),
+            *_first_use_sentences(decodes),
+            *_prefill_change(prefills, lever, setting),
+            *_engine_sentences(decodes[0], others),
+        ]
     elif prefills:
-        sentences.append(_change_sentence(prefills, _worthwhile(prefills[0], setting)))
+        sentences += _change_sentences(prefills, _worthwhile(prefills[0], setting), setting)
     return sentences
 
 
@@ -71,17 +74,18 @@ def _worthwhile(cell: JudgedCell, setting: Setting) -> Lever | None:
     return lever if lever is not None and lever.saves_s >= WORTH * cell.split.latency_s else None
 
 
-def _prefill_change(prefills: Sequence[JudgedCell], setting: Setting) -> list[str]:
-    """The best change of the largest prefill, if it saves at least a tenth."""
+def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None, setting: Setting) -> list[str]:
+    """The best change of the largest prefill, if it saves at least a tenth; its line, unless `of_step` has that."""
     if not prefills:
         return []
     cell = prefills[-1]
     best = best_lever(cell, setting)
     if best is None or best.saves_s < _LEAST_PREFILL_SAVING * cell.split.latency_s:
         return []
+    how = f" To change it, write: {best.how}." if best.how and (of_step is None or best.how != of_step.how) else ""
     return [
         f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
-        f" ({best.basis}: {best.because})."
+        f" ({best.basis}: {best.because}).{how}"
     ]
 
 
@@ -225,30 +229,36 @@ def _no_change(s: TimeBreakdown) -> str:
     return f"No change is known that saves 5 %: {at}{unknown}."
 
 
-def _change_sentence(decodes: Sequence[JudgedCell], lever: Lever | None) -> str:
-    first = decodes[0]
-    parts = []
-    same_prompt = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
-    best = same_prompt[best_of([cell.tokens_per_s for cell in same_prompt])]
-    if best.key.cell.batch_size > first.key.cell.batch_size:
-        gain = best.tokens_per_s / first.tokens_per_s
-        cost = best.split.latency_s / first.split.latency_s
-        if gain > 1.1:
-            a_token = duration(best.split.latency_s / best.key.cell.batch_size)
-            parts.append(
-                f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
-                f" for {significant(cost, 2)}x the step, {a_token} a token"
-            )
+def _change_sentences(cells: Sequence[JudgedCell], lever: Lever | None, setting: Setting) -> list[str]:
+    """What shortens the first step, and how it is written; then the batch with the most tokens per second."""
+    first, batch = cells[0], _batch_words(cells)
     if lever is not None:
-        parts.append(f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})")
-    if not parts and Flag.ABOVE_ROOF in first.verdict.flags:
-        return (
+        saves = f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})"
+        batches = [f"{batch[:1].upper()}{batch[1:]}."] if batch else []
+        return [f"What to change: {saves}.", *_how_sentences(first, lever, setting), *batches]
+    if batch:
+        return [f"What to change: {batch}."]
+    if Flag.ABOVE_ROOF in first.verdict.flags:
+        return [
             "No advice: the step is faster than a measured roof allows, so the roof or the count is too low. Measure"
             " again with --fresh."
-        )
-    if not parts:
-        return _no_change(first.split)
-    return f"What to change: {'; '.join(parts)}."
+        ]
+    return [_no_change(first.split)]
+
+
+def _batch_words(cells: Sequence[JudgedCell]) -> str:
+    """The batch with the most tokens per second, at the depth of the first cell; empty if it gains under a tenth."""
+    first = cells[0]
+    alike = [cell for cell in cells if cell.key.cell.depth == first.key.cell.depth]
+    best = alike[best_of([cell.tokens_per_s for cell in alike])]
+    gain = best.tokens_per_s / first.tokens_per_s
+    if best.key.cell.batch_size <= first.key.cell.batch_size or gain <= 1.1:
+        return ""
+    cost, a_token_s = best.split.latency_s / first.split.latency_s, best.split.latency_s / best.key.cell.batch_size
+    return (
+        f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
+        f" for {significant(cost, 2)}x the step, {duration(a_token_s)} a token"
+    )
 
 
 def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
@@ -265,10 +275,8 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
     ]
 
 
-def _how_sentences(cell: JudgedCell, lever: Lever | None, setting: Setting) -> list[str]:
+def _how_sentences(cell: JudgedCell, lever: Lever, setting: Setting) -> list[str]:
     """The line to paste for a cell's best change, and what measures it; then another one, and one not tried."""
-    if lever is None:
-        return []
     sentences = []
     if lever.how:
         whole = (

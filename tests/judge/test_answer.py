@@ -171,6 +171,19 @@ def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
     assert "batch 8 gives 5.3x the tokens/s for 1.5x the step" in change
 
 
+def test_the_change_of_the_step_comes_before_its_batch_and_the_prefill_has_a_line_of_its_own() -> None:
+    """nf4 saves 7 of 10 ms of a decode step, and a 16-bit dtype half of a prefill of 8 x 64."""
+    tried = step("decode", 1, 2e-3, tried=(TrialResult("nf4", 0.3, 0.01, 2, 2),))
+    halved = step("prefill", 8, 2e-3, tried=(TrialResult("bfloat16", 0.5, 0.01, 2, 2),))
+    larger = replace(step("decode", 8, 2e-3), tokens_per_s=800.0)
+    changes = answer([tried, larger, halved], SETTING)[2:]
+    assert [text.partition(" saves")[0].partition("write:")[0] for text in changes] == [
+        "What to change: nf4", "To change it, ", "Batch 8 gives 8.0x the tokens/s for 1.0x the step, 1.25 ms a token.",
+        "In a prefill of 8 x 64 bfloat16",
+    ]  # fmt: skip
+    assert changes[-1].endswith("To change it, write: from_pretrained(..., dtype=torch.bfloat16).")
+
+
 def test_terms_of_a_difference_are_listed_largest_first() -> None:
     difference = EngineDifference(
         "decode", 1, 64, 80, 32, "vllm", against="eager", saves_s=5.1e-3, low_s=5e-3, high_s=5.2e-3, how="CUDA graphs",
