@@ -95,8 +95,8 @@ class PictureOfRuns:
 def plot(picture: PictureOfRuns) -> None:
     """Draw a picture of one or several runs.
 
-    Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps. Pictures of
-    several: precisions, devices, waterfall.
+    Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps, engines,
+    forecast. Pictures of several: precisions, devices, waterfall.
     """
     from profiler.comparison import page  # noqa: F401 - it adds its picture
     from profiler.report.plots import save

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from profiler.facts.measurements import COMPILED, EIGHT_BIT_CACHE, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
+from profiler.quant.registry import FORMATS
 
 SIXTEEN_BIT_DTYPE = "a 16-bit dtype"
 FOUR_BIT_WEIGHTS = "4-bit weights"
@@ -19,32 +20,13 @@ class HowTo:
 
 
 _STATIC = 'model.generate(..., cache_implementation="static")'
-_FOUR_BIT = (
-    'from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="{}",'
-    " bnb_4bit_compute_dtype=torch.{}))"
-)
-_TORCHAO = "from_pretrained(..., quantization_config=TorchAoConfig({}()))"
-
 _HOW: dict[str, HowTo] = {
     STATIC_CACHE: HowTo("past_key_values=StaticCache(config=model.config, max_cache_len=...)", "--engine eager,static"),
     EIGHT_BIT_CACHE: HowTo('past_key_values=QuantizedCache("fp8", model.config)', "--cache dynamic,fp8"),
     WITHOUT_CUDNN: HowTo("torch.backends.cuda.enable_cudnn_sdp(False)"),
     REPEATED_HEADS: HowTo("transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_: False"),
-    "int8": HowTo(
-        "from_pretrained(..., quantization_config=BitsAndBytesConfig(load_in_8bit=True))", "--quant none,int8"
-    ),
-    "int8wo": HowTo(_TORCHAO.format("Int8WeightOnlyConfig"), "--quant none,int8wo"),
-    "int4wo": HowTo(_TORCHAO.format("Int4WeightOnlyConfig"), "--quant none,int4wo"),
-    "fp8": HowTo(_TORCHAO.format("Float8DynamicActivationFloat8WeightConfig"), "--quant none,fp8"),
 }
-
-
-_ON_CPU = {"int4wo": "PrototypeInt4WeightOnlyConfig", "fp8": "Float8WeightOnlyConfig"}
-"""torchao's configurations on a CPU, where they differ from those on a GPU (`quant/torchao.py`)."""
-
-
 _SIXTEEN_BITS = {SIXTEEN_BIT_DTYPE: None, "bfloat16": "bfloat16", "float16": "float16"}
-_FOUR_BITS = {FOUR_BIT_WEIGHTS: "nf4", "nf4": "nf4", "fp4": "fp4"}
 
 
 def how_to(change: str, on_gpu: bool, sixteen_bit_dtype: str = "bfloat16") -> HowTo:
@@ -57,13 +39,13 @@ def how_to(change: str, on_gpu: bool, sixteen_bit_dtype: str = "bfloat16") -> Ho
     if change in _SIXTEEN_BITS:
         dtype = _SIXTEEN_BITS[change] or sixteen_bit_dtype
         return HowTo(f"from_pretrained(..., dtype=torch.{dtype})", f"--dtype {dtype}")
-    if change in _FOUR_BITS:
-        quant = _FOUR_BITS[change]
-        return HowTo(_FOUR_BIT.format(quant, sixteen_bit_dtype), f"--quant none,{quant}")
+    quant = FORMATS.get("nf4" if change == FOUR_BIT_WEIGHTS else change)
+    if quant is not None and quant.written:
+        written = quant.written if on_gpu or not quant.written_on_cpu else quant.written_on_cpu
+        line = f"from_pretrained(..., quantization_config={written.format(dtype=sixteen_bit_dtype)})"
+        return HowTo(line, f"--quant none,{quant.name}")
     if change in (GRAPHED, COMPILED):
         engine = "graph" if change == GRAPHED else "compile"
         line = _STATIC if on_gpu else "model.forward = torch.compile(model.forward)  # and a StaticCache"
         return HowTo(line, f"--engine eager,{engine}")
-    if change in _ON_CPU and not on_gpu:
-        return HowTo(_TORCHAO.format(_ON_CPU[change]), f"--quant none,{change}")
     return _HOW.get(change, HowTo(""))

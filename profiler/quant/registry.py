@@ -84,6 +84,10 @@ class QuantFormat:
     """The names of the classes that its weights have."""
     bits: float = 16.0
     """Bits per weight, excluding scales."""
+    written: str = ""
+    """The `quantization_config` of `from_pretrained`, as its user writes it; `{dtype}` is that of the products."""
+    written_on_cpu: str = ""
+    """The same on a CPU; empty: as on a GPU."""
     multiplies_packed: bool = False
     """Whether its kernels multiply the packed weights directly, without a dense copy."""
     has_options: bool = False
@@ -100,29 +104,40 @@ class QuantFormat:
     """Whether `doctor` lists the presets that fit in it."""
 
 
+_WRITTEN_4_BITS = (
+    'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="{}", bnb_4bit_compute_dtype=torch.{{dtype}})'
+)
 FORMATS: dict[str, QuantFormat] = {
     item.name: item
     for item in (
         QuantFormat("none", published_as="dense"),
         QuantFormat(
-            "int8", "bitsandbytes", _bitsandbytes, ("Int8Params",), bits=8, is_tried=True, in_doctor=True
+            "int8", "bitsandbytes", _bitsandbytes, ("Int8Params",), bits=8, is_tried=True, in_doctor=True,
+            written="BitsAndBytesConfig(load_in_8bit=True)",
         ),
         QuantFormat(
             "nf4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, is_tried=True,
-            is_profiled=True, in_doctor=True,
+            is_profiled=True, in_doctor=True, written=_WRITTEN_4_BITS.format("nf4"),
         ),
         QuantFormat(
-            "fp4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, published_as="nf4"
+            "fp4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, published_as="nf4",
+            written=_WRITTEN_4_BITS.format("fp4"),
         ),
         QuantFormat(
             "int8wo", "torchao", _torchao, ("Int8Tensor",), bits=8, multiplies_packed=True, least_capability=8.0,
-            is_tried=True, is_profiled=True,
+            is_tried=True, is_profiled=True, written="TorchAoConfig(Int8WeightOnlyConfig())",
         ),
         QuantFormat(
             "int4wo", "torchao", _torchao, ("Int4OpaqueTensor", "Int4TilePackedTo4dTensor"), bits=4,
             multiplies_packed=True, least_capability=8.0, is_tried=True, is_profiled=True,
+            written="TorchAoConfig(Int4WeightOnlyConfig())",
+            written_on_cpu="TorchAoConfig(PrototypeInt4WeightOnlyConfig())",
         ),
-        QuantFormat("fp8", "torchao", _torchao, ("Float8Tensor",), bits=8, least_capability=8.9),
+        QuantFormat(
+            "fp8", "torchao", _torchao, ("Float8Tensor",), bits=8, least_capability=8.9,
+            written="TorchAoConfig(Float8DynamicActivationFloat8WeightConfig())",
+            written_on_cpu="TorchAoConfig(Float8WeightOnlyConfig())",
+        ),
     )
 }  # fmt: skip
 """By name, in the order in which messages list them."""

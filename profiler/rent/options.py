@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar, get_args
 from profiler.errors import RequestError
 from profiler.grid.ranges import MOST, check_prefix
 from profiler.options import argument, listed, option
+from profiler.quant.registry import quant_help
 
 if TYPE_CHECKING:
     from profiler.data.prices import Price
@@ -68,7 +69,7 @@ class RentOptions:
     batch: int | None = option(None, "Sequences always in flight, in place of a rate.")
     max_ttft_ms: float | None = option(None, "Most milliseconds to the first token: the mean of all requests, not p95.")
     max_tpot_ms: float | None = option(None, "Most milliseconds per further token: the mean of all requests, not p95.")
-    quant: str = option("none", "One or several of none, nf4, int8wo, int4wo, fp8.")
+    quant: str = option("none", f"{quant_help()}; or several: none,nf4.")
     engine: str = option("compiled", "compiled (vLLM, TensorRT-LLM), eager (plain transformers), or both.")
     price_class: str = option("", "Only prices of: hyperscaler, 'GPU cloud', marketplace or community.", flag="class")
     provider: str = option("", "Only this provider's prices, such as AWS.")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from profiler.errors import RequestError, near_misses
+from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import Ragged
 from profiler.options import argument, option
@@ -51,7 +52,8 @@ class Options:
     )
     cache: str = option(
         "",
-        "KV cache of eager steps: quantized (the first that works of fp8, quanto, hqq); or several: dynamic,fp8.",
+        f"KV cache of eager steps: quantized (the first that works of {', '.join(CACHE_FORMATS)}); or several:"
+        " dynamic,fp8.",
         shown="dynamic",
     )
     attn: str | None = option(None, "Attention implementation, such as sdpa or eager.")

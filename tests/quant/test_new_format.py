@@ -13,6 +13,7 @@ from torch import nn
 from profiler.count.step import count_document
 from profiler.counting.count import count
 from profiler.errors import RequestError
+from profiler.judge.how_to import HowTo, how_to
 from profiler.quant.registry import FORMATS, QuantFormat, known_quant, published_as, tried_formats
 
 
@@ -34,7 +35,7 @@ class Toybox(SimpleNamespace):
         return module
 
 
-TOY = QuantFormat("toy8", library=Toybox, bits=8, is_tried=True, published_as="int8wo")
+TOY = QuantFormat("toy8", library=Toybox, bits=8, is_tried=True, published_as="int8wo", written="ToyConfig()")
 
 
 @pytest.fixture
@@ -55,7 +56,10 @@ def test_counts_store_its_bytes_and_messages_name_it() -> None:
 
 
 def test_trials_and_published_results_derive_from_it(toy: QuantFormat) -> None:
-    assert [item.name for item in tried_formats()] == ["int4wo", "nf4", "int8wo", "int8", "toy8"]
+    assert tried_formats()[-1] is toy
+    assert how_to(toy.name, on_gpu=True) == HowTo(
+        f"from_pretrained(..., quantization_config={toy.written})", "--quant none,toy8"
+    )
     assert published_as(toy.name) == "int8wo"
 
 
@@ -64,8 +68,8 @@ def test_the_help_of_every_command_lists_it() -> None:
         "from profiler.quant.registry import FORMATS, QuantFormat\n"
         "FORMATS['toy8'] = QuantFormat('toy8', 'toybox')\n"
         "from profiler.cli.app import app\n"
-        "for command in ('run', 'count', 'forecast', 'place'):\n"
+        "for command in ('run', 'count', 'forecast', 'place', 'rent'):\n"
         "    app([command, '--help'], standalone_mode=False)\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert " ".join(done.stdout.split()).count("toy8 (toybox)") == 4
+    assert " ".join(done.stdout.split()).count("toy8 (toybox)") == 5
