@@ -95,10 +95,6 @@ FAULTS = {
     "other tokens": Fault(
         "tokens", "tokens: graph = eager", "tokens: graph = eager", changed("claims.tokens.greedy_tokens", other_tokens)
     ),
-    "a linear not counted": Fault(
-        "counts", "prefill FLOPs: torch's counter", "prefill FLOPs of all linears: torch's counter",
-        changed("claims.counts.walk", one_linear_less),
-    ),
     "a weight not counted": Fault(
         "bytes", "bytes: the memory controller", "decode bytes: executed / memory controller",
         changed("claims.counts.walk", one_linear_less),
