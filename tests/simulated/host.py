@@ -20,10 +20,9 @@ _WAITS = "called a synchronizing CUDA operation"
 class Host:
     """The clock of the simulated host, and its sleeping threads."""
 
-    def __init__(self, stolen: Stolen | None = None) -> None:
+    def __init__(self, stolen: Stolen) -> None:
         self.core = native().Host()
-        if stolen is not None:
-            self.core.stolen_every_s, self.core.stolen_for_s = stolen.every_s, stolen.seconds
+        self.core.stolen_every_s, self.core.stolen_for_s = stolen.every_s, stolen.seconds
         self.unix_at_start_s = 1.8e9 - self.now_s
         self.sync_debug_mode = 0
         """torch's reaction to a call that waits for a card: 0 nothing, 1 a warning, 2 an error."""
@@ -54,11 +53,6 @@ class Host:
             yield
         except RuntimeError as error:
             self.terminated_by = error
-
-    def ran_operator(self, seconds: float) -> None:
-        """Count one more operator, with its time."""
-        self.core.operators += 1
-        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Advance the clock."""

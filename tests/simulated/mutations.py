@@ -44,16 +44,9 @@ class Mutation:
     scenario: Scenario
 
 
-def fast_host(folder: Path) -> None:
-    hosts.test_the_verdict_follows_the_host("eager", "fast", folder)
-
-
-def static_cache(folder: Path) -> None:
-    hosts.test_the_verdict_follows_the_host("static", "fast", folder)
-
-
-def full_card(folder: Path) -> None:
-    memories.test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(*memories.FUSED, folder)
+fast_host = partial(hosts.test_the_verdict_follows_the_host, "eager", "fast")
+static_cache = partial(hosts.test_the_verdict_follows_the_host, "static", "fast")
+full_card = partial(memories.test_what_fits_by_the_rule_runs_and_what_does_not_is_refused, *memories.FUSED)
 
 
 def doubled_replay() -> Planted:

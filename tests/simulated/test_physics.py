@@ -90,7 +90,7 @@ def test_counters_of_an_interval_are_those_of_its_kernels() -> None:
             source = nvml_source(CARD)
             data = torch.zeros(256 << 20, dtype=torch.uint8, device=CARD)
             assert source.counters() is None, "an interval has a start"
-            while world.card.busy_s < 0.6:
+            while world.card.core.busy_s < 0.6:
                 data.sum()
             torch.cuda.synchronize()
             found = source.counters()

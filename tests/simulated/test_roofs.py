@@ -84,15 +84,14 @@ def test_a_card_that_is_slower_than_its_host_needs_no_graph(monkeypatch: pytest.
         assert measure_gemv(machine, "float16", 256 * MIB, 0.1).per_s == pytest.approx(T4.bytes_per_s, rel=TRUE)
 
 
-def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_tensors(left: Any, right: Any, *, scale_a: Any, real: Any = torch._scaled_mm, **named: Any) -> torch.Tensor:
     """torch 2.10 on sm_120: pytorch/pytorch#192707."""
-    real = torch._scaled_mm
+    if scale_a.numel() > 1:
+        raise RuntimeError(NO_ROWS)
+    return real(left, right, scale_a=scale_a, **named)
 
-    def by_tensors(left: torch.Tensor, right: torch.Tensor, **named: Any) -> torch.Tensor:
-        if named["scale_a"].numel() > 1:
-            raise RuntimeError(NO_ROWS)
-        return real(left, right, **named)
 
+def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated(RTX_4090):
         whole = measure(machine_for(CARD), ["float8_e4m3fn"], model_dtype="bfloat16")
         monkeypatch.setattr(torch, "_scaled_mm", by_tensors)
