@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from time import strftime
@@ -13,8 +12,6 @@ from typing import Any
 
 from .native import native
 from .truth import Stolen
-
-_WAITS = "called a synchronizing CUDA operation"
 
 
 class Host:
@@ -25,7 +22,7 @@ class Host:
         self.core.stolen_every_s, self.core.stolen_for_s = stolen.every_s, stolen.seconds
         self.unix_at_start_s = 1.8e9 - self.now_s
         self.sync_debug_mode = 0
-        """torch's reaction to a call that waits for a card: 0 nothing, 1 a warning, 2 an error."""
+        """torch's reaction to a call that waits for a card: 2 is an error."""
         self.terminated_by: RuntimeError | None = None
         self._sleepers: list[Sleep] = []
         me = weakref.ref(self)
@@ -42,9 +39,7 @@ class Host:
         `stream_synchronize` call `warn_or_error_on_sync`).
         """
         if self.sync_debug_mode == 2:
-            raise RuntimeError(_WAITS)
-        if self.sync_debug_mode == 1:
-            warnings.warn(_WAITS, stacklevel=2)
+            raise RuntimeError("called a synchronizing CUDA operation")
 
     @contextlib.contextmanager
     def terminating(self) -> Iterator[None]:

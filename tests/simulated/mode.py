@@ -160,8 +160,6 @@ class CardMode(TorchDispatchMode):
     def _on_host(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._host.core.operators += 1
         self._host.advance(self._cards[0].truth.host_operator_s)
-        kwargs = dict(kwargs)
-        pinned = kwargs.pop("pin_memory", False)
         tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         numel = math.prod(size) if all(isinstance(side, int) for side in size) else 1
@@ -169,10 +167,7 @@ class CardMode(TorchDispatchMode):
         like = max((nbytes(t) for t in tensors if t.device.type == "meta"), default=0) if "device" in kwargs else 0
         large = (not tensors and numel * 4 > _HELD_FOR_REAL) or like > _HELD_FOR_REAL
         to_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
-        result = self._faked(func, args, kwargs) if large and not to_meta else func(*args, **kwargs)
-        if pinned:
-            self._pinned.add(result.untyped_storage()._cdata)
-        return result
+        return self._faked(func, args, kwargs) if large and not to_meta else func(*args, **kwargs)
 
     def _faked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._fake:
@@ -269,9 +264,6 @@ class CardMode(TorchDispatchMode):
             return self._calls.run(func, args, kwargs, again=False)  # the table may be replaced
         bitsandbytes = torch.ops.bitsandbytes
         with self:
-            if (nested := kwargs.get("absmax_8bit")) is not None:
-                unpack = bitsandbytes.dequantize_blockwise.default
-                absmax = unpack(nested, absmax, kwargs["absmax_code"], 256, torch.float32) + kwargs["absmax_offset"]
             dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
             return torch.nn.functional.linear(values, dense, kwargs.get("bias"))
 

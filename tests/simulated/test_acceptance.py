@@ -27,9 +27,9 @@ from profiler.checks import doctor
 from profiler.device.machine import CudaMachine
 from profiler.errors import RequestError
 
-from . import mutations
 from .host import SimulatedTime
 from .scenario import Scenario
+from .test_mutations import timed_warm_up
 from .truth import H100, T4, Truth
 from .world import World, simulated
 
@@ -155,7 +155,7 @@ FAULTS = {
         changed("claims.roofs.measure_gemm", lambda roof, *_: replace(roof, per_s=roof.per_s / 2)),
     ),
     "a warm-up that is timed": Fault(
-        "time", "ours / a plain loop", "prefill: ours / a plain loop", mutations.timed_warm_up
+        "time", "ours / a plain loop", "prefill: ours / a plain loop", timed_warm_up
     ),
     "other tokens": Fault(
         "tokens", "tokens: graph = eager", "tokens: graph = eager", changed("claims.tokens.greedy_tokens", other_tokens)
