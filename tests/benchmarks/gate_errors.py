@@ -1,6 +1,6 @@
 """Error rates of `roofscope gate`, from pairs of resampled runs with planted slowdowns.
 
-    python tests/benchmarks/gate_errors.py [--pairs 200] [--picture runs/reference/gate.png]
+    python tests/benchmarks/gate_errors.py [--pairs 200]
 
 A pair has the cells of one real run. Each visit is a real visit of that cell, shifted by the deviation of a real visit
 from its cell's mean in any of the runs. Both levels of noise are therefore those of the measured machines. The later
@@ -127,58 +127,19 @@ def reference_pools() -> dict[str, Pool]:
     return {str(folder.relative_to(RUNS)): pool_of(folder, folders) for folder in folders}
 
 
-def _draw(outcomes_by_title: Mapping[str, Mapping[float, Counter[str]]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows, columns = len(VISITS), len(PLANTED)
-    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 2.9 * rows), sharey=True, sharex=True)
-    lines = ("slower", "slower (exit 1)", "#d55e00"), ("inconclusive", "cannot tell (exit 3)", "#888888")
-    for axis, (title, counts) in zip(axes.flat, outcomes_by_title.items(), strict=True):
-        for outcome, label, color in (*lines, ("pass", "pass (exit 0)", "#009e73")):
-            shares = [100 * counts[by][outcome] / counts[by].total() for by in SLOWDOWNS]
-            axis.plot([100 * by for by in SLOWDOWNS], shares, "o-", color=color, label=label)
-        axis.axvline(100 * THRESHOLD, color="#bbbbbb", linestyle="--", zorder=0)
-        axis.set_title(title, loc="left", fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
-    for axis in axes[-1]:
-        axis.set_xlabel("true slowdown, %")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("share of gates, %")
-    first = axes[0][0]
-    first.annotate(
-        f"limit {100 * THRESHOLD:.0f} %", (100 * THRESHOLD, 30), (-4, 0), ha="right", textcoords="offset points"
-    )
-    handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, frameon=False, ncols=3, loc="upper right")
-    figure.suptitle("More visits decide more gates; one slow cell among many stays hard to see", x=0.01, ha="left")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-
-
 def main() -> None:
-    """Print the rates, and draw them if a picture is requested."""
+    """Print the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--picture", type=Path)
     options = parser.parse_args()
     pool = reference_pools()["smollm2-135m-2-cores"]
-    shown = {}
     for visits in VISITS:
         pairs = drawn_pairs(pool, options.pairs, visits)
         for planted in PLANTED:
-            by_slowdown = outcomes(pairs, planted)
             title = f"{visits} visits per cell, {planted} slower"
-            for by, counts in by_slowdown.items():
-                shares = ", ".join(
-                    f"{name} {100 * count / options.pairs:.1f} %" for name, count in sorted(counts.items())
-                )
-                print(f"{title:37} planted {100 * by:4.0f} %: {shares}", flush=True)
-            shown[title] = by_slowdown
-    if options.picture:
-        _draw(shown, options.picture)
+            for by, counts in outcomes(pairs, planted).items():
+                shares = (f"{name} {100 * count / options.pairs:.1f} %" for name, count in sorted(counts.items()))
+                print(f"{title:37} planted {100 * by:4.0f} %: {', '.join(shares)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,10 +14,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import torch
@@ -137,17 +139,17 @@ def _under(
 @contextmanager
 def slowed(alpha_s: float, bytes_per_s: float) -> Iterator[None]:
     """Within the context, every all-reduce first waits as long as a link of that latency and bandwidth would need."""
-    from slowed import slow
-
     plain = dist.all_reduce
-    slow(alpha_s, bytes_per_s)
-    try:
+
+    def all_reduce(tensor: Any, *args: Any, **options: Any) -> Any:
+        nbytes = tensor.nbytes * 2 * (dist.get_world_size() - 1) / dist.get_world_size()
+        time.sleep(alpha_s + nbytes / bytes_per_s)  # sleeping leaves the core to the other rank
+        return plain(tensor, *args, **options)
+
+    with mock.patch.object(dist, "all_reduce", all_reduce):
         yield
-    finally:
-        dist.all_reduce = plain
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1] / "ranks"))
     torch.set_num_threads(1)
     main()

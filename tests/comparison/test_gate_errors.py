@@ -30,7 +30,7 @@ def test_false_alarms_and_misses(pairs: list[tuple[Side, Side]], planted: str) -
 
     The slowdown is planted in all 32 cells, in decode, or in only one cell, where a gate may be inconclusive. The rates
     in the docs must match. If the reference runs were measured again and they do not,
-    `python tests/benchmarks/gate_errors.py --picture runs/reference/gate.png` prints all rates.
+    `python tests/benchmarks/gate_errors.py` prints all rates.
     """
     found = outcomes(pairs, planted)
     for unchanged in (0.0, 0.01):

@@ -71,14 +71,12 @@ def injections(recordings: Iterable[Recorded]) -> list[Injection]:
         fresh = {group: own for group, own in numbers.items() if lies or group not in seen}
         seen |= set(fresh)
         last = {call.site: call.number for call in each.base.calls}
-        first = {call.site.api: call for call in reversed(each.base.calls)}
         planned += {
             Injection(site, number, kind, mode, each.played.name)
             for (site, _), own in fresh.items()
             for number in positions(own)
             for kind in plausible(site.api)
             if not lies or KINDS[kind].raised is None
-            if not KINDS[kind].from_start or (site, number) == (first[site.api].site, first[site.api].number)
             for mode in modes(site.api, kind)
             if mode == "once" or number < last[site]
         }
@@ -124,8 +122,8 @@ def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs:
     started_s = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         for number, answer in forked(calls, jobs=jobs, limit_s=_LONGEST_S):
-            if isinstance(answer, Lost):
-                answer = Trial(planned[number], None, (f"ends: {answer.why}",), answer.why)
+            if isinstance(answer, str):
+                answer = Trial(planned[number], None, (f"ends: {answer}",), answer)
             trials.append(answer)
             for failure in answer.failures:
                 print(f"{answer.injection}: {failure}"[:400], flush=True)
@@ -136,15 +134,8 @@ def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs:
     return trials
 
 
-@dataclass(frozen=True)
-class Lost:
-    """The reason why a call gave no answer."""
-
-    why: str
-
-
 def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> Iterator[tuple[int, Any]]:
-    """Yield (number, answer) of each call as it ends; `Lost` if it exceeded the limit or died.
+    """Yield (number, answer) of each call as it ends; the answer is the reason, as text, if it raised or died.
 
     The limit is in CPU time, which other processes do not affect. Calls that wait are ended if none ends within ten
     times the limit.
@@ -162,7 +153,13 @@ def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> 
                 running[receiving] = number, process
             for connection in wait(list(running), 10 * limit_s) or _killed(running):
                 number, process = running.pop(connection)
-                yield number, _received(connection, process)
+                try:
+                    answer = connection.recv()
+                except EOFError:
+                    process.join()
+                    answer = f"its process ended with {process.exitcode} (-9: waited too long, -24: too much CPU)"
+                process.join()
+                yield number, answer
     finally:
         _killed(running)
 
@@ -172,19 +169,8 @@ def _answer(call: Callable[[], Any], sending: Connection, limit_s: float) -> Non
     try:
         answer = call()
     except BaseException:
-        answer = Lost(traceback.format_exc())
+        answer = traceback.format_exc()
     sending.send(answer)
-
-
-def _received(connection: Connection, process: ForkProcess) -> Any:
-    try:
-        return connection.recv()
-    except EOFError:
-        process.join()
-        return Lost(f"its process ended with {process.exitcode} (-9: it waited too long, -24: its CPU time ended)")
-    finally:
-        connection.close()
-        process.join()
 
 
 def _killed(running: dict[Connection, tuple[int, ForkProcess]]) -> list[Connection]:

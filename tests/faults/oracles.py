@@ -41,7 +41,6 @@ _STATUSES = ("ok", "oom", "failed", "skipped")
 _CODES = (0, 2, 3)
 _MORE_S = 60.0
 """Simulated seconds that a fault may add to a run: a deadline for every stage."""
-_REPEATED = {"oom": "out of memory", "full": "No space left on device"}
 _FALSE = 0.05
 """A figure with a larger relative error is false."""
 
@@ -149,8 +148,8 @@ class Case:
     @property
     def why(self) -> str:
         """Return the fault's message, as the profiler repeats it."""
-        if said := _REPEATED.get(self.injection.kind):
-            return said
+        if self.injection.kind == "oom":
+            return "out of memory"
         return "" if self.kind.raised is None else str(self.kind.raised()).splitlines()[0]
 
 
@@ -174,13 +173,11 @@ def _says_one_line(case: Case) -> Iterator[str]:
 
 
 def _may_end(case: Case) -> Iterator[str]:
-    """Only a wrong request, a failed load, a lost device, and a full or read-only run folder may end a run."""
+    """Only a wrong request, a failed load and a lost device may end a run."""
     if case.first.code != 2 or not case.first.fired:
         return
     call = case.first.fired[0]
     if case.kind.sticky or call.stage in ("", "loading"):
-        return
-    if call.site.api.startswith("disk") and not call.site.place.startswith(("report/", "roofs/")):
         return
     yield f"the run ended ({' '.join(case.first.err.split())[:200]})"
 
@@ -279,20 +276,12 @@ def _loses_nothing_in_silence(case: Case) -> Iterator[str]:
 def _is_no_loss(case: Case, fact: str) -> bool:
     """Return whether a missing fact is no loss.
 
-    The device does not offer it and run.json names it, it is not installed, or the budget ends before it.
+    The device does not offer it and run.json names it, or the budget ends before it.
     """
     if case.injection.kind == "nvml-unsupported":
         not_seen = [set(ran.document["health"]["not_seen"]) for ran in (case.base.folder, case.first.folder)]
         return not_seen[0] < not_seen[1]
-    return fact.startswith(_NO_LOSS.get(case.injection.kind, ()))
-
-
-_NO_LOSS = {
-    "no-package": ("run.json.software.",),
-    "import": ("run.json.model.four_bit_dense_from_rows",),  # advice on a format that this run does not use
-    "later": ("replay ", "trial ", "generate ", "run.json.generate"),
-}
-"""Facts that may be missing without a reason, by the kind of fault."""
+    return case.injection.kind == "later" and fact.startswith(("replay ", "trial ", "generate ", "run.json.generate"))
 
 
 def _plain(text: str) -> str:

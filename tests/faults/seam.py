@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import importlib
-import io
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial, wraps
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -55,21 +51,14 @@ _LIBRARIES = {
     "torchao.quantization": ("quantize_",),
 }  # fmt: skip
 """Functions of libraries, where these are imported."""
-_IMPORTED = ("pynvml", "bitsandbytes", "torchao", "matplotlib")
-"""Libraries that may be missing or broken while roofscope itself works."""
-_DISK = ("fsync", "replace", "mkdir")
-"""Functions of os."""
-
 Wrapped = Callable[..., Any]
 
 
 class Seam:
     """Counts calls by site within `installed`, and makes them fail as the injection says."""
 
-    def __init__(self, world: World, folders: Sequence[Path], injection: Injection | None = None) -> None:
-        """`folders`: only writes below them are recorded."""
+    def __init__(self, world: World, injection: Injection | None = None) -> None:
         self._world = world
-        self._folders = tuple(f"{folder}{os.sep}" for folder in folders)
         self._injection = injection
         self._kind: Any = KINDS[injection.kind] if injection else None
         self._numbers: Counter[Site] = Counter()
@@ -170,16 +159,6 @@ class Seam:
         for module, names in _LIBRARIES.items():
             if module in sys.modules:
                 yield from self._wrapped(module, sys.modules[module], names)
-        metadata = importlib.import_module("importlib.metadata")
-        yield metadata, "version", self._wrap(lambda name: f"importlib.metadata.version {name}", metadata.version)
-        yield builtins, "__import__", self._wrap(_imported, builtins.__import__)
-        yield importlib, "import_module", self._wrap(_imported, importlib.import_module)
-        reals = {"fsync": lambda _: None}  # not tested: whether the disk really stores the data
-        for name in _DISK:
-            yield os, name, self._wrap(partial(self._written, f"disk {name}"), reals.get(name, getattr(os, name)))
-        opened = self._open(builtins.open)
-        yield builtins, "open", opened
-        yield io, "open", opened
 
     def _wrapped(self, prefix: str, owner: Any, names: Iterable[str]) -> Iterator[tuple[Any, str, Any]]:
         for name in names:
@@ -192,30 +171,16 @@ class Seam:
             return True
         return api == self._injection.site.api or (self._kind.sticky and api in NEEDS_DEVICE)
 
-    def _wrap(self, api: str | Callable[..., str | None], real: Wrapped) -> Wrapped:
-        """Record the calls of a function. `api` may depend on the arguments; None: this call cannot fail."""
-        if isinstance(api, str) and not self._asked(api):
+    def _wrap(self, api: str, real: Wrapped) -> Wrapped:
+        """Record the calls of a function."""
+        if not self._asked(api):
             return real
 
         @wraps(real)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            name = api if isinstance(api, str) else api(*args)
-            return real(*args, **kwargs) if name is None else self.call(name, real, args, kwargs)
+            return self.call(api, real, args, kwargs)
 
         return wrapped
-
-    def _written(self, api: str, target: Any, *_: Any) -> str | None:
-        """A call with a path below the folders, or with an open file: only files below them get fsync."""
-        return api if isinstance(target, int) or str(target).startswith(self._folders) else None
-
-    def _open(self, real: Wrapped) -> Wrapped:
-        @wraps(real)
-        def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-            if not set(mode) & set("wax+") or not str(file).startswith(self._folders):
-                return real(file, mode, *args, **kwargs)
-            return _File(self.call("disk open", real, (file, mode, *args), kwargs), self)
-
-        return opened if self._asked("disk open") or self._asked("disk write") else real
 
     def _tracking(self) -> Iterator[tuple[Any, str, Any]]:
         """Track the stage of the run and the visited cell."""
@@ -237,37 +202,3 @@ class Seam:
 
         yield Stages, "begin", begun
         yield sweep, "visit", visited
-
-
-def _imported(name: str, *_: Any) -> str | None:
-    """A submodule is missing in some versions; a library without a top-level module is broken."""
-    library, *modules = name.split(".")
-    own = caller(2).f_globals.get("__name__", "").startswith("profiler")
-    return f"import {name if len(modules) > 1 else library}" if library in _IMPORTED and own else None
-
-
-class _File:
-    """An open file whose writes may fail."""
-
-    def __init__(self, file: Any, seam: Seam) -> None:
-        self._file = file
-        self._seam = seam
-
-    def write(self, *args: Any) -> Any:
-        return self._seam.call("disk write", self._file.write, args, {})
-
-    def writelines(self, *args: Any) -> Any:
-        return self._seam.call("disk write", self._file.writelines, args, {})
-
-    def __enter__(self) -> _File:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> Any:
-        return self._file.__exit__(*error)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._file)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)

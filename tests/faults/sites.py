@@ -12,11 +12,8 @@ import profiler
 
 ROOT = f"{Path(profiler.__file__).parent}/"
 _SIMULATED = f"{Path(__file__).parents[1]}/simulated/"
-_DOORS = frozenset(
-    f"{ROOT}{name}"
-    for name in ("device/clock.py", "device/machine.py", "device/memory.py", "user_cache.py", "store/writer.py")
-)
-"""Modules through which every package calls a device or the disk; the site is their caller."""
+_DOORS = frozenset(f"{ROOT}device/{name}.py" for name in ("clock", "machine", "memory"))
+"""Modules through which every package calls a device; the site is their caller."""
 
 
 @dataclass(frozen=True, order=True)

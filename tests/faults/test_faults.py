@@ -5,9 +5,11 @@ All faults: python -m tests.faults
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +17,10 @@ from simulated.native import why_not
 
 from profiler.run.stages import Stages
 
-from .campaign import recorded
+from .campaign import Recorded, recorded
+from .oracles import Case, failures
 from .sites import Injection
-from .trial import SCENARIOS, tried
+from .trial import SCENARIOS, ran
 
 pytestmark = [
     pytest.mark.slow,
@@ -38,14 +41,57 @@ def test_a_sample_of_faults() -> None:
     assert f"{SAMPLE} faults, 0 after which something does not hold" in done.stdout
 
 
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorded]:
+    """A run of four cells without a fault."""
+    folder = tmp_path_factory.mktemp("known")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        yield recorded(SCENARIOS["eager"], folder)
+
+
+def kernel(known: Recorded, kind: str, stage: str, cell: str = "") -> Injection:
+    """Return a fault of the first kernel in a stage, or in a cell of it."""
+    site, number = next(
+        (call.site, call.number)
+        for call in known.base.calls
+        if (call.site.api, call.stage) == ("kernel", stage) and cell in ("", call.cell)
+    )
+    return Injection(site, number, kind, "once", "eager")
+
+
 @pytest.mark.ci
-def test_a_planted_silent_loss_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_silent_loss_is_detected(known: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel fails once during replays, and the run reports it. The planted loss suppresses that report."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    known = recorded(SCENARIOS["eager"], tmp_path)
-    [call, *_] = [call for call in known.base.calls if call.site.api == "kernel" and call.stage == "replays"]
-    fault = Injection(call.site, call.number, "passing", "once", "eager")
-    assert tried(fault, known.played, known.model, known.base).failures == ()
+    fault = kernel(known, "passing", "replays")
+    assert known.tried(fault).failures == ()
     monkeypatch.setattr(Stages, "miss", lambda *_: None)
-    caught = {failure.partition(":")[0] for failure in tried(fault, known.played, known.model, known.base).failures}
-    assert "loses_nothing_in_silence" in caught
+    assert "loses_nothing_in_silence" in {failure.partition(":")[0] for failure in known.tried(fault).failures}
+
+
+@pytest.mark.ci
+def test_a_card_that_is_lost(known: Recorded, tmp_path: Path) -> None:
+    """The context breaks for good in one of four cells, as after an Xid: every call gives the same error.
+
+    https://docs.nvidia.com/cuda/cuda-runtime-api, cudaErrorLaunchFailure: the process must be ended. Measured cells
+    stay, the folder and the screen report the loss, and a resume finishes the run.
+    """
+    fault = kernel(known, "sticky", "timing", cell="eager/2/32")
+    first = ran(known.played, known.model, tmp_path, fault)
+    before = (tmp_path / "samples.jsonl").read_text()
+    resumed = ran(known.played, known.model, tmp_path, resume=True)
+    assert failures(Case(fault, known.base, first, resumed)) == []
+    assert first.code == 2
+    assert not first.folder.document["finished"]
+    assert any("illegal memory access" in line for line in first.folder.document["warnings"])
+    assert "illegal memory access" in first.err
+    measured = {key for key, row in first.folder.rows.items() if row["status"] == "ok"}
+    assert 0 < len(measured) < len(known.base.folder.rows)
+    after = (tmp_path / "samples.jsonl").read_text()
+    assert after.startswith(before)
+    visits = [
+        (record["prompt_len"], record["batch_size"], record["round"])
+        for record in map(json.loads, after.splitlines())
+        if "round" in record
+    ]
+    assert len(visits) == len(set(visits))

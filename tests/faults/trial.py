@@ -46,8 +46,6 @@ class Played:
     truth: Truth
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the command line in addition to the scenario's; None removes one."""
-    pictures: bool = False
-    """Whether to also write report.html and the pictures, which takes seconds."""
     libraries: tuple[str, ...] = ()
     """Modules to import before the run is recorded."""
     lies: bool = False
@@ -81,7 +79,6 @@ SCENARIOS: dict[str, Played] = {
         Played(
             "inside", _one("smollm2-135m", layers=4), A100, {"trace": True, "no_levers": None}, libraries=("torchao",)
         ),
-        Played("pictures", _small(prompts=(16,)), A100, pictures=True, libraries=("matplotlib.pyplot",)),
         Played("sure", Scenario("mistral-7b-v0.1", 1, "float16", "eager", (16, 512), (1, 2), 8), T4, lies=True),
     )
 }
@@ -122,14 +119,12 @@ def ran(played: Played, model: Path, folder: Path, injection: Injection | None =
         options["weights"] = "random"
     words = ["roofscope", "run", str(model), *flags({**options, "device": "cuda"}), "--quiet", "--plain"]
     with simulated(played.truth) as world, contextlib.ExitStack() as stack:
-        seam = Seam(world, [folder, Path(os.environ["XDG_CACHE_HOME"])], injection)
+        seam = Seam(world, injection)
         for name, value in _BRIEF.items():
             stack.enter_context(mock.patch(name, value))
-        stack.enter_context(_real_nvml_errors())
         stack.enter_context(mock.patch("profiler.device.contention.ForeignLoad.cores", return_value=0.0))
         stack.enter_context(seam.installed())
-        if not played.pictures:
-            stack.enter_context(mock.patch("profiler.report.write.write_reports"))
+        stack.enter_context(mock.patch("profiler.report.write.write_reports"))  # pages and pictures take seconds
         stack.enter_context(mock.patch.object(sys, "argv", words))
         stack.enter_context(mock.patch.object(signal, "signal"))
         if resume:
@@ -154,17 +149,6 @@ def _ended() -> tuple[int | None, str]:
     except BaseException:
         return None, traceback.format_exc()
     return None, "the command did not end by an exit code"
-
-
-@contextlib.contextmanager
-def _real_nvml_errors() -> Iterator[None]:
-    """Give the simulated module the exceptions of nvidia-ml-py."""
-    from .kinds import pynvml as real
-
-    module: Any = sys.modules["pynvml"]
-    for name in (each for each in dir(real) if each.startswith("NVMLError")):
-        setattr(module, name, getattr(real, name))
-    yield
 
 
 @contextlib.contextmanager

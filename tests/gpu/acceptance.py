@@ -60,8 +60,8 @@ def groups() -> Groups:
 
     return {
         "installation": machine.installation, "recovery": recovery.attempts, "roofs": roofs.attempts,
-        "trace": trace.attempts, "time": times.attempts, "tokens": tokens.attempts, "counts": counts.flops,
-        "bytes": counts.nbytes, "precision": formats.attempts, "telemetry": machine.telemetry,
+        "trace": trace.attempts, "time": times.attempts, "tokens": tokens.attempts, "bytes": counts.attempts,
+        "precision": formats.attempts, "telemetry": machine.telemetry,
         "devices": machine.devices, "doubling": doubling.attempts,
     }  # fmt: skip
 

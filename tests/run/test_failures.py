@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -123,8 +125,8 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
 ) -> None:
     """The batch of one is measured, judged and reported, although other parts of the run fail.
 
-    The model raises AttributeError at a batch of two, variants raise unexpected errors, and the roofs cannot be
-    measured again.
+    The model raises AttributeError at a batch of two, variants raise unexpected errors, the roofs cannot be measured
+    again, and the disk is full at a picture.
     """
     prefill = EagerEngine.prefill
     tried: list[object] = []
@@ -140,7 +142,8 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     monkeypatch.setattr(EagerEngine, "prefill", failing)
     monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
-    with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
+    monkeypatch.setattr("profiler.report.write.save", Mock(side_effect=OSError(ENOSPC, "No space left on device")))
+    with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5, pictures=("split",))
     listener = Hears()
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=tmp_path, listener=listener
@@ -151,6 +154,8 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert tried, "a variant was tried and then skipped"
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
+    assert missing.pop("split.png") == "OSError: [Errno 28] No space left on device"
+    assert "split.png" in (tmp_path / "report.md").read_text()
     assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)

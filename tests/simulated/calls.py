@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,51 +13,40 @@ from .native import native
 from .pricing import Price, in_place, on_card, price_of, shaped
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Kind:
-    """The known facts of an operator, looked up by identity: torch calls into Python to hash an operator."""
-
-    func: Any
-    decomposed: Callable[..., Any] | None
-    """Decomposes it into other operators."""
-    fused: Callable[..., tuple[Any, Price]] | None
-    """Returns the output, in torch's layout, and the price of one kernel, however torch runs it."""
-    valued: Callable[..., Any] | None
-    """Returns the uniform value of the result, from the values of the arguments."""
-    counting: Callable[..., Any] | None
-    """Like `valued`, for a single integer as first argument."""
-    special: Callable[..., Any] | None
-    pinning: Callable[..., Any] | None
-
-
 class Calls:
-    """Allocates memory for the outputs of operators, and launches their kernels."""
+    """Allocates memory for the outputs of operators, and launches their kernels.
 
-    def __init__(self, cards: Sequence[Card], known: Any) -> None:
+    `fused` operators return their output, in torch's layout, and the price of one kernel, however torch runs them.
+    """
+
+    def __init__(
+        self, cards: Sequence[Card], known: Any, fused: Mapping[Any, Callable[..., tuple[Any, Price]]]
+    ) -> None:
         self._cards = cards
         self._known = known
+        self._fused = fused
 
-    def run(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool = True) -> Any:
+    def run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool = True) -> Any:
         """Allocate memory for new outputs, and run every call that is more than a view or an allocation.
 
         `again`: the next call of the same layout is answered from memory, without this function.
         """
         given = [*tensors_among(args), *tensors_among(kwargs.values())]
         price = None
-        if kind.fused is not None:
-            result, price = kind.fused(args, kwargs)
+        if func in self._fused:
+            result, price = self._fused[func](args, kwargs)
             stood_in = given
-        elif in_place(kind.func, args):
+        elif in_place(func, args):
             result, stood_in = args[0], given
         else:
-            result, stood_in = shaped(kind.func, args, kwargs)
+            result, stood_in = shaped(func, args, kwargs)
         leaves, structure = tree_flatten(result)
         outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         card = self._card_of(args, kwargs, given)
         laid = [_output(output, stood_in) for output in outputs]
         if price is None:
             fresh = [at for at, output in enumerate(laid) if output.is_fresh]
-            price = price_of(kind.func, args, given, outputs, fresh)
+            price = price_of(func, args, given, outputs, fresh)
         call = native().Call(card.core, laid, isinstance(result, list), price)
         made = native().performed(call, given)
         if again and len(outputs) == len(leaves):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple
 
 from .host import Host
@@ -52,17 +51,17 @@ class Card:
         self.index = index
         self.truth = truth
         self.host = host
+        throttle = truth.throttle
         self.memory = native().Allocator(truth.memory_bytes, truth.taken_bytes)
         self.core = native().Card(
             index,
             host.core,
             speeds(truth),
-            _clock(truth),
+            native().Clock(throttle.after_busy_s, throttle.share, *astuple(truth.power_cap)),
             # cuBLAS has a workspace per stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
             (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
             truth.l2_bytes,
             truth.l2_writes_back,
-            truth.l2_evicts_at_random,
             self.memory,
         )
         self.streams: list[Stream] = []
@@ -89,19 +88,6 @@ class Card:
         self._log = log
         self.core.on_kernel = None if log is None else lambda *kernel: log.append(_kernel(*kernel))
 
-    @property
-    def busy_s(self) -> float:
-        return self.core.busy_s
-
-    @property
-    def clock_share(self) -> float:
-        """The current clock as a share of the rated one."""
-        return self.core.clock_share
-
-    def active_share(self, window_s: float) -> float:
-        """Share of the last seconds during which a kernel ran."""
-        return self.core.active_share(window_s)
-
     def launch(self, work: Work) -> None:
         """Send one kernel to the current stream, or into the graph that it captures."""
         self.core.launch(*work)
@@ -119,25 +105,12 @@ def speeds(truth: Truth) -> Any:
         truth.bytes_per_s,
         truth.l2_bytes_per_s,
         truth.ramp_s,
-        truth.gap_s,
         truth.smallest_kernel_s,
         truth.launch_s,
         truth.graph_launch_s,
         truth.host_operator_s,
         dict(truth.flops_per_s),
         list(truth.kernel_share.items()),
-    )
-
-
-def _clock(truth: Truth) -> Any:
-    throttle, cap = truth.throttle, truth.power_cap
-    return native().Clock(
-        *((math.inf, 1.0) if throttle is None else (throttle.after_busy_s, throttle.share)),
-        *(
-            (math.inf, 1.0, 1.0, 0.0)
-            if cap is None
-            else (cap.after_computing_s, cap.share, cap.dip_share, cap.settles_s)
-        ),
     )
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import types
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
@@ -60,7 +59,6 @@ class Driver:
             "set_stream": self._set_stream,
             "is_current_stream_capturing": lambda: self.card().stream.capture is not None,
             "stream": OnStream,
-            "device": self._on_device,
             "graph_pool_handle": lambda: (0, next(self.pools)),
             "set_sync_debug_mode": self._set_sync_debug_mode,
             "get_sync_debug_mode": lambda: self._cards[0].host.sync_debug_mode,
@@ -143,15 +141,6 @@ class Driver:
     def _set_stream(self, stream: Stream) -> None:
         self._known.current = stream.card.index
         stream.card.stream = stream
-
-    @contextlib.contextmanager
-    def _on_device(self, device: Any) -> Iterator[None]:
-        before = self._known.current
-        self._set_device(device)
-        try:
-            yield
-        finally:
-            self._known.current = before
 
 
 class OnStream:

@@ -55,12 +55,6 @@ class Graph:
             raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
         self._card.core.replay(self.core)
 
-    def pool(self) -> PoolId:
-        """Return the id by which another capture shares this one's memory."""
-        if not self._recorded:
-            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
-        return self._pool
-
     def reset(self) -> None:
         if self._card is not None and self._uses_pool:
             self._uses_pool = False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from time import strftime
@@ -14,19 +13,16 @@ from typing import Any
 from .native import native
 from .truth import Stolen
 
-_WAITS = "called a synchronizing CUDA operation"
-
 
 class Host:
     """The clock of the simulated host, and its sleeping threads."""
 
-    def __init__(self, stolen: Stolen | None = None) -> None:
+    def __init__(self, stolen: Stolen) -> None:
         self.core = native().Host()
-        if stolen is not None:
-            self.core.stolen_every_s, self.core.stolen_for_s = stolen.every_s, stolen.seconds
+        self.core.stolen_every_s, self.core.stolen_for_s = stolen.every_s, stolen.seconds
         self.unix_at_start_s = 1.8e9 - self.now_s
         self.sync_debug_mode = 0
-        """torch's reaction to a call that waits for a card: 0 nothing, 1 a warning, 2 an error."""
+        """torch's reaction to a call that waits for a card: 2 is an error."""
         self.terminated_by: RuntimeError | None = None
         self._sleepers: list[Sleep] = []
         me = weakref.ref(self)
@@ -43,9 +39,7 @@ class Host:
         `stream_synchronize` call `warn_or_error_on_sync`).
         """
         if self.sync_debug_mode == 2:
-            raise RuntimeError(_WAITS)
-        if self.sync_debug_mode == 1:
-            warnings.warn(_WAITS, stacklevel=2)
+            raise RuntimeError("called a synchronizing CUDA operation")
 
     @contextlib.contextmanager
     def terminating(self) -> Iterator[None]:
@@ -54,11 +48,6 @@ class Host:
             yield
         except RuntimeError as error:
             self.terminated_by = error
-
-    def ran_operator(self, seconds: float) -> None:
-        """Count one more operator, with its time."""
-        self.core.operators += 1
-        self.advance(seconds)
 
     def advance(self, seconds: float) -> None:
         """Advance the clock."""

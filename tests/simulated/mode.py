@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import operator
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import attention, four_bit
-from .calls import Calls, Kind, named_device, tensors_among
+from .calls import Calls, named_device, tensors_among
 from .card import Card, Work
 from .host import Host
 from .native import native
@@ -59,8 +60,6 @@ class CardMode(TorchDispatchMode):
         self._host = host
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._pinned: set[int] = set()
-        self._kinds: dict[int, Kind] = {}
-        """Kinds by the identity of the operator."""
         self._pinning = {
             aten._pin_memory.default: self._pin,
             aten.is_pinned.default: lambda tensor: tensor.untyped_storage()._cdata in self._pinned,
@@ -97,7 +96,7 @@ class CardMode(TorchDispatchMode):
             {func.name() for func in self._fused},
             {func.name() for func in self._pinning},
         )
-        self._calls = Calls(cards, self.known)
+        self._calls = Calls(cards, self.known, self._fused)
         self._plans: set[Hashable] = set()
         self._looked: list[bool] = []
 
@@ -115,9 +114,8 @@ class CardMode(TorchDispatchMode):
         if any(each.__torch_dispatch__ is not _NO_DISPATCH and not issubclass(each, FakeTensor) for each in types):
             return NotImplemented  # a weight of another library decomposes the call itself
         kwargs = kwargs or {}
-        kind = self._kind(func)
-        if kind.pinning is not None:
-            return kind.pinning(args[0])
+        if func in self._pinning:
+            return self._pinning[func](args[0])
         tensors = [*tensors_among((*args, *kwargs.values()))]
         named = named_device(args, kwargs)
         if not (any(map(on_card, tensors)) or (named is not None and named.type == "cuda")):
@@ -125,27 +123,19 @@ class CardMode(TorchDispatchMode):
                 return self._on_host(func, args, kwargs)
             asked = self._read_value if func is aten._local_scalar_dense.default else partial(self._faked, func)
             return asked(args, kwargs)
-        if kind.special is not None:
-            return kind.special(args, kwargs)
-        if kind.decomposed is not None:
+        if special := self._special.get(func) or self._named.get(func.name()):
+            return special(args, kwargs)
+        if func not in self._fused and (decomposed := _decomposition(func)):
             with self:
-                result = kind.decomposed(*args, **kwargs)
+                result = decomposed(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        valued = self._valued(kind, args, kwargs)
+        valued = _valued(func, args, kwargs)
         value = None if valued is None else valued(*map(self._value, args))
-        result = self._calls.run(kind, args, kwargs, again=valued is None)
+        result = self._calls.run(func, args, kwargs, again=valued is None)
         if value is not None:
             self._set_value(result, value)
         return result
-
-    def _valued(self, kind: Kind, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return the function that computes a result's uniform value from the arguments."""
-        if kind.func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers tests whether all are true
-            return lambda value: value * args[0].numel()
-        if kind.counting is None or kwargs or args[0].numel() != 1 or args[0].is_floating_point():
-            return kind.valued
-        return kind.counting
 
     def _value(self, argument: Any) -> Any:
         """Return the value of a tensor; any other argument unchanged."""
@@ -167,25 +157,9 @@ class CardMode(TorchDispatchMode):
         self._pinned.add(copied.untyped_storage()._cdata)
         return copied
 
-    def _kind(self, func: Any) -> Kind:
-        kind = self._kinds.get(id(func))
-        if kind is None:
-            fused = self._fused.get(func)
-            kind = self._kinds[id(func)] = Kind(
-                func=func,
-                decomposed=None if fused else _decomposition(func),
-                fused=fused,
-                valued=_VALUED.get(func),
-                counting=_COUNTING.get(func),
-                special=self._special.get(func) or self._named.get(func.name()),
-                pinning=self._pinning.get(func),
-            )
-        return kind
-
     def _on_host(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._host.ran_operator(self._cards[0].truth.host_operator_s)
-        kwargs = dict(kwargs)
-        pinned = kwargs.pop("pin_memory", False)
+        self._host.core.operators += 1
+        self._host.advance(self._cards[0].truth.host_operator_s)
         tensors = [*tensors_among(args), *tensors_among(kwargs.values())]
         size = args[0] if args and isinstance(args[0], (list, tuple)) else ()
         numel = math.prod(size) if all(isinstance(side, int) for side in size) else 1
@@ -193,10 +167,7 @@ class CardMode(TorchDispatchMode):
         like = max((nbytes(t) for t in tensors if t.device.type == "meta"), default=0) if "device" in kwargs else 0
         large = (not tensors and numel * 4 > _HELD_FOR_REAL) or like > _HELD_FOR_REAL
         to_meta = kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
-        result = self._faked(func, args, kwargs) if large and not to_meta else func(*args, **kwargs)
-        if pinned:
-            self._pinned.add(result.untyped_storage()._cdata)
-        return result
+        return self._faked(func, args, kwargs) if large and not to_meta else func(*args, **kwargs)
 
     def _faked(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         with self._fake:
@@ -224,7 +195,7 @@ class CardMode(TorchDispatchMode):
             self._plans.add(plan)
             self._host.advance(self._cards[query.device.index].truth.plan_s)
         if chosen != attention.MATH:
-            return self._calls.run(self._kind(aten.scaled_dot_product_attention.default), args, kwargs)
+            return self._calls.run(aten.scaled_dot_product_attention.default, args, kwargs)
         with self:
             attend = aten._scaled_dot_product_attention_math.default
             options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
@@ -264,7 +235,7 @@ class CardMode(TorchDispatchMode):
             if threshold > 0:
                 bool((values.abs() >= threshold).any())
                 outliers = torch.empty(0, dtype=torch.int64, device=values.device)
-        rows, scales, _ = self._calls.run(self._kind(func), (values, 0.0), {}, again=False)
+        rows, scales, _ = self._calls.run(func, (values, 0.0), {}, again=False)
         return rows, scales, outliers
 
     def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -290,12 +261,9 @@ class CardMode(TorchDispatchMode):
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default
         if four_bit.fuses(values, shape, blocksize):
-            return self._calls.run(self._kind(func), args, kwargs, again=False)  # the table may be replaced
+            return self._calls.run(func, args, kwargs, again=False)  # the table may be replaced
         bitsandbytes = torch.ops.bitsandbytes
         with self:
-            if (nested := kwargs.get("absmax_8bit")) is not None:
-                unpack = bitsandbytes.dequantize_blockwise.default
-                absmax = unpack(nested, absmax, kwargs["absmax_code"], 256, torch.float32) + kwargs["absmax_offset"]
             dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
             return torch.nn.functional.linear(values, dense, kwargs.get("bias"))
 
@@ -318,7 +286,7 @@ class CardMode(TorchDispatchMode):
             target = torch.device("cuda", current)
             kwargs = {**kwargs, "device": target}
         if source.device == target:
-            return self._calls.run(self._kind(aten._to_copy.default), args, kwargs)
+            return self._calls.run(aten._to_copy.default, args, kwargs)
         like, _ = shaped(aten._to_copy.default, args, kwargs)
         if target.type == "meta":
             return like
@@ -340,7 +308,7 @@ class CardMode(TorchDispatchMode):
             if on_card(target):
                 self._set_value(target, _everywhere(source, target.dtype))
         elif on_card(target):
-            return self._calls.run(self._kind(aten.copy_.default), args, kwargs)
+            return self._calls.run(aten.copy_.default, args, kwargs)
         return target
 
     def _copied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
@@ -380,6 +348,16 @@ def copied(whole: Any) -> Any:
     return new
 
 
+def _valued(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[..., Any] | None:
+    """Return the function that computes a result's uniform value from the arguments."""
+    if func is aten.sum.default and args[0].dtype is torch.bool:  # how transformers tests whether all are true
+        return lambda value: value * args[0].numel()
+    if func in _COUNTING and not kwargs and args[0].numel() == 1 and not args[0].is_floating_point():
+        return _COUNTING[func]
+    return _VALUED.get(func)
+
+
+@functools.cache
 def _decomposition(func: Any) -> Callable[..., Any] | None:
     if func is aten._safe_softmax.default:  # softmax, a mask of rows without a key, and where
         return partial(func._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)

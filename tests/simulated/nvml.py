@@ -7,6 +7,8 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
+import pynvml
+
 from .card import Card
 from .cuda import uuid_of
 
@@ -28,9 +30,7 @@ def answers(cards: Sequence[Card]) -> Any:
         return [types.SimpleNamespace(pid=pid) for pid in (os.getpid(), *range(1, 1 + card.truth.other_processes))]
 
     def reasons(card: Card) -> int:
-        if card.clock_share == 1.0:
-            return 0
-        return _POWER_CAP if card.truth.throttle is None else card.truth.throttle.reason
+        return 0 if card.core.clock_share == 1.0 else card.truth.throttle.reason
 
     def power_mw(card: Card) -> int:
         """Return the power limit if it limits the clock, else nine tenths of it."""
@@ -41,7 +41,7 @@ def answers(cards: Sequence[Card]) -> Any:
 
     def counted(card: Card, _sample: Any) -> tuple[Card, float, float, float, int]:
         """What a GPM sample holds: the time, and busy seconds, seconds of arithmetic and bytes until then."""
-        return card, card.host.now_s, card.busy_s, card.core.computing_s, card.core.memory_bytes
+        return card, card.host.now_s, card.core.busy_s, card.core.computing_s, card.core.memory_bytes
 
     def metrics(request: Any) -> None:
         card, *before = request.sample1
@@ -52,6 +52,7 @@ def answers(cards: Sequence[Card]) -> Any:
             metric.value, metric.nvmlReturn = 100 * shares[metric.metricId], 0
 
     module = types.ModuleType("pynvml")
+    module.__dict__.update({name: kind for name, kind in vars(pynvml).items() if name.startswith("NVMLError")})
     module.__dict__.update(
         NVML_CLOCK_SM=1,
         NVML_TEMPERATURE_GPU=0,
@@ -71,13 +72,13 @@ def answers(cards: Sequence[Card]) -> Any:
         nvmlDeviceGetHandleByUUID=by_uuid.__getitem__,
         nvmlSystemGetDriverVersion=lambda: "580.00",
         nvmlSystemGetCudaDriverVersion=lambda: 13000,
-        nvmlDeviceGetClockInfo=lambda card, kind: round(card.truth.clock_hz * card.clock_share / 1e6),
+        nvmlDeviceGetClockInfo=lambda card, kind: round(card.truth.clock_hz * card.core.clock_share / 1e6),
         nvmlDeviceGetCurrentClocksEventReasons=reasons,
         nvmlDeviceGetPowerUsage=power_mw,
         nvmlDeviceGetEnforcedPowerLimit=limit_mw,
         nvmlDeviceGetPowerManagementDefaultLimit=limit_mw,
         nvmlDeviceGetUtilizationRates=lambda card: types.SimpleNamespace(
-            gpu=round(100 * card.active_share(_WINDOW_S)), memory=round(50 * card.active_share(_WINDOW_S))
+            gpu=round(100 * card.core.active_share(_WINDOW_S)), memory=round(50 * card.core.active_share(_WINDOW_S))
         ),
         nvmlDeviceGetTemperature=lambda card, kind: 60,
         nvmlDeviceGetMemoryInfo=lambda card: types.SimpleNamespace(
@@ -85,7 +86,7 @@ def answers(cards: Sequence[Card]) -> Any:
         ),
         nvmlDeviceGetComputeRunningProcesses=processes,
         nvmlDeviceGetTotalEnergyConsumption=lambda card: round(
-            1e3 * card.truth.power_w * (0.2 * card.host.now_s + 0.7 * card.busy_s)
+            1e3 * card.truth.power_w * (0.2 * card.host.now_s + 0.7 * card.core.busy_s)
         ),
     )
     return module

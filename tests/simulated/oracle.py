@@ -297,57 +297,33 @@ def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) ->
     return prefill, lambda token: stepped(token, held["cache"])
 
 
-def _eager(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
-    return _stepped(model, lambda: None)
-
-
 def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Prefill, Decode]:
     from transformers import StaticCache
 
     return _stepped(model, lambda: StaticCache(config=model.config, max_cache_len=slots), kept=kept)
 
 
-def _recorded(model: Any, batch: int, slots: int) -> tuple[Prefill, torch.Tensor, Callable[[], None]]:
-    """Return a prefill, the token that a recorded step reads and writes in its own memory, and its replay."""
+def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+    """Return a prefill, and a recorded step that reads and writes a token in its own memory."""
     prefill, step = _static(model, batch, slots, kept=True)  # a graph contains the address of its cache
     token = prefill(torch.zeros(batch, 1, dtype=torch.long, device="cuda"))
     step(token)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         token.copy_(step(token))
-    return prefill, token, graph.replay
-
-
-def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
-    prefill, token, replay = _recorded(model, batch, slots)
-
-    def first(ids: torch.Tensor) -> torch.Tensor:
-        return token.copy_(prefill(ids))
 
     def decode(_: torch.Tensor) -> torch.Tensor:
-        replay()
+        graph.replay()
         return token
 
-    return first, decode
-
-
-def _compiled(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
-    """Replay as torch does for compiled code: copy a token into the graph's memory, and the next one out of it."""
-    prefill, inside, replay = _recorded(model, batch, slots)
-
-    def decode(token: torch.Tensor) -> torch.Tensor:
-        inside.copy_(token)
-        replay()
-        return inside.clone()
-
-    return prefill, decode
+    return lambda ids: token.copy_(prefill(ids)), decode
 
 
 _ENGINES: dict[str, Callable[[Any, int, int], tuple[Prefill, Decode]]] = {
-    "eager": _eager,
+    "eager": lambda model, batch, slots: _stepped(model, lambda: None),
     "static": _static,
     "graph": _graph,
-    "compile": _compiled,
+    "compile": _graph,  # besides two copies of a token
 }
 
 

@@ -53,14 +53,8 @@ class Stream:
             self.capture.core.invalid = True
             raise RuntimeError(CAPTURING)
 
-    def synchronize(self) -> None:
-        """Let the host wait for all work sent to this stream."""
-        self.card.host.note_wait()
-        self.refuse_capture()
-        self.wait()
-
     def wait(self) -> None:
-        """Let the host wait, without a check of torch's debug mode."""
+        """Let the host wait for all work sent to this stream."""
         if self.card.log:
             self.card.log[-1].awaited = True
         self.card.host.wait_until(self.ready_s)

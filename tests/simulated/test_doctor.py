@@ -17,6 +17,7 @@ from profiler.device.machine import machine_for
 from profiler.roofs.measure import measure
 
 from .card import Card
+from .test_roofs import by_tensors
 from .truth import A100, H100, RTX_4090, T4, Truth
 from .world import simulated, standing_in
 
@@ -79,35 +80,6 @@ def on(truth: Truth, **answers: Any) -> dict[str, CheckResult]:
     return {name: found[name] for name in ON_A_CARD}
 
 
-def bad(found: dict[str, CheckResult]) -> list[str]:
-    """Return the names of the checks that fail or are slow."""
-    return [item.name for item in found.values() if item.works is False or item.slow]
-
-
-@pytest.mark.parametrize(
-    ("truth", "attention", "absent"),
-    [
-        # NVIDIA: fp8 from compute capability 8.9 on (Ada, Hopper); int8 from 7.5 on.
-        (H100, "kernel cudnn", []),
-        (A100, "kernel flash; with a mask memory-efficient", ["fp8 by row", "fp8 by tensor"]),
-    ],
-    ids=["H100", "A100"],
-)
-def test_a_healthy_card(truth: Truth, attention: str, absent: list[str]) -> None:
-    found = on(truth)
-    assert bad(found) == []
-    assert [name for name, item in found.items() if item.works is None] == absent
-    assert found["attention"].says == attention
-    assert found["KV lengths"].says.startswith("a new KV length costs nothing extra")
-
-
-def by_tensor_only(*args: Any, real: Any = torch._scaled_mm, **kwargs: Any) -> torch.Tensor:
-    """torch 2.10 on sm_120 (pytorch#192707)."""
-    if kwargs["scale_a"].numel() > 1:
-        raise RuntimeError("CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmul`\nand more")
-    return real(*args, **kwargs)
-
-
 def waiting(*args: Any, offs: torch.Tensor, real: Any = torch._grouped_mm) -> torch.Tensor:
     """aten/native/GroupedMMUtils.h, `_grouped_mm_fallback`: it copies the groups' ends to the host first."""
     offs.cpu()
@@ -118,24 +90,32 @@ LACKS = mock.Mock(side_effect=AttributeError("module 'torch' has no such attribu
 
 
 @pytest.mark.parametrize(
-    ("truth", "answers", "name", "says"),
+    ("truth", "answers", "bad", "name", "says"),
     [
+        (H100, {}, 0, "attention", "kernel cudnn"),
+        (H100, {}, 0, "KV lengths", "a new KV length costs nothing extra"),
+        (A100, {}, 0, "attention", "kernel flash; with a mask memory-efficient"),
         # sdp_utils.cpp: flash needs compute capability 8.0, memory-efficient equal heads.
-        (T4, {}, "attention", "kernel math; with a mask memory-efficient; math copies K and V"),
-        (H100, {"_fused_sdp_choice": mock.Mock(return_value=0)}, "attention", "kernel math; math copies K and V"),
-        (H100, {"_scaled_mm": by_tensor_only}, "fp8 by row", "`cublasLtMatmul`; --quant fp8 cannot run here"),
-        (H100, {"_int_mm": LACKS}, "int8 products", "module 'torch' has no such attribute; int8 has no roof here"),
-        (H100, {"_grouped_mm": LACKS}, "grouped products", "mixtures of experts run one expert after the other"),
-        (A100, {"_grouped_mm": waiting}, "grouped products", "no --engine graph"),
+        (T4, {}, 1, "attention", "kernel math; with a mask memory-efficient; math copies K and V"),
+        (H100, {"_fused_sdp_choice": mock.Mock(return_value=0)}, 1, "attention", "kernel math; math copies K and V"),
+        (H100, {"_scaled_mm": by_tensors}, 1, "fp8 by row", "Heuristic`; --quant fp8 cannot run here"),
+        (H100, {"_int_mm": LACKS}, 1, "int8 products", "module 'torch' has no such attribute; int8 has no roof here"),
+        (H100, {"_grouped_mm": LACKS}, 1, "grouped products", "mixtures of experts run one expert after the other"),
+        (A100, {"_grouped_mm": waiting}, 1, "grouped products", "no --engine graph"),
         # cuDNN's plans take 22 ms on a GB10, as reported; 50 us are less than ten calls.
-        (H100.but(plan_s=22e-3), {}, "KV lengths", "each new KV length costs about 22.0 ms once"),
-        (H100.but(plan_s=50e-6), {}, "", ""),
+        (H100.but(plan_s=22e-3), {}, 1, "KV lengths", "each new KV length costs about 22.0 ms once"),
+        (H100.but(plan_s=50e-6), {}, 0, "KV lengths", ""),
     ],
 )
-def test_what_does_not_work_is_the_only_bad_line(truth: Truth, answers: dict[str, Any], name: str, says: str) -> None:
+def test_what_does_not_work_is_the_only_bad_line(
+    truth: Truth, answers: dict[str, Any], bad: int, name: str, says: str
+) -> None:
+    """NVIDIA: fp8 from compute capability 8.9 on (Ada, Hopper); int8 from 7.5 on."""
     found = on(truth, **answers)
-    assert bad(found) == ([name] if name else [])
-    assert not name or says in found[name].says
+    assert [item.name for item in found.values() if item.works is False or item.slow] == [name] * bad
+    assert says in found[name].says
+    absent = [item for item, check in found.items() if check.works is None]
+    assert absent == ([] if truth.capability >= (8, 9) else ["fp8 by row", "fp8 by tensor"])
 
 
 # A B200 has 126 MiB of L2 and 8 TB/s (NVIDIA's datasheet), an RTX 4090 72 MiB.

@@ -84,6 +84,9 @@ def test_it_ends_with_its_budget_and_has_the_corners_twice(short: tuple[int, Run
     twice = {(row.batch_size, row.prompt_len) for row in run.measured if (row.visits or 0) >= 2}
     assert twice >= CORNERS
     assert {row.status for row in run.results} == {"ok", "forecast"}
+    rows = {row.key: row for row in run.results if row.status == "forecast"}
+    assert all(row.regime is None and row.visits is None and math.isnan(row.floor_s) for row in rows.values())
+    assert not {item.key for item in (*run.document.evidence, *run.document.breakdown)} & set(rows), "no evidence"
 
 
 def test_the_forecast_times_are_those_that_the_cells_take(short: tuple[int, Run, float], tmp_path: Path) -> None:
@@ -99,14 +102,6 @@ def test_the_forecast_times_are_those_that_the_cells_take(short: tuple[int, Run,
     inside = [row.latency_low_s <= true <= row.latency_high_s for row, true in zip(rows, true_s, strict=True)]
     assert statistics.median(off) < 0.10
     assert sum(inside) >= 0.8 * len(rows)
-
-
-def test_a_forecast_is_no_evidence(short: tuple[int, Run, float]) -> None:
-    _, run, _ = short
-    rows = {row.key: row for row in run.results if row.status == "forecast"}
-    assert all(row.regime is None and row.visits is None and math.isnan(row.floor_s) for row in rows.values())
-    assert not {item.key for item in run.document.evidence} & set(rows)
-    assert not any(item.key in rows for item in run.document.breakdown)
 
 
 def test_a_resume_measures_what_was_forecast(

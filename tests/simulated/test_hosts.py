@@ -10,10 +10,7 @@ from unittest import mock
 import pytest
 
 from profiler.engines.transformers import GraphEngine
-from profiler.errors import RequestError
-from profiler.facts.measurements import BETWEEN_MODULES
 from profiler.judge.breakdown import TERMS
-from profiler.measure import kernels
 from profiler.store.folder import read_gathered
 
 from .compiled import COMPILATION_S
@@ -102,29 +99,3 @@ def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
         cell = f"{phase.phase} {phase.batch_size}"
         assert row["regime"] == phase.regime == "overhead-bound", cell
         assert min(row[name] for name in TERMS) > -REST * phase.latency_s, cell
-
-
-@pytest.mark.parametrize(("event_s", "disturbs"), [(0.1e-6, False), (10e-6, True)])
-def test_hooks_that_slow_the_step_explain_nothing(event_s: float, disturbs: bool, tmp_path: Path) -> None:
-    """Hooks locate an activation that is a hundred times slower than its bytes, which no count knows.
-
-    The small kernels of this step cannot be captured. Hooks mark the entry and the exit of every module. If a mark
-    takes the host so long that the card waits, the time between two marks belongs to no module, and none is named.
-    """
-    truth = H100.but(launch_s=HOSTS["fast"], event_s=event_s, kernel_share={"aten.silu": 0.01})
-    scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
-    with mock.patch.object(kernels, "replay_small", side_effect=RequestError("it waits for the device.")):
-        run, _ = said(scenario, [truth], tmp_path)
-    [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
-    [row] = run.cells[run.cells["phase"] == "prefill"].to_dict("records")
-    [hooked] = [item for item in read_gathered(run.folder, run.document).hooked.values() if item.key.phase == "prefill"]
-    disturbance = sum(map(sum, hooked.groups.values())) / row["latency_s"]
-    assert row["unexplained_s"] > 0.15 * row["latency_s"]
-    if disturbs:
-        assert 1.1 < disturbance < 1.5
-        assert not prefill.unexplained_in_s
-    else:
-        assert disturbance < 1.1
-        (group, lost_s), *_ = prefill.unexplained_in_s.items()
-        assert group == BETWEEN_MODULES, "no module that the count knows"
-        assert lost_s > 0.5 * row["unexplained_s"]

@@ -13,10 +13,11 @@ from profiler.device.telemetry import nvml_source
 from profiler.effort import Effort
 from profiler.roofs.gemm import measure_gemm
 from profiler.roofs.measure import measure
+from profiler.roofs.sampler import clocked
 from profiler.store.folder import read_gathered
 
 from .scenario import Scenario, held, said
-from .truth import H100, T4, PowerCap, Stolen, Truth
+from .truth import H100, T4, PowerCap, Stolen, Throttle, Truth
 from .world import simulated
 
 CARD = torch.device("cuda", 0)
@@ -36,10 +37,16 @@ def capped(settles_s: float) -> Truth:
     return H100.but(power_cap=PowerCap(CAP.after_computing_s, CAP.share, CAP.dip_share, settles_s))
 
 
-def test_a_power_limit_has_settled_before_the_roof_is_taken() -> None:
-    with simulated(capped(0.1), hurried=False):
-        roof = measure_gemm(machine_for(CARD), "bfloat16", Effort().roof_s)
-    assert roof.per_s == pytest.approx(CAP.share * H100.flops_per_s["bfloat16"], rel=0.03)
+@pytest.mark.parametrize(
+    ("truth", "share"), [(capped(0.1), CAP.share), (H100.but(throttle=Throttle(after_busy_s=0.4, share=0.8)), 0.8)]
+)
+def test_a_power_limit_has_settled_before_the_roof_is_taken(truth: Truth, share: float) -> None:
+    """Both the roof and its reported clock are those after the fall; a clock that only dips settles at its share."""
+    with simulated(truth, hurried=False):
+        machine = machine_for(CARD)
+        roof = clocked(lambda: measure_gemm(machine, "bfloat16", Effort().roof_s), machine)
+    assert roof.per_s == pytest.approx(share * H100.flops_per_s["bfloat16"], rel=0.03)
+    assert roof.clock_hz == pytest.approx(share * H100.clock_hz, rel=0.03)
 
 
 @pytest.mark.slow
@@ -83,7 +90,7 @@ def test_counters_of_an_interval_are_those_of_its_kernels() -> None:
             source = nvml_source(CARD)
             data = torch.zeros(256 << 20, dtype=torch.uint8, device=CARD)
             assert source.counters() is None, "an interval has a start"
-            while world.card.busy_s < 0.6:
+            while world.card.core.busy_s < 0.6:
                 data.sum()
             torch.cuda.synchronize()
             found = source.counters()

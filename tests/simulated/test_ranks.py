@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from profiler.forecast.command import ForecastRequest
-from profiler.forecast.options import RankOptions
-from profiler.forecast.tensor_parallel import forecast_ranks
 from profiler.ranks.run import execute_ranks
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
 from profiler.run.multi_run import device_healths, run_devices
 from profiler.run.options import Options
-from profiler.run.pipeline import execute
 from profiler.run.validate import prepare
 
-from .card import Region
 from .ranks import LinkTruth, linked
 from .scenario import Scenario
 from .truth import A100
@@ -86,39 +81,4 @@ def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
             assert (true_s > row.latency_s / 2) is binds
 
 
-WHOLE = {2 * HIDDEN * outs for outs in (HIDDEN, 1024, 14336, 32000)}
 """Bytes of the weights of Mistral-7B in 16 bits."""
-
-
-def test_narrower_kernels_of_known_truth_are_replayed_and_found_in_the_step_of_two(tmp_path: Path) -> None:
-    """Kernels of any other width take 1.5 times as long here.
-
-    With replays on one card, the forecast knows the time on two cards. Without them, it assumes that narrower kernels
-    reach the same share of the roof as whole ones, and is wrong.
-    """
-    link = LinkTruth(12e-6, 250e9)
-    forecast = str(tmp_path / "one"), "", ForecastRequest(batch_sizes="8")
-
-    def planted(_: str, reads: list[Region], flops: float) -> float:
-        weights = max((nbytes for _, nbytes in reads), default=0)
-        return 1.5 if flops and weights > 1 << 22 and weights not in WHOLE else 1.0
-
-    with simulated(A100, A100) as world:
-        for card in world.cards:
-            card.core.times = planted
-        execute(prepare(asked(tmp_path, "one", device="cuda")), QuietListener())
-        typed = RankOptions("2", f"{1e6 * link.alpha_s:g},{1e-9 * link.bus_bytes_per_s:g}")
-        answers = [forecast_ranks(*forecast, typed, QuietListener())]
-        with linked(world.card, link, 2) as group:
-            two = execute_ranks(prepare(asked(tmp_path, "two", tp=2, device="cuda")), QuietListener(), group)
-    answers.append(forecast_ranks(*forecast, typed, QuietListener()))
-    assert "replayed here" in answers[0].notes[0]
-    assert "they were not replayed" in answers[1].notes[0], "the card is gone"
-    taken_s = {row.phase: row.latency_s for row in two.measured}
-    off = [
-        {cell.phase: cell.times[1].latency_s / taken_s[cell.phase] - 1 for cell in answer.cells} for answer in answers
-    ]
-    assert abs(off[0]["decode"]) < 0.10
-    assert abs(off[0]["prefill"]) < 0.15
-    assert off[1]["decode"] < -0.15
-    assert off[1]["prefill"] < -0.15

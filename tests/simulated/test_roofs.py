@@ -17,14 +17,13 @@ from profiler.errors import RequestError, RunError
 from profiler.facts.roofs import DATASHEET
 from profiler.forecast.command import run_facts
 from profiler.roofs.bandwidth import measure_streams, measure_weights
-from profiler.roofs.gemm import measurable_dtypes, measure_gemm, measure_gemv
+from profiler.roofs.gemm import measurable_dtypes, measure_gemv
 from profiler.roofs.measure import measure
-from profiler.roofs.sampler import clocked
 from profiler.run.warnings import roof_warnings
 from profiler.store.folder import Run, read_run
 
 from .scenario import Scenario, command_line, said
-from .truth import H100, RTX_4090, T4, Throttle, Truth
+from .truth import H100, RTX_4090, T4, Truth
 from .world import simulated
 
 CARD = torch.device("cuda", 0)
@@ -42,9 +41,13 @@ def fast() -> Iterator[Machine]:
         yield machine_for(CARD)
 
 
-def test_a_matrix_vector_product_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
-    roof = measure_gemv(fast, "bfloat16", 512 * MIB, 0.1)
-    assert roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
+def test_weights_are_read_at_the_speed_of_the_memory_and_not_of_the_host(fast: Machine) -> None:
+    weights: list[torch.Tensor | None] = [torch.empty(4096, 4096, dtype=torch.bfloat16, device=CARD) for _ in range(16)]
+    found = measure_weights(weights, fast, 0.01)
+    assert found is not None
+    assert found.stream is not None
+    for roof in (measure_gemv(fast, "bfloat16", 512 * MIB, 0.1), found.roof, found.stream):
+        assert roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
 
 
 def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
@@ -56,15 +59,6 @@ def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
     assert per_s[64] == pytest.approx(FAST.bytes_per_s, rel=TRUE)
     assert found.cache_resident(32 * MIB)
     assert not found.cache_resident(64 * MIB)
-
-
-def test_the_witness_is_the_memorys_and_not_the_hosts(fast: Machine) -> None:
-    weights: list[torch.Tensor | None] = [torch.empty(4096, 4096, dtype=torch.bfloat16, device=CARD) for _ in range(16)]
-    found = measure_weights(weights, fast, 0.01)
-    assert found is not None
-    assert found.stream is not None
-    assert found.roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
-    assert found.stream.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
 
 
 @pytest.mark.slow
@@ -90,15 +84,14 @@ def test_a_card_that_is_slower_than_its_host_needs_no_graph(monkeypatch: pytest.
         assert measure_gemv(machine, "float16", 256 * MIB, 0.1).per_s == pytest.approx(T4.bytes_per_s, rel=TRUE)
 
 
-def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def by_tensors(left: Any, right: Any, *, scale_a: Any, real: Any = torch._scaled_mm, **named: Any) -> torch.Tensor:
     """torch 2.10 on sm_120: pytorch/pytorch#192707."""
-    real = torch._scaled_mm
+    if scale_a.numel() > 1:
+        raise RuntimeError(NO_ROWS)
+    return real(left, right, scale_a=scale_a, **named)
 
-    def by_tensors(left: torch.Tensor, right: torch.Tensor, **named: Any) -> torch.Tensor:
-        if named["scale_a"].numel() > 1:
-            raise RuntimeError(NO_ROWS)
-        return real(left, right, **named)
 
+def test_float8_has_one_scale_a_tensor_where_rows_do_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
     with simulated(RTX_4090):
         whole = measure(machine_for(CARD), ["float8_e4m3fn"], model_dtype="bfloat16")
         monkeypatch.setattr(torch, "_scaled_mm", by_tensors)
@@ -139,62 +132,11 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     assert f"the datasheet's peak replaces the roof of {dtype}" in roof_warnings(filled)[0]
 
 
-@pytest.mark.parametrize(
-    ("place", "missing"),
-    [
-        ("torch.nn.functional.linear", {"gemv bfloat16", "bfloat16"}),
-        ("torch.rand", {"read, copy and triad", "reads of several sizes"}),
-    ],
-)
-def test_each_roof_fails_by_itself(place: str, missing: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with simulated(H100):
-        machine = machine_for(CARD)
-        monkeypatch.setattr(place, mock.Mock(side_effect=RuntimeError(POISONED)))
-        found = measure(machine, ["bfloat16"], model_dtype="bfloat16")
-        sheet = machine.info.datasheet
-    assert set(found.missing) == missing
-    assert POISONED.rstrip(".") in next(iter(found.missing.values()))
-    filled = found.only(["bfloat16"], "bfloat16", sheet)
-    assert filled.judges
-    # Measured roofs are used; the datasheet's 3.35 TB/s and 989 TFLOP/s only replace missing ones.
-    measured = filled.memory["read"].measured if "read" in filled.memory else True
-    assert filled.memory_bytes_per_s == pytest.approx(3.0e12 if measured else 3.35e12, rel=TRUE)
-    measured = filled.compute["bfloat16"].measured
-    assert filled.compute_flops_per_s("bfloat16") == pytest.approx(8.4e14 if measured else 989e12, rel=TRUE)
-
-
-@pytest.mark.slow
-def test_a_full_card_has_no_drift_probe_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a card filled with layers, the 256 MiB of the probe may not fit."""
-
-    def full(_machine: Machine, *_: object) -> Any:
-        return torch.empty(H100.memory_bytes, dtype=torch.uint8, device=CARD)
-
-    monkeypatch.setattr("profiler.run.setup.DriftProbe", full)
-    run, _ = said(Scenario("smollm2-135m", layers=1, prompt_lens=(16,), batch_sizes=(1,)), [H100], tmp_path)
-    assert len(run.measured) == len(run.results) == 2
-    [missing] = run.document.missing
-    assert missing.what == "the drift probe"
-    assert missing.why.startswith("OutOfMemoryError: CUDA out of memory")
-
-
 def test_no_roof_of_a_card_that_reports_its_clock_is_without_it() -> None:
     with simulated(H100, hurried=False):
         found = measure(machine_for(CARD), ["bfloat16"], model_dtype="bfloat16", stage_budget_s=Effort().roof_s)
     roofs = {**found.memory, **found.compute}
     assert {name: roof.clock_hz for name, roof in roofs.items()} == dict.fromkeys(roofs, H100.clock_hz)
-
-
-def test_a_product_is_measured_under_load_at_its_reported_clock() -> None:
-    """A card under its power cap lowers its clock to 0.8 after 0.4 s of products, as in a long prefill.
-
-    Both the roof and its reported clock are those after the fall.
-    """
-    with simulated(H100.but(throttle=Throttle(after_busy_s=0.4, share=0.8)), hurried=False):
-        machine = machine_for(CARD)
-        roof = clocked(lambda: measure_gemm(machine, "bfloat16", Effort().roof_s), machine)
-    assert roof.clock_hz == pytest.approx(0.8 * H100.clock_hz, rel=1e-3)
-    assert roof.per_s == pytest.approx(0.8 * H100.flops_per_s["bfloat16"], rel=TRUE)
 
 
 def run_without_roofs(truth: Truth, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -49,12 +50,15 @@ def answer(model: Any, **options: object) -> None:
     model.generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False, **options)
 
 
-def explained(model: Any, budget_s: float = 600.0) -> Why:
+def why_of(script: Callable[[], object], budget_s: float | None = None) -> Why:
     with profiler.why(budget_s) as watching:
-        for _ in range(2):
-            answer(model)
+        script()
     assert watching.found is not None
     return watching.found
+
+
+def explained(model: Any, budget_s: float = 600.0) -> Why:
+    return why_of(lambda: [answer(model) for _ in range(2)], budget_s)
 
 
 def finding(why: Why, name: str) -> Finding:
@@ -121,11 +125,8 @@ def test_a_plain_models_step_is_captured(reads: bool) -> None:
                 for _ in range(16):
                     model(ids, position)
 
-        with profiler.why(600.0) as watching:
-            loop()
+        why = why_of(loop, 600.0)
         loop_s = min(world.seconds(loop) for _ in range(2))
-    why = watching.found
-    assert why is not None
     if reads:
         assert not [item for item in why.findings if item.id == "uncompiled"]
         assert any("uncompiled" in line for line in why.not_tried)
@@ -167,11 +168,8 @@ def test_weights_are_tried_in_the_16_bits_that_the_gpu_has(
 
         native = torch.float16 if truth is T4 else torch.bfloat16
         saves_s = 2 * (world.seconds(read, model) - world.seconds(read, llama(native)))
-        with profiler.why() as watching:
-            for _ in range(2):
-                read(model)
-    assert watching.found is not None
-    found = [item for item in watching.found.findings if item.id in ("wide-dtype", "emulated-dtype")]
+        why = why_of(lambda: [read(model) for _ in range(2)])
+    found = [item for item in why.findings if item.id in ("wide-dtype", "emulated-dtype")]
     if not name:
         assert found == []
         return
@@ -271,10 +269,9 @@ def test_a_mask_that_keeps_sdpa_from_its_flash_kernel_is_in_the_seconds_of_paddi
         model = llama(torch.float16, layers=1)
         saves_s = world.seconds(padded, model, padding=PADDING) - world.seconds(padded, model, padding=0)
         # Outside this mode torch itself chooses the kernel, and knows no card.
-        with torch.inference_mode(), profiler.why() as watching:
-            padded(model, padding=PADDING)
-    assert watching.found is not None
-    first = watching.found.findings[0]
+        with torch.inference_mode():
+            why = why_of(lambda: padded(model, padding=PADDING))
+    first = why.findings[0]
     assert first.id == "padding"
     assert first.saves_s == pytest.approx(saves_s, rel=0.25)
     assert first.evidence == "0 % of the tokens passed are padding, and the mask keeps SDPA from its flash kernel"
@@ -286,17 +283,15 @@ def test_reads_of_a_loop_are_named_with_what_they_cost() -> None:
         model = llama(torch.float16, layers=1)
         loop(model, reads=True)
         saves_s = world.seconds(loop, model, reads=True) - world.seconds(loop, model, reads=False)
-        with profiler.why() as watching:
-            loop(model, reads=True)
+        why = why_of(lambda: loop(model, reads=True))
         recorder = Recorder()
         with watched(recorder):
             loop(model, reads=False)
         assert recorder.reads.by_line() == ()
-    assert watching.found is not None
-    [read] = watching.found.seen.reads
+    [read] = why.seen.reads
     assert read.count == STEPS
     assert read.where.startswith("test_why.py:")
-    first = watching.found.findings[0]
+    first = why.findings[0]
     assert (first.id, first.where) == ("host-sync", read.where)
     assert first.saves_s == pytest.approx(saves_s, rel=0.25)
     assert "item" not in vars(torch.Tensor)

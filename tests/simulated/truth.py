@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,8 +14,8 @@ GIB = 1 << 30
 class Throttle:
     """After some busy seconds the clock falls to a share of itself; `reason` is an NVML bit."""
 
-    after_busy_s: float
-    share: float
+    after_busy_s: float = math.inf
+    share: float = 1.0
     reason: int = 0x4
 
 
@@ -25,8 +26,8 @@ class PowerCap:
     It recovers after the same time of other work or rest. Products draw all the power of the card, streams do not.
     """
 
-    after_computing_s: float
-    share: float
+    after_computing_s: float = math.inf
+    share: float = 1.0
     dip_share: float = 1.0
     """The share to which it falls first."""
     settles_s: float = 0.0
@@ -37,8 +38,8 @@ class PowerCap:
 class Stolen:
     """Others have the host's core for `seconds`, after each `every_s` of its own work."""
 
-    every_s: float
-    seconds: float
+    every_s: float = math.inf
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,6 @@ class Truth:
     l2_bytes_per_s: float
     l2_writes_back: bool = False
     """Whether a write larger than the L2 leaves its end there; other data that needs the space then waits for it."""
-    l2_evicts_at_random: bool = False
-    """Whether the L2 evicts random data, not the least recently used data."""
     launch_s: float = 7e-6
     """Seconds of the host per kernel, with Python."""
     host_operator_s: float = 1e-6
@@ -72,9 +71,7 @@ class Truth:
     smallest_kernel_s: float = 2e-6
     ramp_s: float = 0.0
     """Seconds that each kernel takes besides its bytes and FLOPs. An H100's streams took 8 us."""
-    gap_s: float = 0.0
-    """Seconds between two kernels of one stream, in a graph too."""
-    stolen: Stolen | None = None
+    stolen: Stolen = Stolen()
     link_bytes_per_s: float = 25e9
     """Bytes/s from pinned host memory over PCIe."""
     pageable_share: float = 0.5
@@ -83,8 +80,8 @@ class Truth:
     """Bytes/s from another card."""
     clock_hz: float = 1.5e9
     power_w: float = 300.0
-    throttle: Throttle | None = None
-    power_cap: PowerCap | None = None
+    throttle: Throttle = Throttle()
+    power_cap: PowerCap = PowerCap()
     other_processes: int = 0
     taken_bytes: int = 300 << 20
     """Bytes that the driver's context and other processes take."""
@@ -120,9 +117,4 @@ RTX_4090 = Truth(
     "NVIDIA GeForce RTX 4090", (8, 9), 128, 24 * GIB, 9.2e11,
     {"float16": 1.4e14, "bfloat16": 1.4e14, "float32": 7.0e13, "tfloat32": 7.0e13, "int8": 5.6e14, "float8": 2.8e14},
     72 << 20, 4.0e12, l2_writes_back=True, clock_hz=2.52e9, power_w=450.0,
-)  # fmt: skip
-L4 = Truth(
-    "NVIDIA L4", (8, 9), 58, 24 * GIB, 2.7e11,
-    {"float16": 1.0e14, "bfloat16": 1.0e14, "float32": 2.6e13, "tfloat32": 5.1e13, "int8": 2.0e14, "float8": 2.0e14},
-    48 << 20, 2.0e12, clock_hz=2.04e9, power_w=72.0,
 )  # fmt: skip

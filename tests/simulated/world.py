@@ -131,22 +131,10 @@ def _replaced(driver: Driver, host: Host) -> Iterator[tuple[Any, str, Any]]:
     yield Neighbours, "look", lambda *_: Contention(0.0, 1)
     yield contention, "SCHEDSTAT_FILE", Path("no-waits-for-a-core")
     yield FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))
-    yield torch.Tensor, "to", _to(torch.Tensor.to)
     yield torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)
     for module in TIMED:
         yield importlib.import_module(module), "time", SimulatedTime(host)
     yield importlib.import_module("profiler.device.telemetry"), "threading", SimulatedThreading(host)
-
-
-def _to(whole: Any) -> Any:
-    """Handle `tensor.to(0)`: torch looks up the accelerator of its own build for the number."""
-
-    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if args and type(args[0]) is int:
-            args = (torch.device("cuda", args[0]), *args[1:])
-        return whole(tensor, *args, **kwargs)
-
-    return to
 
 
 def _deepcopy(whole: Any) -> Any:

@@ -17,6 +17,7 @@ from profiler.report.write import write_reports
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_document, read_run
 from profiler.store.writer import RunStore, replace_file
+from profiler.user_cache import write_cache
 
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
 DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html", "report.md", "roofline.png", "split.png", "map.png")
@@ -96,6 +97,12 @@ def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
+
+
+def test_a_cache_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    write_cache(tmp_path / "file" / "roofs" / "one.json", b"{}")
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])

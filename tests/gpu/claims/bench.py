@@ -263,16 +263,6 @@ BRIEF: dict[bool, dict[str, Any]] = {
 """Options on a card and on a CPU for runs in several weight formats, which need no long sweep."""
 
 
-def timed_s(bench: Bench, work: Callable[[], object]) -> list[float]:
-    """Return the seconds of some work between two marks, after a wait for its end."""
-    clock = bench.machine.clock
-    marks = [clock.mark()]
-    work()
-    marks.append(clock.mark())
-    clock.synchronize()
-    return clock.seconds(marks)
-
-
 def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]]) -> float:
     """Return the seconds of calls in one graph, each after a read of a buffer of twice the L2's size."""
     machine = bench.machine
@@ -289,7 +279,11 @@ def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]]) -> float:
         replay = machine.capture(every)
         for _ in range(_SAMPLES):
             buffer.sum()
-            samples += timed_s(bench, replay)
+            marks = [machine.clock.mark()]
+            replay()
+            marks.append(machine.clock.mark())
+            machine.clock.synchronize()
+            samples += machine.clock.seconds(marks)
     return statistics.median(samples[2:]) / len(calls)
 
 

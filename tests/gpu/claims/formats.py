@@ -44,10 +44,12 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
         package = _PACKAGES.get(quant, "bitsandbytes")
         for name, run in ((f"{quant}: bytes", _format_bytes), (f"{quant}: a run", _format_run)):
             yield Attempt(name, partial(run, quant=quant), least_s=25.0, cuda=False, package=package)
-    yield Attempt("another dtype", _other_dtype, least_s=25.0, cuda=False)
+    other = "float16" if bench.dtype == torch.bfloat16 else "float32"
+    yield Attempt("another dtype", partial(_plain_run, model=bench.small, dtype=other), least_s=25.0, cuda=False)
     yield Attempt("a mixture of experts", _experts, least_s=30.0)
     if bench.cuda and bench.machine.info.memory_bytes < LARGE_CARD_BYTES:
-        yield Attempt("Mistral-7B in nf4", _mistral, least_s=45.0, package="bitsandbytes")
+        mistral = {"model": "mistral-7b-v0.1", "quant": "nf4", "prompt_lens": [128], "batch_sizes": [1, 4]}
+        yield Attempt("Mistral-7B in nf4", partial(_plain_run, **mistral), least_s=45.0, package="bitsandbytes")
 
 
 def formats(bench: Bench) -> list[str]:
@@ -129,10 +131,9 @@ def _kernel_that_ran(model: Any) -> Check:
     return Check("nf4 at one row: predicted path = traced", dequantised == predicted, value, str(predicted))
 
 
-def _other_dtype(bench: Bench) -> Iterator[Check]:
-    other = "float16" if bench.dtype == torch.bfloat16 else "float32"
-    run = _short_run(bench, f"precision-{other}", model=bench.small, dtype=other)
-    yield _cells_end(f"{other} next to {dtype_name(bench.dtype)}", run)
+def _plain_run(bench: Bench, **options: Any) -> Iterator[Check]:
+    name = options.get("quant") or options["dtype"]
+    yield _cells_end(f"{options['model']} in {name}", _short_run(bench, f"plain-{name}", **options))
 
 
 def _experts(bench: Bench) -> Iterator[Check]:
@@ -141,8 +142,3 @@ def _experts(bench: Bench) -> Iterator[Check]:
     run = _short_run(bench, "experts", model=folder, dtype=dtype_name(bench.dtype))
     yield _cells_end("a Mixtral of four layers", run)
     yield random_numbers("experts: random numbers are drawn after the run", bench.device, run.model.experts)
-
-
-def _mistral(bench: Bench) -> Iterator[Check]:
-    run = _short_run(bench, "mistral-nf4", model="mistral-7b-v0.1", quant="nf4", prompt_lens=[128], batch_sizes=[1, 4])
-    yield _cells_end("Mistral-7B in nf4", run)

@@ -12,7 +12,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <random>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -112,7 +111,7 @@ struct Clock {
 };
 
 struct Speeds {
-  double bytes_per_s, l2_bytes_per_s, ramp_s, gap_s, smallest_kernel_s, launch_s, graph_launch_s, host_operator_s;
+  double bytes_per_s, l2_bytes_per_s, ramp_s, smallest_kernel_s, launch_s, graph_launch_s, host_operator_s;
   std::map<std::string, double> flops_per_s;
   std::vector<std::pair<std::string, double>> kernel_share;
 
@@ -145,12 +144,10 @@ struct Traffic {
 };
 
 // The L2: what was touched last, up to its size; whoever is larger than it streams through. Of one that writes back, a
-// write that is larger leaves its end there, until other data takes its place and waits for it. One that evicts at random
-// keeps a part of data that is read over and over, however large all of it is.
+// write that is larger leaves its end there, until other data takes its place and waits for it.
 struct Cache {
   int64_t nbytes, total = 0;
-  bool writes_back, evicts_at_random;
-  std::minstd_rand random;
+  bool writes_back;
   int64_t dirty = 0;  // bytes that have yet to be written to memory; they leave before all others
   std::list<Region> order;
   struct Hash {
@@ -158,7 +155,7 @@ struct Cache {
   };
   std::unordered_map<Region, std::list<Region>::iterator, Hash> held;
 
-  Cache(int64_t size, bool back, bool at_random) : nbytes(size), writes_back(back), evicts_at_random(at_random) {}
+  Cache(int64_t size, bool back) : nbytes(size), writes_back(back) {}
 
   Traffic read(const Region& region) {
     if (touch(region)) return {0, region.second};
@@ -196,7 +193,6 @@ struct Cache {
     total -= written_back;
     while (total > nbytes) {
       auto victim = order.begin();
-      if (evicts_at_random) std::advance(victim, random() % (order.size() - 1));
       total -= victim->second;
       held.erase(*victim);
       order.erase(victim);
@@ -281,7 +277,6 @@ struct Card {
   int64_t memory_bytes = 0;  // that its kernels moved
   double computing_s = 0.0;  // in which its kernels' time was that of their arithmetic
   py::object on_kernel = py::none();
-  py::object times = py::none();  // how many times as long kernels take, where something is planted
   int64_t operators_before = 0;
 
   Card(int64_t at, Host& on, Speeds fast, Clock ticks, int64_t workspace, Cache l2, std::shared_ptr<Allocator> held)
@@ -346,21 +341,17 @@ struct Card {
         *work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, *work.dtype, work.link_s, share);
     kernel.computes = speeds.computing_s(work.flops, *work.dtype, share) >
         speeds.moving_s(kernel.memory_bytes, kernel.l2_bytes, share);
-    if (!times.is_none()) {
-      py::gil_scoped_acquire held;
-      kernel.duration_s *= times(*work.name, work.reads, work.flops).cast<double>();
-    }
     return kernel;
   }
 
   void submit(c10::ArrayRef<Kernel> kernels, double host_s) {
     double seconds = 0.0;
-    for (const Kernel& kernel : kernels) seconds += kernel.duration_s + speeds.gap_s;
+    for (const Kernel& kernel : kernels) seconds += kernel.duration_s;
     double start_s = queue->submit(host, seconds, host_s);
     double end_s = start_s;
     for (const Kernel& kernel : kernels) {
       clock.run(end_s, kernel.duration_s, kernel.computes);
-      end_s += kernel.duration_s + speeds.gap_s;
+      end_s += kernel.duration_s;
       memory_bytes += kernel.memory_bytes;
       if (kernel.computes) computing_s += kernel.duration_s;
     }
@@ -379,7 +370,7 @@ struct Card {
       on_kernel(
           *work.name, work.reads, work.writes, work.flops, *work.dtype, work.link_s, kernel.memory_bytes,
           kernel.l2_bytes, kernel.launched, operators, kernel.duration_s, start_s);
-      start_s += kernel.duration_s + speeds.gap_s;
+      start_s += kernel.duration_s;
       operators = 0;
     }
   }

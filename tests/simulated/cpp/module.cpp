@@ -90,7 +90,7 @@ PYBIND11_MODULE(native, module) {
       });
 
   py::class_<Speeds>(module, "Speeds")
-      .def(py::init<double, double, double, double, double, double, double, double, std::map<std::string, double>,
+      .def(py::init<double, double, double, double, double, double, double, std::map<std::string, double>,
                     std::vector<std::pair<std::string, double>>>())
       .def("duration_s", &Speeds::duration_s);
 
@@ -123,10 +123,10 @@ PYBIND11_MODULE(native, module) {
 
   py::class_<Card>(module, "Card")
       .def(py::init([](int64_t index, Host& host, Speeds speeds, Clock clock,
-                       int64_t workspace_bytes, int64_t l2_bytes, bool writes_back, bool at_random,
+                       int64_t workspace_bytes, int64_t l2_bytes, bool writes_back,
                        std::shared_ptr<Allocator> memory) {
              return new Card(
-                 index, host, std::move(speeds), std::move(clock), workspace_bytes, {l2_bytes, writes_back, at_random},
+                 index, host, std::move(speeds), std::move(clock), workspace_bytes, {l2_bytes, writes_back},
                  std::move(memory));
            }),
            py::keep_alive<1, 3>())
@@ -138,7 +138,6 @@ PYBIND11_MODULE(native, module) {
       .def_readwrite("queue", &Card::queue)
       .def_readwrite("generator_captures", &Card::generator_captures)
       .def_readwrite("on_kernel", &Card::on_kernel)
-      .def_readwrite("times", &Card::times)
       .def_property_readonly("clock_share", [](const Card& card) { return card.clock.share_at(card.host.now_s); })
       .def("active_share", &Card::active_share)
       .def("replay", &Card::replay)
