@@ -139,14 +139,6 @@ def test_a_precision_without_a_number_is_still_listed(pair: list[Run], tmp_path:
     assert not (tmp_path / "precisions.png").exists()
 
 
-def test_a_warning_names_its_precisions_unless_all_have_it(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
-    shared, own = "other processes kept 1.2 cores busy", "the roofs moved"
-    runs = [with_document(pair[0], warnings=(shared,)), with_document(pair[1], warnings=(shared, own))]
-    show(runs)
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
-    assert warnings == [f"! {shared}", f"! nf4: {own}"]
-
-
 def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     show([read_run(PRECISIONS / name) for name in ("none", "nf4", "int4wo")])
     lines = capsys.readouterr().out.splitlines()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from made_runs import key, old_run, result, whole_run
+from made_runs import key, old_run, result
 
 from profiler.errors import RequestError
 from profiler.report.glossary import GLOSSARY, explanation, footnotes
@@ -29,16 +29,6 @@ def test_figures_are_those_of_the_run() -> None:
 def test_an_unknown_word_names_a_near_one() -> None:
     with pytest.raises(RequestError, match="roofline"):
         explanation("rooflne")
-
-
-@pytest.mark.parametrize("term", ["MFU", "MBU"])
-def test_without_a_datasheet_there_is_no_share_of_it(term: str) -> None:
-    """Only GPUs have datasheets: a run on a CPU says why it has no figure."""
-    run = whole_run()
-    assert run.document.device.kind == "cpu"
-    text = f"\nIn this run: none, there is no datasheet of {run.document.device.name}"
-    assert explanation(term, run).endswith(text)
-    assert term not in dict(footnotes(run))
 
 
 def test_a_tail_has_its_figures_or_the_samples_that_it_needs() -> None:

@@ -17,8 +17,7 @@ from profiler.judge.regimes import Flag
 from profiler.report.cells import common_noise_lines, noise_lines, own_noise, regime_names, visited_once, waiting
 from profiler.report.changes import levers, other_gpus
 from profiler.report.engines import engines, no_claim_lines
-from profiler.report.hardware import health_rows
-from profiler.report.overview import host_line, stage_line
+from profiler.report.overview import host_line
 from profiler.report.time_breakdown import activity, terms
 from profiler.store.folder import Run
 
@@ -38,25 +37,10 @@ def run() -> Run:
     return replace(base, results=tuple(result(of, noise="noisy") for of in KEYS))
 
 
-def test_a_common_reason_is_reported_once(run: Run) -> None:
-    assert noise_lines(run) == [f"all 3 cells: {DRIFT}", "decode 2 x 64: only 4 samples"]
-    assert own_noise(run) == {KEYS[2]}
-
-
 def test_a_single_cell_shares_nothing(run: Run) -> None:
     one = with_document(run, evidence=run.document.evidence[:1])
     assert common_noise_lines(one) == []
     assert noise_lines(one) == [f"prefill 1 x 64: {DRIFT}"]
-
-
-def test_a_quiet_run_has_no_noise() -> None:
-    assert noise_lines(old_run()) == []
-
-
-def test_wall_time_by_stage_the_longest_first(run: Run) -> None:
-    stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
-    assert stage_line(with_document(run, stage_s=stages)) == "wall time 2:05: timing 70 s, replays 50 s, loading 4 s"
-    assert stage_line(run) is None
 
 
 @pytest.mark.parametrize(("kind", "end"), [("cuda", ", a graph can"), ("cpu", "")])
@@ -130,16 +114,6 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
     assert own_noise(run) == set(keys[:3])
 
 
-def test_a_kind_that_all_cells_have_is_common_whatever_its_figures() -> None:
-    keys = [key("decode", batch) for batch in (1, 2)]
-    items = tuple(
-        evidence(of, noise_reasons=(f"time known to within {n} %",)) for of, n in zip(keys, (3.1, 4.0), strict=True)
-    )
-    run = with_document(old_run(), evidence=items)
-    assert noise_lines(run) == ["all 2 cells: time known to within 3.1 to 4.0 %"]
-    assert own_noise(run) == set()
-
-
 def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
     visits = [replace(item, visits=number) for item, number in zip(run.results, (1, 4, 4), strict=True)]
     assert visited_once(replace(run, results=tuple(visits))) == {KEYS[0]}
@@ -185,11 +159,6 @@ def test_terms_have_their_half_widths(run: Run) -> None:
     measured, weights = table.rows  # a term that no cell has gets no row
     assert measured == ["measured", "1.00 s", "1.00 s", "1.00 s"]
     assert weights == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
-
-
-def test_health_is_in_words() -> None:
-    rows = dict(health_rows(old_run()))
-    assert all(not text.startswith(("{", "Spread", "(")) for text in rows.values())
 
 
 def test_what_a_user_waits_for_is_one_row_per_cell() -> None:

@@ -12,8 +12,7 @@ import matplotlib.pyplot as plt
 import pytest
 from docs.schemas import assert_follows
 
-from profiler.cli.run import started_by_torchrun
-from profiler.data.links import Link, MessageTime, fit_link, published_link
+from profiler.data.links import Link, MessageTime, fit_link
 from profiler.json_document import json_text
 from profiler.report.device import link_document, link_lines, link_table
 from profiler.report.plots.curves import link_figure
@@ -61,28 +60,6 @@ def test_the_picture_names_the_limit_of_small_messages() -> None:
     plt.close(figure)
     with pytest.raises(ValueError, match="no measured messages"):
         link_figure(Link("typed", 1e-6, 1e9, ""))
-
-
-def test_half_of_a_published_link() -> None:
-    """NVLink 4 in a node has tens of microseconds and hundreds of GB/s, so its half point is a megabyte or more."""
-    link = published_link("nvlink4", 8)
-    assert 1e6 < link.half_bytes(8) < 1e8
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--link", "1"], "at least 2 ranks"),
-        (["--plot", "a.png"], "at least 2 ranks"),
-        (["--link", "2", "--plot", "a.txt"], ".png or .svg"),
-        (["--link", "2", "--out", "card.json"], "a command of its own"),
-    ],
-)
-def test_a_request_that_cannot_work(arguments: list[str], words: str, roofscope) -> None:  # type: ignore[no-untyped-def]
-    assert not started_by_torchrun()
-    done = roofscope("ceilings", "--device", "cpu", *arguments)
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert words in done.err
 
 
 @pytest.mark.slow

@@ -20,7 +20,3 @@ def test_it_names_both_ends_and_the_batches_between_which_they_break_even() -> N
         " faster at batch 1 to 4; dense weights are faster at batch 8 to 16 (1.00 ms against 2.00 ms at batch 1 and"
         " 9.00 ms against 2.00 ms at batch 16)"
     )
-
-
-def test_a_run_without_packed_weights_has_no_such_line() -> None:
-    assert packed_lines(whole_run()) == []

@@ -6,7 +6,7 @@ import pytest
 
 from profiler.grid.cells import Cell
 from profiler.measure.rounds import Progress
-from profiler.report.progress import LineListener, QuietListener, make_listener
+from profiler.report.progress import LineListener
 
 
 def test_a_line_per_stage_and_one_per_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,11 +20,3 @@ def test_a_line_per_stage_and_one_per_half_minute(capsys: pytest.CaptureFixture[
         "batch 1 x 64, visit 1, about 0:15 left",
         "batch 1 x 64, visit 2, about 0:01 left",
     ]
-
-
-def test_quiet_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    with make_listener(quiet=True) as listener:
-        assert type(listener) is QuietListener
-        listener.stage("timing")
-        listener.progress(Progress(Cell(1, 64, 8), 1, 0.0, 95.0), 4)
-    assert capsys.readouterr().err == ""
