@@ -27,6 +27,7 @@ from filelock import FileLock
 from hurry import hurry
 from machines import CPU
 
+import profiler
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
@@ -163,6 +164,13 @@ def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
         return Outcome(int(end.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def profile_tiny(tiny_folder: Path, tmp_path: Path) -> Callable[..., profiler.Run]:
+    """Profile the tiny Llama into `tmp_path`/run: a prompt of 8 tokens and 8 new ones, unless options say otherwise."""
+    asked = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 8, "budget_s": 1, "no_levers": True}
+    return lambda **options: profiler.profile(str(tiny_folder), **{**asked, "out": tmp_path / "run", **options})
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,7 +35,7 @@ def test_reads_of_values_are_counted(mode: Any) -> None:
 
 @pytest.mark.slow
 def test_the_tax_is_found_where_it_was_planted(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every check of the stopping criteria waits 20 ms; our own loop has no such check."""
     from transformers.generation.stopping_criteria import StoppingCriteriaList
@@ -47,10 +47,7 @@ def test_the_tax_is_found_where_it_was_planted(
         return asked(self, *args, **named)
 
     monkeypatch.setattr(StoppingCriteriaList, "__call__", slowly)
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[2], new_tokens=5, engine="generate", budget_s=2,
-        no_levers=True, out=tmp_path / "run",
-    )  # fmt: skip
+    run = profile_tiny(batch_sizes=[2], new_tokens=5, engine="generate", budget_s=2)
     assert run.document.asked.engines == ("eager", "generate")
     tax, once = sorted(run.document.generate, key=lambda item: item.phase)
     assert tax.tax_s > _DELAY_S / 2 < once.tax_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,24 +76,11 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
     assert decode.gap_s == pytest.approx(2e-3)
 
 
-@pytest.fixture(scope="module")
-def traced(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    return profiler.profile(
-        str(tiny_folder),
-        weights="random",
-        prompt_lens=[16],
-        batch_sizes=[1, 2],
-        new_tokens=6,
-        budget_s=1,
-        trace=True,
-        out=tmp_path_factory.mktemp("traced") / "run",
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.ci
-def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) -> None:
+def test_a_step_has_the_operators_that_torch_dispatches(profile_tiny: Callable[..., profiler.Run]) -> None:
     """Two layers have 2 x 7 linears and a head; each is one operator among many more small ones."""
+    traced = profile_tiny(prompt_lens=[16], batch_sizes=[1, 2], new_tokens=6, trace=True)
     assert len(traced.document.activity) == 4
     for item in traced.document.activity:
         assert 15 < item.kernels < 1000
@@ -104,7 +92,9 @@ def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) ->
 
 
 @pytest.mark.slow
-def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_carries_the_residual_is_named(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If norms sleep 20 ms in the model but not in its twin, the residual of a decode step is found in the norms.
 
     In a prefill the norms are replayed, so they are kernels and not a residual.
@@ -120,9 +110,7 @@ def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, m
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", sleepy)
     monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", _no_twin)
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[16], batch_sizes=[3], new_tokens=8, budget_s=4, out=tmp_path / "run"
-    )
+    run = profile_tiny(prompt_lens=[16], batch_sizes=[3], budget_s=4, no_levers=False)
     assert not (run.folder / TRACE).exists(), "no trace was asked for"
     assert run.document.activity == ()
     found = {item.phase: item.unexplained_in_s for item in read_run(run.folder).document.evidence}

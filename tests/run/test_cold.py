@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -108,16 +109,15 @@ def test_weights_come_from_the_disk_only_where_the_cache_has_let_them_go(
 
 
 @pytest.mark.slow
-def test_a_run_tells_its_cold_start(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_its_cold_start(
+    tiny_folder: Path, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_effort(monkeypatch, idle_pauses=((0.0, 2), (0.1, 1)))
     # One fresh process is enough. By default, one reads the weights from the disk and one from the page cache.
     forgotten: list[list[Path]] = []
     monkeypatch.setattr("profiler.run.cold_start.forget", lambda files: forgotten.append(files) is None)
     monkeypatch.setattr("profiler.run.cold_start.FROM_FILES", ("disk",))
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=0.5, no_levers=True, cold=True,
-        engine="eager,static", out=tmp_path / "run",
-    )  # fmt: skip
+    run = profile_tiny(cold=True, engine="eager,static", new_tokens=4)
     starts = run.document.fresh_starts
     assert [start.link for start in starts] == ["disk"]
     assert [set(files) for files in forgotten] == [set(tiny_folder.iterdir())]

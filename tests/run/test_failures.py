@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -119,7 +119,7 @@ def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch of one is measured, judged and reported, although other parts of the run fail.
 
@@ -142,9 +142,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
     with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
     listener = Hears()
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=tmp_path, listener=listener
-    )
+    run = profile_tiny(batch_sizes=[1, 2], no_levers=False, listener=listener)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)

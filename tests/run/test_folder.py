@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -133,18 +134,10 @@ def test_a_run_without_a_later_column_is_read(stored: profiler.Run) -> None:
 
 
 @pytest.mark.slow
-def test_engines_and_depths_in_one_run(tiny_folder: Path, tmp_path: Path) -> None:
+def test_engines_and_depths_in_one_run(profile_tiny: Callable[..., profiler.Run]) -> None:
     """Every engine visits every cell; a filled cache has a decode and no prefill; differences have intervals."""
-    run = profiler.profile(
-        str(tiny_folder),
-        prompt_lens=[16],
-        context_lens=[64],
-        batch_sizes=[1, 2],
-        new_tokens=12,
-        engine="eager,static",
-        budget_s=2,
-        out=tmp_path / "run",
-    )
+    sizes = {"prompt_lens": [16], "context_lens": [64], "batch_sizes": [1, 2], "new_tokens": 12}
+    run = profile_tiny(**sizes, engine="eager,static", budget_s=2)
     counts = run.cells.groupby(["engine", "phase"]).size().to_dict()
     assert counts == {(e, phase): n for e in ("eager", "static") for phase, n in (("prefill", 2), ("decode", 4))}
     deep = run.cells[run.cells["prompt_len"] == 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
 
 @pytest.mark.slow
 def test_dispatch_that_was_held_up_is_measured_again(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process slows the twin's first steps to ten seconds and ends before the cells are timed."""
     measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
@@ -30,10 +30,7 @@ def test_dispatch_that_was_held_up_is_measured_again(
         return [DispatchSamples(item.engine, item.phase, item.batch_size, step_s) for item in in_time]
 
     monkeypatch.setattr(foundation, "measure_dispatch", at_first_held_up)
-    out = tmp_path / "run"
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, no_levers=True, out=out
-    )
+    run = profile_tiny(batch_sizes=[1, 2])
     records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
     assert [item["alone_s"][0] for item in records] == [HELD_UP_S] * 4 + [UNDISTURBED_S] * 4
     assert (run.cells["dispatch_s"] == UNDISTURBED_S).all()
@@ -44,7 +41,7 @@ def test_dispatch_that_was_held_up_is_measured_again(
 
 @pytest.mark.slow
 def test_dispatch_is_completed_for_the_cells_that_were_measured(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine no time is left for the second batch size before the cells are timed."""
     measured, budgets_s = foundation.measure_dispatch, iter([0.0, 60.0])
@@ -53,9 +50,7 @@ def test_dispatch_is_completed_for_the_cells_that_were_measured(
         return measured(*arguments[:5], next(budgets_s), *arguments[6:])
 
     monkeypatch.setattr(foundation, "measure_dispatch", at_first_late)
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, no_levers=True, out=tmp_path / "run"
-    )
+    run = profile_tiny(batch_sizes=[1, 2], budget_s=60)
     records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
     decodes = [item["batch_size"] for item in records if item["phase"] == "decode"]
     assert decodes[:2] == [1, 2]
@@ -64,22 +59,14 @@ def test_dispatch_is_completed_for_the_cells_that_were_measured(
 
 @pytest.mark.slow
 def test_linears_are_replayed_at_rows_between_those_of_the_cells(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cells have 1 and 4 sequences, and 8 and 32 rows of prompts: 2 and 16 are replayed and used for forecasts.
 
     Replays end after their samples, because other processes may use up the time of a short budget.
     """
     with_effort(monkeypatch, between_share=600.0)
-    run = profiler.profile(
-        str(tiny_folder),
-        prompt_lens=[8],
-        batch_sizes=[1, 4],
-        new_tokens=8,
-        budget_s=1,
-        no_levers=True,
-        out=tmp_path / "run",
-    )
+    run = profile_tiny(batch_sizes=[1, 4])
     known = run_facts(run.folder)
     between = known.trained.measured.between
     assert between is not None

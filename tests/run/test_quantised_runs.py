@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,8 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.mark.slow
-def test_a_run_of_packed_weights_times_them_against_dense_ones(tiny_folder: Path, tmp_path: Path) -> None:
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, quant="nf4", budget_s=40, out=tmp_path / "run"
-    )
+def test_a_run_of_packed_weights_times_them_against_dense_ones(profile_tiny: Callable[..., profiler.Run]) -> None:
+    run = profile_tiny(quant="nf4", budget_s=40, no_levers=False)
     found = run.document.packed_batches
     assert found is not None
     assert (found.format, found.dense_dtype) == ("nf4", run.model.dtype)
@@ -27,12 +26,10 @@ def test_a_run_of_packed_weights_times_them_against_dense_ones(tiny_folder: Path
 
 
 @pytest.mark.slow
-def test_a_quantised_cache_next_to_a_growing_one(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_quantised_cache_next_to_a_growing_one(profile_tiny: Callable[..., profiler.Run]) -> None:
     """Two layers with 64 cached elements per token: 1 byte each instead of 4, for 22 old tokens and a new one."""
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[16], context_lens=[64], batch_sizes=[1], new_tokens=12, cache="dynamic,fp8",
-        no_levers=True, budget_s=5, out=tmp_path / "run",
-    )  # fmt: skip
+    sizes = {"prompt_lens": [16], "context_lens": [64], "new_tokens": 12}
+    run = profile_tiny(**sizes, cache="dynamic,fp8", budget_s=5)
     assert run.document.engine.names == ("eager", "fp8-cache")
     assert {(row.engine, row.status) for row in run.results if row.status != "forecast"} >= {
         ("eager", "ok"),
@@ -46,11 +43,8 @@ def test_a_quantised_cache_next_to_a_growing_one(tiny_folder: Path, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_the_report_names_the_cache(tiny_folder: Path, tmp_path: Path) -> None:
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, cache="quantized", no_levers=True,
-        budget_s=1, out=tmp_path / "run",
-    )  # fmt: skip
+def test_the_report_names_the_cache(profile_tiny: Callable[..., profiler.Run]) -> None:
+    run = profile_tiny(cache="quantized")
     assert run.document.engine.names == ("fp8-cache",)
     assert "quantised, converted at every step: fp8, 8 bits" in (run.folder / "report.md").read_text()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,16 +17,16 @@ from profiler.run.judge_folder import judge_folder
 
 
 @pytest.mark.slow
-def test_a_run_over_unequal_prompts(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_over_unequal_prompts(
+    tmp_path: Path, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Enough time to try each way on a busy machine.
     with_effort(monkeypatch, queue_share=5.0)
     lengths = tmp_path / "lengths.txt"
     # Two batches of (16, 32, 16, 32): a quarter is padding; half of the sequences write half as many steps.
     lengths.write_text("16 5\n32 9\n16 5\n32 9\n" * 2)
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=f"ragged:{lengths}", batch_sizes=[4], budget_s=4, no_levers=True,
-        dtype="float32", out=tmp_path / "run",
-    )  # fmt: skip
+    asked = {"prompt_lens": f"ragged:{lengths}", "batch_sizes": [4], "new_tokens": 32}
+    run = profile_tiny(**asked, dtype="float32", budget_s=4)
     rows = {(row.phase, row.engine): row for row in run.results}
     assert set(rows) == {(phase, engine) for phase in ("prefill", "decode") for engine in ("padded", "eager")}
     padded, plain = rows["prefill", "padded"], rows["prefill", "eager"]

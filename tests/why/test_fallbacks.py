@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_a_warning_is_quoted_by_its_line_with_what_to_do(text: str, quoted: str,
 
 @pytest.mark.slow
 def test_a_run_writes_and_prints_what_a_library_warned_of(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measure = pipeline.time_cells
 
@@ -98,10 +99,7 @@ def test_a_run_writes_and_prints_what_a_library_warned_of(
         measure(*args)
 
     monkeypatch.setattr(pipeline, "time_cells", warn_and_measure)
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=4, budget_s=2, no_levers=True, device="cpu",
-        out=tmp_path / "run",
-    )  # fmt: skip
+    run = profile_tiny()
     [fallback] = run.document.fallbacks
     assert fallback.packages == ("mamba-ssm",)
     [sentence] = [line for line in run.document.warnings if "selective_scan_fn" in line]
