@@ -8,29 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from small_models import small_model
 
 from profiler.device.machine import Machine
 from profiler.engines.transformers import CompileEngine
 
-_SHARED = {
-    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 128, "max_position_embeddings": 256,
-}  # fmt: skip
 WINDOW = 16
-
-
-def _llama() -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**_SHARED))
-
-
-def _windowed() -> Any:
-    return transformers.MistralForCausalLM(transformers.MistralConfig(**_SHARED, sliding_window=WINDOW))
-
-
-def _experts() -> Any:
-    config = transformers.MixtralConfig(**_SHARED, num_local_experts=4, num_experts_per_tok=2, sliding_window=None)
-    return transformers.MixtralForCausalLM(config)
 
 
 class Capturing(Machine):
@@ -80,12 +63,12 @@ def _visits(engine: CompileEngine, prompt: int, slots: int, visits: int = 2, ste
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("make", "pieces"), [(_llama, 1), (_windowed, 1), (_experts, None)])
+@pytest.mark.parametrize(("kind", "pieces"), [("Llama", 1), ("Mistral", 1), ("Mixtral", None)])
 def test_a_shape_is_compiled_once_and_no_position_is_an_input(
-    make: Callable[[], Any], pieces: int | None, recorded: Recorded
+    kind: str, pieces: int | None, recorded: Recorded
 ) -> None:
     """A number that changes from step to step would be recorded as one more CUDA graph each time."""
-    engine = CompileEngine(make().eval(), Capturing(torch.device("cpu")))
+    engine = CompileEngine(small_model(kind), Capturing(torch.device("cpu")))
     _visits(engine, prompt=6, slots=WINDOW, visits=1)
     first = len(recorded.compilations)
     assert pieces is None or first == pieces
@@ -100,7 +83,7 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
 @pytest.mark.slow
 def test_every_shape_is_compiled_as_if_it_were_the_only_one(recorded: Recorded) -> None:
     """By default, torch makes sizes symbolic inputs of the compiled code from the second shape on."""
-    engine = CompileEngine(_llama().eval(), Capturing(torch.device("cpu")))
+    engine = CompileEngine(small_model("Llama"), Capturing(torch.device("cpu")))
     for slots in (16, 24, 32):
         _visits(engine, prompt=6, slots=slots, visits=1)
     assert len(recorded.compilations) == 3
@@ -110,7 +93,7 @@ def test_every_shape_is_compiled_as_if_it_were_the_only_one(recorded: Recorded) 
 @pytest.mark.slow
 def test_a_moving_window_is_not_captured(recorded: Recorded) -> None:
     """The host counts its position: compiled code may take it as an input, but each would need another CUDA graph."""
-    engine = CompileEngine(_windowed().eval(), Capturing(torch.device("cpu")))
+    engine = CompileEngine(small_model("Mistral"), Capturing(torch.device("cpu")))
     _visits(engine, prompt=12, slots=24, visits=1, steps=8)
     assert set(recorded.compilations) == {"default"}
     first = len(recorded.compilations)
@@ -122,7 +105,7 @@ def test_a_moving_window_is_not_captured(recorded: Recorded) -> None:
 @pytest.mark.parametrize("skips", [0, 1])
 def test_compiled_pieces_without_a_cuda_graph_are_counted(skips: int, recorded: Recorded) -> None:
     recorded.skips = skips
-    engine = CompileEngine(_llama().eval(), Capturing(torch.device("cpu")))
+    engine = CompileEngine(small_model("Llama"), Capturing(torch.device("cpu")))
     for slots in (16, 24):
         _visits(engine, prompt=6, slots=slots, visits=1)
     assert engine.graph_skips == skips * len(recorded.compilations) == 2 * skips

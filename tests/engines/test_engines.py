@@ -12,6 +12,7 @@ import pytest
 import recorded
 import torch
 from machines import HOST, small
+from small_models import small_model
 
 from profiler.device.machine import CudaMachine
 from profiler.engines import transformers
@@ -40,7 +41,7 @@ def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> 
 @pytest.mark.parametrize("name", ["eager", "generate"])
 def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> None:
     """Four tokens, five marks; after the n-th token the model has run n forwards, and starts no more."""
-    model, marks = tiny("window"), []
+    model, marks = small_model("Mistral"), []
     forwards: list[int] = []
     model.register_forward_hook(lambda *_: forwards.append(1))
     tokens = ENGINES[name](model, HOST).call(torch.ones(2, 5, dtype=torch.long), 4, lambda: marks.append(len(forwards)))
@@ -51,7 +52,7 @@ def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> No
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int) -> None:
     """A remaining hook would add a mark to each later forward of every engine."""
-    model, marks = tiny("window"), []
+    model, marks = small_model("Mistral"), []
 
     def mark() -> None:
         marks.append(len(marks))
@@ -82,7 +83,7 @@ def test_a_shape_is_captured_once_if_its_graph_can_be_kept(
     capture = CudaMachine.capture
     monkeypatch.setattr(CudaMachine, "capture", lambda *args: captured.append(args) or capture(*args))
     monkeypatch.setattr(CudaMachine, "available_bytes", lambda _machine: free_bytes)
-    model = tiny("window")
+    model = small_model("Mistral")
     engine, eager = ENGINES["graph"](model, recorded.machine(monkeypatch)), ENGINES["eager"](model, HOST)
     for batch, seed in ((2, 1), (1, 2), (2, 3)):
         prompt = torch.randint(0, 128, (batch, 6), generator=torch.Generator().manual_seed(seed))
@@ -111,7 +112,7 @@ def test_caches_of_compiled_code_are_freed_the_oldest_first(
 
     monkeypatch.setattr(torch, "compile", lambda step, **_: compiler(step, backend="eager"))
     monkeypatch.setattr(transformers, "static_cache", tracked)
-    model, machine = tiny("window"), small()
+    model, machine = small_model("Mistral"), small()
     monkeypatch.setattr(machine, "available_bytes", lambda: round((room + 0.5) * 6144 / 0.05))
     engine, eager = ENGINES["compile"](model, machine), ENGINES["eager"](model, HOST)
     for batch in (1, 2, 3, 4, 1):
@@ -126,7 +127,7 @@ def test_caches_of_compiled_code_are_freed_the_oldest_first(
 def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host counts the position of the window. A replay does not: on a GPU it would write outside the cache."""
     machine = recorded.machine(monkeypatch)
-    model = tiny("window")
+    model = small_model("Mistral")
     prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
 
     expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)[:, 10:]
@@ -137,43 +138,21 @@ def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.Monk
         greedy_tokens(ENGINES["graph"](model, machine), prompt, 12)
 
 
-def tiny(kind: str) -> Any:
-    import transformers as t
-
-    shared = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "vocab_size": 128,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    if kind == "window":
-        config: Any = t.MistralConfig(**shared, num_key_value_heads=2, sliding_window=16)
-        return t.MistralForCausalLM(config).eval()
-    if kind == "mixed":
-        config = t.Gemma2Config(**shared, num_key_value_heads=2, head_dim=16, sliding_window=16)
-        return t.Gemma2ForCausalLM(config).eval()
-    config = t.DeepseekV2Config(
-        **shared, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=None, qk_nope_head_dim=8, qk_rope_head_dim=8,
-        v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1,
-        n_shared_experts=1, n_group=1, topk_group=1, topk_method="greedy",
-    )  # fmt: skip
-    return t.DeepseekV2ForCausalLM(config).eval()
-
-
-@pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
 @pytest.mark.parametrize("name", ["eager", "static"])
 def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
     """20 tokens and 8 more cross a window of 16 in the prefill; 10 and 12 more cross it while decoding."""
-    model = tiny(kind)
+    model = small_model(kind)
     for prompt_len, new_tokens in ((20, 8), (10, 12)):
         prompt = torch.randint(0, 128, (2, prompt_len), generator=torch.Generator().manual_seed(1))
         expected = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
         assert torch.equal(greedy_tokens(ENGINES[name](model, HOST), prompt, new_tokens), expected[:, prompt_len:])
 
 
-@pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
 @pytest.mark.parametrize("name", ["eager", "static"])
 def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
-    model = tiny(kind)
+    model = small_model(kind)
     engine = ENGINES[name](model, HOST)
     with torch.inference_mode():
         filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
@@ -185,7 +164,7 @@ def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, 
 
 
 def test_a_window_as_long_as_the_cache_becomes_a_plain_layer() -> None:
-    model = tiny("window")
+    model = small_model("Mistral")
     assert not any(layer.is_sliding for layer in unwindowed(static_cache(model, 16), 16).layers)
     assert all(layer.is_sliding for layer in unwindowed(static_cache(model, 40), 40).layers)
 
@@ -208,7 +187,7 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
     def breaks(broken: int) -> int:
-        model = tiny("window")
+        model = small_model("Mistral")
         for layer in model.model.layers[:broken]:
             layer.mlp = Breaking(layer.mlp)
         engine: Any = ENGINES["compile"](model, HOST)

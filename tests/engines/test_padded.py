@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MistralConfig
+from small_models import small_model
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine, PaddedEngine
@@ -13,21 +16,15 @@ from profiler.grid.ragged import Request
 
 LENS = (3, 12, 7)
 NEW = 6
-SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32, "vocab_size": 64}
+GPT2 = GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=128)
 
 
 @pytest.mark.parametrize(
-    "config",
-    [
-        LlamaConfig(**SIZES, intermediate_size=64, num_key_value_heads=2),
-        MistralConfig(**SIZES, intermediate_size=64, num_key_value_heads=2, sliding_window=8),
-        GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=64),
-    ],
-    ids=lambda config: config.model_type,
+    "model",
+    [small_model("Llama"), small_model("Mistral", sliding_window=8), GPT2LMHeadModel(GPT2).eval()],
+    ids=lambda model: model.config.model_type,
 )
-def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(config: object) -> None:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(model: Any) -> None:
     machine = machine_for(torch.device("cpu"))
     prompts = [torch.randint(1, 64, (1, length)) for length in LENS]
     ids = torch.full((len(LENS), max(LENS)), 63)
@@ -47,10 +44,9 @@ def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(config: object) -> No
 
 
 def test_a_filled_cache_masks_the_padding() -> None:
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES, intermediate_size=64), dtype=torch.float32).eval()
     cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
-    engine = PaddedEngine(model, machine_for(torch.device("cpu")), {cell: tuple(Request(n, NEW) for n in LENS)}.get)
+    batch = tuple(Request(length, NEW) for length in LENS)
+    engine = PaddedEngine(small_model("Llama"), machine_for(torch.device("cpu")), {cell: batch}.get)
     engine.announce(cell, None)
     with torch.inference_mode():
         state = engine.fill(len(LENS), 15, 20)

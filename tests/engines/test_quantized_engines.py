@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from machines import HOST
+from small_models import small_model
 from transformers import QuantizedCache
 
 from profiler.engines.base import greedy_tokens
@@ -19,14 +20,7 @@ pytestmark = pytest.mark.cpu
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=128,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return small_model("Llama", hidden_size=256, intermediate_size=256)
 
 
 @pytest.fixture(params=CACHE_FORMATS)

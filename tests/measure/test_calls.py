@@ -12,6 +12,7 @@ import pytest
 import recorded
 import torch
 from machines import HOST
+from small_models import SIZES, small_model
 from subjects import subject_of
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,28 +26,6 @@ from profiler.measure.captured_calls import answered, callable_modules, caught_c
 
 pytestmark = pytest.mark.cpu
 
-_SHAPE = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-}
-
-
-def windowed() -> Any:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    return MistralForCausalLM(MistralConfig(**_SHAPE, sliding_window=8)).eval()
-
-
-def mixture() -> Any:
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    sizes = {**_SHAPE, "moe_intermediate_size": 16, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 16}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).eval()
-
 
 def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
     ids = torch.randint(0, 128, (batch, context), generator=torch.Generator().manual_seed(0))
@@ -57,7 +36,7 @@ def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
 
 def test_a_window_is_handed_over_as_the_model_hands_it() -> None:
     """After 20 tokens a window of 8 gives the kernel 8 keys of 2 heads; a prefill of 20 gives all keys and a mask."""
-    model = windowed()
+    model = small_model("Mistral", num_hidden_layers=3, sliding_window=8)
     step = Step(2, 1, 20)
     modules = callable_modules(model, walk(model), 1e9, step)
     [calls] = caught_calls(modules, decode_step(model, 20)).values()
@@ -74,7 +53,7 @@ def test_a_window_is_handed_over_as_the_model_hands_it() -> None:
 
 
 def test_experts_are_called_with_what_their_router_chose() -> None:
-    model = mixture()
+    model = small_model("Qwen3Moe", num_hidden_layers=3, num_experts=8)
     step = decode_step(model, 5, batch=3)
     calls = caught_calls(callable_modules(model, walk(model), 1e9, Step(3, 1, 5)), step)
     kinds = {type(operator): several for operator, several in calls.items()}
@@ -87,7 +66,7 @@ def test_experts_are_called_with_what_their_router_chose() -> None:
 
 
 def test_a_step_ends_with_the_last_call_that_is_wanted_and_leaves_nothing_behind() -> None:
-    model = windowed()
+    model = small_model("Mistral", num_hidden_layers=3, sliding_window=8)
     ids = torch.zeros(1, 4, dtype=torch.long)
     with torch.inference_mode():
         before = model(ids).logits
@@ -100,10 +79,10 @@ def test_a_step_ends_with_the_last_call_that_is_wanted_and_leaves_nothing_behind
         assert torch.equal(model(ids).logits, before)
 
 
-@pytest.mark.parametrize("make", [windowed, mixture])
-def test_between_the_calls_no_product_is_left(make: Callable[[], Any]) -> None:
+@pytest.mark.parametrize("kind", ["Mistral", "Qwen3Moe"])
+def test_between_the_calls_no_product_is_left(kind: str) -> None:
     """By torch's own counter, a step has products; with its calls answered, only rotary angles are multiplied."""
-    model = make()
+    model = small_model(kind)
     modules = callable_modules(model, walk(model), 1e9, Step(2, 1, 6))
     run = decode_step(model, 6)
     with torch.inference_mode():
@@ -113,7 +92,7 @@ def test_between_the_calls_no_product_is_left(make: Callable[[], Any]) -> None:
             run()
             with FlopCounterMode(display=False) as small:
                 run()
-        router = 2 * 2 * 64 * 8 * 3 if make is mixture else 0  # hidden x experts, for two tokens in three layers
+        router = 2 * 2 * 64 * 4 * 2 if kind == "Qwen3Moe" else 0  # hidden x experts, for two tokens in two layers
         assert whole.get_total_flops() > 100_000
         assert small.get_total_flops() <= router + 2 * 8 * 2 * 2
         assert run().logits.abs().sum() > 0
@@ -141,7 +120,7 @@ def test_a_decode_step_is_replayed_any_number_of_times(
 
 def test_a_moving_window_is_set_back_on_the_host_too() -> None:
     """A window of 8 in 24 slots is filled with 12 tokens; after each of 32 steps it has seen 13."""
-    model: Any = windowed()
+    model: Any = small_model("Mistral", sliding_window=8)
     engine = ENGINES["static"](model, HOST)
     with torch.inference_mode():
         state = engine.fill(2, 12, 24)
@@ -163,10 +142,10 @@ def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(
     from transformers import DynamicCache, LlamaConfig, StaticCache
     from transformers.masking_utils import create_causal_mask
 
-    config = LlamaConfig(**_SHAPE, attn_implementation="sdpa")
+    config = LlamaConfig(**SIZES, attn_implementation="sdpa")
     cache: Any = StaticCache(config=config, max_cache_len=32) if kind == "static" else DynamicCache(config=config)
     if phase == "decode":
-        for layer in range(3):
+        for layer in range(2):
             cache.update(torch.zeros(1, 2, 16, 16), torch.zeros(1, 2, 16, 16), layer)
     elif kind == "static":
         for name in ("get_seq_length", "get_query_offset"):
