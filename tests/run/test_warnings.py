@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from machines import Others
 
 from profiler.data.datasheets import gpus
-from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
 from profiler.facts.roofs import Ceilings, Roof
 from profiler.judge.warnings import health_warnings
@@ -31,35 +30,22 @@ def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceiling
     )
 
 
-@dataclass
-class Others(ForeignLoad):
-    """Other processes keep `busy` of `watched` cores busy."""
-
-    busy: float
-    watched: int = 2
-
-    def cores(self) -> float:
-        return self.busy
-
-
 @pytest.mark.parametrize(
     ("threads", "busy", "cores", "warned"),
-    [(2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True)],
-)
+    [
+        (2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True),
+        (None, 14.0, 16, False), (None, 15.9, 16, True),
+    ],
+)  # fmt: skip
 def test_others_are_told_of_where_they_take_cores_that_are_needed(
-    threads: int, busy: float, cores: int, warned: bool
+    threads: int | None, busy: float, cores: int, warned: bool
 ) -> None:
-    info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None)
+    """A GPU needs one core of its host."""
+    info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None) if threads else card("T4")
     found = busy_words(info.host_threads, Others(busy, cores))
     assert bool(found) == warned
     if warned:
         assert f"other processes keep {busy:.1f} of {cores} cores busy" in found[0]
-
-
-def test_a_card_needs_one_core_of_its_host() -> None:
-    assert busy_words(card("T4").host_threads, Others(14.0, 16)) == []
-    [warning] = busy_words(card("T4").host_threads, Others(15.9, 16))
-    assert "15.9 of 16 cores" in warning
 
 
 def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

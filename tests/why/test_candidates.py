@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,33 +19,22 @@ from profiler.device.clock import OwnTime
 IDS = torch.ones(1, 8, dtype=torch.long)
 
 
-def generate_with_scores(model: Any) -> None:
-    options = {"output_hidden_states": True, "return_dict_in_generate": True, "do_sample": False}
-    model.generate(IDS, max_new_tokens=2, **options)
+def generate(model: Any, **options: bool) -> None:
+    model.generate(IDS, max_new_tokens=2, return_dict_in_generate=True, do_sample=False, **options)
 
 
-def with_math(model: Any) -> None:
-    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
-        model(IDS)
-
-
-def with_hidden_states(model: Any) -> None:
-    with torch.no_grad():
-        model(IDS, output_hidden_states=True)
-
-
-def without_options(model: Any) -> None:
-    with torch.no_grad():
-        model(IDS)
+def forward(model: Any, *backends: SDPBackend, **options: bool) -> None:
+    with torch.no_grad(), sdpa_kernel([*backends]) if backends else contextlib.nullcontext():
+        model(IDS, **options)
 
 
 @pytest.mark.parametrize(
     ("script", "change"),
     [
-        (generate_with_scores, "extra-outputs"),
-        (with_hidden_states, "extra-outputs"),
-        (with_math, "slow-attention"),
-        (without_options, "threads"),
+        (partial(generate, output_hidden_states=True), "extra-outputs"),
+        (partial(forward, output_hidden_states=True), "extra-outputs"),
+        (lambda model: forward(model, SDPBackend.MATH), "slow-attention"),
+        (forward, "threads"),
     ],
 )
 def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypatch: pytest.MonkeyPatch) -> None:

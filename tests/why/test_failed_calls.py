@@ -31,11 +31,6 @@ class RunsOut:
         return scores
 
 
-@pytest.fixture
-def model() -> Any:
-    return tiny_llama()
-
-
 @pytest.fixture(autouse=True)
 def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The numbers of the calls in each computation of a floor."""
@@ -47,7 +42,8 @@ def floor_calls(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     return numbers
 
 
-def test_a_failed_call_counts_with_its_time(model: Any, floor_calls: list[list[int]]) -> None:
+def test_a_failed_call_counts_with_its_time(floor_calls: list[list[int]]) -> None:
+    model = tiny_llama()
     with profiler.why() as watching:
         with pytest.raises(RuntimeError, match="out of memory"):
             model.generate(IDS, max_new_tokens=4, do_sample=False, logits_processor=[RunsOut()])
@@ -68,7 +64,9 @@ def test_a_failed_call_counts_with_its_time(model: Any, floor_calls: list[list[i
     assert why_document(watching.found).calls[0].failed
 
 
-def test_an_answer_without_successful_calls(model: Any, floor_calls: list[list[int]]) -> None:
+def test_an_answer_without_successful_calls(floor_calls: list[list[int]]) -> None:
+    model = tiny_llama()
+
     class StopError(Exception):
         pass
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from planted_faults import changes_to, tiny_llama
-from transformers import LlamaForCausalLM
 
 from profiler.counting.floor import RoofSet
 from profiler.why_slow.findings import CallFloor, judge_calls
@@ -97,17 +96,6 @@ def test_unknown_dispatch_is_reported(model: Any, monkeypatch: pytest.MonkeyPatc
     assert "the floor is 20 % of its time" in why_sentences(judge_calls(far, [], known))[1]
 
 
-def test_dispatch_of_a_hollow_twin_is_measured(tiny_folder: Any) -> None:
-    from machines import HOST
-
-    from profiler.measure.dispatch import least_dispatch_s
-
-    model = LlamaForCausalLM.from_pretrained(tiny_folder)
-    prefill_s, decode_s = least_dispatch_s(model, HOST)
-    assert decode_s > 0
-    assert prefill_s > 0
-
-
 IDS = torch.ones(4, 8, dtype=torch.long)
 MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
 """(bytes/s, FLOP/s) of a device on which only one of them counts."""
@@ -152,25 +140,22 @@ def test_beams_cost_little_where_weights_are_read_and_in_proportion_where_produc
     assert about("beams", COMPUTE, wide, run) == pytest.approx(0.75, abs=0.01)
 
 
+def one_by_one(model: Any) -> None:
+    for ids in IDS.split(1):
+        model.generate(ids, **FOUR)
+
+
 def test_prompts_one_by_one_save_the_weights_that_a_batch_reads_once(about: Any, wide: Any) -> None:
     """Four prompts of one length: a batch reads a quarter of the weights, and computes as much."""
 
-    def run(model: Any) -> None:
-        for ids in IDS.split(1):
-            model.generate(ids, **FOUR)
-
-    assert about("one-by-one", MEMORY, wide, run) == pytest.approx(0.75, abs=0.05)
-    assert about("one-by-one", COMPUTE, wide, run) == pytest.approx(0.0, abs=0.01)
+    assert about("one-by-one", MEMORY, wide, one_by_one) == pytest.approx(0.75, abs=0.05)
+    assert about("one-by-one", COMPUTE, wide, one_by_one) == pytest.approx(0.0, abs=0.01)
 
 
 def test_a_trial_of_half_the_prompts_says_that_more_save_more(on_roofs: Any, wide: Any) -> None:
     """Two of four prompts as one batch read half of the weights, all four a quarter."""
 
-    def run(model: Any) -> None:
-        for ids in IDS.split(1):
-            model.generate(ids, **FOUR)
-
-    whole = on_roofs("one-by-one", MEMORY, wide, run)
+    whole = on_roofs("one-by-one", MEMORY, wide, one_by_one)
     half = whole.fewer()
     assert whole.shape == "4 of the prompts"
     assert half.about == pytest.approx(0.5, abs=0.05)

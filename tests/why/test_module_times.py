@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,13 @@ def test_the_roofs_are_those_of_the_shapes() -> None:
     assert sum(found.own_s.values()) <= found.group.seconds
 
 
+CALL = Call(0, "generate", "Llama", 1, 8, 0, 4, 4, 10.0, "s.py:4", CallSettings())
+SEEN = Observations("s.py", 12.0, (CALL,), (), 0.0, "", 0.0)
+
+
 def test_the_first_sentence_names_the_module_that_no_finding_explains() -> None:
-    call = Call(0, "generate", "Llama", 1, 8, 0, 4, 4, 10.0, "s.py:4", CallSettings())
-    seen = Observations("s.py", 12.0, (call,), (), 0.0, "", 0.0)
     slow = SlowModule("SlowConv3d", "visual.patch_embed.proj", "s.py:19", 8.0, 0.25, "s.py:4")
-    answer = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[slow]))
+    answer = why_sentences(judge_calls(SEEN, [], CallFloor(1.0, 0.1), modules=[slow]))
     assert answer[0] == (
         "SlowConv3d (visual.patch_embed.proj, s.py:19) takes 8.00 s of 10.0 s beyond its roof, in one call a prompt"
         " (s.py:4)."
@@ -77,8 +80,7 @@ def test_the_first_sentence_names_the_module_that_no_finding_explains() -> None:
 
 def test_a_module_is_not_named_first_for_time_in_which_the_script_waited_for_other_processes() -> None:
     """Of 10 s of calls 8.75 were waiting, and 1.0 is the floor: the module has the last quarter of a second."""
-    call = Call(0, "generate", "Llama", 1, 8, 0, 4, 4, 10.0, "s.py:4", CallSettings())
-    seen = Observations("s.py", 12.0, (call,), (), 0.0, "", 0.0, waited_s=10.5)
+    seen = replace(SEEN, waited_s=10.5)
     slow = SlowModule("LlamaRMSNorm", "model.norm", "s.py:19", 4.0, 1.0, "s.py:4")
     answer = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[slow]))
     assert answer[0].startswith("s.py spent 10.0 s")
@@ -86,8 +88,7 @@ def test_a_module_is_not_named_first_for_time_in_which_the_script_waited_for_oth
 
 @pytest.mark.parametrize(("code_s", "is_named"), [(6.0, True), (2.0, False)])
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
-    call = Call(0, "forward", "Llama", 1, 1, 8, 0, 1, 10.0, "s.py:4", CallSettings())
-    seen = Observations("s.py", 20.0, (call,), (), 0.0, "", 0.0, between=(LineTime("s.py:4", 9, code_s),))
+    seen = replace(SEEN, wall_s=20.0, between=(LineTime("s.py:4", 9, code_s),))
     named = "The script's own code between its forwards takes 6.00 s of 20.0 s (s.py:4)."
     assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
 

@@ -15,10 +15,10 @@ import torch
 from docs.schemas import assert_follows
 from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
+from machines import Others
 from planted_faults import tiny_llama
 
 import profiler
-from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
@@ -268,20 +268,6 @@ def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
     assert partly[1].startswith("Nothing was found in 1 trial, and others could not be made (listed below).")
 
 
-class OtherProcesses(ForeignLoad):
-    """Other processes that keep some of two cores busy."""
-
-    def __init__(self, busy: float) -> None:
-        self._busy_cores = busy
-
-    @property
-    def watched(self) -> int:
-        return 2
-
-    def cores(self) -> float:
-        return self._busy_cores
-
-
 @pytest.mark.parametrize(
     ("device", "busy", "warned"), [("cpu", 1.5, True), ("cpu", 0.1, False), ("cuda:0", 0.9, False)]
 )
@@ -294,7 +280,7 @@ def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> Non
         def seen(self, script: str, *, interrupted: bool = False) -> Observations:
             return seen(here)
 
-    found = explained(FixedRecorder(), "s.py", OtherProcesses(busy), interrupted=True)
+    found = explained(FixedRecorder(), "s.py", Others(busy, 2), interrupted=True)
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
     assert ("1.5 of 2 cores busy" in html_why(found)) == warned
 

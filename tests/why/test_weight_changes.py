@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,11 +14,7 @@ from torch import nn
 
 import profiler
 from profiler.facts.measurements import BatchTimes
-from profiler.measure.dense_twins import (
-    dense_twins,
-    packed_linears,
-    replaced,
-)
+from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
 from profiler.report.changes import paying_batches
 from profiler.why_slow.weight_changes import unmerged_adapters
 
@@ -40,26 +38,25 @@ class WordLinear(nn.Module):
         return x @ weight
 
 
-def with_words(model: Any, times: int = 1) -> Any:
+def with_linears(model: Any, make: Callable[[nn.Linear], nn.Module]) -> Any:
+    """The model with other modules in place of the linears of its layers."""
     for layer in model.model.layers:
         for block in (layer.self_attn, layer.mlp):
             for name, child in list(block.named_children()):
                 if isinstance(child, nn.Linear):
-                    setattr(block, name, WordLinear(child, times))
+                    setattr(block, name, make(child))
     return model
 
 
 def with_bitsandbytes(name: str) -> Any:
-    library = pytest.importorskip("bitsandbytes")
-    model = tiny_llama(hidden_size=64, intermediate_size=128)
-    for layer in model.model.layers:
-        for block in (layer.self_attn, layer.mlp):
-            for child, linear in list(block.named_children()):
-                if isinstance(linear, nn.Linear):
-                    packed = getattr(library.nn, name)(linear.in_features, linear.out_features, bias=False)
-                    packed.load_state_dict(linear.state_dict())
-                    setattr(block, child, packed.to("cpu"))
-    return model
+    kind = getattr(pytest.importorskip("bitsandbytes").nn, name)
+
+    def pack(linear: nn.Linear) -> nn.Module:
+        packed = kind(linear.in_features, linear.out_features, bias=False)
+        packed.load_state_dict(linear.state_dict())
+        return packed.to("cpu")
+
+    return with_linears(tiny_llama(hidden_size=64, intermediate_size=128), pack)
 
 
 def with_torchao() -> Any:
@@ -72,7 +69,7 @@ def with_torchao() -> Any:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: with_words(tiny_llama()), "WordLinear"),
+        (lambda: with_linears(tiny_llama(), WordLinear), "WordLinear"),
         (lambda: with_bitsandbytes("Linear4bit"), "fp4"),
         (lambda: with_bitsandbytes("Linear8bitLt"), "int8"),
         (with_torchao, "int8wo"),
@@ -101,7 +98,7 @@ def test_a_dense_model_has_no_packed_linears() -> None:
 
 def test_layers_share_dense_weights_where_memory_is_short() -> None:
     """With room for half of the float32 weights, four layers share the dense weights of two."""
-    linears = packed_linears(with_words(tiny_llama(num_hidden_layers=4)))
+    linears = packed_linears(with_linears(tiny_llama(num_hidden_layers=4), WordLinear))
     weights = sum(each.module.in_features * each.module.out_features for each in linears)
     twins = dense_twins(linears, torch.float32, 4 * weights / 2)
     assert len(twins) == len(linears) == 4 * LINEARS_OF_A_LAYER
@@ -109,16 +106,10 @@ def test_layers_share_dense_weights_where_memory_is_short() -> None:
     assert len(set(dense_twins(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
 
 
-@pytest.mark.parametrize(
-    ("pays", "words"),
-    [
-        ((True, True, True), "packed weights are faster at batch 1 to 4"),
-        ((True, True, False), "packed weights are faster at batch 1 to 2; dense weights are faster at batch 4"),
-    ],
-)
-def test_the_break_even_batch(pays: tuple[bool, ...], words: str) -> None:
-    times = [BatchTimes(2**number, 1.0, 2.0 if pay else 0.5) for number, pay in enumerate(pays)]
-    assert paying_batches(times) == words
+def test_packed_weights_that_always_pay_name_all_batches() -> None:
+    assert paying_batches([BatchTimes(batch, 1.0, 2.0) for batch in (1, 2, 4)]) == (
+        "packed weights are faster at batch 1 to 4"
+    )
     assert paying_batches([]) == ""
 
 
@@ -133,7 +124,7 @@ def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
 @pytest.mark.ci
 def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)
-    model = with_words(tiny_llama(num_hidden_layers=2), times=50)
+    model = with_linears(tiny_llama(num_hidden_layers=2), partial(WordLinear, times=50))
     with profiler.why() as watching:
         model.generate(IDS, max_new_tokens=4, do_sample=False)
     first = watching.found.findings[0]
