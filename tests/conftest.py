@@ -81,20 +81,10 @@ def _sha256(file: Path) -> str:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with grouped-query attention, saved as safetensors by transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from small_models import small_model
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=128,
-        max_position_embeddings=256,
-    )
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    LlamaForCausalLM(config).save_pretrained(folder)
+    small_model("Llama", intermediate_size=128, max_position_embeddings=256).save_pretrained(folder)
     return folder
 
 

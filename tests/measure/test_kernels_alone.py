@@ -12,7 +12,6 @@ from subjects import of_caches, subject_of
 
 from profiler.grid.cells import CellKey
 from profiler.measure.kernels import _between_bytes, replay_kernels
-from profiler.measure.replay import _reads
 
 LAYERS, KV_HEADS, HEAD_DIM, FLOAT32 = 2, 2, 64 // 4, 4
 TOKEN_BYTES = 2 * LAYERS * KV_HEADS * HEAD_DIM * FLOAT32
@@ -79,12 +78,3 @@ def test_where_a_graph_is_replayed_nothing_is_read_between_its_products(tiny_fol
     machine: Any = SimpleNamespace(captures=True)
     assert _between_bytes(subject, decode, of_caches(SLOW)) == quarters(touched(decode)) > 0
     assert _between_bytes(replace(subject, machine=machine), decode, of_caches(SLOW)) == 0
-
-
-def test_the_bytes_between_are_shared_over_the_layers() -> None:
-    """3 MiB over 5 layers: each reads its share, and together they read all of it."""
-    parts = [read.__self__ for read in _reads(3 << 20, 5)]  # type: ignore[attr-defined]
-    assert len(parts) == 5
-    assert sum(part.nbytes for part in parts) == 3 << 20
-    assert max(part.nbytes for part in parts) == pytest.approx((3 << 20) / 5, rel=1e-4)
-    assert _reads(0, 5) == []

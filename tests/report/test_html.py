@@ -12,7 +12,6 @@ from made_runs import ROOT, old_run, whole_run, with_document, with_results
 from pages import Page
 
 from profiler.judge.breakdown import TERMS
-from profiler.judge.cells import EngineDifference, columns_of
 from profiler.report.roofline_data import roof_lines
 from profiler.report.write import html_report, write_reports
 from profiler.store.folder import Run, read_run
@@ -100,13 +99,6 @@ def test_an_empty_run_and_a_partly_failed_one(run: Run, tmp_path: Path) -> None:
     assert "oom" in html_report(part)
     one = replace(run, results=tuple(result for result in run.results if result.phase == "decode")[:1])
     assert Page(html_report(one)).count("g", "decode") == 1
-
-
-def test_several_engines_are_a_table(run: Run) -> None:
-    columns = {**columns_of(run.measured[-1].key), "engine": "static"}
-    difference = EngineDifference(**columns, against="eager", saves_s=3e-3, low_s=2e-3, high_s=4e-3)
-    words = Page(html_report(with_document(run, engine=replace(run.document.engine, differences=(difference,))))).words
-    assert f"{run.measured[-1].key.name} static saves 3.00 ms 2.00 ms to 4.00 ms" in words
 
 
 def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:

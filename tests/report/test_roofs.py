@@ -8,7 +8,7 @@ import pytest
 from made_runs import key, old_run, result, roof, with_document
 
 from profiler.facts.roofs import CurvePoint, WeightReadRoof
-from profiler.report.roofline_data import RoofLine, point_words, roof_lines
+from profiler.report.roofline_data import RoofLine, roof_lines
 from profiler.store.folder import Run
 
 
@@ -74,9 +74,3 @@ def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
     assert cache.corners(0.1, 1000.0) == [(0.1, pytest.approx(4e10)), (2.5, pytest.approx(1e12))]
     assert link.corners(0.1, 1000.0)[-1] == (pytest.approx(100.0), pytest.approx(1e12))
     assert cache.corners(5.0, 1000.0) == []
-
-
-def test_points_have_their_cells_tooltips(run: Run) -> None:
-    [point] = run.measured
-    assert point_words(point).startswith("decode 1 x 64: 2.00 ms, 500 tokens/s, 1.00 FLOP/byte, 50.0 GFLOP/s, 50 %")
-    assert (point.intensity, point.flops_per_s) == (1.0, 5e10)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hurry import hurry
@@ -12,7 +14,6 @@ from subjects import subject_of
 from tokenized import EXPERTS, planted_mixture
 
 import profiler
-from profiler.cli.app import main
 from profiler.engines.transformers import PaddedEngine
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import Cell
@@ -100,15 +101,13 @@ def test_the_batches_are_those_that_the_file_fills(one_expert: Path, tmp_path: P
 
 
 def test_the_command_line_says_in_one_line_what_is_wrong(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_folder: Path, tmp_path: Path, roofscope: Callable[..., Any]
 ) -> None:
     asked = _file(tmp_path, "w1")
     for model in (str(tiny_folder), "smollm2-135m"):
-        monkeypatch.setattr("sys.argv", ["roofscope", "run", model, "--prompts", asked])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        [line] = capsys.readouterr().err.splitlines()
+        found = roofscope("run", model, "--prompts", asked)
+        assert found.code == 2
+        [line] = found.err.splitlines()
         assert line.startswith("roofscope: --prompts needs a tokenizer, and none of")
 
 
