@@ -62,6 +62,20 @@ def test_a_busy_machine_is_named_first(pair: list[Run], capsys: pytest.CaptureFi
     ]
 
 
+def test_words_say_where_it_wins_and_loses() -> None:
+    base, slow, alike = made("none", 1.0, 10**9), made("int8", 4.0, 10**9), made("fp4", 1.0, 10**9)
+    assert "decode is slower throughout (down to 0.25x" in precision_sentences([base, slow])[0]
+    assert "decode is the same within 3 %" in precision_sentences([base, alike])[0]
+    loose = replace(alike, results=(replace(alike.results[0], latency_low_s=1e-4, latency_high_s=12.0),))
+    [unknown] = precision_sentences([base, loose])
+    assert "decode cannot be distinguished" in unknown
+    assert "the same" not in unknown
+    two = [key(), key(batch=2)]
+    base = replace(base, results=tuple(result(of) for of in two))
+    slow = replace(slow, results=(result(two[0], 4.0), result(two[1], 4.0, latency_low_s=0.8)))
+    assert "decode is slower in 1 of 2 cells (down to 0.25x at batch 1 x 64)" in precision_sentences([base, slow])[0]
+
+
 def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
     """One visit of one side is not enough for a claim, even if it is twice as fast and the intervals are disjoint."""
     once = replace(pair[1], results=(replace(pair[1].results[0], visits=1),))
