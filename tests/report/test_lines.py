@@ -13,8 +13,7 @@ from profiler.facts.telemetry import ReadingRange, health
 from profiler.facts.visits import Visit
 from profiler.judge.cell_rows import with_visits
 from profiler.judge.cells import EngineDifference, Lever, columns_of
-from profiler.judge.regimes import Flag
-from profiler.report.cells import common_noise_lines, noise_lines, own_noise, regime_names, visited_once, waiting
+from profiler.report.cells import common_noise_lines, noise_lines, own_noise, visited_once, waiting
 from profiler.report.changes import levers, other_gpus
 from profiler.report.engines import engines, no_claim_lines
 from profiler.report.overview import host_line
@@ -118,20 +117,6 @@ def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
     visits = [replace(item, visits=number) for item, number in zip(run.results, (1, 4, 4), strict=True)]
     assert visited_once(replace(run, results=tuple(visits))) == {KEYS[0]}
     assert visited_once(replace(run, results=tuple(replace(item, visits=1) for item in visits))) == set()
-
-
-def test_a_flag_follows_its_regime() -> None:
-    flags = (Flag.KV_BOUND, Flag.INEFFICIENT_KERNELS)
-    items = (
-        evidence(KEYS[1], flags=flags),
-        evidence(KEYS[0], regime="compute-bound", flags=flags),
-        evidence(KEYS[2], regime="kernel-bound", flags=(Flag.INEFFICIENT_KERNELS,)),
-    )
-    assert regime_names(with_document(old_run(), evidence=items)) == {
-        KEYS[1]: "memory-bound (kernels)",
-        KEYS[0]: "compute-bound (KV)",
-        KEYS[2]: "kernel-bound",
-    }
 
 
 def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:

@@ -14,7 +14,7 @@ from profiler.report.blocks import BreakdownChart, Definitions, Lines, Section, 
 from profiler.report.sections import run_sections
 from profiler.report.selection import of_first_engine
 from profiler.report.terminal import print_sections, screen
-from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, shares_table
+from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars
 from profiler.store.folder import Run
 
 
@@ -40,26 +40,6 @@ def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys:
     assert "\x1b" not in "".join(lines), "a pipe gets no colours"
 
 
-def test_no_meaning_is_only_in_colours(run: Run) -> None:
-    """With colours, a bar is made of blocks; without colours, a row lists the shares."""
-    coloured, bare = io.StringIO(), io.StringIO()
-    show(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
-    print_sections(
-        run_sections(run), Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True)
-    )
-    assert "\x1b[34m" in coloured.getvalue()
-    assert "\x1b[34m" not in bare.getvalue()
-    assert "█ weights" in re.sub(r"\x1b\[[\d;]*m", "", coloured.getvalue())
-    printed = " ".join(bare.getvalue().split())
-    assert all(" ".join(row) in printed for row in shares_table(bars_of(run)).rows)
-
-
-def test_shares_are_listed_from_the_largest() -> None:
-    cell = result(key(), 1.0, weights_s=0.5, kv_s=0.004, dispatch_s=0.62, unexplained_s=-0.124)
-    [row] = shares_table(breakdown_bars([cell], 8)).rows
-    assert row == ["decode 1 x 64", "dispatch 62 %, weights 50 %, unexplained -12 %"]
-
-
 def test_a_bar_has_the_shares_of_its_cell() -> None:
     """Half weights, a quarter dispatch, a quarter arithmetic; negative terms take no space."""
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
@@ -73,18 +53,6 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
     assert bar_text(bar) == text
     assert bar.below_zero == "unexplained -8 %"
-
-
-def test_many_cells_get_bars_that_span_them(run: Run) -> None:
-    bars = bars_of(run)
-    assert len(run.results) == 32
-    assert len(bars) == 16
-    assert [bars[index].name for index in (0, 7, 8, 15)] == [
-        "prefill 1 x 64",
-        "prefill 8 x 512",
-        "decode 1 x 64",
-        "decode 8 x 512",
-    ]
 
 
 def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> None:

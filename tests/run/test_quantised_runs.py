@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -40,16 +39,4 @@ def test_a_quantised_cache_next_to_a_growing_one(profile_tiny: Callable[..., pro
     saved_bytes = rows["eager", 16].model_bytes - rows["fp8-cache", 16].model_bytes
     assert saved_bytes == 2 * 64 * (4 - 1) * (22 + 1)
     assert rows["fp8-cache", 16].executed_bytes > rows["eager", 16].executed_bytes
-
-
-@pytest.mark.slow
-def test_the_report_names_the_cache(profile_tiny: Callable[..., profiler.Run]) -> None:
-    run = profile_tiny(cache="quantized")
-    assert run.document.engine.names == ("fp8-cache",)
     assert "quantised, converted at every step: fp8, 8 bits" in (run.folder / "report.md").read_text()
-
-
-def test_an_unknown_cache_is_refused_before_anything_is_loaded(roofscope, tiny_folder: Path) -> None:  # type: ignore[no-untyped-def]
-    result = roofscope("run", str(tiny_folder), "--cache", "int2")
-    assert result.code == 2
-    assert "--cache 'int2' is unknown; use quantized, dynamic, static, fp8, quanto, hqq." in result.err

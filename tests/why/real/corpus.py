@@ -97,9 +97,9 @@ class Verdict:
     in_time: bool
 
 
-def saved_answers(file: Path = ANSWERS) -> dict[str, Found]:
+def saved_answers() -> dict[str, Found]:
     """The answers of earlier runs by script, empty without the file."""
-    entries = json.loads(file.read_text()) if file.exists() else {}
+    entries = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {}
     return {
         name: Found(**entry | {"findings": tuple((finding, saves_s) for finding, saves_s in entry["findings"])})
         for name, entry in entries.items()
