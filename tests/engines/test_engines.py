@@ -1,4 +1,4 @@
-"""Engines: the same tokens as transformers' own generate, on real weights; refusals in one line."""
+"""Engines: the same tokens as transformers' own generate, on real weights, padded, and on a quantised cache."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ import recorded
 import torch
 from machines import HOST, small
 from small_models import small_model
+from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
-from profiler.device.machine import CudaMachine
+from profiler.device.machine import CudaMachine, machine_for
 from profiler.engines import transformers
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
-from profiler.engines.registry import ENGINES, check_engine
+from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
+from profiler.engines.transformers import EagerEngine, PaddedEngine
 from profiler.errors import CaptureError, RequestError
+from profiler.facts.cache_format import CACHE_FORMATS
+from profiler.grid.cells import Cell
+from profiler.grid.ragged import Request
 from profiler.loading.config import load_config
 from profiler.loading.source import resolve
 
@@ -208,3 +213,116 @@ def test_graphs_are_refused_on_a_cpu_and_with_a_moving_window() -> None:
     check_engine("graph", on_cuda=True, config=config, longest_context=4096)
     with pytest.raises(RequestError, match="use eager, static, compile, graph, generate, vllm"):
         check_engine("tgi", on_cuda=False, config=config, longest_context=512)
+
+
+LENS = (3, 12, 7)
+NEW = 6
+GPT2 = GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=128)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [small_model("Llama"), small_model("Mistral", sliding_window=8), GPT2LMHeadModel(GPT2).eval()],
+    ids=lambda model: model.config.model_type,
+)
+def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(model: Any) -> None:
+    machine = machine_for(torch.device("cpu"))
+    prompts = [torch.randint(1, 64, (1, length)) for length in LENS]
+    ids = torch.full((len(LENS), max(LENS)), 63)
+    for row, prompt in enumerate(prompts):
+        ids[row, max(LENS) - LENS[row] :] = prompt
+    batch = tuple(Request(length, NEW) for length in LENS)
+    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
+    padded = PaddedEngine(model, machine, {cell: batch}.get)
+    padded.announce(cell, None)
+    with torch.inference_mode():
+        tokens = padded.call(ids, NEW, lambda: None)
+        singles = [EagerEngine(model, machine).call(prompt, NEW, lambda: None) for prompt in prompts]
+        # Without the mask the short prompts give other tokens, so the mask is effective.
+        unmasked = EagerEngine(model, machine).call(ids, NEW, lambda: None)
+    assert torch.equal(tokens, torch.cat(singles))
+    assert not torch.equal(unmasked, tokens)
+
+
+def test_a_filled_cache_masks_the_padding() -> None:
+    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
+    batch = tuple(Request(length, NEW) for length in LENS)
+    engine = PaddedEngine(small_model("Llama"), machine_for(torch.device("cpu")), {cell: batch}.get)
+    engine.announce(cell, None)
+    with torch.inference_mode():
+        state = engine.fill(len(LENS), 15, 20)
+        assert state.mask_BS.sum(-1).tolist() == [15 - (12 - length) for length in LENS]
+        assert engine.decode(state).mask_BS.shape == (3, 16)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return small_model("Llama", hidden_size=256, intermediate_size=256)
+
+
+@pytest.fixture(params=CACHE_FORMATS)
+def backend(request: pytest.FixtureRequest, model: Any) -> str:
+    try:
+        engines_of_caches(["eager"], [request.param], model.config)
+        ENGINES[quantized_engines()[request.param]](model, HOST).prefill(torch.ones(1, 1, dtype=torch.long), 2)
+    except RequestError as error:
+        pytest.skip(str(error))
+    return str(request.param)
+
+
+def test_the_tokens_are_those_of_generate_on_the_same_cache(model: Any, backend: str) -> None:
+    prompt = torch.randint(0, 128, (2, 20), generator=torch.Generator().manual_seed(1))
+    cache = QuantizedCache(backend, model.config)
+    expected = model.generate(
+        prompt, past_key_values=cache, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    tokens = greedy_tokens(ENGINES[quantized_engines()[backend]](model, HOST), prompt, 8)
+    assert torch.equal(tokens, expected[:, 20:])
+
+
+def test_a_filled_cache_stores_as_much_as_a_prefilled_one(model: Any, backend: str) -> None:
+    engine = ENGINES[quantized_engines()[backend]](model, HOST)
+    with torch.inference_mode():
+        filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
+        shapes = [
+            [tuple(layer._dequantize(layer._quantized_keys).shape) for layer in state.cache.layers]
+            for state in (filled, prefilled)
+        ]
+        filled = engine.decode(filled)
+    assert shapes[0] == shapes[1] == [(2, 2, 30, 64)] * 2
+    assert int(filled.cache.get_seq_length()) == 31
+
+
+def test_a_cache_is_an_engine(model: Any) -> None:
+    assert engines_of_caches(["eager"], [], model.config) == ["eager"]
+    assert engines_of_caches(["eager"], ["dynamic", "fp8"], model.config) == ["eager", "fp8-cache"]
+    assert engines_of_caches(["eager"], ["quantized"], model.config) == ["fp8-cache"]
+
+
+def test_without_a_backend_the_first_reason_is_given(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_hqq_available", "is_optimum_quanto_available"):
+        monkeypatch.setattr(f"transformers.cache_utils.{name}", lambda: False)
+    monkeypatch.setattr("transformers.QuantizedCache", Older)
+    with pytest.raises(RequestError, match=r"needs transformers 5\.22: pip install 'transformers>=5\.22'"):
+        engines_of_caches(["eager"], ["quantized"], model.config)
+
+
+class Older(QuantizedCache):
+    """The QuantizedCache of transformers 5.20, which has no fp8."""
+
+    def __init__(self, backend: str, *options: Any) -> None:
+        if backend == "fp8":
+            raise ValueError(f"Unknown quantization backend `{backend}`")
+        super().__init__(backend, *options)
+
+
+@pytest.mark.parametrize(
+    ("engines", "caches", "message"),
+    [
+        (["eager"], ["int2"], "--cache 'int2' is unknown; use quantized, dynamic, static, fp8"),
+        (["graph"], ["fp8"], "--cache works only with --engine eager, not graph"),
+    ],
+)
+def test_what_does_not_work_is_one_line(model: Any, engines: list[str], caches: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        engines_of_caches(engines, caches, model.config)

@@ -1,4 +1,4 @@
-"""A run in sentences: a reason that all cells share is reported once, and a cell has one name everywhere."""
+"""A run in sentences: a reason of all cells is reported once, and a term has the run's own figures."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import math
 from dataclasses import replace
 
 import pytest
-from made_runs import evidence, key, old_run, result, with_document
+from made_runs import evidence, key, old_run, result, whole_run, with_document
 
+from profiler.errors import RequestError
+from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
 from profiler.facts.telemetry import ReadingRange, health
 from profiler.facts.visits import Visit
 from profiler.judge.cell_rows import with_visits
 from profiler.judge.cells import EngineDifference, Lever, columns_of
 from profiler.report.cells import common_noise_lines, noise_lines, own_noise, visited_once, waiting
-from profiler.report.changes import levers, other_gpus
+from profiler.report.changes import levers, other_gpus, packed_lines
 from profiler.report.engines import engines, no_claim_lines
+from profiler.report.glossary import GLOSSARY, explanation, footnotes
 from profiler.report.overview import host_line
 from profiler.report.time_breakdown import activity, terms
 from profiler.store.folder import Run
@@ -175,3 +178,45 @@ def test_compiled_pieces_without_a_graph_are_named(run: Run) -> None:
     engine = replace(run.document.engine, graph_skips={"compile": 2, "static": 0})
     lines = activity(with_document(run, engine=engine)).blocks[0].lines
     assert [line for line in lines if "CUDA graph" in line] == ["compile: 2 compiled pieces run without a CUDA graph"]
+
+
+PACKED_S = {1: 1e-3, 4: 1.5e-3, 8: 3e-3, 16: 9e-3}
+"""Time by batch; the dense linears take 2 ms at every batch."""
+
+
+def test_it_names_both_ends_and_the_batches_between_which_they_break_even() -> None:
+    times = tuple(BatchTimes(batch, packed_s, 2e-3, (packed_s / 2e-3,) * 3) for batch, packed_s in PACKED_S.items())
+    packed = PackedBatches("nf4", "bitsandbytes::gemv_4bit", "bfloat16", times)
+    [line] = packed_lines(with_document(whole_run(), packed_batches=packed))
+    assert line == (
+        "nf4 (bitsandbytes::gemv_4bit) against dense bfloat16, all packed linears of a decode step: packed weights are"
+        " faster at batch 1 to 4; dense weights are faster at batch 8 to 16 (1.00 ms against 2.00 ms at batch 1 and"
+        " 9.00 ms against 2.00 ms at batch 16)"
+    )
+
+
+def test_a_term_fits_two_lines() -> None:
+    run = old_run()
+    for name, term in GLOSSARY.items():
+        assert len(term.meaning) <= 130, name
+        assert len(explanation(name, run).splitlines()) <= 2, name
+
+
+def test_figures_are_those_of_the_run() -> None:
+    run = old_run()
+    fastest = min(result.latency_s for result in run.measured if result.phase == "decode")
+    assert f"{1e6 * fastest:.0f} us" in explanation("decode", run)
+    regimes = {result.regime for result in run.measured}
+    assert all(regime in dict(footnotes(run)) for regime in regimes)
+
+
+def test_an_unknown_word_names_a_near_one() -> None:
+    with pytest.raises(RequestError, match="roofline"):
+        explanation("rooflne")
+
+
+def test_a_tail_has_its_figures_or_the_samples_that_it_needs() -> None:
+    results = [result(key("decode", batch), seconds, p90_s=1.1 * seconds) for batch, seconds in ((1, 0.02), (2, 0.03))]
+    text = explanation("TPOT", replace(old_run(), results=tuple(results)))
+    assert "p50 20.0 ms to 30.0 ms in decode; p90 22.0 ms to 33.0 ms in decode" in text
+    assert text.endswith("p99 needs 100 samples, no cell has so many")

@@ -1,4 +1,4 @@
-"""The first screen: the answer, the table, a bar per cell; 100 columns, and plain ASCII on request."""
+"""The first screen: the answer, the table, a bar per cell, to scale; 100 columns, and plain ASCII on request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
 from rich.console import Console
 
+from profiler.grid.cells import Cell
+from profiler.measure.rounds import Progress
 from profiler.report.blocks import BreakdownChart, Definitions, Lines, Section, Sentences, text_table
+from profiler.report.progress import LineListener
 from profiler.report.sections import run_sections
 from profiler.report.selection import of_first_engine
 from profiler.report.terminal import print_sections, screen
@@ -149,3 +152,38 @@ def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None
         assert shown[0] == "row 0"
         assert shown[-1] == (f"row {len(shown) - 1}" if ranked else "row 99")
         assert f"{len(shown)} of 100 rows" in " ".join(stream.getvalue().split())
+
+
+def test_negative_terms_are_left_of_zero() -> None:
+    cell = result(key(), 1.0, weights_s=1.1, kernel_s=-0.02, unexplained_s=-0.08)
+    [bar] = breakdown_bars([cell], 8)
+    spans = {item.term: (item.start, item.end) for item in bar.segments}
+    assert spans["weights_s"] == (0.0, pytest.approx(1.1))
+    assert spans["kernel_s"] == (pytest.approx(-0.02), pytest.approx(0.0))
+    assert spans["unexplained_s"] == (pytest.approx(-0.10), pytest.approx(-0.02))
+    assert sum(item.share for item in bar.segments) == pytest.approx(1.0)
+    assert bar.below_zero == "unexplained -8 %"
+
+
+def test_a_tiny_negative_term_is_not_mentioned() -> None:
+    [bar] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
+    assert bar.below_zero == ""
+
+
+def test_parts_of_more_than_twice_the_time_are_not_drawn() -> None:
+    """A cell took 357 ms, but its kernels took 3.8 s when they were measured later, while other work ran."""
+    cell = result(key(), 0.357, kernel_s=3.8, unexplained_s=0.357 - 3.8)
+    assert breakdown_bars([cell], 8) == []
+
+
+def test_a_line_per_stage_and_one_per_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    listener = LineListener()
+    listener.stage("timing")
+    for visit, elapsed_s, left_s in ((1, 0, 60), (1, 29, 31), (1, 45, 15), (2, 70, 5), (2, 90, 1)):
+        listener.progress(Progress(Cell(1, 64, 8), visit, elapsed_s, left_s), 4)
+    assert capsys.readouterr().err.splitlines() == [
+        "timing",
+        "batch 1 x 64, visit 1, about 1:00 left",
+        "batch 1 x 64, visit 1, about 0:15 left",
+        "batch 1 x 64, visit 2, about 0:01 left",
+    ]
