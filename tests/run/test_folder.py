@@ -40,13 +40,6 @@ def run_cli(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_a_second_run_does_not_touch_the_first(stored: profiler.Run, roofscope) -> None:  # type: ignore[no-untyped-def]
-    before = (stored.folder / "run.json").read_text()
-    done = roofscope("run", "--out", str(stored.folder))
-    assert (done.code, done.err.count("\n")) == (2, 1)
-    assert (stored.folder / "run.json").read_text() == before
-
-
 @pytest.mark.slow
 def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """After SIGKILL in a sweep and a torn last line, --resume loses no visit and repeats none."""
