@@ -1,10 +1,12 @@
-"""Engines: the same tokens as transformers' own generate, on real weights, padded, and on a quantised cache."""
+"""Engines: the tokens of transformers' own generate, also padded and on a quantised cache; when they compile."""
 
 from __future__ import annotations
 
 import gc
 import shutil
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -15,12 +17,12 @@ from machines import HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
-from profiler.device.machine import CudaMachine, machine_for
+from profiler.device.machine import CudaMachine, Machine, machine_for
 from profiler.engines import transformers
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
 from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
-from profiler.engines.transformers import EagerEngine, PaddedEngine
+from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine
 from profiler.errors import CaptureError, RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import Cell
@@ -326,3 +328,96 @@ class Older(QuantizedCache):
 def test_what_does_not_work_is_one_line(model: Any, engines: list[str], caches: list[str], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         engines_of_caches(engines, caches, model.config)
+
+
+WINDOW = 16
+
+
+class Capturing(Machine):
+    """This CPU, as if it captured graphs."""
+
+    captures = True
+
+
+@dataclass
+class Recorded:
+    """The mode of each compilation, and all inputs that are numbers instead of tensors."""
+
+    skips: int = 0
+    """Skipped CUDA graphs per compilation."""
+
+    compilations: list[str] = field(default_factory=list)
+    numbers: list[object] = field(default_factory=list)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Replace inductor, and CUDA graphs in the mode that records them."""
+    record = Recorded()
+    compile_for_real = torch.compile
+
+    def compile_(function: Callable[..., Any], mode: str | None = None, dynamic: bool | None = None) -> Any:
+        def backend(module: Any, inputs: Any) -> Any:
+            record.compilations.append(mode or "default")
+            # As inductor counts a piece that it runs without a CUDA graph (torch/_inductor/compile_fx.py).
+            torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += record.skips
+            record.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
+            return module.forward
+
+        return compile_for_real(function, backend=backend, dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return record
+
+
+def _visits(engine: CompileEngine, prompt: int, slots: int, visits: int = 2, steps: int = 6) -> None:
+    with torch.inference_mode():
+        for _ in range(visits):
+            engine.prepare(2, slots)
+            state = engine.prefill(torch.ones(2, prompt, dtype=torch.long), slots)
+            for _ in range(steps):
+                state = engine.decode(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "pieces"), [("Llama", 1), ("Mistral", 1), ("Mixtral", None)])
+def test_a_shape_is_compiled_once_and_no_position_is_an_input(
+    kind: str, pieces: int | None, compiled: Recorded
+) -> None:
+    """A number that changes from step to step would be recorded as one more CUDA graph each time."""
+    engine = CompileEngine(small_model(kind), Capturing(torch.device("cpu")))
+    _visits(engine, prompt=6, slots=WINDOW, visits=1)
+    first = len(compiled.compilations)
+    assert pieces is None or first == pieces
+    assert set(compiled.compilations) == {"reduce-overhead"}
+    assert compiled.numbers == []
+    _visits(engine, prompt=6, slots=WINDOW)
+    assert len(compiled.compilations) == first, "later visits reuse the compiled code"
+    _visits(engine, prompt=4, slots=WINDOW)
+    assert len(compiled.compilations) == first, "so does another depth of the same cache"
+
+
+@pytest.mark.slow
+def test_a_moving_window_is_not_captured(compiled: Recorded) -> None:
+    """The host counts its position: compiled code may take it as an input, but each would need another CUDA graph."""
+    engine = CompileEngine(small_model("Mistral"), Capturing(torch.device("cpu")))
+    _visits(engine, prompt=12, slots=24, visits=1, steps=8)
+    assert set(compiled.compilations) == {"default"}
+    first = len(compiled.compilations)
+    _visits(engine, prompt=12, slots=24, steps=8)
+    assert len(compiled.compilations) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skips", [0, 1])
+def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count(
+    skips: int, compiled: Recorded
+) -> None:
+    """By default, torch makes sizes symbolic inputs of the compiled code from the second shape on."""
+    compiled.skips = skips
+    engine = CompileEngine(small_model("Llama"), Capturing(torch.device("cpu")))
+    for slots in (16, 24, 32):
+        _visits(engine, prompt=6, slots=slots, visits=1)
+    assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips
+    assert len(compiled.compilations) == 3
+    assert compiled.numbers == []

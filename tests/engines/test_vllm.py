@@ -173,12 +173,6 @@ def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) ->
     call(engine, 3, 40, 4)  # the next cell is not affected
 
 
-def test_a_sequence_without_room_has_to_wait(engine: VllmEngine) -> None:
-    """Ten prompts of 500 tokens need 40 blocks."""
-    with pytest.raises(NoRoomError, match="1 of 10 sequences had to wait for others to end"):
-        call(engine, 10, 500, 4)
-
-
 def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> None:
     """A machine that stops between two marks may disturb one visit, not three."""
     shares = []
