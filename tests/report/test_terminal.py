@@ -106,21 +106,6 @@ def test_a_narrow_screen_has_fewer_columns_and_cuts_none(run: Run, width: int, l
     assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_screen_is_as_wide_as_asked(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
-    for columns in (80, 200):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        assert screen(plain=plain, stream=Terminal()).width == columns
-        assert screen(plain=plain, stream=io.StringIO()).width == columns
-    monkeypatch.delenv("COLUMNS")
-    assert screen(plain=plain, stream=io.StringIO()).width == 100
-
-
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> None:
     """A table that is too wide breaks its headings between words, and then the names of its first column."""

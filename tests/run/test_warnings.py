@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from machines import Others
@@ -99,24 +101,6 @@ QUIET = Contention(0.0, 1)
 BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
 
 
-class Scripted:
-    """Neighbours with given readings; the last one is repeated."""
-
-    def __init__(self, *looks: Contention) -> None:
-        self.looks = list(looks)
-
-    def look(self) -> Contention:
-        return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
-
-
-class Listening:
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-
-    def stage(self, text: str) -> None:
-        self.stages.append(text)
-
-
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The seconds of each wait between two looks, which take no time here."""
@@ -126,10 +110,12 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
-    listener = Listening()
-    stages = Stages(listener, HOST)  # type: ignore[arg-type]
-    budget = RunBudget(HOST, total_s, Effort())
-    return wait_for_neighbours(Scripted(*looks), stages, budget), listener.stages  # type: ignore[arg-type]
+    """Wait for neighbours with these readings, of which the last one is repeated."""
+    told: list[str] = []
+    readings = itertools.chain(looks, itertools.repeat(looks[-1]))
+    neighbours: Any = SimpleNamespace(look=lambda: next(readings))
+    listener: Any = SimpleNamespace(stage=told.append)
+    return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), told
 
 
 def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
