@@ -61,7 +61,7 @@ def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.Mon
     model, untried = tiny_llama(), Untried()
     assert trials.try_changes(groups_of(lambda: model(IDS)), 0.0, 1.0, 0.0, untried) == []
     [line] = untried.lines(1.0)
-    assert re.fullmatch(r"changes to the calls at test_failures.py:\d+: KeyError: 'unforeseen'", line)
+    assert re.fullmatch(r"changes to the calls at test_unrecorded.py:\d+: KeyError: 'unforeseen'", line)
 
 
 def test_a_failure_of_the_floor_leaves_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
