@@ -11,7 +11,9 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pandas as pd
 import pytest
@@ -37,18 +39,6 @@ from profiler.store.samples import read_records
 CELL = Cell(1, 8, 8)
 
 
-class Failing:
-    """An engine whose first call raises."""
-
-    name = "eager"
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def prepare(self, batch: int, slots: int) -> None:
-        raise self.error
-
-
 class Hears(QuietListener):
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -57,8 +47,13 @@ class Hears(QuietListener):
         self.heard.append(text)
 
 
+def failing(error: BaseException) -> Any:
+    """An engine whose first call raises."""
+    return SimpleNamespace(name="eager", prepare=mock.Mock(side_effect=error))
+
+
 def visited(error: BaseException) -> Any:
-    return visit(Failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))  # type: ignore[arg-type]
+    return visit(failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))
 
 
 def no_memory() -> BaseException:
@@ -91,7 +86,7 @@ def test_what_ends_a_run_ends_it(error: BaseException) -> None:
     with pytest.raises(type(error)):
         visited(error)
     with pytest.raises(type(error)):
-        warm_up(Failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)  # type: ignore[arg-type]
+        warm_up(failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)
     with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
         raise error
 
@@ -140,7 +135,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     prefill = EagerEngine.prefill
     tried: list[object] = []
 
-    def failing(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
+    def fails_at_two(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
         if ids.shape[0] == 2:
             raise AttributeError("no attribute 'cos'")
         return prefill(self, ids, slots)
@@ -148,7 +143,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     def unforeseen(*_: object, **__: object) -> Any:
         raise KeyError("what nobody foresaw")
 
-    monkeypatch.setattr(EagerEngine, "prefill", failing)
+    monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
     monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
     with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
