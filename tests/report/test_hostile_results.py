@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from made_runs import OLD, WHOLE, old_run
 from pages import Page
-from test_browser import BROWSER, opened
+from test_html import BROWSER, opened
 
 from profiler.comparison.page import html_changes
 from profiler.errors import RunError
