@@ -30,7 +30,7 @@ from profiler.facts.step import Step
 from profiler.grid.cells import CellKey
 from profiler.measure.captured_calls import answered, callable_modules, caught_calls, masks_of_uncaptured_steps, step_of
 from profiler.measure.kernels import _between_bytes, replay_kernels
-from profiler.measure.replay import replay_calls, replay_linears
+from profiler.measure.replay import _reads, replay_calls, replay_linears
 
 pytestmark = pytest.mark.cpu
 
@@ -295,3 +295,12 @@ def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(
             assert create_causal_mask(**asked | {"past_key_values": length_on_device}) is None
     with masks_of_uncaptured_steps():
         assert create_causal_mask(**asked) is None
+
+
+def test_the_bytes_between_are_shared_over_the_layers() -> None:
+    """3 MiB over 5 layers: each reads its share, and together they read all of it."""
+    parts = [read.__self__ for read in _reads(3 << 20, 5)]  # type: ignore[attr-defined]
+    assert len(parts) == 5
+    assert sum(part.nbytes for part in parts) == 3 << 20
+    assert max(part.nbytes for part in parts) == pytest.approx((3 << 20) / 5, rel=1e-4)
+    assert _reads(0, 5) == []

@@ -17,7 +17,7 @@ from profiler.report.progress import LineListener
 from profiler.report.sections import run_sections
 from profiler.report.selection import of_first_engine
 from profiler.report.terminal import print_sections, screen
-from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars
+from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, shares_table
 from profiler.store.folder import Run
 
 
@@ -41,6 +41,12 @@ def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys:
     assert first.startswith(run.answer[0][:40])
     assert max(len(line) for line in lines) <= 100
     assert "\x1b" not in "".join(lines), "a pipe gets no colours"
+
+
+def test_shares_are_listed_from_the_largest() -> None:
+    cell = result(key(), 1.0, weights_s=0.5, kv_s=0.004, dispatch_s=0.62, unexplained_s=-0.124)
+    [row] = shares_table(breakdown_bars([cell], 8)).rows
+    assert row == ["decode 1 x 64", "dispatch 62 %, weights 50 %, unexplained -12 %"]
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
