@@ -12,12 +12,11 @@ from rich.console import Console
 
 from profiler.grid.cells import Cell
 from profiler.measure.rounds import Progress
-from profiler.report.blocks import BreakdownChart, Definitions, Lines, Section, Sentences, text_table
+from profiler.report.blocks import Definitions, Lines, Section, Sentences, text_table
 from profiler.report.progress import LineListener
 from profiler.report.sections import run_sections
-from profiler.report.selection import of_first_engine
 from profiler.report.terminal import print_sections, screen
-from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, shares_table
+from profiler.report.time_breakdown import bar_text, breakdown_bars, shares_table
 from profiler.store.folder import Run
 
 
@@ -28,10 +27,6 @@ def run() -> Run:
 
 def show(run: Run, console: Console) -> None:
     print_sections(run_sections(run), console)
-
-
-def bars_of(run: Run) -> list[BreakdownBar]:
-    return breakdown_bars(of_first_engine(run), BreakdownChart.most_a_phase)
 
 
 def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
