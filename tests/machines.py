@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
 from profiler.device.machine import Machine, machine_for
 
@@ -30,6 +31,17 @@ class SmallMachine(Machine):
 def small(**parts: Any) -> SmallMachine:
     """A SmallMachine whose clock or other `parts` the test supplies."""
     return SmallMachine(CPU, **parts)
+
+
+@dataclass
+class Others(ForeignLoad):
+    """Other processes that keep `busy` of `watched` cores busy."""
+
+    busy: float
+    watched: int = 2
+
+    def cores(self) -> float:
+        return self.busy
 
 
 XEON_PROFILE = Path(__file__).parent / "data" / "gpu_profiles" / "xeon-amx-2-threads.json"

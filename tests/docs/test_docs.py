@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from inspect import signature
 from pathlib import Path
@@ -26,6 +26,7 @@ from profiler.report.sections import run_sections
 from profiler.report.terminal import MOST_LINES, print_sections, screen
 from profiler.run.judge_folder import judge_folder
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
+from tests.golden.screens import working_folder
 
 from .reference import FOLDER, SCHEMAS, TEN, anchor, command_names, object_schemas, pages
 from .schemas import assert_follows, schema_text, schemas
@@ -94,25 +95,17 @@ def test_every_key_and_every_column_has_a_description() -> None:
 
 
 @pytest.fixture(scope="module")
-def copied(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Path:
-    """Return a copy of the project's folder in which all commands of this module may write."""
-    copy = tmp_path_factory.mktemp("project")
-    for name in ("runs/reference", "tests/data/foreign"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.html", "*.png"))
-    for file in (copy / "tests/data/foreign").glob("llama-bench.*"):
-        shutil.copy(file, copy)
-    shutil.copytree(tiny_folder, copy / "my-model")
-    config = json.loads((copy / "my-model/config.json").read_text()) | {"max_position_embeddings": 4096}
-    (copy / "my-model/config.json").write_text(json.dumps(config))
-    save_tokenizer(copy / "my-model", 128)
-    (copy / "prompts.txt").write_text("w1 w2 w3\nw4 w5\n")
-    return copy
-
-
-@pytest.fixture
-def folder(copied: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(copied)
-    return copied
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_folder: Path) -> Iterator[Path]:
+    """A copy of the committed runs and files, with a model, in which all commands of this module may write."""
+    with working_folder(tmp_path_factory.mktemp("project")):
+        for file in Path("tests/data/foreign").glob("llama-bench.*"):
+            shutil.copy(file, ".")
+        model = Path(shutil.copytree(tiny_folder, "my-model"))
+        config = json.loads((model / "config.json").read_text()) | {"max_position_embeddings": 4096}
+        (model / "config.json").write_text(json.dumps(config))
+        save_tokenizer(model, 128)
+        Path("prompts.txt").write_text("w1 w2 w3\nw4 w5\n")
+        yield Path.cwd()
 
 
 def _commands(page: Path) -> list[tuple[str, list[str]]]:

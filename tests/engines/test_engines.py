@@ -1,10 +1,12 @@
-"""Engines: the same tokens as transformers' own generate, on real weights; refusals in one line."""
+"""Engines: the tokens of transformers' own generate, also padded and on a quantised cache; when they compile."""
 
 from __future__ import annotations
 
 import gc
 import shutil
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -12,13 +14,19 @@ import pytest
 import recorded
 import torch
 from machines import HOST, small
+from small_models import small_model
+from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
-from profiler.device.machine import CudaMachine
+from profiler.device.machine import CudaMachine, Machine, machine_for
 from profiler.engines import transformers
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
-from profiler.engines.registry import ENGINES, check_engine
+from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
+from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine
 from profiler.errors import CaptureError, RequestError
+from profiler.facts.cache_format import CACHE_FORMATS
+from profiler.grid.cells import Cell
+from profiler.grid.ragged import Request
 from profiler.loading.config import load_config
 from profiler.loading.source import resolve
 
@@ -40,7 +48,7 @@ def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> 
 @pytest.mark.parametrize("name", ["eager", "generate"])
 def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> None:
     """Four tokens, five marks; after the n-th token the model has run n forwards, and starts no more."""
-    model, marks = tiny("window"), []
+    model, marks = small_model("Mistral"), []
     forwards: list[int] = []
     model.register_forward_hook(lambda *_: forwards.append(1))
     tokens = ENGINES[name](model, HOST).call(torch.ones(2, 5, dtype=torch.long), 4, lambda: marks.append(len(forwards)))
@@ -51,7 +59,7 @@ def test_a_whole_call_has_a_mark_before_it_and_after_each_token(name: str) -> No
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_a_call_that_fails_at_a_mark_leaves_the_model_without_hooks(failing: int) -> None:
     """A remaining hook would add a mark to each later forward of every engine."""
-    model, marks = tiny("window"), []
+    model, marks = small_model("Mistral"), []
 
     def mark() -> None:
         marks.append(len(marks))
@@ -82,7 +90,7 @@ def test_a_shape_is_captured_once_if_its_graph_can_be_kept(
     capture = CudaMachine.capture
     monkeypatch.setattr(CudaMachine, "capture", lambda *args: captured.append(args) or capture(*args))
     monkeypatch.setattr(CudaMachine, "available_bytes", lambda _machine: free_bytes)
-    model = tiny("window")
+    model = small_model("Mistral")
     engine, eager = ENGINES["graph"](model, recorded.machine(monkeypatch)), ENGINES["eager"](model, HOST)
     for batch, seed in ((2, 1), (1, 2), (2, 3)):
         prompt = torch.randint(0, 128, (batch, 6), generator=torch.Generator().manual_seed(seed))
@@ -111,7 +119,7 @@ def test_caches_of_compiled_code_are_freed_the_oldest_first(
 
     monkeypatch.setattr(torch, "compile", lambda step, **_: compiler(step, backend="eager"))
     monkeypatch.setattr(transformers, "static_cache", tracked)
-    model, machine = tiny("window"), small()
+    model, machine = small_model("Mistral"), small()
     monkeypatch.setattr(machine, "available_bytes", lambda: round((room + 0.5) * 6144 / 0.05))
     engine, eager = ENGINES["compile"](model, machine), ENGINES["eager"](model, HOST)
     for batch in (1, 2, 3, 4, 1):
@@ -126,7 +134,7 @@ def test_caches_of_compiled_code_are_freed_the_oldest_first(
 def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host counts the position of the window. A replay does not: on a GPU it would write outside the cache."""
     machine = recorded.machine(monkeypatch)
-    model = tiny("window")
+    model = small_model("Mistral")
     prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
 
     expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)[:, 10:]
@@ -137,43 +145,21 @@ def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.Monk
         greedy_tokens(ENGINES["graph"](model, machine), prompt, 12)
 
 
-def tiny(kind: str) -> Any:
-    import transformers as t
-
-    shared = {
-        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "vocab_size": 128,
-    }  # fmt: skip
-    torch.manual_seed(0)
-    if kind == "window":
-        config: Any = t.MistralConfig(**shared, num_key_value_heads=2, sliding_window=16)
-        return t.MistralForCausalLM(config).eval()
-    if kind == "mixed":
-        config = t.Gemma2Config(**shared, num_key_value_heads=2, head_dim=16, sliding_window=16)
-        return t.Gemma2ForCausalLM(config).eval()
-    config = t.DeepseekV2Config(
-        **shared, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=None, qk_nope_head_dim=8, qk_rope_head_dim=8,
-        v_head_dim=8, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1,
-        n_shared_experts=1, n_group=1, topk_group=1, topk_method="greedy",
-    )  # fmt: skip
-    return t.DeepseekV2ForCausalLM(config).eval()
-
-
-@pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
 @pytest.mark.parametrize("name", ["eager", "static"])
 def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
     """20 tokens and 8 more cross a window of 16 in the prefill; 10 and 12 more cross it while decoding."""
-    model = tiny(kind)
+    model = small_model(kind)
     for prompt_len, new_tokens in ((20, 8), (10, 12)):
         prompt = torch.randint(0, 128, (2, prompt_len), generator=torch.Generator().manual_seed(1))
         expected = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
         assert torch.equal(greedy_tokens(ENGINES[name](model, HOST), prompt, new_tokens), expected[:, prompt_len:])
 
 
-@pytest.mark.parametrize("kind", ["window", "mixed", "latent"])
+@pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
 @pytest.mark.parametrize("name", ["eager", "static"])
 def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, name: str) -> None:
-    model = tiny(kind)
+    model = small_model(kind)
     engine = ENGINES[name](model, HOST)
     with torch.inference_mode():
         filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
@@ -185,7 +171,7 @@ def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, 
 
 
 def test_a_window_as_long_as_the_cache_becomes_a_plain_layer() -> None:
-    model = tiny("window")
+    model = small_model("Mistral")
     assert not any(layer.is_sliding for layer in unwindowed(static_cache(model, 16), 16).layers)
     assert all(layer.is_sliding for layer in unwindowed(static_cache(model, 40), 40).layers)
 
@@ -208,7 +194,7 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
     def breaks(broken: int) -> int:
-        model = tiny("window")
+        model = small_model("Mistral")
         for layer in model.model.layers[:broken]:
             layer.mlp = Breaking(layer.mlp)
         engine: Any = ENGINES["compile"](model, HOST)
@@ -229,3 +215,209 @@ def test_graphs_are_refused_on_a_cpu_and_with_a_moving_window() -> None:
     check_engine("graph", on_cuda=True, config=config, longest_context=4096)
     with pytest.raises(RequestError, match="use eager, static, compile, graph, generate, vllm"):
         check_engine("tgi", on_cuda=False, config=config, longest_context=512)
+
+
+LENS = (3, 12, 7)
+NEW = 6
+GPT2 = GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=128)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [small_model("Llama"), small_model("Mistral", sliding_window=8), GPT2LMHeadModel(GPT2).eval()],
+    ids=lambda model: model.config.model_type,
+)
+def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(model: Any) -> None:
+    machine = machine_for(torch.device("cpu"))
+    prompts = [torch.randint(1, 64, (1, length)) for length in LENS]
+    ids = torch.full((len(LENS), max(LENS)), 63)
+    for row, prompt in enumerate(prompts):
+        ids[row, max(LENS) - LENS[row] :] = prompt
+    batch = tuple(Request(length, NEW) for length in LENS)
+    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
+    padded = PaddedEngine(model, machine, {cell: batch}.get)
+    padded.announce(cell, None)
+    with torch.inference_mode():
+        tokens = padded.call(ids, NEW, lambda: None)
+        singles = [EagerEngine(model, machine).call(prompt, NEW, lambda: None) for prompt in prompts]
+        # Without the mask the short prompts give other tokens, so the mask is effective.
+        unmasked = EagerEngine(model, machine).call(ids, NEW, lambda: None)
+    assert torch.equal(tokens, torch.cat(singles))
+    assert not torch.equal(unmasked, tokens)
+
+
+def test_a_filled_cache_masks_the_padding() -> None:
+    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
+    batch = tuple(Request(length, NEW) for length in LENS)
+    engine = PaddedEngine(small_model("Llama"), machine_for(torch.device("cpu")), {cell: batch}.get)
+    engine.announce(cell, None)
+    with torch.inference_mode():
+        state = engine.fill(len(LENS), 15, 20)
+        assert state.mask_BS.sum(-1).tolist() == [15 - (12 - length) for length in LENS]
+        assert engine.decode(state).mask_BS.shape == (3, 16)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return small_model("Llama", hidden_size=256, intermediate_size=256)
+
+
+@pytest.fixture(params=CACHE_FORMATS)
+def backend(request: pytest.FixtureRequest, model: Any) -> str:
+    try:
+        engines_of_caches(["eager"], [request.param], model.config)
+        ENGINES[quantized_engines()[request.param]](model, HOST).prefill(torch.ones(1, 1, dtype=torch.long), 2)
+    except RequestError as error:
+        pytest.skip(str(error))
+    return str(request.param)
+
+
+def test_the_tokens_are_those_of_generate_on_the_same_cache(model: Any, backend: str) -> None:
+    prompt = torch.randint(0, 128, (2, 20), generator=torch.Generator().manual_seed(1))
+    cache = QuantizedCache(backend, model.config)
+    expected = model.generate(
+        prompt, past_key_values=cache, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+    tokens = greedy_tokens(ENGINES[quantized_engines()[backend]](model, HOST), prompt, 8)
+    assert torch.equal(tokens, expected[:, 20:])
+
+
+def test_a_filled_cache_stores_as_much_as_a_prefilled_one(model: Any, backend: str) -> None:
+    engine = ENGINES[quantized_engines()[backend]](model, HOST)
+    with torch.inference_mode():
+        filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
+        shapes = [
+            [tuple(layer._dequantize(layer._quantized_keys).shape) for layer in state.cache.layers]
+            for state in (filled, prefilled)
+        ]
+        filled = engine.decode(filled)
+    assert shapes[0] == shapes[1] == [(2, 2, 30, 64)] * 2
+    assert int(filled.cache.get_seq_length()) == 31
+
+
+def test_a_cache_is_an_engine(model: Any) -> None:
+    assert engines_of_caches(["eager"], [], model.config) == ["eager"]
+    assert engines_of_caches(["eager"], ["dynamic", "fp8"], model.config) == ["eager", "fp8-cache"]
+    assert engines_of_caches(["eager"], ["quantized"], model.config) == ["fp8-cache"]
+
+
+def test_without_a_backend_the_first_reason_is_given(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_hqq_available", "is_optimum_quanto_available"):
+        monkeypatch.setattr(f"transformers.cache_utils.{name}", lambda: False)
+    monkeypatch.setattr("transformers.QuantizedCache", Older)
+    with pytest.raises(RequestError, match=r"needs transformers 5\.22: pip install 'transformers>=5\.22'"):
+        engines_of_caches(["eager"], ["quantized"], model.config)
+
+
+class Older(QuantizedCache):
+    """The QuantizedCache of transformers 5.20, which has no fp8."""
+
+    def __init__(self, backend: str, *options: Any) -> None:
+        if backend == "fp8":
+            raise ValueError(f"Unknown quantization backend `{backend}`")
+        super().__init__(backend, *options)
+
+
+@pytest.mark.parametrize(
+    ("engines", "caches", "message"),
+    [
+        (["eager"], ["int2"], "--cache 'int2' is unknown; use quantized, dynamic, static, fp8"),
+        (["graph"], ["fp8"], "--cache works only with --engine eager, not graph"),
+    ],
+)
+def test_what_does_not_work_is_one_line(model: Any, engines: list[str], caches: list[str], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        engines_of_caches(engines, caches, model.config)
+
+
+WINDOW = 16
+
+
+class Capturing(Machine):
+    """This CPU, as if it captured graphs."""
+
+    captures = True
+
+
+@dataclass
+class Recorded:
+    """The mode of each compilation, and all inputs that are numbers instead of tensors."""
+
+    skips: int = 0
+    """Skipped CUDA graphs per compilation."""
+
+    compilations: list[str] = field(default_factory=list)
+    numbers: list[object] = field(default_factory=list)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    """Replace inductor, and CUDA graphs in the mode that records them."""
+    record = Recorded()
+    compile_for_real = torch.compile
+
+    def compile_(function: Callable[..., Any], mode: str | None = None, dynamic: bool | None = None) -> Any:
+        def backend(module: Any, inputs: Any) -> Any:
+            record.compilations.append(mode or "default")
+            # As inductor counts a piece that it runs without a CUDA graph (torch/_inductor/compile_fx.py).
+            torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] += record.skips
+            record.numbers += [each for each in inputs if not isinstance(each, torch.Tensor)]
+            return module.forward
+
+        return compile_for_real(function, backend=backend, dynamic=dynamic)
+
+    monkeypatch.setattr(torch, "compile", compile_)
+    return record
+
+
+def _visits(engine: CompileEngine, prompt: int, slots: int, visits: int = 2, steps: int = 6) -> None:
+    with torch.inference_mode():
+        for _ in range(visits):
+            engine.prepare(2, slots)
+            state = engine.prefill(torch.ones(2, prompt, dtype=torch.long), slots)
+            for _ in range(steps):
+                state = engine.decode(state)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "pieces"), [("Llama", 1), ("Mistral", 1), ("Mixtral", None)])
+def test_a_shape_is_compiled_once_and_no_position_is_an_input(
+    kind: str, pieces: int | None, compiled: Recorded
+) -> None:
+    """A number that changes from step to step would be recorded as one more CUDA graph each time."""
+    engine = CompileEngine(small_model(kind), Capturing(torch.device("cpu")))
+    _visits(engine, prompt=6, slots=WINDOW, visits=1)
+    first = len(compiled.compilations)
+    assert pieces is None or first == pieces
+    assert set(compiled.compilations) == {"reduce-overhead"}
+    assert compiled.numbers == []
+    _visits(engine, prompt=6, slots=WINDOW)
+    assert len(compiled.compilations) == first, "later visits reuse the compiled code"
+    _visits(engine, prompt=4, slots=WINDOW)
+    assert len(compiled.compilations) == first, "so does another depth of the same cache"
+
+
+@pytest.mark.slow
+def test_a_moving_window_is_not_captured(compiled: Recorded) -> None:
+    """The host counts its position: compiled code may take it as an input, but each would need another CUDA graph."""
+    engine = CompileEngine(small_model("Mistral"), Capturing(torch.device("cpu")))
+    _visits(engine, prompt=12, slots=24, visits=1, steps=8)
+    assert set(compiled.compilations) == {"default"}
+    first = len(compiled.compilations)
+    _visits(engine, prompt=12, slots=24, steps=8)
+    assert len(compiled.compilations) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("skips", [0, 1])
+def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count(
+    skips: int, compiled: Recorded
+) -> None:
+    """By default, torch makes sizes symbolic inputs of the compiled code from the second shape on."""
+    compiled.skips = skips
+    engine = CompileEngine(small_model("Llama"), Capturing(torch.device("cpu")))
+    for slots in (16, 24, 32):
+        _visits(engine, prompt=6, slots=slots, visits=1)
+    assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips
+    assert len(compiled.compilations) == 3
+    assert compiled.numbers == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -30,11 +30,8 @@ def test_messages_name_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_measures_and_reports_it(tiny_folder: Path, tmp_path: Path) -> None:
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=8, engine="toy", budget_s=0.5, no_levers=True,
-        out=tmp_path / "run",
-    )  # fmt: skip
+def test_a_run_measures_and_reports_it(profile_tiny: Callable[..., profiler.Run]) -> None:
+    run = profile_tiny(engine="toy")
     assert run.document.engine.names == ("toy",)
     assert {(row.engine, row.status) for row in run.results} == {("toy", "ok")}
     assert "toy" in (run.folder / "report.md").read_text()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from machines import HOST
+from small_models import small_model
 
 import profiler
 from profiler.engines.vllm import VllmEngine, VllmRequirements
@@ -40,27 +41,24 @@ BLOCKS = 40
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with heads as wide as vLLM's CPU kernels require."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=256, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=KV_HEADS, vocab_size=VOCAB, max_position_embeddings=1024, tie_word_embeddings=True,
-    )  # fmt: skip
+    sizes = {"hidden_size": 128, "intermediate_size": 256, "vocab_size": VOCAB, "max_position_embeddings": 1024}
     path = tmp_path_factory.mktemp("models") / "tiny"
-    LlamaForCausalLM(config).save_pretrained(path)
+    small_model("Llama", **sizes, tie_word_embeddings=True).save_pretrained(path)
     return path
+
+
+def engine_for(folder: Path, **more: Any) -> VllmEngine:
+    """vLLM with that model's weights and a cache of 40 blocks, one of which always stays empty."""
+    from transformers import AutoConfig
+
+    config, cache_bytes = AutoConfig.from_pretrained(folder), BLOCKS * BLOCK_BYTES
+    asked = (config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, cache_bytes)
+    return VllmEngine(VllmRequirements(*asked, **more), HOST)
 
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> VllmEngine:
-    """vLLM with that model's weights and a cache of 40 blocks, one of which always stays empty."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
-    return VllmEngine(
-        VllmRequirements(config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES), HOST
-    )
+    return engine_for(folder)
 
 
 def tokens_of_generate(folder: Path, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:
@@ -114,15 +112,7 @@ def test_a_chunked_prefill_is_reported_and_gives_the_same_tokens(engine: VllmEng
 @pytest.fixture(scope="module")
 def caching(folder: Path) -> VllmEngine:
     """The same, for prompts whose first 256 tokens are cached: two blocks."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
-    return VllmEngine(
-        VllmRequirements(
-            config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES, prefix=2 * BLOCK
-        ),
-        HOST,
-    )
+    return engine_for(folder, prefix=2 * BLOCK)
 
 
 def test_a_cached_prefix_is_not_read_again_and_kept_once(caching: VllmEngine, folder: Path) -> None:
@@ -144,16 +134,8 @@ def test_a_cached_prefix_is_not_read_again_and_kept_once(caching: VllmEngine, fo
 
 
 def test_a_prefix_of_part_of_a_block_is_refused(folder: Path) -> None:
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder)
     with pytest.raises(RequestError, match=r"--prefix 200: .* blocks of 128 tokens here; use a multiple, as 256\."):
-        VllmEngine(
-            VllmRequirements(
-                config, "LlamaForCausalLM", str(folder), "float32", 16, 600, 0, BLOCKS * BLOCK_BYTES, prefix=200
-            ),
-            HOST,
-        )
+        engine_for(folder, prefix=200)
 
 
 def test_a_run_with_a_prefix(folder: Path, tmp_path: Path) -> None:
@@ -189,12 +171,6 @@ def test_a_full_cache_preempts_and_the_cell_has_no_number(engine: VllmEngine) ->
     assert gap.status == "oom"
     assert "preempted" in gap.reason
     call(engine, 3, 40, 4)  # the next cell is not affected
-
-
-def test_a_sequence_without_room_has_to_wait(engine: VllmEngine) -> None:
-    """Ten prompts of 500 tokens need 40 blocks."""
-    with pytest.raises(NoRoomError, match="1 of 10 sequences had to wait for others to end"):
-        call(engine, 10, 500, 4)
 
 
 def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> None:

@@ -11,8 +11,7 @@ from typing import Any
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 os.environ.setdefault("QTWEBENGINE_CHROMIUM_FLAGS", "--no-sandbox --disable-gpu --log-level=3")
 
-from PySide6.QtCore import QEventLoop, Qt, QTimer, QUrl
-from PySide6.QtTest import QTest
+from PySide6.QtCore import QEventLoop, QTimer, QUrl
 from PySide6.QtWebEngineCore import QWebEnginePage, QWebEngineUrlRequestInterceptor
 from PySide6.QtWebEngineWidgets import QWebEngineView
 from PySide6.QtWidgets import QApplication
@@ -71,11 +70,6 @@ class Chromium:
 
         self._wait(start)
         return values[0]
-
-    def press(self, key: Qt.Key) -> None:
-        """Press a key in the element with the focus."""
-        QTest.keyClick(self._view.focusProxy(), key)
-        self.pause(100)
 
     def save(self, file: Path) -> None:
         """Write the window as a picture."""

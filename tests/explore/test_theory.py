@@ -1,21 +1,33 @@
-"""The page computes what `count` computes, at 100 random settings for each kind of model."""
+"""The page of `explore`: small, without connections, and equal to `count` at 100 random settings of each kind."""
 
 from __future__ import annotations
 
+import html
+import json
 import random
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from py_mini_racer import MiniRacer
 
+import profiler.explore
 from profiler.counting.cache import counted_model
 from profiler.counting.grid_count import gpu_floors
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.model_numbers import model_numbers
-from profiler.explore.document import gpu_row, model_entry
+from profiler.explore.command import explore_document, explore_page
+from profiler.explore.document import ExploreDocument, ModelEntry, Row, gpu_row, model_entry
 from profiler.facts.step import Step
 from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
-from tests.explore.theory import Theory
+from profiler.report.write import html_report
+from profiler.store.folder import read_run
 
 SETTINGS = 100
 KINDS = {
@@ -70,35 +82,21 @@ def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
         assert page["safe_bytes"] == pytest.approx(need.safe_bytes[index], rel=1e-12)
 
 
-def test_a_decode_step_by_hand() -> None:
-    """Mistral-7B: 7,241,732,096 weights of 2 bytes, of which a step does not read the embedding's 32,000 x 4,096.
-
-    Matmuls take 2 FLOPs per weight, norms none, and attention 4 x 32 layers x 4,096 x 513; the cache has 131,072 bytes
-    per token.
-    """
-    entry = model_entry(counted_model(resolve("mistral-7b-v0.1")), "none")
-    [page] = Theory().ask(entry, gpu_row(roofs_called("T4")), [(1, 1, 512)])
-    norms, embeddings = 65 * 4096, 32_000 * 4096
-    matrices = 7_241_732_096 - embeddings - norms
-    assert int(page["flops"]) == 2 * matrices + 4 * 32 * 4096 * 513
-    logits_and_embedding = 2 * 32_000 + 2 * 4096
-    assert int(page["bytes"]) == 2 * (matrices + norms) + 513 * 131_072 + logits_and_embedding
-
-
-@pytest.mark.parametrize(("gpu", "context"), [("T4", 512), ("H100 SXM", 8191), ("RTX 4090", 4096)])
-def test_largest_batch(gpu: str, context: int) -> None:
-    counted, roofs = counted_model(resolve("mistral-7b-v0.1")), roofs_called(gpu)
+@pytest.mark.parametrize(
+    ("model", "gpu", "context"),
+    [
+        ("mistral-7b-v0.1", "T4", 512),
+        ("mistral-7b-v0.1", "H100 SXM", 8191),
+        ("mistral-7b-v0.1", "RTX 4090", 4096),
+        ("llama-3.1-70b", "T4", 512),  # 2 x 70.6e9 bytes of weights, more than a T4 has room for
+    ],
+)
+def test_largest_batch(model: str, gpu: str, context: int) -> None:
+    counted, roofs = counted_model(resolve(model)), roofs_called(gpu)
     [page] = Theory().ask(model_entry(counted, "none"), gpu_row(roofs), [(1, 1, context)])
     [numbers] = model_numbers(counted, context, (roofs,)).gpus
-    assert page["largest_batch"] == numbers.largest_batch > 0
-
-
-def test_a_model_that_fits_nowhere() -> None:
-    """Llama-3.1-70B in bfloat16: 2 x 70.6e9 bytes of weights, more than a T4 has room for."""
-    counted = counted_model(resolve("llama-3.1-70b"))
-    [page] = Theory().ask(model_entry(counted, "none"), gpu_row(roofs_called("T4")), [(1, 1, 512)])
-    assert page["largest_batch"] == 0
-    assert not page["fits"]
+    assert page["largest_batch"] == numbers.largest_batch
+    assert page["fits"] == (numbers.largest_batch > 0) == ("70b" not in model)
 
 
 def test_a_narrower_kv_cache() -> None:
@@ -130,3 +128,109 @@ def test_ranks() -> None:
     whole = counted_model(resolve("mistral-7b-v0.1"))
     assert 0.49 < entry.weight_bytes / whole.weight_bytes < 0.53
     assert int(page["flops"]) == counted.work.work(Step(4, 1, 500)).model_flops
+
+
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-xeon-float32"
+
+
+@pytest.fixture(scope="module")
+def document() -> ExploreDocument:
+    return explore_document("mistral-7b-v0.1", ["T4", "H100 SXM"])
+
+
+def test_it_has_every_format_and_opens_offline(document: ExploreDocument) -> None:
+    page = explore_page(document)
+    assert {item.quant for item in document.entries} >= {"none", "nf4", "int8", "fp8"}
+    assert len(page) < 1_000_000
+    assert not re.search(r"https?://(?!www\.w3\.org)|@import|url\(|fetch\(|XMLHttpRequest|\beval\b|new Function", page)
+    assert "default-src 'none'" in html.unescape(page)
+    # 4-bit weights with their scales: 4.5 bits per weight in the linears of the blocks, and a head in 16.
+    weights = {item.quant: item.weight_bytes for item in document.entries if item.ranks == 1}
+    assert weights["none"] == pytest.approx(2 * 7_241_732_096, rel=1e-6)
+    assert 3.2 < weights["none"] / weights["nf4"] < 3.8
+
+
+def content(page: str) -> Any:
+    return json.loads(re.findall(r'id="data">(.*?)</script>', page, re.S)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_run_has_its_cells_and_forecasts_between_them(roofscope: Callable[..., Any], tmp_path: Path) -> None:
+    """The page is in the run's folder and linked from its report; its forecasts surround the measured cells."""
+    folder = tmp_path / "run"
+    shutil.copytree(REFERENCE, folder)
+    assert 'href="explore.html"' not in html_report(read_run(folder))
+    found = roofscope("explore", "smollm2-135m", "--gpu", "T4", "--run", str(folder))
+    assert found.code == 0, found.err
+    assert 'href="explore.html"' in (folder / "report.html").read_text(encoding="utf-8")
+    page = content((folder / "explore.html").read_text(encoding="utf-8"))
+    assert [gpu["source"] for gpu in page["gpus"]] == ["measured", "datasheet"]
+    cells, forecasts = page["run"]["cells"], page["run"]["forecasts"]
+    measured = read_run(folder).measured
+    assert [cell["seconds"] for cell in cells] == [result.latency_s for result in measured]
+    assert {cell["length"] for cell in cells} <= set(page["lengths"])
+    assert all(step["low_s"] <= step["seconds"] <= step["high_s"] for step in forecasts)
+    assert any(step["between"] for step in forecasts)
+    # At a measured setting, the range of the fitted forecast contains or nearly contains the measured time.
+    by_key = {(step["phase"], step["batch"], step["length"]): step for step in forecasts}
+    for cell in cells:
+        step = by_key[cell["phase"], cell["batch"], cell["length"]]
+        assert 0.7 * step["low_s"] < cell["seconds"] < 1.3 * step["high_s"]
+    refused = roofscope("explore", "gpt2", "--run", str(folder))
+    assert refused.code == 2
+    assert "is a run of smollm2-135m" in refused.err
+
+
+def test_the_command(roofscope: Callable[..., Any], tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    found = roofscope("explore", "smollm2-135m", "--gpu", "T4", "--out", str(out))
+    assert found.code == 0, found.err
+    page = content(out.read_text(encoding="utf-8"))
+    assert (page["model"], [gpu["source"] for gpu in page["gpus"]]) == ("smollm2-135m", ["datasheet"])
+    for options, words in ((["--gpu", "H1000"], "no GPU is called"), (["--quant", "int3"], "int3")):
+        refused = roofscope("explore", "smollm2-135m", *options)
+        assert refused.code == 2
+        assert words in refused.err
+
+
+_THEORY = Path(profiler.explore.__file__).with_name("theory.js")
+_ASK = """
+function ask(entry, gpu, link, bits, steps) {
+  return JSON.stringify(steps.map(([batch, query, context, shared = 0, asked = 1]) => {
+    const exact = { batch: BigInt(batch), query: BigInt(query), context: BigInt(context) };
+    const work = stepWork(entry, { ...exact, shared: BigInt(shared), asked: BigInt(asked) }, bits);
+    const fast = stepWork(entry, { batch, query, context, shared, asked }, bits);
+    const floor = floorOf(work, entry, gpu, link), tokens = query + context;
+    return {
+      flops: String(work.flops), bytes: String(work.bytes), fast_flops: fast.flops, fast_bytes: fast.bytes,
+      cache_bytes: String(cacheBytes(entry, BigInt(batch), BigInt(tokens), bits, BigInt(shared))), floor_s: floor.total,
+      compute_s: floor.compute, memory_s: floor.memory, link_s: floor.link, bound: floor.bound,
+      fits: fits(entry, gpu, batch, context || query, tokens, bits, shared),
+      safe_bytes: safeBytes(entry, gpu, batch, context || query, tokens, bits, shared),
+      largest_batch: largestBatch(entry, gpu, context || query, tokens, bits, shared),
+    };
+  }));
+}
+"""
+
+
+class Theory:
+    """theory.js with one entry of a page."""
+
+    def __init__(self) -> None:
+        self._engine = MiniRacer()
+        self._engine.eval(_THEORY.read_text(encoding="utf-8") + _ASK)
+
+    def ask(
+        self,
+        entry: ModelEntry,
+        gpu: Row,
+        steps: Sequence[tuple[int, ...]],
+        link: Row | None = None,
+        bits: int | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the page's figures of each step (batch, query, context, and if need be shared and asked)."""
+        given = [asdict(entry), gpu, link, bits or entry.kv_bits, steps]
+        found: list[dict[str, Any]] = json.loads(self._engine.eval(f"ask({', '.join(map(json.dumps, given))})"))
+        return found

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from machines import HOST
+from small_models import small_model
 from subjects import PLANTED, subject_of
 
 from profiler.facts.cache_format import CACHE_FORMATS
@@ -30,43 +31,13 @@ from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.validate import prepare
 
-_SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 128,
-}
-
-
-def llama(layers: int) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(LlamaConfig(**_SIZES, num_hidden_layers=layers))
-
-
-def gemma(layers: int) -> Any:
-    """Return a model that repeats five local layers and a global one (Gemma 3 report, arXiv:2503.19786)."""
-    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
-
-    return Gemma3ForCausalLM(Gemma3TextConfig(**_SIZES, num_hidden_layers=layers, head_dim=16))
-
-
-def deepseek(layers: int) -> Any:
-    """Return a model with a dense first layer, then experts (DeepSeek-V2, arXiv:2405.04434)."""
-    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM
-
-    sizes = {**_SIZES, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": None, "v_head_dim": 16}
-    sizes |= {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "n_routed_experts": 4, "num_experts_per_tok": 2}
-    sizes |= {"moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1}
-    return DeepseekV2ForCausalLM(DeepseekV2Config(**sizes, num_hidden_layers=layers))
-
 
 @pytest.mark.parametrize(
-    ("model", "expected", "short", "long"),
-    [(llama(5), Pattern(5, 0, 1), 1, 2), (gemma(18), Pattern(18, 0, 6), 6, 12), (deepseek(4), Pattern(4, 1, 1), 2, 3)],
+    ("kind", "expected", "short", "long"),
+    [("Llama", Pattern(5, 0, 1), 1, 2), ("Gemma3", Pattern(18, 0, 6), 6, 12), ("DeepseekV2", Pattern(4, 1, 1), 2, 3)],
 )
-def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, short: int, long: int) -> None:
+def test_a_short_model_holds_every_kind_of_layer(kind: str, expected: Pattern, short: int, long: int) -> None:
+    model = small_model(kind, num_hidden_layers=expected.layers)
     pattern = pattern_of(model, model.config)
     assert pattern == expected
     assert (pattern.short, pattern.long(0)) == (short, long)
@@ -80,10 +51,7 @@ def test_a_short_model_holds_every_kind_of_layer(model: Any, expected: Pattern, 
 
 def test_an_8_bit_cache_is_tried_where_transformers_has_one(tiny_folder: Path, tmp_path: Path) -> None:
     """It is not tried for a window; a run on a quantised cache tries the default one."""
-    from transformers import MistralConfig, MistralForCausalLM
-
-    windowed = MistralConfig(**_SIZES, num_hidden_layers=2, head_dim=16, sliding_window=4)
-    MistralForCausalLM(windowed).save_pretrained(tmp_path / "windowed")
+    small_model("Mistral", sliding_window=4).save_pretrained(tmp_path / "windowed")
     subjects = [
         subject_of(str(tiny_folder))[0], subject_of(str(tmp_path / "windowed"))[0],
         subject_of(str(tiny_folder), cache="fp8")[0],
@@ -113,10 +81,7 @@ def test_a_step_on_a_quantised_cache_knows_how_old_its_tokens_are(tiny_folder: P
 
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
     """transformers' config of a dense model also names an experts implementation."""
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    sizes = {**_SIZES, "moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, num_hidden_layers=2)).save_pretrained(tmp_path / "mixture")
+    small_model("Qwen3Moe").save_pretrained(tmp_path / "mixture")
     dense, mixture = subject_of(str(tiny_folder))[0], subject_of(str(tmp_path / "mixture"))[0]
     assert dense.loaded.config._experts_implementation
     assert [form.name for form in variants_of(dense) if form.experts] == []
@@ -145,10 +110,7 @@ def test_a_gpu_tries_the_attention_kernels_that_it_has(
     aten/src/ATen/native/transformers/cuda/sdp_utils.cpp and sdp_utils_cpp.h. On an H100, torch 2.11 raised "No
     available kernel" for grouped heads on the memory-efficient kernel.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(**_SIZES | {"num_attention_heads": 4, "num_key_value_heads": heads}, num_hidden_layers=2)
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "model")
+    small_model("Llama", num_key_value_heads=heads).save_pretrained(tmp_path / "model")
     subject, _ = subject_of(str(tmp_path / "model"))
     info = replace(HOST.info, kind="cuda", compute_capability=capability)
     gpu: Any = SimpleNamespace(is_cuda=True, captures=True, info=info)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -21,12 +20,10 @@ def in_double(subject: Subject) -> Iterator[Variant]:
 
 
 @pytest.mark.slow
-def test_a_run_tries_and_stores_it(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tries_and_stores_it(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.measure.variants.VARIANTS", [in_double, *VARIANTS])
     with_effort(monkeypatch, trials_share=15.0)
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1], new_tokens=8, budget_s=1.0, out=tmp_path / "run"
-    )
+    run = profile_tiny(no_levers=False)
     records = map(json.loads, (run.folder / "samples.jsonl").read_text().splitlines())
     trials = [record for record in records if record.get("form") == "a toy dtype"]
     assert {trial["phase"] for trial in trials} == {"prefill", "decode"}

@@ -1,9 +1,11 @@
-"""Kernels, gaps, the parts of a step and unexplained time: intervals made by hand, and a small real model."""
+"""Kernels, gaps, the parts of a step and of `generate`, unexplained time: by hand, and in a small real model."""
 
 from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +19,13 @@ import profiler
 from profiler.device.machine import CudaMachine, Machine
 from profiler.facts.measurements import BETWEEN_MODULES
 from profiler.grid.cells import Cell, CellKey
+from profiler.judge.breakdown import TERMS
+from profiler.judge.engine_differences import PART_NAMES
+from profiler.measure.generate import count_reads
 from profiler.measure.module_hooks import Pieces
 from profiler.measure.trace import TRACE, Interval, activity, kernel_name, trace_cell
 from profiler.report import time_breakdown
+from profiler.report.engines import generate
 from profiler.store.folder import read_run
 
 KEY = CellKey("decode", Cell(1, 16, 8))
@@ -75,24 +81,11 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
     assert decode.gap_s == pytest.approx(2e-3)
 
 
-@pytest.fixture(scope="module")
-def traced(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
-    return profiler.profile(
-        str(tiny_folder),
-        weights="random",
-        prompt_lens=[16],
-        batch_sizes=[1, 2],
-        new_tokens=6,
-        budget_s=1,
-        trace=True,
-        out=tmp_path_factory.mktemp("traced") / "run",
-    )
-
-
 @pytest.mark.slow
 @pytest.mark.ci
-def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) -> None:
+def test_a_step_has_the_operators_that_torch_dispatches(profile_tiny: Callable[..., profiler.Run]) -> None:
     """Two layers have 2 x 7 linears and a head; each is one operator among many more small ones."""
+    traced = profile_tiny(prompt_lens=[16], batch_sizes=[1, 2], new_tokens=6, trace=True)
     assert len(traced.document.activity) == 4
     for item in traced.document.activity:
         assert 15 < item.kernels < 1000
@@ -104,7 +97,9 @@ def test_a_step_has_the_operators_that_torch_dispatches(traced: profiler.Run) ->
 
 
 @pytest.mark.slow
-def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_carries_the_residual_is_named(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If norms sleep 20 ms in the model but not in its twin, the residual of a decode step is found in the norms.
 
     In a prefill the norms are replayed, so they are kernels and not a residual.
@@ -120,9 +115,7 @@ def test_what_carries_the_residual_is_named(tiny_folder: Path, tmp_path: Path, m
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", sleepy)
     monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", _no_twin)
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[16], batch_sizes=[3], new_tokens=8, budget_s=4, out=tmp_path / "run"
-    )
+    run = profile_tiny(prompt_lens=[16], batch_sizes=[3], budget_s=4, no_levers=False)
     assert not (run.folder / TRACE).exists(), "no trace was asked for"
     assert run.document.activity == ()
     found = {item.phase: item.unexplained_in_s for item in read_run(run.folder).document.evidence}
@@ -217,3 +210,55 @@ def test_a_clock_that_is_wrong_gives_no_parts(seconds: tuple[float, ...]) -> Non
 )  # fmt: skip
 def test_a_kernel_has_the_name_of_what_it_does(symbol: str, name: str) -> None:
     assert kernel_name(symbol) == name
+
+
+_DELAY_S = 0.02
+
+
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_reads_of_values_are_counted(mode: Any) -> None:
+    values = torch.arange(4)
+
+    def read() -> None:
+        values.sum().item()
+        bool(values.max() == 0)
+        float(values[0])
+        values + values  # no read
+
+    with mode():
+        assert count_reads(read) == 3
+
+
+@pytest.mark.slow
+def test_the_tax_is_found_where_it_was_planted(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every check of the stopping criteria waits 20 ms; our own loop has no such check."""
+    from transformers.generation.stopping_criteria import StoppingCriteriaList
+
+    asked = StoppingCriteriaList.__call__
+
+    def slowly(self: Any, *args: Any, **named: Any) -> Any:
+        time.sleep(_DELAY_S)
+        return asked(self, *args, **named)
+
+    monkeypatch.setattr(StoppingCriteriaList, "__call__", slowly)
+    run = profile_tiny(batch_sizes=[2], new_tokens=5, engine="generate", budget_s=2)
+    assert run.document.asked.engines == ("eager", "generate")
+    tax, once = sorted(run.document.generate, key=lambda item: item.phase)
+    assert tax.tax_s > _DELAY_S / 2 < once.tax_s
+    assert set(tax.parts_s) == set(PART_NAMES)
+    assert sum(tax.parts_s.values()) == pytest.approx(tax.tax_s)
+    assert max(tax.parts_s, key=lambda name: tax.parts_s[name]) == "stopping"
+    assert tax.parts_s["stopping"] >= _DELAY_S
+    assert tax.reads_a_token is not None
+    assert tax.reads_a_token >= 1  # the read of whether all sequences are done
+    [row] = [row for row in run.results if row.engine == "generate" and row.phase == "decode"]
+    assert row.generate_s == tax.tax_s
+    assert sum(getattr(row, term) for term in TERMS) == pytest.approx(row.latency_s, rel=1e-9)
+    [own] = [row for row in run.results if row.engine == "eager" and row.phase == "decode"]
+    assert own.generate_s == 0
+    claimed = replace(run.document, generate=(replace(tax, visits=2, low_s=tax.tax_s / 2, high_s=2 * tax.tax_s),))
+    [line] = generate(replace(run, document=claimed)).blocks[0].lines
+    assert f"transformers {run.document.software['transformers']}'s generate adds" in line
+    assert "stopping criteria 2" in line

@@ -1,16 +1,24 @@
-"""Several precisions of one model: one page and one screen compare each with the first."""
+"""Several runs on one page and one screen: precisions compared with the first, and changes from one run to another."""
 
 from __future__ import annotations
 
+import re
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from made_runs import PRECISIONS, key, old_run, result, with_document
+from made_runs import PRECISIONS, ROOT, key, old_run, result, with_document
 from pages import Page
 
+from profiler.comparison.command import compared
+from profiler.comparison.page import html_changes, write_changes
+from profiler.comparison.text import changes_section, changes_table, column_words, comparison_sentences
+from profiler.errors import RequestError
 from profiler.grid.cells import Cell
+from profiler.report.plots import draw
 from profiler.report.terminal import print_sections, screen
 from profiler.run.screens import (
     AGAINST_COLUMNS,
@@ -60,6 +68,20 @@ def test_a_busy_machine_is_named_first(pair: list[Run], capsys: pytest.CaptureFi
         busy,
         "nf4 takes 4x less memory than bfloat16; decode is faster throughout (up to 2x at batch 1 x 64).",
     ]
+
+
+def test_words_say_where_it_wins_and_loses() -> None:
+    base, slow, alike = made("none", 1.0, 10**9), made("int8", 4.0, 10**9), made("fp4", 1.0, 10**9)
+    assert "decode is slower throughout (down to 0.25x" in precision_sentences([base, slow])[0]
+    assert "decode is the same within 3 %" in precision_sentences([base, alike])[0]
+    loose = replace(alike, results=(replace(alike.results[0], latency_low_s=1e-4, latency_high_s=12.0),))
+    [unknown] = precision_sentences([base, loose])
+    assert "decode cannot be distinguished" in unknown
+    assert "the same" not in unknown
+    two = [key(), key(batch=2)]
+    base = replace(base, results=tuple(result(of) for of in two))
+    slow = replace(slow, results=(result(two[0], 4.0), result(two[1], 4.0, latency_low_s=0.8)))
+    assert "decode is slower in 1 of 2 cells (down to 0.25x at batch 1 x 64)" in precision_sentences([base, slow])[0]
 
 
 def test_no_difference_is_claimed_from_one_visit_each(pair: list[Run]) -> None:
@@ -139,17 +161,96 @@ def test_a_precision_without_a_number_is_still_listed(pair: list[Run], tmp_path:
     assert not (tmp_path / "precisions.png").exists()
 
 
-def test_a_warning_names_its_precisions_unless_all_have_it(pair: list[Run], capsys: pytest.CaptureFixture[str]) -> None:
-    shared, own = "other processes kept 1.2 cores busy", "the roofs moved"
-    runs = [with_document(pair[0], warnings=(shared,)), with_document(pair[1], warnings=(shared, own))]
-    show(runs)
-    warnings = [line for line in capsys.readouterr().out.splitlines() if line.startswith("!")]
-    assert warnings == [f"! {shared}", f"! nf4: {own}"]
-
-
 def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     show([read_run(PRECISIONS / name) for name in ("none", "nf4", "int4wo")])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 100
     assert any("overhead-bound (kernels)" in line for line in lines), "nothing is cut off"
     assert any("speed-up" in line for line in lines)
+
+
+RUNS = Path(__file__).parents[2] / "runs" / "reference"
+
+
+@pytest.mark.slow
+def test_the_page_holds_both(tmp_path: Path) -> None:
+    before = read_run(shutil.copytree(PRECISIONS / "none", tmp_path / "none"))
+    after = read_run(shutil.copytree(PRECISIONS / "nf4", tmp_path / "nf4"))
+    text = write_changes(before, after).read_text(encoding="utf-8")
+    page = Page(text)
+    used = set(re.findall(r"url\(#([\w-]+)\)", text))
+    assert any(name.startswith("h") for name in used), "terms that no thread executes are hatched"
+    assert used <= {attrs.get("id") for _, attrs in page.tags}, "a fill without a definition is invisible"
+    links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
+    assert links == ["../none/report.html", "report.html"]
+    assert page.count("svg") == 4, "waterfall, two splits, both rooflines"
+    assert "precision float32 -> bfloat16, nf4" in page.words
+    assert "prefill 1 x 64" in page.words
+    assert not page.open
+    assert page.count("script") == 0
+
+
+@pytest.mark.slow
+def test_two_that_are_not_comparable_have_no_waterfall() -> None:
+    xeon, epyc = (read_run(ROOT / "runs" / "reference" / f"smollm2-135m-{name}") for name in ("xeon", "zen4"))
+    page = Page(html_changes(xeon, epyc, Path("/runs")))
+    assert page.count("svg") == 3, "two splits, both rooflines"
+    assert "Not comparable (device Intel(R) Xeon(R) Processor -> AMD EPYC)" in page.words
+
+
+@pytest.mark.slow
+def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A cell visited once is inconclusive even if its interval is above 0, and its row says why.
+
+    If the machine was 25 % faster, the report says that drift is taken off. If the drift is unknown, the report says
+    that it is not taken off.
+    """
+    epyc, zen4 = (RUNS / f"smollm2-135m-{name}" for name in ("epyc", "zen4"))
+    comparison = compared(epyc, zen4)
+    assert any(item.low > 0 and item.verdict == "inconclusive" for item in comparison.changes)
+    print_sections([changes_section(comparison)], screen())
+    head, rows = capsys.readouterr().out.split("cell  ", 1)
+    assert "drift is taken off" in " ".join(head.split())
+    assert "inconclusive: the interval contains 0 and more than 3 %" in " ".join(head.split())
+    assert rows.split("\n")[0].rstrip().endswith("reason")
+    assert all(re.search(r"\+[1-9].*%.*inconclusive +one visit", row) for row in rows.split("\n") if "4 x 128" in row)
+    still = replace(comparison, changes=tuple(replace(item, machine=0.0) for item in comparison.changes))
+    assert "drift is not taken off" in column_words(still)
+    assert "drift is taken off" in Page(html_changes(read_run(epyc), read_run(zen4), Path("/runs"))).words
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ("smollm2-135m-zen4", r"not comparable: device Intel\(R\) Xeon\(R\) Processor -> AMD EPYC"),
+        ("mistral-7b-nf4-xeon", r"not comparable: model smollm2-135m -> mistral-7b-v0\.1;"),
+    ],
+)
+def test_runs_that_are_not_comparable_have_no_waterfall(other: str, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        draw([read_run(RUNS / "smollm2-135m-xeon"), read_run(RUNS / other)], "waterfall")
+
+
+def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
+    """nf4 reads 4.6 times fewer weight bytes but converts them; the row of a decode has both terms."""
+    comparison = compared(PRECISIONS / "none", PRECISIONS / "nf4")
+    first = next(change for change in comparison.changes if change.asked.phase == "decode")
+    assert first.terms["weights_s"] < 0
+    assert sum(first.terms.values()) == pytest.approx(first.gained_s)
+    assert len(changes_table(comparison).rows) == 8
+    assert any("slower" in sentence or "faster" in sentence for sentence in comparison_sentences(comparison))
+
+
+@pytest.mark.slow
+def test_two_without_a_common_cell_get_no_page(roofscope: Callable[..., Any], tmp_path: Path) -> None:
+    """Runs with different batches and prompts get their own reports, and one line instead of a page of changes."""
+    names = ("smollm2-135m-zen4", "smollm2-135m-xeon-float32")
+    one, other = (str(shutil.copytree(PRECISIONS.parent / name, tmp_path / name)) for name in names)
+    outcome = roofscope("report", one, other)
+    assert outcome.code == 0
+    assert all((Path(run) / "report.html").exists() for run in (one, other))
+    assert len(outcome.err.splitlines()) == 1
+    assert "have no cell in common" in outcome.err
+    assert not (Path(other) / "changes.html").exists()

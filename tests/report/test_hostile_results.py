@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from made_runs import OLD, WHOLE, old_run
 from pages import Page
-from test_browser import BROWSER
+from test_html import BROWSER, opened
 
 from profiler.comparison.page import html_changes
 from profiler.errors import RunError
@@ -117,10 +117,7 @@ def test_a_browser_runs_nothing(folder: Path, tmp_path: Path) -> None:
     ran = "document.title='RAN'"
     foreign = f'<script>{ran}</script><img src=x onerror="{ran}"><svg onload="{ran}">'
     page.write_text(html_report(read_run(folder)).replace("</body>", f"{foreign}</body>"), encoding="utf-8")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000"]
-    done = subprocess.run(
-        [BROWSER, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=90, check=True
-    )
+    done = opened(page, "--virtual-time-budget=2000")
     assert "<title>RAN" not in done.stdout
     assert "<title>" in done.stdout
 

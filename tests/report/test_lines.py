@@ -1,4 +1,4 @@
-"""A run in sentences: a reason that all cells share is reported once, and a cell has one name everywhere."""
+"""A run in sentences: a reason of all cells is reported once, and a term has the run's own figures."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import math
 from dataclasses import replace
 
 import pytest
-from made_runs import evidence, key, old_run, result, with_document
+from made_runs import evidence, key, old_run, result, whole_run, with_document
 
+from profiler.errors import RequestError
+from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
 from profiler.facts.telemetry import ReadingRange, health
 from profiler.facts.visits import Visit
 from profiler.judge.cell_rows import with_visits
 from profiler.judge.cells import EngineDifference, Lever, columns_of
-from profiler.judge.regimes import Flag
-from profiler.report.cells import common_noise_lines, noise_lines, own_noise, regime_names, visited_once, waiting
-from profiler.report.changes import levers, other_gpus
+from profiler.report.cells import common_noise_lines, noise_lines, own_noise, visited_once, waiting
+from profiler.report.changes import levers, other_gpus, packed_lines
 from profiler.report.engines import engines, no_claim_lines
-from profiler.report.hardware import health_rows
-from profiler.report.overview import host_line, stage_line
+from profiler.report.glossary import GLOSSARY, explanation, footnotes
+from profiler.report.overview import host_line
 from profiler.report.time_breakdown import activity, terms
 from profiler.store.folder import Run
 
@@ -38,25 +39,10 @@ def run() -> Run:
     return replace(base, results=tuple(result(of, noise="noisy") for of in KEYS))
 
 
-def test_a_common_reason_is_reported_once(run: Run) -> None:
-    assert noise_lines(run) == [f"all 3 cells: {DRIFT}", "decode 2 x 64: only 4 samples"]
-    assert own_noise(run) == {KEYS[2]}
-
-
 def test_a_single_cell_shares_nothing(run: Run) -> None:
     one = with_document(run, evidence=run.document.evidence[:1])
     assert common_noise_lines(one) == []
     assert noise_lines(one) == [f"prefill 1 x 64: {DRIFT}"]
-
-
-def test_a_quiet_run_has_no_noise() -> None:
-    assert noise_lines(old_run()) == []
-
-
-def test_wall_time_by_stage_the_longest_first(run: Run) -> None:
-    stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
-    assert stage_line(with_document(run, stage_s=stages)) == "wall time 2:05: timing 70 s, replays 50 s, loading 4 s"
-    assert stage_line(run) is None
 
 
 @pytest.mark.parametrize(("kind", "end"), [("cuda", ", a graph can"), ("cpu", "")])
@@ -130,34 +116,10 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
     assert own_noise(run) == set(keys[:3])
 
 
-def test_a_kind_that_all_cells_have_is_common_whatever_its_figures() -> None:
-    keys = [key("decode", batch) for batch in (1, 2)]
-    items = tuple(
-        evidence(of, noise_reasons=(f"time known to within {n} %",)) for of, n in zip(keys, (3.1, 4.0), strict=True)
-    )
-    run = with_document(old_run(), evidence=items)
-    assert noise_lines(run) == ["all 2 cells: time known to within 3.1 to 4.0 %"]
-    assert own_noise(run) == set()
-
-
 def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
     visits = [replace(item, visits=number) for item, number in zip(run.results, (1, 4, 4), strict=True)]
     assert visited_once(replace(run, results=tuple(visits))) == {KEYS[0]}
     assert visited_once(replace(run, results=tuple(replace(item, visits=1) for item in visits))) == set()
-
-
-def test_a_flag_follows_its_regime() -> None:
-    flags = (Flag.KV_BOUND, Flag.INEFFICIENT_KERNELS)
-    items = (
-        evidence(KEYS[1], flags=flags),
-        evidence(KEYS[0], regime="compute-bound", flags=flags),
-        evidence(KEYS[2], regime="kernel-bound", flags=(Flag.INEFFICIENT_KERNELS,)),
-    )
-    assert regime_names(with_document(old_run(), evidence=items)) == {
-        KEYS[1]: "memory-bound (kernels)",
-        KEYS[0]: "compute-bound (KV)",
-        KEYS[2]: "kernel-bound",
-    }
 
 
 def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:
@@ -185,11 +147,6 @@ def test_terms_have_their_half_widths(run: Run) -> None:
     measured, weights = table.rows  # a term that no cell has gets no row
     assert measured == ["measured", "1.00 s", "1.00 s", "1.00 s"]
     assert weights == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
-
-
-def test_health_is_in_words() -> None:
-    rows = dict(health_rows(old_run()))
-    assert all(not text.startswith(("{", "Spread", "(")) for text in rows.values())
 
 
 def test_what_a_user_waits_for_is_one_row_per_cell() -> None:
@@ -221,3 +178,45 @@ def test_compiled_pieces_without_a_graph_are_named(run: Run) -> None:
     engine = replace(run.document.engine, graph_skips={"compile": 2, "static": 0})
     lines = activity(with_document(run, engine=engine)).blocks[0].lines
     assert [line for line in lines if "CUDA graph" in line] == ["compile: 2 compiled pieces run without a CUDA graph"]
+
+
+PACKED_S = {1: 1e-3, 4: 1.5e-3, 8: 3e-3, 16: 9e-3}
+"""Time by batch; the dense linears take 2 ms at every batch."""
+
+
+def test_it_names_both_ends_and_the_batches_between_which_they_break_even() -> None:
+    times = tuple(BatchTimes(batch, packed_s, 2e-3, (packed_s / 2e-3,) * 3) for batch, packed_s in PACKED_S.items())
+    packed = PackedBatches("nf4", "bitsandbytes::gemv_4bit", "bfloat16", times)
+    [line] = packed_lines(with_document(whole_run(), packed_batches=packed))
+    assert line == (
+        "nf4 (bitsandbytes::gemv_4bit) against dense bfloat16, all packed linears of a decode step: packed weights are"
+        " faster at batch 1 to 4; dense weights are faster at batch 8 to 16 (1.00 ms against 2.00 ms at batch 1 and"
+        " 9.00 ms against 2.00 ms at batch 16)"
+    )
+
+
+def test_a_term_fits_two_lines() -> None:
+    run = old_run()
+    for name, term in GLOSSARY.items():
+        assert len(term.meaning) <= 130, name
+        assert len(explanation(name, run).splitlines()) <= 2, name
+
+
+def test_figures_are_those_of_the_run() -> None:
+    run = old_run()
+    fastest = min(result.latency_s for result in run.measured if result.phase == "decode")
+    assert f"{1e6 * fastest:.0f} us" in explanation("decode", run)
+    regimes = {result.regime for result in run.measured}
+    assert all(regime in dict(footnotes(run)) for regime in regimes)
+
+
+def test_an_unknown_word_names_a_near_one() -> None:
+    with pytest.raises(RequestError, match="roofline"):
+        explanation("rooflne")
+
+
+def test_a_tail_has_its_figures_or_the_samples_that_it_needs() -> None:
+    results = [result(key("decode", batch), seconds, p90_s=1.1 * seconds) for batch, seconds in ((1, 0.02), (2, 0.03))]
+    text = explanation("TPOT", replace(old_run(), results=tuple(results)))
+    assert "p50 20.0 ms to 30.0 ms in decode; p90 22.0 ms to 33.0 ms in decode" in text
+    assert text.endswith("p99 needs 100 samples, no cell has so many")

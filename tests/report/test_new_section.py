@@ -35,15 +35,3 @@ def test_every_report_has_it() -> None:
         assert "of today" in text
     assert "A toy section" in page
     assert "## A toy section" in markdown
-
-
-def test_a_page_escapes_it_and_markdown_does() -> None:
-    run = old_run()
-    assert "&lt;soup&gt;" in html_report(run)
-    assert "| &lt;soup> | 3.50 |" in markdown_report(run)
-
-
-def test_numbers_are_right_aligned_and_the_first_column_is_text() -> None:
-    table = text_table(("what", "how much", "unit", "why"), [], texts=("unit",), wrapped=("why",))
-    assert [column.number for column in table.columns] == [False, True, False, False]
-    assert [column.wrap for column in table.columns] == [False, False, False, True]

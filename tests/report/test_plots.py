@@ -92,15 +92,19 @@ def test_names_of_several_devices_do_not_overlap() -> None:
     _assert_texts_apart(draw(list(by_device.values()), "devices"))
 
 
+def _two_engines(name: str, saves_s: float, half_width_s: float, **terms: float) -> Run:
+    """A step of 20 ms of eager, and one of another engine that saves `saves_s`."""
+    other = key(engine=name)
+    ends = {"low_s": saves_s - half_width_s, "high_s": saves_s + half_width_s}
+    difference = EngineDifference(**columns_of(other), against="eager", saves_s=saves_s, **ends, terms=terms)
+    run = replace(whole_run(), results=(result(key(), 20e-3), result(other, 20e-3 - saves_s)))
+    record = replace(run.document.engine, names=("eager", name), differences=(difference,))
+    return with_document(run, engine=record)
+
+
 def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
     """A step of 20 ms takes 14 ms without dispatch (-8) and copies (-1) but with an engine term (+3)."""
-    eager, vllm = key(), key(engine="vllm")
-    terms = {"dispatch_s": -8e-3, "avoidable_s": -1e-3, "engine_s": 3e-3}
-    difference = EngineDifference(
-        **columns_of(vllm), against="eager", saves_s=6e-3, low_s=5e-3, high_s=7e-3, terms=terms
-    )
-    run = replace(whole_run(), results=(result(eager, 20e-3), result(vllm, 14e-3)))
-    run = with_document(run, engine=replace(run.document.engine, names=("eager", "vllm"), differences=(difference,)))
+    run = _two_engines("vllm", 6e-3, 1e-3, dispatch_s=-8e-3, avoidable_s=-1e-3, engine_s=3e-3)
     [axes] = draw([run], "engines").axes
     assert [label.get_text() for label in axes.get_xticklabels()] == [
         "eager", "avoidable work", "dispatch", "engine", "vllm",
@@ -108,57 +112,24 @@ def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
     spans = [(round(bar.get_y(), 6), round(bar.get_y() + bar.get_height(), 6)) for bar in axes.patches]
     assert spans == [(0, 20), (19, 20), (11, 19), (11, 14), (0, 14)]
     assert axes.get_ylim()[0] == 0
-    with pytest.raises(RequestError, match="no cell that two engines have stepped"):
-        draw([whole_run()], "engines")
 
 
 def test_a_waterfall_of_engines_draws_only_claims_and_says_where_its_axis_is_cut() -> None:
     """The axis is cut for a gain of 0.2 ms beyond noise; a gain of -0.1 to 0.5 ms is not drawn."""
-    eager, static = key(), key(engine="static")
-    difference = EngineDifference(
-        **columns_of(static), against="eager", saves_s=2e-4, low_s=1e-4, high_s=3e-4, terms={"dispatch_s": -2e-4}
-    )
-    run = replace(whole_run(), results=(result(eager, 20e-3), result(static, 19.8e-3)))
-    record = replace(run.document.engine, names=("eager", "static"))
-    [axes] = draw([with_document(run, engine=replace(record, differences=(difference,)))], "engines").axes
-    least_ms = axes.get_ylim()[0]
-    assert 18 < least_ms < 19.8
+    [axes] = draw([_two_engines("static", 2e-4, 1e-4, dispatch_s=-2e-4)], "engines").axes
+    assert 18 < axes.get_ylim()[0] < 19.8
     assert "axis cut at 19" in axes.get_title(loc="left")
-    noise = replace(difference, low_s=-1e-4, high_s=5e-4)
     with pytest.raises(RequestError, match="in 1 cell engines differ by no more than noise"):
-        draw([with_document(run, engine=replace(record, differences=(noise,)))], "engines")
+        draw([_two_engines("static", 2e-4, 3e-4, dispatch_s=-2e-4)], "engines")
 
 
-def test_a_legend_names_the_terms_that_a_run_has() -> None:
-    cell = result(key(), 1.0, weights_s=0.6, dispatch_s=0.5, unexplained_s=-0.1)
-    [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weights", "dispatch", "unexplained"]
-
-
-def test_a_bar_is_at_the_place_of_its_segments() -> None:
+def test_a_bar_is_at_the_place_of_its_segments_and_the_legend_names_them() -> None:
     """60 % weights, 50 % dispatch and a residual of -10 %."""
     cell = result(key(), 1.0, weights_s=0.6, dispatch_s=0.5, unexplained_s=-0.1)
     [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weights", "dispatch", "unexplained"]
     drawn = {(round(bar.get_x()), round(bar.get_width())) for bar in axes.patches if bar.get_width() > 0}
     assert drawn == {(0, 60), (60, 50), (-10, 10)}
-
-
-def test_several_runs_are_for_comparisons_only() -> None:
-    runs = [read_run(WHOLE), read_run(WHOLE)]
-    with pytest.raises(RequestError, match="precisions and devices"):
-        draw(runs, "split")
-
-
-def test_a_wrong_name_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"use roofline, operators, split.*roofline"):
-        save([read_run(WHOLE)], "rofline", tmp_path / "x.png")
-
-
-def test_plot_command(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    outcome = roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.svg"))
-    assert outcome.code == 0, outcome.err
-    assert (tmp_path / "map.svg").stat().st_size > 1000
-    assert roofscope("plot", str(WHOLE), "map", "--out", str(tmp_path / "map.bmp")).code == 2
 
 
 XEON, EPYC, MISTRAL = (
@@ -178,40 +149,37 @@ def _legend(name: str, *runs: Run) -> list[str]:
     return [text.get_text() for text in legend.get_texts()]
 
 
-def _title(name: str, *runs: Run) -> str:
-    figure = draw(runs, name)
-    return figure.get_suptitle()
-
-
 @pytest.mark.slow
 def test_precisions_name_what_differs() -> None:
     """Names have the precision, the machine if machines differ, and the folder if two runs are equal."""
     none, nf4 = (read_run(PRECISIONS / name) for name in ("none", "nf4"))
     assert _legend("precisions", none, nf4) == ["float32", "bfloat16, nf4"]
-    assert _title("precisions", none, nf4) == f"smollm2-135m on {none.document.device.name}"
+    title = f"smollm2-135m on {none.document.device.name}"
+    assert draw([none, nf4], "precisions").get_suptitle() == title
     assert _legend("precisions", XEON, EPYC) == ["float32, on Intel(R) Xeon(R) Processor", "float32, on AMD EPYC"]
-    assert _title("precisions", XEON, EPYC) == "smollm2-135m"
+    assert draw([XEON, EPYC], "precisions").get_suptitle() == "smollm2-135m"
     zen5 = read_run(REFERENCE / "smollm2-135m-zen5-float32")
     assert _legend("precisions", EPYC, zen5) == [
         "float32 (smollm2-135m-zen4)",
         "float32 (smollm2-135m-zen5-float32)",
     ]
-
-
-def test_two_machines_of_one_name_are_two_devices() -> None:
-    zen5 = read_run(REFERENCE / "smollm2-135m-zen5-float32")
     first, second, *_ = _legend("devices", EPYC, zen5)
     assert "AMD EPYC (smollm2-135m-zen4): " in first
     assert "AMD EPYC (smollm2-135m-zen5-float32): " in second
 
 
-def test_other_models_are_not_compared() -> None:
-    with pytest.raises(RequestError, match=r"not of smollm2-135m and mistral-7b-v0\.1; `devices`"):
-        draw([XEON, MISTRAL, EPYC], "precisions")
-    with pytest.raises(RequestError, match=r"not comparable: model smollm2-135m -> mistral-7b-v0\.1;"):
-        draw([XEON, MISTRAL], "waterfall")
-    with pytest.raises(RequestError, match=r"not comparable: device Intel\(R\) Xeon\(R\) Processor -> AMD EPYC"):
-        draw([XEON, EPYC], "waterfall")
+@pytest.mark.parametrize(
+    ("runs", "name", "says"),
+    [
+        ([XEON], "rofline", r"use roofline, operators, split.*roofline"),
+        ([XEON], "engines", "no cell that two engines have stepped"),
+        ([XEON, EPYC], "split", "precisions and devices"),
+        ([XEON, MISTRAL, EPYC], "precisions", r"not of smollm2-135m and mistral-7b-v0\.1; `devices`"),
+    ],
+)
+def test_a_picture_that_these_runs_do_not_have_is_refused(runs: list[Run], name: str, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        draw(runs, name)
 
 
 def _one_cell() -> Run:

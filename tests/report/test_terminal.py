@@ -1,4 +1,4 @@
-"""The first screen: the answer, the table, a bar per cell; 100 columns, and plain ASCII on request."""
+"""The first screen: the answer, the table, a bar per cell, to scale; 100 columns, and plain ASCII on request."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
 from rich.console import Console
 
-from profiler.judge.cells import columns_of
-from profiler.judge.module_times import GroupTime
-from profiler.report.blocks import BreakdownChart, Definitions, Lines, Section, Sentences, text_table
+from profiler.grid.cells import Cell
+from profiler.measure.rounds import Progress
+from profiler.report.blocks import Definitions, Lines, Section, Sentences, text_table
+from profiler.report.progress import LineListener
 from profiler.report.sections import run_sections
-from profiler.report.selection import of_first_engine
 from profiler.report.terminal import print_sections, screen
-from profiler.report.time_breakdown import BreakdownBar, bar_text, breakdown_bars, shares_table
+from profiler.report.time_breakdown import bar_text, breakdown_bars, shares_table
 from profiler.store.folder import Run
 
 
@@ -29,10 +29,6 @@ def show(run: Run, console: Console) -> None:
     print_sections(run_sections(run), console)
 
 
-def bars_of(run: Run) -> list[BreakdownBar]:
-    return breakdown_bars(of_first_engine(run), BreakdownChart.most_a_phase)
-
-
 def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     show(run, screen())
     lines = capsys.readouterr().out.splitlines()
@@ -40,25 +36,6 @@ def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys:
     assert first.startswith(run.answer[0][:40])
     assert max(len(line) for line in lines) <= 100
     assert "\x1b" not in "".join(lines), "a pipe gets no colours"
-
-
-def test_plain_is_ascii(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    show(run, screen(plain=True))
-    assert capsys.readouterr().out.isascii()
-
-
-def test_no_meaning_is_only_in_colours(run: Run) -> None:
-    """With colours, a bar is made of blocks; without colours, a row lists the shares."""
-    coloured, bare = io.StringIO(), io.StringIO()
-    show(run, Console(file=coloured, force_terminal=True, color_system="truecolor", width=100))
-    print_sections(
-        run_sections(run), Console(file=bare, force_terminal=True, color_system="truecolor", width=100, no_color=True)
-    )
-    assert "\x1b[34m" in coloured.getvalue()
-    assert "\x1b[34m" not in bare.getvalue()
-    assert "█ weights" in re.sub(r"\x1b\[[\d;]*m", "", coloured.getvalue())
-    printed = " ".join(bare.getvalue().split())
-    assert all(" ".join(row) in printed for row in shares_table(bars_of(run)).rows)
 
 
 def test_shares_are_listed_from_the_largest() -> None:
@@ -82,18 +59,6 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     assert bar.below_zero == "unexplained -8 %"
 
 
-def test_many_cells_get_bars_that_span_them(run: Run) -> None:
-    bars = bars_of(run)
-    assert len(run.results) == 32
-    assert len(bars) == 16
-    assert [bars[index].name for index in (0, 7, 8, 15)] == [
-        "prefill 1 x 64",
-        "prefill 8 x 512",
-        "decode 1 x 64",
-        "decode 8 x 512",
-    ]
-
-
 def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Drift of the machine made all cells noisy and is reported once; one cell also has its own reason."""
     keys = [key("prefill"), key("decode", 1), key("decode", 2)]
@@ -111,14 +76,18 @@ def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> 
 def test_engines_and_a_datasheet_still_fit(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     """MFU and MBU replace the rates that they repeat."""
     both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
-    stages = {"timing": 70.0, "replays": 10.0}
-    show(replace(with_document(run, stage_s=stages), results=tuple(both)), screen())
+    stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
+    run = replace(with_document(run, stage_s=stages), results=tuple(both))
+    show(run, screen())
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100
     assert "compile" in out
     assert "MBU" in out
     assert "compute-bound" in out
-    assert "wall time 1:20: timing 70 s, replays 10 s" in out
+    assert "wall time 2:05: timing 70 s, replays 50 s, loading 4 s" in out, "the longest first"
+    lines = shown_at(run, 80)
+    assert "…" not in "".join(lines)
+    assert max(map(len, lines)) <= 80
 
 
 def shown_at(run: Run, width: int) -> list[str]:
@@ -136,47 +105,6 @@ def test_a_narrow_screen_has_fewer_columns_and_cuts_none(run: Run, width: int, l
     [heads] = [line.split() for line in lines if line.startswith("phase")]
     assert [name for name in ("TFLOP/s", "GB/s", "tok/s") if name not in heads] == left_out
     assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
-
-
-def test_engines_and_a_datasheet_are_not_cut_at_eighty_columns(run: Run) -> None:
-    both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
-    lines = shown_at(replace(run, results=tuple(both)), 80)
-    assert "…" not in "".join(lines)
-    assert max(map(len, lines)) <= 80
-
-
-def test_a_cell_has_one_name_in_table_and_bars(run: Run) -> None:
-    """A decode after a prompt of 64 is `decode 1 x 64` in both, whatever the cache length at the middle step."""
-    lines = shown_at(run, 100)
-    begin = lines.index(next(line for line in lines if line.startswith("phase")))
-    end = lines.index(next(line for line in lines if "where the time goes" in line))
-    rows = [line.split()[:3] for line in lines[begin:end] if line.startswith(("prefill", "decode"))]
-    assert len(rows) == len(run.results)
-    assert {bar.name for bar in bars_of(run)} <= {f"{phase} {batch} x {tokens}" for phase, batch, tokens in rows}
-
-
-def test_module_times_are_apart_from_the_execution_path(run: Run) -> None:
-    inside = GroupTime(
-        **columns_of(key()), group="mlp", time_s=0.5, share=1.0, flops=1.0, bytes=1.0, roof_s=0.1, step_s=0.5
-    )
-    lines = shown_at(with_document(run, breakdown=(inside,)), 100)
-    at = next(number for number, line in enumerate(lines) if line.startswith("inside"))
-    assert not lines[at - 1].strip()
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("plain", [False, True])
-def test_a_screen_is_as_wide_as_asked(monkeypatch: pytest.MonkeyPatch, plain: bool) -> None:
-    for columns in (80, 200):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        assert screen(plain=plain, stream=Terminal()).width == columns
-        assert screen(plain=plain, stream=io.StringIO()).width == columns
-    monkeypatch.delenv("COLUMNS")
-    assert screen(plain=plain, stream=io.StringIO()).width == 100
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
@@ -199,16 +127,6 @@ def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> No
     assert all(any(cell in part for part in lines) for cell in rows[0][1:])
 
 
-def test_a_first_look_counts_the_warnings_that_change_no_conclusion(run: Run) -> None:
-    warned = with_document(run, warnings=("the GPU was throttled.", "the roofs moved."), remarks=("the roofs moved.",))
-    stream = io.StringIO()
-    print_sections(run_sections(warned), Console(file=stream, width=100, markup=False), 45)
-    text = stream.getvalue()
-    assert "! the GPU was throttled." in text
-    assert "the roofs moved" not in text
-    assert "1 warning that changes no conclusion: --full" in text
-
-
 def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None:
     """Of 100 rows a screen of 45 lines has the first, or evenly picked ones from the first to the last."""
     rows = [[f"row {number}", "1"] for number in range(100)]
@@ -220,3 +138,38 @@ def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None
         assert shown[0] == "row 0"
         assert shown[-1] == (f"row {len(shown) - 1}" if ranked else "row 99")
         assert f"{len(shown)} of 100 rows" in " ".join(stream.getvalue().split())
+
+
+def test_negative_terms_are_left_of_zero() -> None:
+    cell = result(key(), 1.0, weights_s=1.1, kernel_s=-0.02, unexplained_s=-0.08)
+    [bar] = breakdown_bars([cell], 8)
+    spans = {item.term: (item.start, item.end) for item in bar.segments}
+    assert spans["weights_s"] == (0.0, pytest.approx(1.1))
+    assert spans["kernel_s"] == (pytest.approx(-0.02), pytest.approx(0.0))
+    assert spans["unexplained_s"] == (pytest.approx(-0.10), pytest.approx(-0.02))
+    assert sum(item.share for item in bar.segments) == pytest.approx(1.0)
+    assert bar.below_zero == "unexplained -8 %"
+
+
+def test_a_tiny_negative_term_is_not_mentioned() -> None:
+    [bar] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
+    assert bar.below_zero == ""
+
+
+def test_parts_of_more_than_twice_the_time_are_not_drawn() -> None:
+    """A cell took 357 ms, but its kernels took 3.8 s when they were measured later, while other work ran."""
+    cell = result(key(), 0.357, kernel_s=3.8, unexplained_s=0.357 - 3.8)
+    assert breakdown_bars([cell], 8) == []
+
+
+def test_a_line_per_stage_and_one_per_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    listener = LineListener()
+    listener.stage("timing")
+    for visit, elapsed_s, left_s in ((1, 0, 60), (1, 29, 31), (1, 45, 15), (2, 70, 5), (2, 90, 1)):
+        listener.progress(Progress(Cell(1, 64, 8), visit, elapsed_s, left_s), 4)
+    assert capsys.readouterr().err.splitlines() == [
+        "timing",
+        "batch 1 x 64, visit 1, about 1:00 left",
+        "batch 1 x 64, visit 1, about 0:15 left",
+        "batch 1 x 64, visit 2, about 0:01 left",
+    ]

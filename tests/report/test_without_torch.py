@@ -20,13 +20,10 @@ import profiler.report
 for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."):
     importlib.import_module(module.name)
 from profiler.store.folder import read_run
-from profiler.report.terminal import screen
-from profiler.run.screens import comparison_sections
-from profiler.run.screens import doubling_sections
-from profiler.run.screens import write_comparison
+from profiler.report.terminal import print_sections, screen
+from profiler.run.screens import comparison_sections, doubling_sections, write_comparison
 from profiler.report.write import write_reports
 from profiler.report.sections import run_sections
-from profiler.report.terminal import print_sections
 base = Path(sys.argv[1])
 runs = [read_run(base / name) for name in ("none", "nf4")]
 write_reports(runs)

@@ -1,13 +1,22 @@
-"""Failures that affect only their own part of a run, and failures that end the run."""
+"""Failures that affect only their part of a run or end it, and run folders after kills and damage."""
 
 from __future__ import annotations
 
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
 import weakref
+from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest import mock
 
+import pandas as pd
 import pytest
 import torch
 from hurry import with_effort
@@ -15,7 +24,7 @@ from machines import HOST, small
 
 import profiler
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import DeviceError, RankError, RequestError
+from profiler.errors import DeviceError, RankError, RequestError, RunError
 from profiler.facts.visits import Gap
 from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
@@ -24,20 +33,11 @@ from profiler.measure.sweep import VisitContext, visit, warm_up
 from profiler.ranks.process_group import ProcessGroup
 from profiler.report.progress import QuietListener
 from profiler.run.stages import Stages
+from profiler.store.document import SCHEMA_VERSION
+from profiler.store.folder import read_run
+from profiler.store.samples import read_records
 
 CELL = Cell(1, 8, 8)
-
-
-class Failing:
-    """An engine whose first call raises."""
-
-    name = "eager"
-
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
-
-    def prepare(self, batch: int, slots: int) -> None:
-        raise self.error
 
 
 class Hears(QuietListener):
@@ -48,8 +48,13 @@ class Hears(QuietListener):
         self.heard.append(text)
 
 
+def failing(error: BaseException) -> Any:
+    """An engine whose first call raises."""
+    return SimpleNamespace(name="eager", prepare=mock.Mock(side_effect=error))
+
+
 def visited(error: BaseException) -> Any:
-    return visit(Failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))  # type: ignore[arg-type]
+    return visit(failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))
 
 
 def no_memory() -> BaseException:
@@ -82,7 +87,7 @@ def test_what_ends_a_run_ends_it(error: BaseException) -> None:
     with pytest.raises(type(error)):
         visited(error)
     with pytest.raises(type(error)):
-        warm_up(Failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)  # type: ignore[arg-type]
+        warm_up(failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)
     with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
         raise error
 
@@ -121,7 +126,7 @@ def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.ci
 def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The batch of one is measured, judged and reported, although other parts of the run fail.
 
@@ -131,7 +136,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     prefill = EagerEngine.prefill
     tried: list[object] = []
 
-    def failing(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
+    def fails_at_two(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
         if ids.shape[0] == 2:
             raise AttributeError("no attribute 'cos'")
         return prefill(self, ids, slots)
@@ -139,15 +144,13 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     def unforeseen(*_: object, **__: object) -> Any:
         raise KeyError("what nobody foresaw")
 
-    monkeypatch.setattr(EagerEngine, "prefill", failing)
+    monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
     monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
-    monkeypatch.setattr("profiler.report.write.save", Mock(side_effect=OSError(ENOSPC, "No space left on device")))
+    monkeypatch.setattr("profiler.report.write.save", mock.Mock(side_effect=OSError(ENOSPC, "No space left on device")))
     with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5, pictures=("split",))
     listener = Hears()
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=1, out=tmp_path, listener=listener
-    )
+    run = profile_tiny(batch_sizes=[1, 2], no_levers=False, listener=listener)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
@@ -159,3 +162,126 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> profiler.Run:
+    """A copy of a committed run."""
+    return read_run(
+        Path(shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen5-bfloat16", tmp_path / "copy"))
+    )
+
+
+ROOT = Path(__file__).parents[2]
+HURRIED = ROOT / "tests" / "hurry.py"
+
+
+def run_cli(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, str(HURRIED), "run", *arguments]
+    # A suite in a shell's background ignores Ctrl-C, and so would the processes that it starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """After SIGKILL in a sweep and a torn last line, --resume loses no visit and repeats none."""
+    folder = tmp_path / "killed"
+    options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
+    process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--quiet")
+    samples = folder / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)
+    before = samples.read_text().splitlines()
+    assert len(read_run(folder).cells) == 12, "the table is written during the sweep"
+    assert roofscope("export", str(folder)).code == 0
+    with samples.open("a") as file:
+        file.write('{"kind": "visit", "batch_')
+
+    refused = roofscope("run", "--resume", str(folder))
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "path again" in refused.err
+    other = roofscope("run", "gpt2", "--resume", str(folder), "--quiet")
+    assert other.code == 2
+    assert "it profiled tiny-llama" in other.err
+
+    done = roofscope("run", str(tiny_folder), "--resume", str(folder), "--budget", "1", "--quiet")
+    assert done.code == 0, done.err
+    run = read_run(folder)
+    assert run.document.finished
+    assert (run.cells["status"] == "ok").all()
+    after = samples.read_text().splitlines()
+    assert after[: len(before)] == before
+    visits = [
+        (record["batch_size"], record["prompt_len"], record["round"])
+        for record in read_records(folder)
+        if "round" in record
+    ]
+    assert sorted(visits) == sorted(set(visits)), "no visit is repeated"
+    assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run is not changed"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("run.json", "{", "run.json"),
+        ("run.json", '{"schema_version": 6}', "run.json"),
+        ("run.json", json.dumps({"schema_version": SCHEMA_VERSION + 1, "something_new": 1}), "newer roofscope"),
+        ("run.json", '{"schema_version": 5}', r"roofscope 0\.3\.0"),
+        ("cells.csv", "phase\nprefill\n", "batch_size"),
+        ("cells.csv", None, "cells.csv"),
+        ("run.json", None, "run.json"),
+    ],
+)
+def test_a_damaged_folder_says_which_file_and_another_schema_which_release(
+    stored: profiler.Run, name: str, content: str | None, says: str
+) -> None:
+    file = stored.folder / name
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(RunError, match=says):
+        read_run(stored.folder)
+
+
+def test_a_damaged_sample_is_named_by_its_line(stored: profiler.Run) -> None:
+    samples = stored.folder / "samples.jsonl"
+    lines = samples.read_text().splitlines()
+    samples.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    with pytest.raises(RunError, match="line 2"):
+        read_records(stored.folder)
+    assert len(read_run(stored.folder).cells) == len(stored.cells), "the table can still be read"
+
+
+def test_a_run_without_a_later_column_is_read(stored: profiler.Run) -> None:
+    """What a run did not record is not known; a table without times is damaged."""
+    copy = stored.folder
+    frame = pd.read_csv(copy / "cells.csv")
+    frame.drop(columns="visits").to_csv(copy / "cells.csv", index=False)
+    assert {result.visits for result in read_run(copy).results} == {None}
+    frame.drop(columns="latency_s").to_csv(copy / "cells.csv", index=False)
+    with pytest.raises(RunError, match="latency_s"):
+        read_run(copy)
+
+
+@pytest.mark.slow
+def test_engines_and_depths_in_one_run(profile_tiny: Callable[..., profiler.Run]) -> None:
+    """Every engine visits every cell; a filled cache has a decode and no prefill; differences have intervals."""
+    sizes = {"prompt_lens": [16], "context_lens": [64], "batch_sizes": [1, 2], "new_tokens": 12}
+    run = profile_tiny(**sizes, engine="eager,static", budget_s=2)
+    counts = run.cells.groupby(["engine", "phase"]).size().to_dict()
+    assert counts == {(e, phase): n for e in ("eager", "static") for phase, n in (("prefill", 2), ("decode", 4))}
+    deep = run.cells[run.cells["prompt_len"] == 0]
+    assert set(deep["context_len"]) == {64 + 12 // 2}
+    assert set(deep["phase"]) == {"decode"}
+    differences = run.document.engine.differences
+    assert len(differences) == 6
+    assert all(item.low_s <= item.saves_s <= item.high_s for item in differences)
+    # A static cache is read to its last slot; a dynamic one is copied whole at every step.
+    executed = run.cells.set_index(["engine", "phase", "batch_size", "prompt_len"])["executed_bytes"]
+    layers, token_bytes, slots = 2, 2 * 2 * 16 * 4, 16 + 12
+    held = 16 + 12 // 2
+    assert executed["eager", "decode", 1, 16] - executed["static", "decode", 1, 16] == layers * token_bytes * (
+        2 * (held + 1) - (slots - held - 1)  # the new token fills one
+    )

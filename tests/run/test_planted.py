@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 import torch
 from hurry import hurry, with_effort
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
+from small_models import small_model
+from transformers import LlamaModel
 from transformers.activations import ACT2FN
 
 import profiler
@@ -45,18 +46,9 @@ NOBODY = 1e6
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a model of two layers, so wide that products dominate a prefill and weights dominate a decode step."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=2,
-        num_attention_heads=12,
-        num_key_value_heads=12,
-        vocab_size=512,
-        max_position_embeddings=4096,
-    )
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "vocab_size": 512, "max_position_embeddings": 4096}
     folder = tmp_path_factory.mktemp("models") / "small-llama"
-    LlamaForCausalLM(config).save_pretrained(folder)
+    small_model("Llama", **sizes, num_attention_heads=12, num_key_value_heads=12).save_pretrained(folder)
     return folder
 
 

@@ -1,24 +1,28 @@
-"""A run over real prompts: their lengths are the grid, and their tokens choose the experts."""
+"""Runs over real prompts, which are the grid and choose the experts, and over unequal ones, which are padded."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hurry import hurry
+from hurry import hurry, with_effort
 from subjects import subject_of
 from tokenized import EXPERTS, planted_mixture
 
 import profiler
-from profiler.cli.app import main
 from profiler.engines.transformers import PaddedEngine
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import Cell
+from profiler.grid.ragged import BUCKETED, PACKED, REFILLING, SORTED
+from profiler.judge.breakdown import TERMS
 from profiler.measure.module_hooks import experts_touched
 from profiler.report.blocks import TextTable
-from profiler.report.conditions import experts
+from profiler.report.conditions import experts, ragged
+from profiler.run.judge_folder import judge_folder
 from profiler.run.options import Options
 from profiler.run.validate import prepare, prepare_resume
 
@@ -100,15 +104,13 @@ def test_the_batches_are_those_that_the_file_fills(one_expert: Path, tmp_path: P
 
 
 def test_the_command_line_says_in_one_line_what_is_wrong(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_folder: Path, tmp_path: Path, roofscope: Callable[..., Any]
 ) -> None:
     asked = _file(tmp_path, "w1")
     for model in (str(tiny_folder), "smollm2-135m"):
-        monkeypatch.setattr("sys.argv", ["roofscope", "run", model, "--prompts", asked])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 2
-        [line] = capsys.readouterr().err.splitlines()
+        found = roofscope("run", model, "--prompts", asked)
+        assert found.code == 2
+        [line] = found.err.splitlines()
         assert line.startswith("roofscope: --prompts needs a tokenizer, and none of")
 
 
@@ -146,3 +148,47 @@ def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
     _file(tmp_path, "w1 w2 w3 w1", "w3 w2 w1 w12")
     with pytest.raises(RunError, match=r"ran other prompts than asked\.txt has now"):
         prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=asked))
+
+
+@pytest.mark.slow
+def test_a_run_over_unequal_prompts(
+    tmp_path: Path, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Enough time to try each way on a busy machine.
+    with_effort(monkeypatch, queue_share=5.0)
+    lengths = tmp_path / "lengths.txt"
+    # Two batches of (16, 32, 16, 32): a quarter is padding; half of the sequences write half as many steps.
+    lengths.write_text("16 5\n32 9\n16 5\n32 9\n" * 2)
+    asked = {"prompt_lens": f"ragged:{lengths}", "batch_sizes": [4], "new_tokens": 32}
+    run = profile_tiny(**asked, dtype="float32", budget_s=4)
+    rows = {(row.phase, row.engine): row for row in run.results}
+    assert set(rows) == {(phase, engine) for phase in ("prefill", "decode") for engine in ("padded", "eager")}
+    padded, plain = rows["prefill", "padded"], rows["prefill", "eager"]
+    assert (padded.prompt_len, padded.new_tokens, padded.padding) == (32, 9, 0.25)
+    assert padded.tokens_per_s * padded.latency_s == pytest.approx(96)
+    assert plain.tokens_per_s * plain.latency_s == pytest.approx(128)
+    # Linears do a quarter less work for the prompts than for the padded shape; attention does even less.
+    assert 0.70 < padded.model_flops / plain.model_flops < 0.75
+    assert padded.executed_flops >= plain.model_flops
+    step = rows["decode", "padded"]
+    assert step.waiting_s == pytest.approx(step.latency_s * 0.25)
+    for row in run.measured:
+        assert sum(getattr(row, term) for term in TERMS) == pytest.approx(row.latency_s)
+        assert (row.padding_s > 0) == (row.engine == "padded")
+    first, second = sorted(run.document.ragged, key=lambda item: item.phase, reverse=True)
+    assert [lever.change for lever in first.ways] == [SORTED, BUCKETED, PACKED]
+    assert {lever.basis for lever in first.ways} == {"tried"}
+    # Sorted, or in buckets of 16 and of 32, nothing is padded: this saves all time that a step spends on padding.
+    assert [lever.change for lever in second.ways] == [SORTED, BUCKETED, REFILLING]
+    assert [lever.saves_s for lever in second.ways] == pytest.approx([step.padding_s, step.padding_s, step.waiting_s])
+    assert {lever.basis for lever in second.ways} == {"computed"}
+    assert first.mask_s == pytest.approx(padded.mask_s)
+    words = "\n".join(ragged(run).blocks[0].lines)
+    assert "25 % of the positions are padding" in words
+    assert "25 % of the time" in words
+    # The run contains no home directory and no path of the machine.
+    assert str(tmp_path) not in (run.folder / "run.json").read_text()
+    assert run.document.command.count("ragged:lengths.txt") == 1
+    kept = json.loads((run.folder / "run.json").read_text())
+    judge_folder(run.folder)
+    assert json.loads((run.folder / "run.json").read_text()) == kept

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from cells import row
 from hurry import with_effort
 
 import profiler
@@ -56,9 +55,9 @@ def test_samples_are_the_raw_ones(run: profiler.Run) -> None:
     every = [record for record in records if record["kind"] == "visit"]
     visits = [record for record in every if (record["batch_size"], record["prompt_len"]) == (1, 64)]
     steady = [value for record in visits for value in record["decode_s"][1:]]
-    decode = row(run, "decode", 1, 64)
-    assert decode["samples"] == len(steady)
-    assert decode["latency_s"] == pytest.approx(pd.Series(steady).median())
+    [decode] = [row for row in run.results if (row.phase, row.batch_size, row.prompt_len) == ("decode", 1, 64)]
+    assert decode.samples == len(steady)
+    assert decode.latency_s == pytest.approx(pd.Series(steady).median())
     for record in visits:
         assert len(record["decode_s"]) == 15
         assert record["prefill_s"] + sum(record["decode_s"]) == pytest.approx(record["wall_s"], rel=0.02)

@@ -7,7 +7,6 @@ from typing import get_args
 
 import pandas as pd
 import pytest
-from cells import row
 from hurry import with_effort
 
 import profiler
@@ -55,16 +54,16 @@ def test_work_is_that_of_the_model(gguf_run: profiler.Run) -> None:
     """SmolLM2-135M: 30 layers, hidden 576, intermediate 1536, 9 query and 3 KV heads of 64, vocabulary 49152, tied."""
     layer = 576 * (576 + 192 + 192) + 576 * 576 + 3 * 576 * 1536
     head, norms = 49152 * 576, 61 * 576
-    decode = row(gguf_run, "decode", 1, 64)
+    cells = {(cell.phase, cell.batch_size, cell.prompt_len): cell for cell in gguf_run.results}
+    decode, prefill = cells["decode", 1, 64], cells["prefill", 2, 128]
     context = 64 + 16 // 2
-    assert decode["context_len"] == context
-    assert decode["model_flops"] == 2 * 30 * layer + 2 * head + 4 * 576 * 30 * (context + 1)
+    assert decode.context_len == context
+    assert decode.model_flops == 2 * 30 * layer + 2 * head + 4 * 576 * 30 * (context + 1)
     weights = 4 * (30 * layer + head + norms)
     kv_token = 2 * 192 * 30 * 4
-    assert decode["model_bytes"] == weights + kv_token * (context + 1) + 4 * 576 + 4 * 49152
-    prefill = row(gguf_run, "prefill", 2, 128)
+    assert decode.model_bytes == weights + kv_token * (context + 1) + 4 * 576 + 4 * 49152
     causal = 4 * 576 * 30 * 2 * (128 * 129 // 2)
-    assert prefill["model_flops"] == 2 * 256 * 30 * layer + causal + 2 * 2 * head
+    assert prefill.model_flops == 2 * 256 * 30 * layer + causal + 2 * 2 * head
 
 
 def test_figures_hold_together(gguf_run: profiler.Run) -> None:

@@ -1,18 +1,30 @@
-"""Warnings about other processes on the machine, and about a GPU that is slower than it should be."""
+"""Busy neighbours, for which a run waits and of which it warns; GPUs that are slower than they should be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from machines import Others
 
 from profiler.data.datasheets import gpus
-from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
+from profiler.effort import Effort
 from profiler.facts.roofs import Ceilings, Roof
+from profiler.facts.run_facts import Facts
+from profiler.facts.telemetry import BusyProcess, Contention
+from profiler.judge.judge_run import judge_run
 from profiler.judge.warnings import health_warnings
+from profiler.run.setup import wait_for_neighbours
+from profiler.run.stages import RunBudget, Stages
 from profiler.run.warnings import busy_words, device_warnings
+from profiler.store.folder import read_document, read_facts, read_gathered
+from tests.machines import HOST
 
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
@@ -31,35 +43,22 @@ def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceiling
     )
 
 
-@dataclass
-class Others(ForeignLoad):
-    """Other processes keep `busy` of `watched` cores busy."""
-
-    busy: float
-    watched: int = 2
-
-    def cores(self) -> float:
-        return self.busy
-
-
 @pytest.mark.parametrize(
     ("threads", "busy", "cores", "warned"),
-    [(2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True)],
-)
+    [
+        (2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True),
+        (None, 14.0, 16, False), (None, 15.9, 16, True),
+    ],
+)  # fmt: skip
 def test_others_are_told_of_where_they_take_cores_that_are_needed(
-    threads: int, busy: float, cores: int, warned: bool
+    threads: int | None, busy: float, cores: int, warned: bool
 ) -> None:
-    info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None)
+    """A GPU needs one core of its host."""
+    info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None) if threads else card("T4")
     found = busy_words(info.host_threads, Others(busy, cores))
     assert bool(found) == warned
     if warned:
         assert f"other processes keep {busy:.1f} of {cores} cores busy" in found[0]
-
-
-def test_a_card_needs_one_core_of_its_host() -> None:
-    assert busy_words(card("T4").host_threads, Others(14.0, 16)) == []
-    [warning] = busy_words(card("T4").host_threads, Others(15.9, 16))
-    assert "15.9 of 16 cores" in warning
 
 
 def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,3 +94,65 @@ def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
     assert f"{dtype} products" in slow
     [slow] = health_warnings(info.datasheet, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
     assert "copies" in slow
+
+
+RUN = Path(__file__).resolve().parents[2] / "runs" / "reference" / "smollm2-135m-xeon"
+QUIET = Contention(0.0, 1)
+BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each wait between two looks, which take no time here."""
+    seconds: list[float] = []
+    monkeypatch.setattr("profiler.run.setup.time", SimpleNamespace(sleep=seconds.append))
+    return seconds
+
+
+def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
+    """Wait for neighbours with these readings, of which the last one is repeated."""
+    told: list[str] = []
+    readings = itertools.chain(looks, itertools.repeat(looks[-1]))
+    neighbours: Any = SimpleNamespace(look=lambda: next(readings))
+    listener: Any = SimpleNamespace(stage=told.append)
+    return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), told
+
+
+def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
+    found, [stage] = waited(60.0, BUSY, BUSY, QUIET)
+    assert found == []
+    assert len(waits) == 2
+    assert "1.0 of 1 core busy with backup (pid 7)" in stage
+    assert "at most 6 s" in stage
+
+
+def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
+    looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
+    [found], _ = waited(10.0, *looks)
+    assert found.at_unix_s == len(waits), "a look follows each wait"
+    assert sum(waits) == 1.0
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    document = read_document(RUN)
+    return read_facts(RUN, document, read_gathered(RUN, document))
+
+
+def busy(facts: Facts, cores: float) -> Facts:
+    visits = {cell: [replace(visit, foreign_cores=cores) for visit in known] for cell, known in facts.visits.items()}
+    return replace(facts, visits=visits, others={**facts.others, Contention: [replace(BUSY, of_cores=2)]})
+
+
+def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(facts: Facts) -> None:
+    quiet, disturbed = judge_run(facts), judge_run(busy(facts, 0.9))
+    assert "This machine was busy: backup (pid 7) kept up to 1.0 of 2 cores busy in" in disturbed.answer[0]
+    assert "no saving is named" in disturbed.answer[1]
+    assert any("save" in sentence for sentence in quiet.answer)
+    assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer[2:])
+    assert {lever.basis for item in disturbed.evidence for lever in item.levers} <= {"tried"}
+
+
+def test_the_systems_own_work_is_no_neighbour(facts: Facts) -> None:
+    idle = replace(busy(facts, 0.02), others=facts.others)
+    assert judge_run(idle).answer == judge_run(facts).answer

@@ -46,11 +46,7 @@ FAULTS = {
     "reranker": ("all-logits", "**pairs", "**pairs, logits_to_keep=1"),
     "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
     "paged_one_by_one": ("one-by-one", "[[question] for question in questions]", "[questions]"),
-    "adapters": (
-        "unmerged-adapters",
-        'with_adapters(AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto"))',
-        'AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")',
-    ),
+    "adapters": ("unmerged-adapters", "with_adapters(Auto", "(Auto"),
     "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
@@ -100,19 +96,9 @@ def tiny_llama(**options: Any) -> LlamaForCausalLM:
 def save_small_llama(folder: Path) -> None:
     """Save a small Llama in bfloat16, whose vocabulary is large enough that needless logits cost time."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=256,
-        intermediate_size=1024,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        vocab_size=16384,
-        max_position_embeddings=1024,
-        bos_token_id=1,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 16384}
+    heads, ends = {"num_attention_heads": 8, "max_position_embeddings": 1024}, {"eos_token_id": None, "pad_token_id": 0}
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).to(torch.bfloat16).save_pretrained(folder)
 
 
 @contextlib.contextmanager
@@ -140,7 +126,7 @@ def run_watched(script: Path, model: Path) -> Recorder:
     recorder = Recorder()
     with (
         patch.object(sys, "argv", sys.argv),
-        patch.object(sys, "path", list(sys.path)),
+        patch.object(sys, "path", [*sys.path, str(SCRIPTS)]),
         patch.dict(sys.modules, {"__main__": sys.modules["__main__"]}),
         watched(recorder),
     ):

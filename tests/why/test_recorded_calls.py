@@ -1,17 +1,31 @@
-"""What is recorded of a call: the batch that the model gets, the calls of `generate_batch`, repeated encoding."""
+"""What is recorded of a call: its batch, the positions of logits that the script reads, a model in plain PyTorch."""
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from planted_faults import changes_to, tiny_llama
+import torch.nn.functional as F
+from hurry import with_effort
+from planted_faults import changes_to, recorded, tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedTokenizerFast
 
+import profiler
+from profiler.facts.step import Step
 from profiler.why_slow.findings import judge_calls
+from profiler.why_slow.floor import floor_of_calls, subjects_of
 from profiler.why_slow.patches import watched
+from profiler.why_slow.plain_models import plain_work
+from profiler.why_slow.read_logits import watched_logits
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows
 
@@ -75,3 +89,216 @@ def test_only_repeated_encoding_is_recorded() -> None:
         assert tokenizer.batch_decode([ids[:1], ids[:1]]) == tokenizer.batch_decode([ids[:1], ids[:1]])
     assert [len(seconds) for seconds in recorder.again_s.values()] == [2]
     assert recorder.text_s > 0
+
+
+ROWS, TOKENS, VOCABULARY = 3, 5, 7
+
+
+LENGTHS = torch.tensor([2, 3, 5])
+ONE_PER_ROW: dict[str, tuple[Callable[[Any], Any], int]] = {
+    # read: (how, last positions that include it)
+    "the last": (lambda x: x[:, -1], 1),
+    "the last, as a slice": (lambda x: x[:, -1:], 1),
+    "the last of one row": (lambda x: x[0, -1], 1),
+    "the last of each row in turn": (lambda x: torch.stack([row[-1] for row in x]), 1),
+    "the last of each length": (lambda x: x[torch.arange(ROWS), LENGTHS - 1], 4),
+    "in 32 bits": (lambda x: x.float()[:, -1], 1),
+    "after a softmax": (lambda x: x.softmax(-1)[:, -1], 1),
+    "after argmax, of the last": (lambda x: x[:, -1].argmax(dim=-1), 1),
+    "two columns, then the last": (lambda x: x[..., [2, 3]][:, -1], 1),
+    "with a temperature": (lambda x: F.softmax(x[:, -1] / 0.7, dim=-1), 1),
+}
+MORE: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "the last two": (lambda x: x[1:2, -2:].log_softmax(-1).sum(), 2),
+    "all but the last": (lambda x: x[:, :-1].float().log_softmax(-1), TOKENS),
+    "a loss": (lambda x: F.cross_entropy(x.view(-1, VOCABULARY), torch.zeros(ROWS * TOKENS).long()), TOKENS),
+    "the last, after a softmax of positions": (lambda x: x.softmax(1)[:, -1], TOKENS),
+    "the last, after argmax of positions": (lambda x: x.argmax(dim=1)[:, -1], TOKENS),
+    "one column of the last, after a softmax of it": (lambda x: x[..., 2].softmax(-1)[:, -1], TOKENS),
+    "transposed": (lambda x: x.mT[..., -1], TOKENS),
+    "its data": (lambda x: x.data[:, -2:], TOKENS),
+    "all in numpy": (lambda x: torch.tensor(x.numpy().sum()), TOKENS),
+    "a copy": (lambda x: copy.deepcopy(x), TOKENS),
+    "pickled": (lambda x: pickle.loads(pickle.dumps(x)), TOKENS),
+    "an operator of torch.ops": (lambda x: torch.ops.aten.add.Tensor(x, 1), TOKENS),
+    "written to": (lambda x: x.index_fill_(1, torch.tensor([0]), 0.0), TOKENS),
+}
+
+
+@pytest.mark.parametrize("read", ONE_PER_ROW | MORE)
+def test_a_read_has_the_values_of_a_plain_tensor_and_its_positions_are_known(read: str) -> None:
+    how, last = (ONE_PER_ROW | MORE)[read]
+    plain = torch.randn(ROWS, TOKENS, VOCABULARY)
+    logits = watched_logits(plain.clone())
+    found, expected = how(logits), how(plain)
+    assert torch.equal(torch.as_tensor(found.tolist()), torch.as_tensor(expected.tolist()))
+    assert (logits.read.at_most_one_per_row, logits.read.last) == (read in ONE_PER_ROW, last)
+
+
+def test_a_shape_is_no_read() -> None:
+    logits = watched_logits(torch.randn(ROWS, TOKENS, VOCABULARY))
+    assert (logits.shape, len(logits), logits.dtype) == ((ROWS, TOKENS, VOCABULARY), ROWS, torch.float32)
+    assert (logits.read.places, logits.read.last) == ([], 0)
+
+
+IDS = torch.ones(2, 8, dtype=torch.long)
+SCORERS: dict[str, tuple[Callable[[Any], Any], str | None]] = {
+    "a reranker": (lambda model: model(IDS).logits[:, -1, [3, 5]].sum(), "pass logits_to_keep=1"),
+    "rows of several lengths": (
+        lambda model: model(IDS).logits[torch.arange(2), torch.tensor([4, 7])].sum(),
+        "pad on the left, and pass logits_to_keep=1",
+    ),
+    "a continuation": (lambda model: model(IDS).logits[0, 5:-1].log_softmax(-1).sum(), "pass logits_to_keep=3"),
+    "all positions": (lambda model: model(IDS).logits[:, :-1].log_softmax(-1).sum(), None),
+    "a loss": (lambda model: model(IDS, labels=IDS).loss, None),
+    "only the last computed": (lambda model: model(IDS, logits_to_keep=1).logits[:, -1].sum(), None),
+    "one call of two reads all": (lambda model: [model(IDS).logits[:, -1].sum(), model(IDS).logits.sum()], None),
+}
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_logits_that_nobody_reads_are_left_out(scorer: str) -> None:
+    script, change = SCORERS[scorer]
+    model = tiny_llama()
+    found = changes_to(lambda: script(model)).get("all-logits")
+    assert (found.change if found else None) == change
+    if found:
+        assert found.changed().logits.shape[1] == int(found.change[-1])  # type: ignore[attr-defined]
+
+
+def test_compiled_code_gets_plain_logits() -> None:
+    """Its code is specialised to the class of a tensor."""
+    model = tiny_llama()
+    classes = []
+
+    def run() -> None:
+        torch.compile(lambda x: x, backend="eager")
+        classes.append(type(model(IDS).logits))
+
+    changes_to(run)
+    assert classes == [torch.Tensor]
+
+
+ENTRIES, WIDTH, HEADS, LAYERS = 96, 64, 4, 2
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.keys, self.values = torch.zeros(2, 1, HEADS, 64, WIDTH // HEADS)
+
+    def forward(self, x: Any, start: int) -> Any:
+        batch, tokens, _ = x.shape
+        q, k, v = (y.view(batch, tokens, HEADS, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
+        if start:
+            self.keys[:, :, start : start + tokens], self.values[:, :, start : start + tokens] = k, v
+            k, v = self.keys[:, :, : start + tokens], self.values[:, :, : start + tokens]
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=not start)
+        return x + self.out(y.transpose(1, 2).reshape(batch, tokens, WIDTH))
+
+
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.layers = nn.Embedding(ENTRIES, WIDTH), nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, ENTRIES, bias=False)
+
+    def forward(self, ids: Any, start: int = 0) -> Any:
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x, start)
+        return self.head(self.norm(x[:, -1:]))
+
+
+class Wrapped(nn.Module):
+    """A transformers model inside another module, as peft wraps it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = tiny_llama()
+
+    def forward(self, ids: Any) -> Any:
+        return self.model(ids)
+
+
+def ids(tokens: int) -> torch.Tensor:
+    return torch.ones(1, tokens, dtype=torch.long)
+
+
+def test_a_cached_step_has_its_context() -> None:
+    model = Plain().eval()
+
+    def run() -> None:
+        model(ids(8))
+        model(ids(1), 8)
+        model.head(torch.ones(1, 1, WIDTH))  # a part of a model is not a model
+        nn.CrossEntropyLoss()(torch.ones(1, 4), torch.ones(1, dtype=torch.long))
+
+    seen = recorded(run).seen("script")
+    assert [call.words for call in seen.calls] == ["forward 1 x 8", "forward 1 x 1 @ 8"]
+    assert {call.model for call in seen.calls} == {"Plain"}
+    assert "__call__" not in vars(Plain)
+    assert "__init_subclass__" not in vars(nn.Module)
+    assert functional.scaled_dot_product_attention.__module__ != "profiler.why_slow.recorder"
+
+
+def test_a_model_of_transformers_in_a_module_is_recorded_itself() -> None:
+    wrapped = Wrapped()
+    seen = recorded(lambda: wrapped(ids(4))).seen("script")
+    assert [call.model for call in seen.calls] == ["LlamaForCausalLM"]
+
+
+def test_a_compiled_model_is_recorded() -> None:
+    model = torch.compile(Plain().eval(), backend="eager")
+    seen = recorded(lambda: model(ids(4))).seen("script")
+    assert [(call.model, call.settings.compiled) for call in seen.calls] == [("Plain", True)]
+
+
+def test_its_work_is_that_of_torchs_counter() -> None:
+    """One token attends to 9 keys, and torch's counter counts the same matrix products."""
+    model = Plain().eval()
+    recorder = recorded(lambda: model(ids(1), 8))
+    work = plain_work(model, recorder.notes[0].attention)
+    # torch's counter does not know the fused kernel of a CPU.
+    with FlopCounterMode(display=False) as counter, torch.inference_mode(), sdpa_kernel(SDPBackend.MATH):
+        model(ids(1), 8)
+    step = Step(1, 1, 8)
+    assert work.work(step).model_flops == counter.get_total_flops()
+    linears = LAYERS * 4 * WIDTH * WIDTH + WIDTH * ENTRIES
+    attention = LAYERS * 2 * WIDTH * 9
+    assert work.work(step).model_flops == 2 * (linears + attention)
+    # Only the last position reaches the head.
+    assert work.work(Step(1, 5, 0)).model_flops == (
+        2 * (5 * LAYERS * 4 * WIDTH * WIDTH + WIDTH * ENTRIES) + 2 * LAYERS * 2 * WIDTH * 15
+    )
+    assert work.params == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
+    from profiler.counting.floor import RoofSet
+
+    roofs = RoofSet("known", 1e9, {"float32": 1e9}, 0)
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: roofs)
+    model = Plain().eval()
+    recorder = recorded(lambda: model(ids(1), 8))
+    [call] = recorder.seen("script").calls
+    floor = floor_of_calls([call], subjects_of(recorder.notes))
+    # A step of one token reads each weight of 4 bytes for two FLOPs, and the keys and values of 8 tokens.
+    weights = sum(parameter.numel() for parameter in model.parameters()) - ENTRIES * WIDTH
+    nbytes = 4 * (weights + WIDTH + ENTRIES + LAYERS * 2 * WIDTH * 9)
+    assert floor.seconds == pytest.approx(nbytes / 1e9, rel=0.01)
+    assert floor.dispatch_s is None
+
+
+@pytest.mark.slow
+def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_effort(monkeypatch, script_floor=False)
+    model = Plain().eval()
+    text = ids(600)
+    with torch.inference_mode(), profiler.why() as watching:
+        for _ in range(8):
+            text = torch.cat([text, model(text).argmax(-1)], dim=1)
+    [finding] = [item for item in watching.found.findings if item.id == "cache-off"]
+    assert finding.change == "keep the keys and values of earlier tokens, and pass only the new token"
+    assert [trial.id for trial in watching.found.tried if trial.id == "one-by-one"] == []

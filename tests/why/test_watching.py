@@ -15,10 +15,10 @@ import torch
 from docs.schemas import assert_follows
 from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
-from planted_faults import tiny_llama
+from machines import Others
+from planted_faults import run_watched, tiny_llama
 
 import profiler
-from profiler.device.contention import ForeignLoad
 from profiler.errors import RequestError
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
@@ -268,20 +268,6 @@ def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
     assert partly[1].startswith("Nothing was found in 1 trial, and others could not be made (listed below).")
 
 
-class OtherProcesses(ForeignLoad):
-    """Other processes that keep some of two cores busy."""
-
-    def __init__(self, busy: float) -> None:
-        self._busy_cores = busy
-
-    @property
-    def watched(self) -> int:
-        return 2
-
-    def cores(self) -> float:
-        return self._busy_cores
-
-
 @pytest.mark.parametrize(
     ("device", "busy", "warned"), [("cpu", 1.5, True), ("cpu", 0.1, False), ("cuda:0", 0.9, False)]
 )
@@ -294,7 +280,7 @@ def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> Non
         def seen(self, script: str, *, interrupted: bool = False) -> Observations:
             return seen(here)
 
-    found = explained(FixedRecorder(), "s.py", OtherProcesses(busy), interrupted=True)
+    found = explained(FixedRecorder(), "s.py", Others(busy, 2), interrupted=True)
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
     assert ("1.5 of 2 cores busy" in html_why(found)) == warned
 
@@ -348,3 +334,67 @@ def test_a_cell_that_fails_or_calls_no_model_has_an_answer(shell: Any, capsys: p
     """The notebook shows the cell's own exception."""
     assert repr(shell.run_cell_magic("why", "", "1 / 0\n")) == "No language model was called."
     assert "ZeroDivisionError" in "".join(capsys.readouterr())
+
+
+LOAD = """import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.ones(2, 8, dtype=torch.long)
+"""
+# (source, output, kinds of the recorded calls).
+KINDS = {
+    "wraps": (
+        "class Whole(torch.nn.Module):\n"
+        "    def __init__(self, inner):\n"
+        "        super().__init__()\n"
+        "        self.inner = inner\n"
+        "    def forward(self, ids):\n"
+        "        return self.inner(ids).logits.shape[0]\n"
+        "print(Whole(model)(ids))\n",
+        "2\n", ["forward"],
+    ),
+    "compiles": (
+        "fast = torch.compile(model, backend='eager')\n"
+        "with torch.no_grad():\n    print(fast(ids).logits.shape[0])\n",
+        "2\n", ["forward"],
+    ),
+    "accelerates": (
+        "from accelerate import Accelerator\n"
+        "ready = Accelerator(cpu=True).prepare(model)\n"
+        "print(ready.generate(ids, max_new_tokens=3, do_sample=False, pad_token_id=0).shape[0])\n",
+        "2\n", ["generate"],
+    ),
+    "predicts": (
+        "import tempfile\n"
+        "from transformers import Trainer, TrainingArguments\n"
+        "arguments = TrainingArguments(tempfile.mkdtemp(), use_cpu=True, report_to=[], disable_tqdm=True)\n"
+        "data = [{'input_ids': row, 'labels': row} for row in ids]\n"
+        "print(Trainer(model=model, args=arguments).predict(data).predictions.shape[0])\n",
+        "2\n", ["forward"],
+    ),
+    "pipes": (
+        "from tokenizers import Tokenizer, models, pre_tokenizers\n"
+        "from transformers import PreTrainedTokenizerFast, pipeline\n"
+        "words = Tokenizer(models.WordLevel({'?': 0, 'one': 1, 'two': 2}, unk_token='?'))\n"
+        "words.pre_tokenizer = pre_tokenizers.Whitespace()\n"
+        "words = PreTrainedTokenizerFast(tokenizer_object=words, pad_token='?')\n"
+        "generate = pipeline('text-generation', model=model, tokenizer=words, device='cpu')\n"
+        "print(len(generate('one two one', max_new_tokens=3, do_sample=False)))\n",
+        "1\n", ["generate"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_script_that(kind: str, tiny_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source, printed, calls = KINDS[kind]
+    script = tmp_path / "own.py"
+    script.write_text(LOAD + source)
+    with torch.enable_grad():
+        recorder = run_watched(script, tiny_folder)
+    sys.stdout.flush()
+    assert capfd.readouterr().out == printed
+    seen = recorder.seen(kind).calls
+    assert [call.kind for call in seen] == calls
+    assert all(call.where.startswith("own.py:") for call in seen)

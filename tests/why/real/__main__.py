@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from pathlib import Path
 
 from .corpus import ANSWERS, Found, Script, saved_answers, scripts
 from .runs import measure, run_why
@@ -56,7 +55,6 @@ def main() -> None:
     parser.add_argument("what", choices=("measure", "why", "table"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--answers", type=Path, default=ANSWERS)
     options = parser.parse_intermixed_args()
     if options.what == "measure":
         for script in scripts(options.names):
@@ -64,12 +62,12 @@ def main() -> None:
                 before_s, after_s = measure(script, cure, options.rounds)
                 print(script.name, cure.finding, f"before_s = {before_s:.2f}", f"after_s = {after_s:.2f}", flush=True)
         return
-    answers = saved_answers(options.answers)
+    answers = saved_answers()
     if options.what == "why":
         for script in scripts(options.names):
             found = answers[script.name] = run_why(script)
             print(script.name, found.findings, found.verdict(script), f"{found.why_s:.0f} s", flush=True)
-            options.answers.write_text(json.dumps({name: vars(each) for name, each in answers.items()}, indent=1))
+            ANSWERS.write_text(json.dumps({name: vars(each) for name, each in answers.items()}, indent=1))
     print(table(answers))
 
 

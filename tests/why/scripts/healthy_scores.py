@@ -1,12 +1,10 @@
 """Likelihoods without gradients, which use the logits of every position."""
 
-import sys
-
 import torch
-from transformers import AutoModelForCausalLM
+from common import load, prompts
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+model = load()
 with torch.inference_mode():
     for _ in range(3):
-        ids = torch.randint(3, 900, (4, 64))
+        ids = prompts(4, 64)
         print(float(model(ids, labels=ids).loss) > 0)

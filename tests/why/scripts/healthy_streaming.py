@@ -2,8 +2,8 @@
 
 import sys
 
-import torch
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from common import load, prompts
+from transformers import StoppingCriteria
 
 
 class Ends(StoppingCriteria):
@@ -19,7 +19,7 @@ class Shown:
         sys.stdout.write("\n")
 
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+model = load()
 for _ in range(2):
-    prompt = torch.randint(3, 900, (1, 32))
+    prompt = prompts(1, 32)
     model.generate(prompt, max_new_tokens=12, do_sample=False, streamer=Shown(), stopping_criteria=[Ends()])

@@ -1,17 +1,15 @@
 """Two threads that share a model."""
 
-import sys
 import threading
 
-import torch
-from transformers import AutoModelForCausalLM
+from common import load, prompts
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+model = load()
 answers = []
 
 
 def ask():
-    answers.append(model.generate(torch.randint(3, 900, (2, 16)), max_new_tokens=6, do_sample=False))
+    answers.append(model.generate(prompts(2, 16), max_new_tokens=6, do_sample=False))
 
 
 threads = [threading.Thread(target=ask) for _ in range(2)]
@@ -19,4 +17,3 @@ for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-print(len(answers))

@@ -2,7 +2,7 @@
 
 import sys
 
-import torch
+from common import prompts
 from transformers import AutoModelForCausalLM
 
 
@@ -11,6 +11,6 @@ def answer(question):
 
 
 model = None
-for question in torch.randint(3, 900, (24, 8)).split(2):
+for question in prompts(24, 8).split(2):
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
     print(answer(question).shape)

@@ -1,13 +1,11 @@
 """Scores of pairs by the logits of two words at the last position, of which every position is computed."""
 
-import sys
-
 import torch
-from transformers import AutoModelForCausalLM
+from common import load, prompts
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+model = load()
 for _ in range(4):
-    ids = torch.randint(3, 900, (4, 192))
+    ids = prompts(4, 192)
     pairs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with torch.inference_mode():
         last = model(**pairs).logits[:, -1]

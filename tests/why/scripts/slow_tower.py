@@ -1,6 +1,7 @@
 """Pictures for a small vision-language model, whose patches go through a convolution in a Python loop."""
 
 import torch
+from common import prompts
 from torch import nn
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -13,44 +14,22 @@ class SlowConv3d(nn.Conv3d):
 
 
 torch.manual_seed(0)
-config = Qwen3VLConfig(
-    image_token_id=IMAGE,
-    video_token_id=IMAGE + 1,
-    vision_start_token_id=IMAGE + 2,
-    vision_end_token_id=IMAGE + 3,
-    vision_config={
-        "depth": 1,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_heads": 4,
-        "out_hidden_size": 64,
-        "deepstack_visual_indexes": [0],
-    },
-    text_config={
-        "vocab_size": 1000,
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 500000.0,
-            "mrope_section": [2, 3, 3],
-            "mrope_interleaved": True,
-        },
-    },
-)
+tokens = {f"{name}_token_id": IMAGE + n for n, name in enumerate(("image", "video", "vision_start", "vision_end"))}
+sizes = {"hidden_size": 64, "intermediate_size": 128}
+tower = {**sizes, "depth": 1, "num_heads": 4, "out_hidden_size": 64, "deepstack_visual_indexes": [0]}
+rotary = {"rope_type": "default", "rope_theta": 500000.0, "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+text = {**sizes, **heads, "vocab_size": 1000, "num_hidden_layers": 2, "rope_parameters": rotary}
+config = Qwen3VLConfig(vision_config=tower, text_config=text, **tokens)
 model = Qwen3VLForConditionalGeneration(config).eval()
 model.generation_config.pad_token_id = 0
 model.model.visual.patch_embed.proj.__class__ = SlowConv3d
 
-tokens = SIDE * SIDE // config.vision_config.spatial_merge_size**2
+patches = SIDE * SIDE // config.vision_config.spatial_merge_size**2
 for _ in range(3):
-    text = torch.randint(3, 900, (1, 8))
-    ids = torch.cat([text[:, :4], torch.full((1, tokens), IMAGE), text[:, 4:]], dim=1)
-    output = model.generate(
+    prompt = prompts(1, 8)
+    ids = torch.cat([prompt[:, :4], torch.full((1, patches), IMAGE), prompt[:, 4:]], dim=1)
+    model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         mm_token_type_ids=(ids == IMAGE).int(),
@@ -59,4 +38,3 @@ for _ in range(3):
         max_new_tokens=4,
         do_sample=False,
     )
-print(output.shape[1] - ids.shape[1])

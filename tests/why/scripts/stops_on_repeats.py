@@ -1,10 +1,10 @@
 """Stops once the answer repeats itself, and reads the whole answer after every token."""
 
 import difflib
-import sys
 
 import torch
-from transformers import AutoModelForCausalLM, StoppingCriteria
+from common import load
+from transformers import StoppingCriteria
 
 
 class Repeats(StoppingCriteria):
@@ -17,8 +17,7 @@ class Repeats(StoppingCriteria):
         return torch.tensor(found)
 
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+model = load()
 for _ in range(3):
     prompt = torch.randint(3, 12, (2, 240))
     answer = model.generate(prompt, max_new_tokens=16, do_sample=False, stopping_criteria=[Repeats()])
-print(answer.shape[0])

@@ -1,10 +1,9 @@
 """Puts the same long document before every question and tokenizes it each time."""
 
-import sys
-
 import torch
+from common import load
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 words = {f"w{number}": number for number in range(3, 900)}
 tokenizer = Tokenizer(models.WordLevel({"?": 0, **words}, unk_token="?"))
@@ -12,7 +11,7 @@ tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
 document = " ".join(list(words) * 100)
 
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
+model = load()
 found = None
 for _ in range(8):
     found = tokenizer(document)["input_ids"]

@@ -1,52 +1,80 @@
-"""Several precisions in one command: one folder each, one table, ratios with their intervals."""
+"""The command in a report repeats its run; one command runs several precisions, with the worst exit code."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import shlex
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from profiler.run.screens import precision_sentences, warnings_of
+from profiler.errors import RequestError
+from profiler.grid.ranges import make_grid
+from profiler.loading.request import ModelRequest
+from profiler.loading.source import resolve
+from profiler.quant.registry import QuantOptions
+from profiler.run.options import Options
+from profiler.run.screens import warnings_of
+from profiler.run.validate import repeating
 from profiler.store.folder import Run, read_run
+
+OTHER_THAN_DEFAULT = {
+    "model": "smollm2-135m", "prompt_lens": "32,64", "prompts": Path("my prompts.txt"),
+    "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
+    "dtype": "bfloat16", "quant": "nf4", "double_quant": True, "compute_dtype": "float16", "weights": "random",
+    "engine": "static", "cache": "fp8", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine",
+    "budget_s": 7.5, "prefix": 16, "draft": "ngram",
+    "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "cold": True, "check_quality": True,
+    "trust_remote_code": True, "allow_pickle": True,
+}  # fmt: skip
+"""Every option, with a value that is not its default."""
+
+
+def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    """The exceptions are the folder, which differs the next time, and the cache, which the engine names."""
+    defaults = {item.name: item.default for item in fields(Options)}
+    assert OTHER_THAN_DEFAULT.keys() == defaults.keys(), "a new option must be repeated too"
+    assert [name for name, value in OTHER_THAN_DEFAULT.items() if value == defaults[name]] == []
+    options = Options(**OTHER_THAN_DEFAULT)  # type: ignore[arg-type]
+    request = ModelRequest(
+        source=resolve("smollm2-135m"),
+        device=torch.device("cuda:1"),
+        dtype=torch.bfloat16,
+        quant="nf4",
+        quant_options=QuantOptions(True, torch.float16),
+        weights="random",
+        attn="eager",
+    )
+    read: list[Options] = []
+
+    def prepare(asked: Options) -> None:
+        read.append(asked)
+        raise RequestError("only read.")
+
+    monkeypatch.setattr("profiler.run.validate.prepare", prepare)
+    _, *arguments = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
+    assert "only read" in roofscope(*arguments).err
+    assert read == [replace(options, out=None, cache="")]
+
+
+def test_a_draft_model_is_named_without_its_folder(tiny_folder: Path) -> None:
+    request = ModelRequest(source=resolve("smollm2-135m"), device=torch.device("cpu"), dtype=torch.float32)
+    options = Options(draft=str(tiny_folder))
+    command = repeating(request, make_grid("32", "1", 8), options)
+    assert command.endswith(f"--draft {tiny_folder.name}")
+    assert str(tiny_folder) not in command
+
 
 RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
-def scaled_run(quant: str, time_factor: float, bytes_factor: float) -> Run:
-    """Return the stored run as if measured in another precision, with its times and bytes scaled."""
+def in_precision(quant: str) -> Run:
+    """Return the stored run as if it were of another precision."""
     run = read_run(RUN)
-    results = [
-        replace(
-            row,
-            latency_s=row.latency_s * time_factor,
-            latency_low_s=0.99 * row.latency_s * time_factor,
-            latency_high_s=1.01 * row.latency_s * time_factor,
-        )
-        for row in run.results
-    ]
-    model = replace(run.model, quant=quant, storage_bytes=int(run.model.storage_bytes * bytes_factor))
-    return Run(run.folder, replace(run.document, model=model), tuple(results))
-
-
-def test_words_say_where_it_wins_and_loses() -> None:
-    base = scaled_run("none", 1.0, 1.0)
-    [slower] = precision_sentences([base, scaled_run("int8", 4.0, 0.5)])
-    assert "decode is slower throughout (down to 0.25x" in slower
-    [same] = precision_sentences([base, scaled_run("fp4", 1.0, 0.25)])
-    assert "decode is the same within 3 %" in same
-    loose = scaled_run("fp4", 1.0, 0.25)
-    rows = [replace(row, latency_low_s=row.latency_s / 1e4, latency_high_s=12 * row.latency_s) for row in loose.results]
-    [unknown] = precision_sentences([base, replace(loose, results=tuple(rows))])
-    assert "decode cannot be distinguished" in unknown
-    assert "the same" not in unknown
-    decodes = [row.key for row in base.measured if row.phase == "decode"]
-    run = scaled_run("int8", 4.0, 0.5)
-    wide = [replace(row, latency_low_s=row.latency_s / 5) if row.key in decodes[1:] else row for row in run.results]
-    [partly] = precision_sentences([base, replace(run, results=tuple(wide))])
-    assert f"decode is slower in 1 of {len(decodes)} cells (down to 0.25x at batch {decodes[0].cell.name})" in partly
+    return replace(run, document=replace(run.document, model=replace(run.model, quant=quant)))
 
 
 @pytest.mark.slow
@@ -87,7 +115,7 @@ def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason( 
     roofscope, several: tuple[str, ...], output_format: str, incomplete: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This holds for two precisions, two devices and a batch test; the first run is always complete."""
-    runs = [scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25)]
+    runs = [in_precision("none"), in_precision("nf4")]
     runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
     monkeypatch.setattr("profiler.run.multi_run.run_precisions", lambda *_: runs)
     monkeypatch.setattr("profiler.run.multi_run.run_devices", lambda *_: runs)
@@ -104,6 +132,6 @@ def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason( 
 
 def test_a_warning_of_all_precisions_is_said_once() -> None:
     both = [replace(run, document=replace(run.document, warnings=("others kept 2 cores busy.",)))
-            for run in (scaled_run("none", 1.0, 1.0), scaled_run("nf4", 0.5, 0.25))]  # fmt: skip
+            for run in (in_precision("none"), in_precision("nf4"))]  # fmt: skip
     assert warnings_of(both) == ["others kept 2 cores busy."]
     assert warnings_of([both[0], with_a_gap(both[1])]) == ["others kept 2 cores busy.", f"nf4: {REASON}"]

@@ -1,0 +1,155 @@
+"""Lines and points of a roofline: the run's own roofs where they apply, its operators and its matrix products."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from made_runs import key, old_run, result, roof, with_document
+from pages import Page
+
+from profiler.errors import RequestError
+from profiler.facts.operators import GemmShape
+from profiler.facts.roofs import CurvePoint, WeightReadRoof
+from profiler.report.plots import draw
+from profiler.report.roofline_data import RoofLine, group_points, roof_lines
+from profiler.report.time_breakdown import gemms
+from profiler.report.write import html_report
+from profiler.store.folder import Run, read_run
+
+
+@pytest.fixture
+def run() -> Run:
+    """Return a run with a link, a datasheet and a 4 MiB cache.
+
+    It has 100 GB/s, 1 TFLOP/s in the model's dtype and 2 TFLOP/s in float32.
+    """
+    run = old_run()
+    cell = result(key("decode"), latency_s=2e-3, model_flops=10**8, model_bytes=10**8, intensity=1.0, flops_per_s=5e10)
+    ceilings = replace(
+        run.document.ceilings,
+        compute={"bfloat16": roof(1e12), "float32": roof(2e12)},
+        memory={"read": roof(1e11)},
+        memory_bytes_per_s=1e11,
+        curve=(CurvePoint(4 << 20, 4e11), CurvePoint(16 << 20, 1.24e11), CurvePoint(256 << 20, 1e11)),
+        links={"host": roof(1e10)},
+        dispatch_s={"eager": {"decode": {1: 1e-3}}},
+    )
+    device = replace(run.document.device, datasheet_flops_per_s=1.2e12, datasheet_bytes_per_s=1.5e11)
+    model = replace(run.model, dtype="bfloat16")
+    return replace(with_document(run, ceilings=ceilings, device=device, model=model), results=(cell,))
+
+
+def only(run: Run, kind: str) -> RoofLine:
+    [line] = [line for line in roof_lines(run) if line.kind == kind]
+    return line
+
+
+def test_slopes_and_plateaus_are_those_of_the_run(run: Run) -> None:
+    measured = only(run, "measured")
+    assert (measured.bytes_per_s, measured.flops_per_s) == (1e11, 1e12)
+    assert measured.at(1.0) == 1e11
+    assert measured.at(1000.0) == 1e12
+    assert measured.ridge == pytest.approx(10.0)
+    assert measured.label == "measured: 100 GB/s, 1.00 TFLOP/s bfloat16"
+    assert measured.corners(0.1, 100.0) == [(0.1, 1e10), (10.0, 1e12), (100.0, 1e12)]
+    sheet = only(run, "datasheet")
+    assert (sheet.bytes_per_s, sheet.flops_per_s) == (1.5e11, 1.2e12)
+
+
+def test_another_dtype_is_only_a_plateau(run: Run) -> None:
+    other = only(run, "other")
+    assert other.corners(0.1, 1000.0) == [(20.0, 2e12), (1000.0, 2e12)]
+    assert other.label == "measured: 2.00 TFLOP/s float32"
+
+
+def test_a_witness_is_drawn_if_it_disagrees(run: Run) -> None:
+    def drawn(bytes_per_s: float) -> list[str]:
+        witness = WeightReadRoof(256 << 20, roof(bytes_per_s))
+        seen = with_document(run, ceilings=replace(run.document.ceilings, weights=witness))
+        return [line.label for line in roof_lines(seen) if "weights" in line.label]
+
+    assert drawn(0.97e11) == []
+    assert drawn(0.6e11) == ["the model's own weights: 60.0 GB/s"]
+
+
+def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
+    """A size read at 1.24 times memory speed is not a cache (limit 1.25); the link meets the roof at 100 FLOP/byte."""
+    cache, link = only(run, "cache"), only(run, "link")
+    assert cache.label == "a cache, at 4 MiB: 400 GB/s"
+    assert cache.corners(0.1, 1000.0) == [(0.1, pytest.approx(4e10)), (2.5, pytest.approx(1e12))]
+    assert link.corners(0.1, 1000.0)[-1] == (pytest.approx(100.0), pytest.approx(1e12))
+    assert cache.corners(5.0, 1000.0) == []
+
+
+REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-xeon-float32"
+
+
+def test_groups_add_up_to_the_step() -> None:
+    """SmolLM2-135M in float32: all weights except norms are in products, and a decode step reads each once."""
+    run = read_run(REFERENCE)
+    points = group_points(run)
+    assert {cell.phase for cell in points} == {"prefill", "decode"}
+    for cell, groups in points.items():
+        assert {group.group for group in groups} == {"attention", "attention_proj", "mlp", "lm_head"}
+        assert sum(group.flops for group in groups) == pytest.approx(cell.model_flops)
+        assert 0.3 < sum(group.seconds for group in groups) / cell.latency_s < 1.0
+        if cell.phase == "decode" and cell.batch_size == 1:
+            [mlp] = [group for group in groups if group.group == "mlp"]
+            assert mlp.nbytes == 4 * 30 * 3 * 576 * 1536
+            assert mlp.intensity == pytest.approx(0.5), "2 FLOPs for each weight of 4 bytes"
+
+
+@pytest.mark.slow
+def test_the_page_draws_them_and_a_run_without_replays_has_no_such_section(tmp_path: Path) -> None:
+    page = Page(html_report(read_run(REFERENCE)))
+    assert "Operators under the roof" in page.words
+    folder = shutil.copytree(REFERENCE, tmp_path / "run")
+    with (folder / "operators.csv").open(newline="") as file:
+        rows = [{**row, "replayed_s": ""} for row in csv.DictReader(file)]
+    with (folder / "operators.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    run = read_run(folder)
+    assert "Operators under the roof" not in Page(html_report(run)).words
+    with pytest.raises(RequestError, match="no replayed kernels"):
+        draw([run], "operators")
+
+
+H100 = Path(__file__).parents[2] / "runs" / "reference" / "mistral-7b-h100"
+
+
+@pytest.mark.parametrize(
+    ("n", "aligned", "used"),
+    [(50257, False, 50257 / (393 * 128)), (50304, True, 1.0), (129, False, 129 / 256), (160, True, 160 / 256)],
+)
+def test_gpt_2s_vocabulary_of_50257_wants_47_more(n: int, aligned: bool, used: float) -> None:
+    """50,257 is odd, so no row of it is a multiple of 16 bytes; 50,304 is 393 tiles of 128 columns."""
+    shape = GemmShape(2048, n, 768, "bfloat16", 1)
+    assert (shape.aligned, shape.tiles_used) == (aligned, pytest.approx(used))
+    assert GemmShape.parse(str(shape), "bfloat16") == shape
+
+
+@pytest.mark.parametrize(("dtype", "least"), [("float32", 4), ("float16", 8), ("int8", 16), ("float8_e4m3fn", 16)])
+def test_16_bytes_are_more_elements_of_a_narrower_dtype(dtype: str, least: int) -> None:
+    found = [n for n in range(1, 17) if GemmShape(1, n, 4096, dtype, 1).aligned]
+    assert found[0] == least
+
+
+def test_an_h100s_small_projections_are_far_below_the_roof() -> None:
+    """Mistral-7B at batch 16: K and V projections are [4096 x 1024], 64 calls, 8.4 MB each.
+
+    At the 2.94 TB/s of this run that is 2.85 us a call, of the 11.6 us measured; a gate of [4096 x 14336] has 92 %.
+    """
+    rows = gemms(read_run(H100)).blocks[0].rows
+    start = next(number for number, row in enumerate(rows) if row[0] == "decode 16 x 512")
+    found = {row[0]: row[1:] for row in rows[start + 1 :]}
+    calls, time, _, of_roof, tiles, aligned = found["16 x 1024 x 4096"]
+    assert (calls, time, of_roof, tiles, aligned) == ("64", "740 us", "25 %", "12 %", "yes")
+    at_memory_roof_s = 64 * 2 * 4096 * 1024 / 2.94e12
+    assert at_memory_roof_s / 740e-6 == pytest.approx(0.25, abs=0.005)
+    assert found["16 x 14336 x 4096"][3] == "92 %"

@@ -1,0 +1,419 @@
+"""Changes, each on the smallest model where it applies; the script's model stays as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hurry import with_effort
+from planted_faults import changes_to, groups_of, tiny_llama
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import DynamicCache
+
+import profiler
+from profiler.device.clock import OwnTime
+from profiler.facts.measurements import BatchTimes
+from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
+from profiler.report.changes import paying_batches
+from profiler.why_slow import changes, kernel_changes
+from profiler.why_slow.findings import Untried
+from profiler.why_slow.weight_changes import unmerged_adapters
+
+IDS = torch.ones(2, 8, dtype=torch.long)
+LINEARS_OF_A_LAYER = 7
+
+
+class WordLinear(nn.Module):
+    """A linear of 4-bit integers in words of 32 bits, as in GPTQ, that unpacks them in every call."""
+
+    def __init__(self, linear: nn.Linear, times: int = 1) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.times = linear.in_features, linear.out_features, times
+        self.register_buffer("qweight", torch.zeros(linear.in_features // 8, linear.out_features, dtype=torch.int32))
+        self.bias = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(self.times):
+            parts = [(self.qweight >> (4 * place)) & 15 for place in range(8)]
+            weight = torch.cat(parts, 0).to(x.dtype)
+        return x @ weight
+
+
+def with_linears(model: Any, make: Callable[[nn.Linear], nn.Module]) -> Any:
+    """The model with other modules in place of the linears of its layers."""
+    for layer in model.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(block, name, make(child))
+    return model
+
+
+def with_bitsandbytes(name: str) -> Any:
+    kind = getattr(pytest.importorskip("bitsandbytes").nn, name)
+
+    def pack(linear: nn.Linear) -> nn.Module:
+        packed = kind(linear.in_features, linear.out_features, bias=False)
+        packed.load_state_dict(linear.state_dict())
+        return packed.to("cpu")
+
+    return with_linears(tiny_llama(hidden_size=64, intermediate_size=128), pack)
+
+
+def with_torchao() -> Any:
+    quantization = pytest.importorskip("torchao.quantization")
+    model = tiny_llama(hidden_size=64, intermediate_size=128).to(torch.bfloat16)
+    quantization.quantize_(model.model.layers, quantization.Int8WeightOnlyConfig())
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: with_linears(tiny_llama(), WordLinear), "WordLinear"),
+        (lambda: with_bitsandbytes("Linear4bit"), "fp4"),
+        (lambda: with_bitsandbytes("Linear8bitLt"), "int8"),
+        (with_torchao, "int8wo"),
+    ],
+)
+def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> None:
+    model = make()
+    linears = packed_linears(model)
+    assert [each.format for each in linears] == [name] * LINEARS_OF_A_LAYER
+    before = [each.module for each in linears]
+    twins = dense_twins(linears, model.dtype, 1e9)
+    with torch.no_grad(), replaced(linears, twins):
+        assert packed_linears(model) == []
+        assert model(IDS).logits.isfinite().all()
+        assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
+        assert model.model.layers[0].mlp.up_proj.weight.shape == (
+            model.config.intermediate_size, model.config.hidden_size,
+        )  # fmt: skip
+    assert [each.module for each in packed_linears(model)] == before
+
+
+def test_a_dense_model_has_no_packed_linears() -> None:
+    assert packed_linears(tiny_llama()) == []
+    assert packed_linears(tiny_llama().to(torch.bfloat16)) == []
+
+
+def test_layers_share_dense_weights_where_memory_is_short() -> None:
+    """With room for half of the float32 weights, four layers share the dense weights of two."""
+    linears = packed_linears(with_linears(tiny_llama(num_hidden_layers=4), WordLinear))
+    weights = sum(each.module.in_features * each.module.out_features for each in linears)
+    twins = dense_twins(linears, torch.float32, 4 * weights / 2)
+    assert len(twins) == len(linears) == 4 * LINEARS_OF_A_LAYER
+    assert sum(twin.weight.numel() for twin in set(twins)) == weights / 2
+    assert len(set(dense_twins(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
+
+
+def test_packed_weights_that_always_pay_name_all_batches() -> None:
+    assert paying_batches([BatchTimes(batch, 1.0, 2.0) for batch in (1, 2, 4)]) == (
+        "packed weights are faster at batch 1 to 4"
+    )
+    assert paying_batches([]) == ""
+
+
+def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
+    ratios = [(0.5, 0.6), (0.9, 1.1), (0.95, 1.05), (1.4, 1.5)]
+    times = [BatchTimes(2**number, 1.0, 1.0, pair) for number, pair in enumerate(ratios)]
+    sides = "packed weights are faster at batch 1", "dense weights are faster at batch 8"
+    assert paying_batches(times) == f"{sides[0]}; the rounds disagree at batch 2 to 4; {sides[1]}"
+
+
+@pytest.mark.slow
+@pytest.mark.ci
+def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)
+    model = with_linears(tiny_llama(num_hidden_layers=2), partial(WordLinear, times=50))
+    with profiler.why() as watching:
+        model.generate(IDS, max_new_tokens=4, do_sample=False)
+    first = watching.found.findings[0]
+    assert first.id == "slow-format"
+    assert "weights are packed (WordLinear), their kernel is aten::" in first.evidence
+    assert "and in a decode step dense weights are faster at batch 1 to " in first.evidence
+    assert isinstance(model.model.layers[0].mlp.up_proj, WordLinear), "the script's model is unchanged"
+
+
+class LowRank(nn.Module):
+    """LoRA with children (Hu et al. 2021): W x + B A x."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, base.out_features, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class Decomposed(LowRank):
+    """DoRA (Liu et al. 2024): the rows of W + B A, with norms of their own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.base.weight + self.up.weight @ self.down.weight
+        return nn.functional.linear(x, weight / weight.norm(dim=1, keepdim=True))
+
+
+class Bottleneck(LowRank):
+    """An adapter with an activation, which has no equal weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x).relu())
+
+
+def adapted(kind: Any) -> Any:
+    model = tiny_llama(num_hidden_layers=2)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = kind(layer.self_attn.q_proj)
+        layer.mlp.up_proj = kind(layer.mlp.up_proj)
+    return model.eval()
+
+
+@pytest.mark.parametrize("kind", [LowRank, Decomposed])
+def test_an_adapter_is_tried_merged_and_the_model_is_as_before(kind: Any) -> None:
+    model = adapted(kind)
+    with torch.no_grad():
+        before = model(IDS).logits
+    found = changes_to(lambda: model(IDS))["unmerged-adapters"]
+    assert found.evidence == f"4 linears compute an adapter next to their weight ({kind.__name__})"
+    with found.within():
+        assert not [each for each in model.modules() if isinstance(each, LowRank)]
+    with torch.no_grad():
+        assert torch.equal(model(IDS).logits, before)
+
+
+@pytest.mark.parametrize("model", [tiny_llama(), adapted(Bottleneck)], ids=["none", "bottleneck"])
+def test_what_has_no_equal_weight_is_no_adapter(model: Any) -> None:
+    assert list(unmerged_adapters(model)) == []
+
+
+def generate(model: Any, **options: bool) -> None:
+    model.generate(IDS, max_new_tokens=2, return_dict_in_generate=True, do_sample=False, **options)
+
+
+def forward(model: Any, *backends: SDPBackend, **options: bool) -> None:
+    with torch.no_grad(), sdpa_kernel([*backends]) if backends else contextlib.nullcontext():
+        model(IDS, **options)
+
+
+@pytest.mark.parametrize(
+    ("script", "change"),
+    [
+        (partial(generate, output_hidden_states=True), "extra-outputs"),
+        (partial(forward, output_hidden_states=True), "extra-outputs"),
+        (lambda model: forward(model, SDPBackend.MATH), "slow-attention"),
+        (forward, "threads"),
+    ],
+)
+def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial runs and restores the number of threads. The saving depends on the machine and is not checked."""
+    with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)
+    cores = torch.get_num_threads() + (change == "threads")
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(cores)), raising=False)
+    model = tiny_llama().to(torch.bfloat16)
+    with profiler.why() as watching:
+        script(model)
+    assert change in {trial.id for trial in watching.found.tried}
+    assert watching.found.not_tried == ()
+    assert torch.get_num_threads() + (change == "threads") == cores
+
+
+def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
+    """The script passes sounds or images in the dtype of its model. The copy in bfloat16 gets them in bfloat16."""
+    model = tiny_llama()
+    found = changes_to(lambda: model(inputs_embeds=torch.randn(1, 4, 32)))["wide-dtype"]
+    assert found.changed().logits.dtype == torch.bfloat16  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("waits", "own_s"), [((3, 3), 0.2), ((3, 4), 5.0)])
+def test_time_of_other_processes_is_excluded(
+    waits: tuple[int, int], own_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 5 s of wall time with 0.2 s of CPU time, the rest is excluded unless the thread itself waited."""
+    core, wall, waited = iter((1.0, 1.2)), iter((10.0, 15.0)), iter(waits)
+    monkeypatch.setattr("profiler.device.clock.thread_time", lambda: next(core))
+    monkeypatch.setattr("profiler.device.clock.now_s", lambda: next(wall))
+    monkeypatch.setattr("profiler.device.clock.core_waits", lambda: next(waited))
+    assert OwnTime().seconds() == pytest.approx(own_s)
+
+
+def generate_each(model: Any, prompts: Sequence[Sequence[int]], **options: Any) -> None:
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        model.generate(ids, **{"attention_mask": torch.ones_like(ids), "max_new_tokens": 3, **options})
+
+
+DOCUMENT = list(range(1, 61)) + list(range(1, 21))
+QUESTIONS = [[*DOCUMENT, *range(40, 40 + length)] for length in (4, 6, 5, 5)]
+
+
+def test_a_document_is_computed_once_for_all_questions() -> None:
+    """Prompts have 80 tokens of a document and about 5 of a question. Only the first has to compute the document."""
+    model = tiny_llama()
+    found = changes_to(lambda: generate_each(model, QUESTIONS))["shared-prefix"]
+    # 84 + 86 + 85 + 85 tokens. The second question begins with the four tokens of the first, and so on.
+    assert found.evidence == "74 % of the tokens of 4 prompts are those of the prompt before, computed again"
+    assert "copy.deepcopy of their past_key_values" in found.change
+    computed: list[int] = []
+    model.get_input_embeddings().register_forward_hook(lambda _module, args, _output: computed.append(args[0].shape[1]))
+    found.as_is()
+    assert computed == [84, 1, 1, 86, 1, 1, 85, 1, 1, 85, 1, 1]
+    found.changed()
+    for _ in range(2):  # the cache is cropped for each run
+        computed.clear()
+        found.changed()
+        assert computed == [84, 1, 1, 2, 1, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_chat_passes_its_cache_on() -> None:
+    model = tiny_llama()
+    turns = [DOCUMENT[: 64 + 8 * turn] for turn in range(3)]
+    found = changes_to(lambda: generate_each(model, turns))["shared-prefix"]
+    assert found.change == "pass past_key_values with the next prompt"
+
+
+@pytest.mark.parametrize("reason", ["few tokens", "padding", "a cache"])
+def test_other_prompts_share_nothing(reason: str) -> None:
+    model = tiny_llama()
+    prompts, options = QUESTIONS, {}
+    if reason == "few tokens":
+        prompts = [prompt[40:] for prompt in prompts]
+    elif reason == "padding":
+        prompts = [[0] * 80 + prompt[80:] for prompt in prompts]
+        options["attention_mask"] = torch.tensor([[0] * 80 + [1] * 4])
+        prompts = [prompt[:84] for prompt in prompts]
+    else:
+        options["past_key_values"] = DynamicCache(config=model.config)
+        prompts = [DOCUMENT[: 64 + 8 * turn] for turn in range(3)]
+    assert "shared-prefix" not in changes_to(lambda: generate_each(model, prompts, **options))
+
+
+def test_texts_are_tried_as_one_batch() -> None:
+    """Six texts of 3 to 8 tokens, each with a mask and labels, become a batch of 6 x 8 padded on the right."""
+    model = tiny_llama()
+
+    def run() -> None:
+        for length in (8, 3, 6, 4, 7, 5):
+            ids = torch.arange(length)[None]
+            model(input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids)
+
+    batched = changes_to(run)["one-by-one"]
+    assert batched.evidence == "6 texts are passed one by one"
+    assert "with an attention mask" in batched.change
+    passed: list[dict[str, torch.Tensor]] = []
+    model.register_forward_pre_hook(lambda _, args, named: passed.append(named), with_kwargs=True)
+    assert batched.changed().logits.shape[:2] == (6, 8)
+    [named] = passed
+    assert set(named) == {"input_ids", "attention_mask"}
+    assert named["attention_mask"].sum(1).tolist() == [8, 3, 6, 4, 7, 5]
+    assert named["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
+
+
+def test_answers_to_one_prompt_are_tried_as_one_batch() -> None:
+    model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
+    mask = torch.ones_like(ids)
+    found = changes_to(lambda: [model.generate(ids, attention_mask=mask, max_new_tokens=2) for _ in range(4)])
+    assert found["one-by-one"].evidence == "the same prompt is passed 4 times, one by one"
+    assert found["one-by-one"].change == "pass it once, with num_return_sequences=4"
+
+
+def test_forwards_of_a_loop_are_not_batched() -> None:
+    """Each forward of a loop needs the previous token, with or without a cache."""
+    model = tiny_llama()
+
+    def without_cache() -> None:
+        for length in range(3, 12):
+            model(torch.ones(1, length, dtype=torch.long))
+
+    def with_cache() -> None:
+        for _ in range(4):
+            cache = model(torch.ones(1, 4, dtype=torch.long), use_cache=True).past_key_values
+            model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
+
+    assert "one-by-one" not in changes_to(without_cache)
+    assert "one-by-one" not in changes_to(with_cache)
+
+
+def test_prompts_of_a_model_that_is_loaded_again_are_no_batch() -> None:
+    """A handler that loads the model for each request has no second prompt to batch."""
+    ids = torch.ones(1, 4, dtype=torch.long)
+    kept = [tiny_llama() for _ in range(4)]
+    assert "one-by-one" not in changes_to(lambda: [model(ids) for model in kept])
+    assert "one-by-one" not in changes_to(lambda: [tiny_llama()(ids) for _ in range(4)])
+    assert "one-by-one" in changes_to(lambda: [kept[0](ids) for _ in range(4)])
+
+
+HERE = Path(__file__).parent
+
+SCRIPT = """
+import json, sys
+sys.path[:0] = sys.argv[1:]
+import huggingface_hub.constants, torch
+from transformers import modeling_flash_attention_utils as flash
+from planted_faults import changes_to, tiny_llama
+huggingface_hub.constants.HF_HUB_OFFLINE = False
+flash.FLASH_ATTN_KERNEL_DEVICES["kernels-community/flash-attn2"] = ("cpu",)
+model, ids = tiny_llama(num_hidden_layers=2).bfloat16(), torch.arange(8)[None]
+with torch.no_grad():
+    before = model(ids).logits
+found = changes_to(lambda: model(ids))
+answer = {}
+for name in ("hub-attention", "hub-layers"):
+    with found[name].within(), torch.no_grad():
+        answer[name] = [
+            found[name].change,
+            model.config._attn_implementation,
+            sum("forward" in vars(part) for part in model.modules()),
+            torch.allclose(model(ids).logits, before, atol=0.05),
+        ]
+with torch.no_grad():
+    answer["after"] = torch.equal(model(ids).logits, before) and not model.use_kernels
+answer["online"] = not huggingface_hub.constants.HF_HUB_OFFLINE
+print(json.dumps(answer))
+"""
+
+
+@pytest.mark.slow
+def test_a_stand_in_for_the_package_is_tried_and_undone() -> None:
+    """Two layers have five norms with the last one. Nothing may be downloaded while a kernel is loaded."""
+    command = [sys.executable, "-c", SCRIPT, str(HERE / "stand_in"), str(HERE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert not done.returncode, done.stderr[-2000:]
+    name = "kernels-community/flash-attn2"
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "hub-attention": [f'attn_implementation="{name}"', name, 0, True],
+        "hub-layers": ["use_kernels=True", "sdpa", 5, True],
+        "after": True,
+        "online": True,
+    }
+
+
+@pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="the package kernels is installed")
+def test_without_the_package_they_are_named_as_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU without it they are not named, since hardly any of these kernels runs there."""
+    model, untried = tiny_llama().bfloat16(), Untried()
+    [group] = groups_of(lambda: model(IDS))
+
+    def names() -> set[str]:
+        return {each.id for each in changes.candidates(group, untried)}
+
+    tried = names()
+    assert untried.by_reason == {}
+    monkeypatch.setattr("profiler.why_slow.call_record.CallSettings.on_cpu", False)
+    with monkeypatch.context() as patches:
+        patches.setattr(kernel_changes, "attention_kernel", lambda _: "kernels-community/flash-attn2")
+        assert not {"hub-attention", "hub-layers"} & (names() | tried)
+    reason = "the package `kernels`, in a version that transformers accepts, is not installed"
+    assert [name.split()[0] for name in untried.by_reason[reason]] == ["hub-attention", "hub-layers"]
