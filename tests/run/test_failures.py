@@ -158,7 +158,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("split.png") == "OSError: [Errno 28] No space left on device"
-    assert "split.png" in (tmp_path / "report.md").read_text()
+    assert "split.png" in (run.folder / "report.md").read_text()
     assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)
