@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from traffic import Traffic
 from transformers import LlamaConfig
 
 from profiler.counting.attention import AttentionCore
@@ -56,27 +55,6 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(each)
 
 
-class Traffic(TorchDispatchMode):
-    """Counts the bytes that torch's operators read and write. Views move none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        read, written = (
-            [item for item in tree_leaves(each) if isinstance(item, torch.Tensor)] for each in (args, made)
-        )
-        name = func.__name__
-        if "empty" in name or func.is_view or name in ("view.default", "_unsafe_view.default", "detach.default"):
-            return made
-        if name == "copy_.default":
-            read = read[1:]  # its first argument is only written
-        self.bytes += sum(item.nbytes for item in (*read, *written))
-        return made
-
-
 @pytest.mark.parametrize("backend", CACHE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_moves_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
@@ -116,13 +94,3 @@ def test_bits_per_element_by_arithmetic(backend: str, bits: float) -> None:
 def test_the_newest_tokens_are_packed_once_they_are_128() -> None:
     assert [CACHE_FORMATS["quanto"].residual(decoded) for decoded in (0, 1, 127, 128, 129)] == [0, 1, 127, 0, 1]
     assert CACHE_FORMATS["fp8"].residual(127) == 0
-
-
-def test_a_decode_step_reads_less_and_moves_more_than_with_a_growing_cache() -> None:
-    """After 4096 tokens in bfloat16, 8 bits halve the bytes read, but executed traffic grows nearly fourfold."""
-    step, core = Step(1, 1, 4096), core_in(torch.bfloat16)
-    packed, plain = core.each(step, path_of("fp8")), core.each(step, ExecutionPath())
-    assert packed.kv_read_bytes == plain.kv_read_bytes / 2
-    # An element moves 2 + 1 + 12 + 6 bytes in the cache's kernels and 2 in attention, compared with 4 and 2.
-    ratio = packed.executed_bytes / plain.executed_bytes
-    assert ratio == pytest.approx((2 + 1 + 12 + 6 + 2) / 6, rel=0.01)
