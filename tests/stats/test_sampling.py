@@ -12,7 +12,6 @@ from profiler.stats import (
     VISITED_ONCE,
     NoiseReport,
     VisitSpread,
-    deviations,
     estimate,
     median_difference,
     narrow_enough,
@@ -24,11 +23,6 @@ from profiler.stats import (
     student_t,
     two_modes,
 )
-
-
-def test_median_of_all_samples() -> None:
-    assert estimate([[1.0, 3.0], [2.0]]).median_s == 2.0
-    assert estimate([[1.0, 3.0], [2.0]]).samples == 3
 
 
 def test_a_percentile_needs_a_sample_beyond_it() -> None:
@@ -44,11 +38,6 @@ def test_a_percentile_needs_a_sample_beyond_it() -> None:
 
 def test_one_sample_has_no_known_width() -> None:
     assert math.isinf(estimate([[1.0]]).half_width)
-
-
-def test_no_samples() -> None:
-    with pytest.raises(ValueError, match="no samples"):
-        estimate([])
 
 
 def test_steps_of_one_loop_are_not_counted_as_independent() -> None:
@@ -71,10 +60,6 @@ def by_round(*medians: float) -> dict[int, float]:
 def test_students_t(freedom: float, within: float, end: float) -> None:
     """Compared with the printed table (0.975 and 0.95 quantiles)."""
     assert student_t(freedom, within) == pytest.approx(end, rel=0.01)
-
-
-def test_deviations_are_shares_of_the_mean() -> None:
-    assert deviations({0: 0.9, 3: 1.1}) == pytest.approx({0: -0.1, 3: 0.1})
 
 
 def test_the_spread_of_visits_is_one_standard_deviation_and_ignores_a_few_disturbed_cells() -> None:
