@@ -91,19 +91,9 @@ def test_a_step_that_dispatch_fills_has_no_time_of_the_device_to_share() -> None
 def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     latency_s: float, flops: float, bytes_: float, dispatch_s: float, scale: float, overlaps: bool
 ) -> None:
-    def label(stretch: float) -> str:
-        return verdict(
-            latency_s,
-            flops,
-            bytes_,
-            bytes_per_s=1e12,
-            flops_per_s=1e14,
-            dispatch_s=dispatch_s,
-            overlaps=overlaps,
-            scale=stretch,
-        ).regime
-
-    assert label(1.0) == label(scale)
+    machine = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "dispatch_s": dispatch_s, "overlaps": overlaps}
+    one, other = (verdict(latency_s, flops, bytes_, scale=by, **machine) for by in (1.0, scale))  # type: ignore[arg-type]
+    assert one.regime == other.regime
 
 
 def graph_case(graph_step_s: float | None, issue_s: float | None = None, **fields: object) -> Verdict:
@@ -124,6 +114,7 @@ def test_a_graph_distinguishes_the_host_from_granularity() -> None:
     assert "host" in graph_case(2.5e-3).flags
     assert "granularity" in graph_case(9e-3).flags
     assert not {"host", "granularity"} & set(graph_case(None).flags)
+    assert "power-capped" in graph_case(None, power_capped=True).flags
 
 
 def test_an_idle_host_contradicts_overhead() -> None:
@@ -147,10 +138,6 @@ def test_time_that_grows_with_the_prompt_as_flops_do_is_a_signal() -> None:
         "compute-bound"
     ]
     assert any("prompt" in item.signal for item in found.conflicts)  # graph_case is bound by its host
-
-
-def test_power_capping_is_flagged() -> None:
-    assert "power-capped" in graph_case(None, power_capped=True).flags
 
 
 RANK = {"low": 0, "medium": 1, "high": 2}

@@ -120,11 +120,6 @@ def test_a_wide_interval_decides_nothing() -> None:
     assert scaling(wide).doublings[0].side == "undecided"
 
 
-def test_one_size_has_no_slope() -> None:
-    with pytest.raises(ValueError, match="two sizes"):
-        scaling(points(16, [1]))
-
-
 @pytest.mark.parametrize(
     ("slopes", "knee", "between"),
     [

@@ -113,30 +113,25 @@ def test_offloaded_weights_pay_for_the_link() -> None:
     assert terms(found) == pytest.approx(0.6)
 
 
-def test_dequantisation_is_taken_from_the_kernels_own_time() -> None:
-    """A 4-bit matrix of 1 GB needs 1 ms at 1 TB/s. Its kernel takes 5 ms, 3 of them for a dense copy."""
-    packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
-    found = break_down(10e-3, [packed], 0.0, CUDA)
-    assert found.dequantise_s == pytest.approx(3e-3)
-    assert found.kernel_s == pytest.approx(1e-3)
-    assert terms(found) == pytest.approx(10e-3)
-
-
-def test_the_call_of_a_conversion_is_dispatch() -> None:
-    """Conversions take 3 of 5 ms. Calls take 2 ms, 1.2 ms of them for conversions; the terms still add up."""
-    packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=3e-3)
-    roofs = StepRoofs(W, Dispatch(4e-3, 2e-3, 1.2e-3), overlaps=False)
+@pytest.mark.parametrize(
+    ("converted_s", "calls_s", "converting_calls_s", "dequantise_s", "kernel_s"),
+    [
+        (3e-3, 0.0, 0.0, 3e-3, 1e-3),
+        # Calls take 2 ms, 1.2 ms of them for conversions: they are dispatch.
+        (3e-3, 2e-3, 1.2e-3, 1.8e-3, 1e-3 - 0.8e-3),
+        # All 1.5 ms of a conversion that took 1 ms are calls: the term is 0, and not negative.
+        (1e-3, 2e-3, 1.5e-3, 0.0, 5e-3 - 1e-3 - 2e-3),
+    ],
+)
+def test_dequantisation_is_taken_from_the_kernels_own_time(
+    converted_s: float, calls_s: float, converting_calls_s: float, dequantise_s: float, kernel_s: float
+) -> None:
+    """A 4-bit matrix of 1 GB needs 1 ms at 1 TB/s. Its kernel takes 5 ms, and writes a dense copy first."""
+    packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=converted_s)
+    roofs = StepRoofs(W, Dispatch(4e-3, calls_s, converting_calls_s), overlaps=False)
     found = break_down(10e-3, [packed], 0.0, roofs)
-    assert found.dequantise_s == pytest.approx(1.8e-3)
-    assert found.kernel_s == pytest.approx(1e-3 - 0.8e-3)
-    assert terms(found) == pytest.approx(10e-3)
-
-
-def test_a_conversion_that_is_all_calls_is_no_gain() -> None:
-    """Its calls took 1.5 ms and the conversion took 1 ms, so the term is 0 and not negative."""
-    packed = Demand("op", "mlp", 1e9, 1e9, 0.0, P, replayed_s=5e-3, dequantise_s=1e-3)
-    found = break_down(10e-3, [packed], 0.0, StepRoofs(W, Dispatch(4e-3, 2e-3, 1.5e-3), overlaps=False))
-    assert found.dequantise_s == 0
+    assert found.dequantise_s == pytest.approx(dequantise_s)
+    assert found.kernel_s == pytest.approx(kernel_s)
     assert terms(found) == pytest.approx(10e-3)
 
 
@@ -179,7 +174,7 @@ def test_the_overhead_of_generate_is_a_term_with_an_interval() -> None:
     found = with_generate(before, 3e-3, 0.3e-3)
     assert found.generate_s == 3e-3
     assert found.unexplained_s == pytest.approx(1e-3)
-    assert sum(getattr(found, term) for term in TERMS) == pytest.approx(12e-3)
+    assert terms(found) == pytest.approx(12e-3)
     assert found.half_widths_s["generate_s"] == 0.3e-3
     assert found.half_widths_s["unexplained_s"] == pytest.approx(math.hypot(0.3e-3, 0.4e-3))
 
@@ -191,7 +186,7 @@ def test_time_beyond_the_roofs_is_the_engines() -> None:
     found = with_engine(parts)
     assert found.engine_s == pytest.approx(4e-3)
     assert found.unexplained_s == 0
-    assert sum(getattr(found, term) for term in TERMS) == pytest.approx(15e-3)
+    assert terms(found) == pytest.approx(15e-3)
     assert found.half_widths_s["engine_s"] >= 0.2e-3
 
 
