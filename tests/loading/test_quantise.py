@@ -135,16 +135,10 @@ def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
 @pytest.mark.parametrize(
     ("quant", "fused", "rows", "converts"),
     [
-        ("nf4", False, 1, True),
-        ("nf4", False, 64, True),
-        ("nf4", True, 1, False),
-        ("nf4", True, 64, False),
-        ("int8", False, 1, True),
-        ("int8wo", False, 1, True),
-        ("fp8", False, 8, True),
-        ("int4wo", False, 1, False),
+        *(("nf4", False, rows, True) for rows in (1, 64)), *(("nf4", True, rows, False) for rows in (1, 64)),
+        ("int8", False, 1, True), ("int8wo", False, 1, True), ("fp8", False, 8, True), ("int4wo", False, 1, False),
     ],
-)
+)  # fmt: skip
 def test_the_kernel_that_converts(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, rows: int, converts: bool
 ) -> None:
@@ -321,9 +315,6 @@ def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
     loaded = load(request, load_config(request.source))
     weight = stored(loaded.module.model.layers[0].mlp.up_proj)
     planned = stored(plan(request, load_config(request.source)).model.layers[0].mlp.up_proj)
-    assert (weight.format, weight.weight_bytes, weight.dense_from_rows) == (
-        planned.format,
-        planned.weight_bytes,
-        planned.dense_from_rows,
-    )
+    found, expected = ((each.format, each.weight_bytes, each.dense_from_rows) for each in (weight, planned))
+    assert found == expected
     assert weight.weight_bytes < 64 * 128 * 16 / 8 / 2
