@@ -58,24 +58,12 @@ def test_what_a_gpu_sustains_is_a_rate_at_its_power_limit_and_no_burst() -> None
 # Results per clock and SM in float32 and float64 (CUDA C++ programming guide, "Arithmetic Instructions"; AMD's CDNA
 # whitepapers, from the third on counting packed float32).
 CORES = {
-    "5.2": (128, 4),
-    "6.0": (64, 32),
-    "6.1": (128, 4),
-    "7.0": (64, 32),
+    **dict.fromkeys(("5.2", "6.1"), (128, 4)),
+    **dict.fromkeys(("6.0", "7.0", "8.0"), (64, 32)),
+    **dict.fromkeys(("8.6", "8.7", "8.9", "10.3", "11.0", "12.0", "12.1"), (128, 2)),
+    **dict.fromkeys(("9.0", "10.0", "gfx942", "gfx950"), (128, 64)),
     "7.5": (64, 2),
-    "8.0": (64, 32),
-    "8.6": (128, 2),
-    "8.7": (128, 2),
-    "8.9": (128, 2),
-    "9.0": (128, 64),
-    "10.0": (128, 64),
-    "10.3": (128, 2),
-    "11.0": (128, 2),
-    "12.0": (128, 2),
-    "12.1": (128, 2),
     "gfx90a": (64, 64),
-    "gfx942": (128, 64),
-    "gfx950": (128, 64),
 }
 # Sold with float64 cut to about 1 TFLOP/s.
 FLOAT64_CUT = {"H800 SXM", "H800 PCIe", "H20", "H20-3e"}
@@ -111,12 +99,10 @@ def test_four_bit_products_run_at_four_times_the_sixteen_bit_rate(gpu: Datasheet
 @pytest.mark.parametrize(
     ("gpu", "dtype", "ridge"),
     [
-        ("H100 SXM", "float16", 295.3),
-        ("H200 SXM", "bfloat16", 206.1),
-        ("A100 80GB SXM", "bfloat16", 153.0),
+        ("H100 SXM", "float16", 295.3), ("H200 SXM", "bfloat16", 206.1), ("A100 80GB SXM", "bfloat16", 153.0),
         ("T4", "float16", 203.1),
     ],
-)
+)  # fmt: skip
 def test_ridges(gpu: str, dtype: str, ridge: float) -> None:
     assert SHEETS[gpu].ridge_flops_per_byte(dtype) == pytest.approx(ridge, abs=0.1)
 
@@ -186,17 +172,11 @@ def test_units_distinguish_slices_from_cards(name: str, memory_gib: float, sm_co
 @pytest.mark.parametrize(
     ("name", "row"),
     [
-        ("thor", "Jetson AGX Thor T5000"),
-        ("T5000", "Jetson AGX Thor T5000"),
+        ("thor", "Jetson AGX Thor T5000"), ("T5000", "Jetson AGX Thor T5000"), ("A10", "A10"),
+        ("RTX_4090", "RTX 4090"), ("rtx3060ti", "RTX 3060 Ti"), ("A100-80GB-SXM", "A100 80GB SXM"),
         ("gh200 96", "GH200 96GB"),
-        ("A10", "A10"),
-        ("RTX_4090", "RTX 4090"),
-        ("rtx4090", "RTX 4090"),
-        ("rtx3060ti", "RTX 3060 Ti"),
-        ("h100-sxm", "H100 SXM"),
-        ("A100-80GB-SXM", "A100 80GB SXM"),
     ],
-)
+)  # fmt: skip
 def test_words_of_only_one_row_name_it(name: str, row: str) -> None:
     assert gpu_called(name).gpu == row
 

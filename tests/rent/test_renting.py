@@ -138,16 +138,12 @@ def test_at_a_rate_the_idle_time_is_paid(chat: RentDocument) -> None:
 
 
 def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RentDocument) -> None:
-    assert {offer.meets for offer in served(chat)} >= {"yes"}
-    for offer in served(chat):
-        assert offer.ttft_s is not None
-        assert offer.tpot_s is not None
-        if offer.meets == "yes":
-            assert offer.ttft_s.high <= 0.5
-            assert offer.tpot_s.high <= 0.05
-        elif offer.meets == "cannot tell":
-            assert offer.ttft_s.typical <= 0.5
-            assert offer.tpot_s.typical <= 0.05
+    ends = {"yes": "high", "cannot tell": "typical"}
+    judged = [(offer, ends[offer.meets]) for offer in served(chat) if offer.meets in ends]
+    assert "high" in {end for _, end in judged}
+    for offer, end in judged:
+        assert getattr(offer.ttft_s, end) <= 0.5
+        assert getattr(offer.tpot_s, end) <= 0.05
 
 
 def test_engines_are_never_mixed_without_a_column(queue: RentDocument) -> None:
@@ -185,9 +181,6 @@ def test_your_price_wins() -> None:
     assert (answer.cards[0].card, answer.cards[0].provider, answer.cards[0].usd_per_h) == ("L40S", "yours", 0.01)
     assert answer.cards[0].verdict == "cheapest"
     assert rent_sentences(answer)[0].endswith("the lowest on-demand prices of hyperscalers and yours.")
-    alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", price="L40S=1.86"))
-    assert alone[0].endswith("TPOT at most 50.0 ms; your prices.")
-    assert not any("days old" in sentence for sentence in alone)
 
 
 def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
@@ -197,8 +190,7 @@ def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
     assert offer.request_usd is not None
     assert offer.request_usd.typical == pytest.approx(8 * 7.912 / 3600)
     [row] = rent_table([offer]).rows
-    assert "7.91\n8: 63.3" in row
-    assert "2026-07-20" in row
+    assert {"7.91\n8: 63.3", "2026-07-20"} <= set(row)
 
 
 def test_the_load_decides_between_hosts_of_two_and_of_eight() -> None:
@@ -248,26 +240,6 @@ def test_two_gpus_are_as_fast_as_forecast_says() -> None:
     assert [end.step_s[15] for end in times] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
 
 
-def test_a_slower_host_makes_eager_steps_dearer() -> None:
-    steps = [
-        rented(
-            "mistral-7b-v0.1",
-            batch=1,
-            engine="eager",
-            cards="H100 SXM",
-            host_index=index,
-            max_ttft_ms=9e3,
-            max_tpot_ms=9e3,
-        )
-        .cards[0]
-        .step_s
-        for index in (1.0, 3.0)
-    ]
-    assert steps[0] is not None
-    assert steps[1] is not None
-    assert steps[1].typical == pytest.approx(3 * steps[0].typical, rel=0.01)
-
-
 def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     picture = tmp_path / "cost.svg"
     arguments = ("rent", "mistral-7b-v0.1", "--cards", CARDS, "--class", "hyperscaler")
@@ -283,9 +255,7 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
     assert document["load"]["rate_per_s"] == 1.0
     assert document["load"]["limits"] == {"ttft_s": 0.5, "tpot_s": 0.05}
     assert document["engines"] == ["compiled"]
-    for row in document["cards"]:
-        assert row["price_source"]
-        assert row["price_class"] == "hyperscaler"
+    assert all(row["price_source"] and row["price_class"] == "hyperscaler" for row in document["cards"])
 
 
 def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RentDocument) -> None:
