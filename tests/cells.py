@@ -1,10 +1,13 @@
-"""Cells of a run, by phase, batch size and prompt length."""
+"""Cells and visits of a run."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pandas as pd
 
 import profiler
+from profiler.facts.visits import Visit
 
 
 def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:
@@ -14,3 +17,15 @@ def row(run: profiler.Run, phase: str, batch: int, prompt: int) -> pd.Series:
         (cells["phase"] == phase) & (cells["batch_size"] == batch) & (cells["prompt_len"] == prompt)
     ].to_dict("records")
     return pd.Series(found)
+
+
+def slowed(visit: Visit, by: float) -> Visit:
+    """Return the visit with all of its times `by` times as long."""
+    return replace(
+        visit,
+        prefill_s=None if visit.prefill_s is None else by * visit.prefill_s,
+        more_prefill_s=tuple(by * value for value in visit.more_prefill_s),
+        decode_s=tuple(by * value for value in visit.decode_s),
+        loop_s=None if visit.loop_s is None else by * visit.loop_s,
+        issue_s=None if visit.issue_s is None else by * visit.issue_s,
+    )

@@ -120,20 +120,12 @@ def test_worse_from_compares_only_numbers_that_fit() -> None:
 
 def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
     run = read_run(EPYC)
-    narrow = [
-        replace(row, visits=2, latency_low_s=0.99 * row.latency_s, latency_high_s=1.01 * row.latency_s)
-        for row in run.measured
-    ]
 
     def card(name: str, slower: float, memory: float, width: float = 0.01) -> DeviceRun:
+        ends = {"latency_low_s": 1 - width, "latency_s": 1.0, "latency_high_s": 1 + width}
         rows = [
-            replace(
-                row,
-                latency_s=slower * row.latency_s,
-                latency_low_s=slower * (1 - width) * row.latency_s,
-                latency_high_s=slower * (1 + width) * row.latency_s,
-            )
-            for row in narrow
+            replace(row, visits=2, **{end: slower * by * row.latency_s for end, by in ends.items()})
+            for row in run.measured
         ]
         return DeviceRun(name, "float32", rows, run.document.ceilings.ceilings.times(memory, 1.0))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cells import slowed
 
 from profiler.facts.roofs import DriftReading
 from profiler.facts.run_facts import Facts
@@ -64,17 +65,6 @@ def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
             now_s += 2.0
     looks.append(DriftReading(0.02 * probe_pace(now_s), 0.01 * probe_pace(now_s), now_s))
     return replace(facts, visits=visits, looks=looks, roofs_again=[])
-
-
-def slowed(visit: Visit, by: float) -> Visit:
-    return replace(
-        visit,
-        prefill_s=None if visit.prefill_s is None else by * visit.prefill_s,
-        more_prefill_s=tuple(by * value for value in visit.more_prefill_s),
-        decode_s=tuple(by * value for value in visit.decode_s),
-        loop_s=None if visit.loop_s is None else by * visit.loop_s,
-        issue_s=None if visit.issue_s is None else by * visit.issue_s,
-    )
 
 
 def shape(judgement: Judgement) -> dict[object, float]:
