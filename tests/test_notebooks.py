@@ -104,25 +104,6 @@ def test_the_index_lists_each_notebook_and_its_minutes() -> None:
         )
 
 
-QUOTES = (
-    "T4 sustains",
-    "a fifth of what an H100's",
-    "changes sides at 166",
-    "Eager transformers take",
-    "step on an H100 slower",
-)
-"""What sentences take from other notebooks. The tests here compute each of them."""
-
-
-def test_no_sentence_takes_an_unknown_figure_from_another_notebook() -> None:
-    """Where this fails, compute the figure in one of these tests, and add its words to QUOTES."""
-    cites, source = r"[^.\n]*[(:] ?notebook \d\d[^.\n]*", r"notebook \d\d(?:, section \d)?"
-    for number in range(1, len(NOTEBOOKS) + 1):
-        for sentence in re.findall(cites, _sentences(number)):
-            if re.search(r"\d", re.sub(source, "", sentence)):
-                assert any(words in sentence for words in QUOTES), f"notebook {number:02}: {sentence}"
-
-
 def test_sentences_about_measurements_say_what_was_measured() -> None:
     """Figures of committed runs and of other notebooks, where a sentence quotes them."""
     runs = Path(__file__).parents[1] / "runs/reference"

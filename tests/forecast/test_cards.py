@@ -83,16 +83,6 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     assert len(rank_rows(answer.cells, priced=True)) == 2 * len(answer.cells)
 
 
-@pytest.mark.slow
-def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
-    wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
-    answer = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())
-    decode = next(cell for cell in answer.cells if cell.phase == "decode")
-    assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB per card
-    assert decode.base is decode.times[1]
-    assert "room for it" in answer.sentence
-
-
 def test_numbers_of_gpus_are_sorted_and_each_once() -> None:
     assert parse_ranks("8,2,2") == (2, 8)
 

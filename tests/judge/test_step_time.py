@@ -87,23 +87,6 @@ def test_a_roof_that_is_too_low_shows_as_a_negative_rest() -> None:
     assert break_down(8e-3, [demand(0, 10e9)], 0.0, CUDA).unexplained_s < 0
 
 
-def test_llama_2_7b_at_large_batch_on_an_h100() -> None:
-    """Mistral-7B, batch 512, context 512 on the datasheet's H100: the sum of roofs is 17.6 ms, the roof of sums 14.5.
-
-    linears 7.146825580544 TFLOP over 13.96 GB, attention 137.4 GFLOP over 34.4 GB of cache, head 134.2 GFLOP.
-    """
-    h100_w, h100_p = 3.35e12, 989.4e12
-    operators = [
-        Demand("linears", "mlp", 2 * 512 * 6_979_321_856, 2 * 6_979_321_856, 0, h100_p),
-        Demand("attention", "attention", 4 * 32 * 128 * 32 * 512 * 513, 0, 131_072 * 512 * 513, h100_p),
-        Demand("head", "lm_head", 2 * 512 * 131_072_000, 2 * 131_072_000, 0, h100_p),
-    ]
-    found = break_down(20e-3, operators, 0.0, StepRoofs(h100_w, None, overlaps=True))
-    assert found.device_s == pytest.approx(17.6e-3, rel=0.01)
-    total_bytes = sum(op.weight_bytes + op.kv_bytes for op in operators)
-    assert total_bytes / h100_w == pytest.approx(14.5e-3, rel=0.01)
-
-
 def test_offloaded_weights_pay_for_the_link() -> None:
     """8 GB over a link of 16 GB/s take half a second, in addition to the time of the device's memory."""
     roofs = StepRoofs(W, None, overlaps=True, fetch_s=8e9 / 16e9)

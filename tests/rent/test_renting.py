@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from profiler.data.datasheets import gpu_called
@@ -20,8 +18,7 @@ from profiler.errors import RequestError
 from profiler.rent.command import RentDocument, rent
 from profiler.rent.offers import Offer
 from profiler.rent.options import RentOptions
-from profiler.rent.serving import Fleet
-from profiler.rent.text import cost_picture, rent_sentences, rent_table
+from profiler.rent.text import rent_sentences, rent_table
 
 TODAY = date(2026, 11, 20)
 """After the newest price, as in notebook 06: a price from tomorrow would have a negative age."""
@@ -256,16 +253,3 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
     assert document["load"]["limits"] == {"ttft_s": 0.5, "tpot_s": 0.05}
     assert document["engines"] == ["compiled"]
     assert all(row["price_source"] and row["price_class"] == "hyperscaler" for row in document["cards"])
-
-
-def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RentDocument) -> None:
-    """Each line of the picture is what the hour of as many GPUs as a rate needs costs, over its requests."""
-    [axes] = cost_picture(chat).axes
-    assert "compiled engines (vLLM" in axes.get_title(loc="left")
-    first = chat.cards[0]
-    assert first.capacity_per_s is not None
-    line = next(line for line in axes.lines if str(line.get_label()).startswith(f"{first.name}, 16 bits"))
-    fleet = Fleet(first.capacity_per_s.low, 1, 1, first.usd_per_h)
-    rates, usd = np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
-    assert usd == pytest.approx([1e3 * fleet.rented_gpus(rate) * first.usd_per_h / 3600 / rate for rate in rates])
-    assert any(later > earlier for earlier, later in itertools.pairwise(usd))
