@@ -114,26 +114,22 @@ def test_a_kernel_that_is_fused_again_from_some_rows_on() -> None:
     assert [bool(weight.writes_dense_copy(each)) for each in rows] == [bool(each) for each in copied]
 
 
+A100, T4 = (108, 8, 0), (40, 7, 5)
+
+
 @pytest.mark.parametrize(
-    ("properties", "dtype", "shape", "dense", "always_from"),
-    [
-        ((108, 8, 0), torch.bfloat16, (11008, 4096), {6, 7}, 17),
-        ((40, 7, 5), torch.float16, (1536, 1536), {5, 6, 7, 8}, 65),
-    ],
+    ("card", "dtype", "shape", "dense", "always_from"),
+    [(A100, torch.bfloat16, (11008, 4096), {6, 7}, 17), (T4, torch.float16, (1536, 1536), {5, 6, 7, 8}, 65)],
 )
 def test_bitsandbytes_own_table_is_not_monotone(
-    properties: tuple[int, int, int],
-    dtype: torch.dtype,
-    shape: tuple[int, int],
-    dense: set[int],
-    always_from: int,
+    card: tuple[int, ...], dtype: torch.dtype, shape: tuple[int, int], dense: set[int], always_from: int,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     """The rows are from `_gemm_4bit_use_custom_cuda` (bitsandbytes 0.50, backends/cuda/ops.py) for an A100 and a T4."""
     table = four_bit.table()
     if table is None:
         pytest.skip("bitsandbytes 0.50 is not installed")
-    monkeypatch.setattr(table, "_gpu_dispatch_props", lambda _index: properties)
+    monkeypatch.setattr(table, "_gpu_dispatch_props", lambda _index: card)
     table._gemm_4bit_use_custom_fn.cache_clear()
     ins, outs = shape
     rows = dense_rows(lambda rows: table._gemm_4bit_use_custom_fn(0, dtype, rows, outs, ins), 1536)

@@ -78,12 +78,11 @@ def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> 
 @pytest.mark.parametrize(
     ("path", "multiple"),
     [
-        (ExecutionPath(), 3.0),
-        (ExecutionPath(attention="eager"), 11.0),
+        (ExecutionPath(), 3.0), (ExecutionPath(attention="eager"), 11.0),
         (ExecutionPath(cache="static", static_cache_len=1024), 1024 / 513),
     ],
     ids=["sdpa, dynamic", "eager, dynamic", "sdpa, static"],
-)
+)  # fmt: skip
 def test_kv_traffic_as_a_multiple_of_the_minimum(mistral: ModelWork, path: ExecutionPath, multiple: float) -> None:
     work = mistral.work(Step(1, 1, 512), path)
     minimum = work.kv_read_bytes + work.kv_write_bytes
