@@ -8,8 +8,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import pytest
-
 import profiler.facts
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.grid.cells import Cell, CellKey
@@ -38,11 +36,6 @@ def test_it_is_stored_read_and_merged() -> None:
     assert merged.every(Warmth) == facts
     assert merged.latest(Warmth) == facts[-1]
     assert merged.latest_by(Warmth, "key") == (facts[-1],)
-
-
-def test_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        fact_of({"kind": "coldness", "degrees": 1.0})
 
 
 def test_every_kind_is_known_to_a_process_that_only_reads_a_folder() -> None:

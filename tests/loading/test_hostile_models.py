@@ -87,9 +87,10 @@ def test_gguf(roofscope, tmp_path: Path, name: str) -> None:  # type: ignore[no-
 @pytest.mark.parametrize("spoil", [remote_code(), remote_code(architectures=["OwnModel"])])
 def test_custom_code_of_a_known_type_is_ignored(roofscope, folder: Path, spoil: Spoil) -> None:  # type: ignore[no-untyped-def]
     """transformers supports the type itself, so the counts are those of the model without the code."""
-    plain = json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out)
+    command = ("count", str(folder), "--prompt", "64", "--format", "json")
+    plain = json.loads(roofscope(*command).out)
     spoil(folder)
-    assert json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out) == plain
+    assert json.loads(roofscope(*command).out) == plain
     assert not (folder / MARK).exists()
     assert "modeling_own" not in sys.modules
 

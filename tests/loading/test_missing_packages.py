@@ -8,6 +8,7 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -28,12 +29,8 @@ OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
 def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
     """A folder whose config says that its weights are 8-bit integers of compressed-tensors."""
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    options = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head"],
-    }
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    options = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
     config = json.loads((tiny_folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": options}))
     return tmp_path
@@ -95,10 +92,7 @@ def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch:
 
 def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens if its CUDA runtime is missing."""
-
-    def broken() -> None:
-        raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
-
+    broken = Mock(side_effect=ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"))
     monkeypatch.setattr("profiler.quant.bitsandbytes.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")

@@ -97,14 +97,9 @@ QUICK = [
 
 @pytest.mark.parametrize(("quant", "fused", "options", "share"), QUICK, ids=name_of)
 def test_real_weights_in_every_format(
-    short_folder: Path,
-    gguf_file: Path,
-    answer_cpu_probe: Callable[[bool], None],
-    quant: Quant,
-    fused: bool,
-    options: QuantOptions,
-    share: float,
-) -> None:
+    short_folder: Path, answer_cpu_probe: Callable[[bool], None],
+    quant: Quant, fused: bool, options: QuantOptions, share: float,
+) -> None:  # fmt: skip
     """Bytes planned on meta, bytes counted when loaded and storages are equal; the tokens are those of `generate`."""
     answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
@@ -188,16 +183,10 @@ def conversions_s(folder: Path, quant: Quant) -> float:
     source = resolve(str(folder))
     request = ModelRequest(source, CPU, torch.bfloat16, quant=quant, weights="checkpoint")
     model = load(request, load_config(source)).module
-    calls = [
-        call for modules in linear_modules(model).values() for call in conversion_calls(modules, 1, torch.bfloat16)
-    ]
-
-    def all_of_them() -> None:
-        for call in calls:
-            call()
-
+    linears = linear_modules(model).values()
+    calls = [call for modules in linears for call in conversion_calls(modules, 1, torch.bfloat16)]
     with torch.inference_mode():
-        return statistics.median(time_calls(all_of_them, Clock(), 12)[2:])
+        return statistics.median(time_calls(lambda: [call() for call in calls], Clock(), 12)[2:])
 
 
 @slow
@@ -205,12 +194,9 @@ def conversions_s(folder: Path, quant: Quant) -> float:
 @pytest.mark.usefixtures("brief_roofs")
 @pytest.mark.parametrize("quant", ["nf4", "int8"])
 def test_a_quantised_run_fills_every_column(
-    short_folder: Path,
-    answer_cpu_probe: Callable[[bool], None],
-    quant: Quant,
-    tmp_path: Path,
+    short_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     with_effort(monkeypatch, rounds=3, more_prefills_s=0.2, twin_s=0.5)
     answer_cpu_probe(False)  # the fused kernel converts nothing
     before_s = conversions_s(short_folder, quant)
