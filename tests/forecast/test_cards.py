@@ -83,10 +83,6 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     assert len(rank_rows(answer.cells, priced=True)) == 2 * len(answer.cells)
 
 
-def test_numbers_of_gpus_are_sorted_and_each_once() -> None:
-    assert parse_ranks("8,2,2") == (2, 8)
-
-
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,10 +94,11 @@ def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
         forecast_ranks(str(tmp_path), "", ForecastRequest(), RankOptions("3", "8,20"), QuietListener())
 
 
-def test_worse_from_compares_only_numbers_that_fit() -> None:
+def test_numbers_of_gpus_are_compared_where_they_fit() -> None:
     def forecast(seconds: float, fits: bool = True) -> list[ForecastCell]:
         return [ForecastCell("decode", 1, 8, 9, seconds, seconds, seconds, 1 / seconds, "mixed", "", fits)]
 
+    assert parse_ranks("8,2,2") == (2, 8)
     [cell] = across([(1, forecast(9.0, fits=False)), (2, forecast(3.0)), (4, forecast(2.0)), (8, forecast(2.1))], None)
     assert cell.base is cell.times[1]
     assert cell.worse_from == 8

@@ -22,11 +22,7 @@ def test_small_kernels_are_next_to_what_they_must_move(tmp_path: Path, monkeypat
     """
     shipped = read_profile(XEON_PROFILE)
     alone = {4: 0.0, 64: 2e-4, 256: 8e-4}
-
-    def card(*_: object) -> GpuProfile:
-        return shipped
-
-    monkeypatch.setattr(profiling, "measure_profile", card)
+    monkeypatch.setattr(profiling, "measure_profile", lambda *_: shipped)
     monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: alone)
     profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     short, long = read_profile(tmp_path / "card.json").smalls

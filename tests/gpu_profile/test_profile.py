@@ -181,14 +181,14 @@ def test_a_profile_survives_its_file_and_bad_ones_are_refused(tmp_path: Path, ro
     back = read_profile(path)
     assert back.products == planted().products
     content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, "schema_version": PROFILE_SCHEMA + 1}))
-    with pytest.raises(RequestError, match=f"has version {PROFILE_SCHEMA + 1}.*measure the device again"):
-        read_profile(path)
-    path.write_text(json.dumps({**content, "products": 3}))
-    with pytest.raises(RequestError, match="damaged"):
-        read_profile(path)
-    path.write_text("{")
-    with pytest.raises(RequestError, match="not JSON"):
-        read_profile(path)
+    newer = json.dumps({**content, "schema_version": PROFILE_SCHEMA + 1})
+    for text, words in (
+        (newer, f"has version {PROFILE_SCHEMA + 1}.*measure the device again"),
+        (json.dumps({**content, "products": 3}), "damaged"),
+        ("{", "not JSON"),
+    ):
+        path.write_text(text)
+        with pytest.raises(RequestError, match=words):
+            read_profile(path)
     with pytest.raises(RequestError, match="there is no profile at"):
         read_profile(tmp_path / "none.json")

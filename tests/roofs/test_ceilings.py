@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Mapping
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -86,16 +87,10 @@ def test_roofs_from_a_busy_minute_are_not_kept(of_fake_clock: Ceilings) -> None:
 
 def test_a_slow_product_does_not_eat_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dtype without a fast kernel must not climb to sizes that take minutes."""
-    calls: list[int] = []
-    original = products.square_product
-
-    def counted(device: torch.device, dtype: str, size: int):  # type: ignore[no-untyped-def]
-        calls.append(size)
-        return original(device, dtype, size)
-
+    counted = Mock(side_effect=products.square_product)
     monkeypatch.setattr(products, "square_product", counted)
     products.measure_gemm(small(clock=FakeClock()), "float32", 0.05)
-    assert calls == [256]  # one call already took a (fake) second
+    assert [call.args[2] for call in counted.mock_calls] == [256]  # one call already took a (fake) second
 
 
 def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:

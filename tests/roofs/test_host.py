@@ -44,11 +44,8 @@ def test_it_is_what_a_plain_loop_takes() -> None:
     """The pace is near the fastest quartile of a user's loop, which excludes disturbances."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 48)
-    config = LlamaConfig(
-        **sizes, num_hidden_layers=30, num_attention_heads=6, num_key_value_heads=2, head_dim=8, vocab_size=256
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 30, "head_dim": 8, "vocab_size": 256}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2)).eval()
     token, cache, taken, threads = torch.zeros(1, 8, dtype=torch.long), None, [], torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.inference_mode():

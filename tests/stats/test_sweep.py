@@ -26,6 +26,7 @@ from profiler.measure.rounds import Plan
 from profiler.measure.sweep import VisitContext, sweep, visit, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
 
+GRID = make_grid([4, 8, 16], [1, 2], 6)
 CORNERS = [Cell(1, 4, 6), Cell(2, 16, 6), Cell(2, 4, 6), Cell(1, 16, 6)]
 """The cheapest, its opposite, and the other two by cost."""
 ONCE = replace(effort.STANDARD, rounds=1)
@@ -34,17 +35,9 @@ ONCE = replace(effort.STANDARD, rounds=1)
 def run(  # type: ignore[no-untyped-def]
     engine: PlainEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), **plan: Any
 ) -> list[Visit | Gap]:
-    grid = make_grid([4, 8, 16], [1, 2], 6)
-    return list(
-        sweep(
-            {"eager": engine},
-            Plan(grid, budget_s, half_width=10.0, **plan),
-            machine=HOST,
-            prompts=Prompts(32),
-            fits=fits,
-            earlier=earlier,
-        )
-    )
+    planned = Plan(GRID, budget_s, half_width=10.0, **plan)
+    outcomes = sweep({"eager": engine}, planned, machine=HOST, prompts=Prompts(32), fits=fits, earlier=earlier)
+    return list(outcomes)
 
 
 def test_corners_come_first_and_twice_and_every_cell_is_visited_four_times_at_least() -> None:
@@ -52,7 +45,7 @@ def test_corners_come_first_and_twice_and_every_cell_is_visited_four_times_at_le
     assert cells[:4] == CORNERS
     assert sorted(cells[4:8]) == sorted(CORNERS)
     assert sorted(cells[8:10]) == [Cell(1, 8, 6), Cell(2, 8, 6)]
-    assert Counter(cells) == dict.fromkeys(make_grid([4, 8, 16], [1, 2], 6).cells, 4)
+    assert Counter(cells) == dict.fromkeys(GRID.cells, 4)
 
 
 def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
@@ -128,8 +121,8 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
 
     monkeypatch.setattr("profiler.measure.sweep.visit", visited)
     machine: Any = SimpleNamespace(now_s=lambda: now_s[0])
-    plan = Plan(make_grid([4, 8, 16], [1, 2], 6), budget_s)
-    found = [outcome.cell for outcome in sweep({"eager": None}, plan, machine=machine, prompts=Prompts(32))]  # type: ignore[dict-item]
+    outcomes = sweep({"eager": None}, Plan(GRID, budget_s), machine=machine, prompts=Prompts(32))  # type: ignore[dict-item]
+    found = [outcome.cell for outcome in outcomes]
     assert found[:4] == CORNERS
     assert budget_s - 32 < now_s[0] <= budget_s + 16
 
@@ -139,7 +132,7 @@ def test_one_cell_is_visited_however_short_the_budget() -> None:
 
 
 def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
-    floors_s = {key: float(key.tokens) for key in make_grid([4, 8, 16], [1, 2], 6).keys}
+    floors_s = {key: float(key.tokens) for key in GRID.keys}
     for budget_s, step_s in itertools.product((0.0, 5.0, 20.0, 500.0), (1e-3, 1e-2, 0.1)):
         times = {key: step_s * floor_s for key, floor_s in floors_s.items()}
         assert run(PlainEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
@@ -147,14 +140,13 @@ def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
 
 def test_the_smallest_cell_is_visited_first_if_only_its_dispatch_is_known() -> None:
     """On a busy machine there may be no time to measure the dispatch of larger batches: their floors are too low."""
-    floors_s = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in make_grid([4, 8, 16], [1, 2], 6).keys}
+    floors_s = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in GRID.keys}
     assert run(PlainEngine(), 0.0, floors_s=floors_s)[0].cell == CORNERS[0]
 
 
 def test_a_whole_grid_is_visited_twice_however_short_the_budget() -> None:
-    assert Counter(outcome.cell for outcome in run(PlainEngine(), budget_s=1e-9, whole=True)) == dict.fromkeys(
-        make_grid([4, 8, 16], [1, 2], 6).cells, 2
-    )
+    cells = Counter(outcome.cell for outcome in run(PlainEngine(), budget_s=1e-9, whole=True))
+    assert cells == dict.fromkeys(GRID.cells, 2)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])

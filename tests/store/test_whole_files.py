@@ -7,10 +7,10 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import matplotlib.pyplot as plt
 import pytest
-from matplotlib.figure import Figure
 
 from profiler.errors import RunError
 from profiler.report.write import write_reports
@@ -33,11 +33,7 @@ def full() -> OSError:
 @pytest.fixture
 def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and pages without content, which are quick to make."""
-
-    def square(_runs: object, _name: str) -> Figure:
-        return plt.figure(figsize=(1, 1))
-
-    monkeypatch.setattr("profiler.report.plots.draw", square)
+    monkeypatch.setattr("profiler.report.plots.draw", lambda *_: plt.figure(figsize=(1, 1)))
     monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")
 
 
@@ -101,11 +97,7 @@ def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """Network file systems may have no locks: the run is written without one."""
-
-    def no_locks(_file: object, _how: int) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(fcntl, "flock", no_locks)
+    monkeypatch.setattr(fcntl, "flock", Mock(side_effect=OSError(code, os.strerror(code))))
     with RunStore(tmp_path / "run") as store:
         assert store.folder.is_dir()
 
