@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -74,52 +75,38 @@ SITUATIONS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
-@SITUATIONS
-def test_traffic_is_that_of_the_recorded_operators(
-    dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
-) -> None:
-    keys = context + query
-    core, call = attention(dtype, query, keys, masked=masked, handed=handed)
-    with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), Traffic() as recorded:
-        call()
-    path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
-    work = core.each(Step(BATCH, query, context), path)
-    operands = work.activation_bytes + BATCH * keys * core.cached_elements * dtype.itemsize
-    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
-    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them before the call
-        before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
-        avoidable -= 2 * before
-        operands += before - BATCH * keys * core.cached_elements * dtype.itemsize
-    assert float(operands + avoidable) == pytest.approx(recorded.bytes, rel=0.03)
-
-
 def most_allocated(call: Callable[[], object]) -> int:
     """Return the peak memory of `call` above the memory before it, by torch's allocator."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    current = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        current += event.nbytes()
-        peak = max(peak, current)
-    return peak
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 @SITUATIONS
-def test_scratch_memory_is_what_the_allocator_gave(
+def test_traffic_and_scratch_are_those_of_torch(
     dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
 ) -> None:
-    keys = context + query
+    """Traffic is that of the recorded operators, and scratch memory is what the allocator gave."""
+    keys, step = context + query, Step(BATCH, query, context)
     core, call = attention(dtype, query, keys, masked=masked, handed=handed)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        call()
+        with Traffic() as recorded:
+            call()
         given = most_allocated(call)
-    if handed == "repeated":
-        given += BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
     path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
-    assert float(core.scratch_bytes(Step(BATCH, query, context), path)) == pytest.approx(given, rel=0.03)
+    work = core.each(step, path)
+    cached = BATCH * keys * core.cached_elements * dtype.itemsize
+    operands = work.activation_bytes + cached
+    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
+    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them before the call
+        before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
+        avoidable -= 2 * before
+        operands += before - cached
+        given += before
+    assert float(operands + avoidable) == pytest.approx(recorded.bytes, rel=0.03)
+    assert float(core.scratch_bytes(step, path)) == pytest.approx(given, rel=0.03)
 
 
 @pytest.mark.parametrize("kernel", ["math", "flash", "eager"])

@@ -57,7 +57,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 @pytest.mark.parametrize("backend", CACHE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_moves_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
+def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
     """The step is the third token after a prompt. The attention kernel is not part of the cache's traffic."""
     layer = cache_of(backend).layers[0]
     for tokens in (PROMPT, 1, 1):
@@ -65,24 +65,14 @@ def test_a_step_moves_the_counted_bytes(backend: str, dtype: torch.dtype) -> Non
     new = states(1, dtype)
     with Traffic() as traffic:
         keys, values = layer.update(new, new)
-    work = core_in(dtype).each(Step(BATCH, 1, PROMPT + 2), path_of(backend, CACHE_FORMATS[backend].residual(2)))
+    stored, core = CACHE_FORMATS[backend], core_in(dtype)
+    work = core.each(Step(BATCH, 1, PROMPT + 2), path_of(backend, stored.residual(2)))
     cached = (Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS)
-    counted = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
-    assert counted - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
-
-
-@pytest.mark.parametrize("backend", CACHE_FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
-    layer = cache_of(backend).layers[0]
-    decoded = 5
-    for tokens in (PROMPT, *[1] * decoded):
-        layer.update(states(tokens, dtype), states(tokens, dtype))
+    moved = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
+    assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
     held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
-    stored = CACHE_FORMATS[backend]
-    work = ModelWork((core_in(dtype),), 0, 0, ())
-    counted = cache_bytes(work, BATCH, PROMPT + decoded, stored, stored.residual(decoded))
-    assert counted == pytest.approx(sum(item.nbytes for each in held for item in tensors(each)), rel=0.001)
+    kept = cache_bytes(ModelWork((core,), 0, 0, ()), BATCH, PROMPT + 3, stored, stored.residual(3))
+    assert kept == pytest.approx(sum(item.nbytes for each in held for item in tensors(each)), rel=0.001)
 
 
 @pytest.mark.parametrize(("backend", "bits"), [("fp8", 8.0), ("quanto", 4.5), ("hqq", 4.5)])

@@ -33,6 +33,28 @@ def table(path: Path, *rows: tuple[object, ...]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("row", "model", "gpu", "floor_s", "bound"),
+    [
+        # Gemma-2-9B's 9.24 B weights are in float32, and 18.5 GB as vLLM serves them: 18.3 ms at 1,008 GB/s, not 36.7.
+        (("decode", 1, 64, 32, 0.0225), "gemma-2-9b", "RTX 4090", 9.2417e9 * 2 / 1008e9, "memory"),
+        # Mistral-7B has 6.98e9 block weights: 2 FLOPs per weight and token, and the triangle of attention.
+        (("prefill", 1, 2048, "", 0.05), "mistral-7b-v0.1", "H100 SXM",
+         (2 * 6.98e9 * 2048 + 4 * 32 * 4096 * 2048**2 / 2) / 989.4e12, "compute"),
+        # 4,096 prompts of 131,072 tokens through 70 billion parameters: 7.3e19 FLOPs, eight times what int64 holds.
+        (("prefill", 4096, 131_072, "", 1e6), "llama-3.1-70b", "H100 SXM",
+         4096 * (2 * 68.45e9 * 131_072 + 80 * 4 * 8_192 * 131_072**2 / 2) / 989.4e12, "compute"),
+    ],
+    ids=["a checkpoint in float32", "a long prompt", "beyond int64"],
+)  # fmt: skip
+def test_a_floor_is_that_of_arithmetic(
+    row: tuple[object, ...], model: str, gpu: str, floor_s: float, bound: str, tmp_path: Path
+) -> None:
+    [found] = place(table(tmp_path / "t", row), model, gpu=gpu).rows
+    assert found.floor_s == pytest.approx(floor_s, rel=0.01)
+    assert found.bound == bound
+
+
 def test_a_published_figure_has_the_share_that_arithmetic_gives(tmp_path: Path) -> None:
     """gpt-fast, README: Llama-2-7B in 16 bits at batch 1 on an A100 80GB, 104.9 tokens/s after a prompt of 5.
 
@@ -41,26 +63,7 @@ def test_a_published_figure_has_the_share_that_arithmetic_gives(tmp_path: Path) 
     [row] = place(table(tmp_path / "t", ("decode", 1, 5, 200, 1 / 104.9)), "llama-2-7b", gpu="A100 80GB SXM").rows
     assert row.floor_s == pytest.approx((13.21e9 + 105 * 524_288) / 2039e9, rel=2e-3)
     assert row.attained == pytest.approx(0.683, abs=3e-3)
-    assert (row.bound, row.regime) == ("memory", "memory-bound")
-
-
-def test_a_checkpoint_in_float32_is_served_in_16_bits(tmp_path: Path) -> None:
-    """Gemma-2-9B's 9.24 B weights are 18.5 GB as vLLM serves them: 18.3 ms at an RTX 4090's 1,008 GB/s, not 36.7."""
-    [row] = place(table(tmp_path / "t", ("decode", 1, 64, 32, 0.0225)), "gemma-2-9b", gpu="RTX 4090").rows
-    assert row.floor_s == pytest.approx(9.2417e9 * 2 / 1008e9, rel=5e-3)
     assert row.regime == "memory-bound"
-
-
-def test_a_prefill_is_compared_with_its_flops(tmp_path: Path) -> None:
-    """A long prompt of Mistral-7B on an H100: 2 FLOPs per weight and token, and the triangle of attention.
-
-    At 2048 tokens, 7.11e9 block weights (6.98e9 without the head): 2 x 6.98e9 x 2048 + 4 x 32 x 4096 x 2048^2 / 2
-    FLOPs at 989.4 TFLOP/s.
-    """
-    [row] = place(table(tmp_path / "t", ("prefill", 1, 2048, "", 0.05)), "mistral-7b-v0.1", gpu="H100 SXM").rows
-    flops = 2 * 6.98e9 * 2048 + 4 * 32 * 4096 * 2048**2 / 2
-    assert row.floor_s == pytest.approx(flops / 989.4e12, rel=0.01)
-    assert (row.bound, row.regime) == ("compute", "compute-bound")
 
 
 def test_bits_per_weight_come_from_the_size_of_a_gguf_file() -> None:
@@ -135,17 +138,6 @@ def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
         path.write_text(json.dumps([{**record, "samples_ns": samples}]))
         [row] = place(path, "smollm2-135m", gpu="T4").rows
         assert ("1.9 times as long as the others" in row.note) == is_cold
-
-
-def test_counts_beyond_int64_are_exact(tmp_path: Path) -> None:
-    """4,096 prompts of 131,072 tokens through 70 billion parameters: 7.3e19 FLOPs, eight times what int64 holds.
-
-    The attention's triangle is added: 80 layers x 4 x 8,192 x 131,072^2 / 2 FLOPs per prompt.
-    """
-    path = table(tmp_path / "t", ("prefill", 4096, 131_072, "", 1e6))
-    [row] = place(path, "llama-3.1-70b", gpu="H100 SXM").rows
-    flops = 4096 * (2 * 68.45e9 * 131_072 + 80 * 4 * 8_192 * 131_072**2 / 2)
-    assert row.floor_s == pytest.approx(flops / 989.4e12, rel=0.01)
 
 
 def test_a_generation_is_its_prefill_and_its_steps(tmp_path: Path) -> None:
