@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from cached import cached_tensors
 from traffic import Traffic
 from transformers import LlamaConfig
 
@@ -45,16 +45,6 @@ def states(tokens: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(BATCH, HEADS, tokens, WIDTH, dtype=dtype)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors of a stored state: a tensor, a tuple with a dict of scales, or a subclass made of others."""
-    if isinstance(value, torch.Tensor):
-        parts = value.__tensor_flatten__()[0] if hasattr(value, "__tensor_flatten__") else []
-        yield from (each for name in parts for each in tensors(getattr(value, name))) if parts else iter([value])
-    elif isinstance(value, (tuple, list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from tensors(each)
-
-
 @pytest.mark.parametrize("backend", CACHE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
@@ -72,7 +62,7 @@ def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dt
     assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
     held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
     kept = cache_bytes(ModelWork((core,), 0, 0, ()), BATCH, PROMPT + 3, stored, stored.residual(3))
-    assert kept == pytest.approx(sum(item.nbytes for each in held for item in tensors(each)), rel=0.001)
+    assert kept == pytest.approx(sum(item.nbytes for item in cached_tensors(held)), rel=0.001)
 
 
 @pytest.mark.parametrize(("backend", "bits"), [("fp8", 8.0), ("quanto", 4.5), ("hqq", 4.5)])

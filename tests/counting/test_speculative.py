@@ -59,13 +59,9 @@ def test_on_a_gpu() -> None:
         count(model, verify=4, gpu_names=gpu).gpus
         for model, gpu in (("llama-3.1-8b", "H100 SXM"), ("mixtral-8x7b", "H200 SXM"))
     )
-    costs = []
-    for row in (dense, mixture):
-        assert row.floor_s is not None
-        assert row.one_token_floor_s is not None
-        assert row.pays_from is not None
-        costs.append(row.floor_s / row.one_token_floor_s)
-        assert expected_tokens(row.pays_from, 4) == pytest.approx(costs[-1])
+    costs = [row.floor_s / row.one_token_floor_s for row in (dense, mixture)]  # type: ignore[operator]
+    worth = [expected_tokens(row.pays_from, 4) for row in (dense, mixture)]  # type: ignore[arg-type]
+    assert worth == pytest.approx(costs)
     assert 1 < costs[0] < 1.02
     assert 2.5 < costs[1] < 3.05
     [plain] = count("llama-3.1-8b", gpu_names="H100 SXM").gpus

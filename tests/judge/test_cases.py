@@ -94,8 +94,7 @@ def test_what_limits_a_step_is_flagged(name: str, flag: Flag) -> None:
 @pytest.mark.parametrize(
     ("name", "confidence"),
     [
-        ("Llama-2-7B batch 1 A100 gpt-fast", "high"),
-        ("H100 decode batch 1 graph", "high"),
+        *((name, "high") for name in ("Llama-2-7B batch 1 A100 gpt-fast", "H100 decode batch 1 graph")),
         ("a product at 85 % of its roof", "high"),
         # A label that holds over the whole interval is medium at most, however wide the interval is.
         ("interval of 12 % that clears the threshold", "medium"),

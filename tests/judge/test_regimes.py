@@ -13,36 +13,17 @@ from profiler.judge.regimes import Measurement, Verdict, judge_cell
 
 
 def verdict(
-    latency_s: float,
-    flops: float,
-    weight_bytes: float,
-    *,
-    kv_bytes: float = 0.0,
-    bytes_per_s: float,
-    flops_per_s: float,
-    dispatch_s: float | None = None,
-    overlaps: bool = True,
-    avoidable_bytes: float = 0.0,
-    replayed_s: float | None = None,
-    noise: str = "quiet",
-    scale: float = 1.0,
-) -> Verdict:
+    latency_s: float, flops: float, weight_bytes: float, *, bytes_per_s: float, flops_per_s: float,
+    dispatch_s: float | None = None, overlaps: bool = True, avoidable_bytes: float = 0.0,
+    replayed_s: float | None = None, scale: float = 1.0,
+) -> Verdict:  # fmt: skip
     """Judge one operator with all the work; `scale` multiplies the time and divides the roofs."""
-    operator = Demand("all", "mlp", flops, weight_bytes, kv_bytes, flops_per_s / scale, replayed_s)
+    operator = Demand("all", "mlp", flops, weight_bytes, 0.0, flops_per_s / scale, replayed_s)
     dispatch = None if dispatch_s is None else Dispatch(dispatch_s * scale, 0.0)
     roofs = StepRoofs(bytes_per_s / scale, dispatch, overlaps)
-    return judge_cell(
-        Measurement(
-            split=break_down(latency_s * scale, [operator], avoidable_bytes / roofs.memory_bytes_per_s, roofs),
-            model_flops=flops,
-            model_bytes=weight_bytes + kv_bytes,
-            compute_flops_per_s=flops_per_s / scale,
-            roofs=roofs,
-            latency_low_s=latency_s * scale * 0.995,
-            latency_high_s=latency_s * scale * 1.005,
-            noise=noise,
-        )
-    )
+    split = break_down(latency_s * scale, [operator], avoidable_bytes / roofs.memory_bytes_per_s, roofs)
+    ends_s = (latency_s * scale * 0.995, latency_s * scale * 1.005)
+    return judge_cell(Measurement(split, flops, weight_bytes, flops_per_s / scale, roofs, *ends_s))
 
 
 def test_replayed_kernels_far_below_both_roofs_are_kernel_bound() -> None:
@@ -72,13 +53,9 @@ def test_a_step_that_dispatch_fills_has_no_time_of_the_device_to_share() -> None
 
 
 @given(
-    st.floats(1e-3, 1.0),
-    st.floats(1e8, 1e14),
-    st.floats(1e6, 1e11),
-    st.floats(1e-4, 1e-2),
-    st.floats(0.01, 100.0),
+    st.floats(1e-3, 1.0), st.floats(1e8, 1e14), st.floats(1e6, 1e11), st.floats(1e-4, 1e-2), st.floats(0.01, 100.0),
     st.booleans(),
-)
+)  # fmt: skip
 def test_a_faster_machine_with_a_faster_clock_changes_nothing(
     latency_s: float, flops: float, bytes_: float, dispatch_s: float, scale: float, overlaps: bool
 ) -> None:

@@ -27,6 +27,10 @@ def config(**changes: Any) -> Spoil:
     return spoil
 
 
+def quantised_by(method: str) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method}}
+
+
 def config_text(text: str) -> Spoil:
     return lambda folder: _write(folder / "config.json", text.encode())
 
@@ -43,8 +47,8 @@ def header(tensors: dict[str, Any], data_bytes: int = 16) -> Spoil:
     return lambda folder: _write(folder / WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
 
 
-def tensor(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+def tensor(shape: list[int], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
 
 
 def raw_weights(content: bytes) -> Spoil:
@@ -86,6 +90,10 @@ def fifo(name: str) -> Spoil:
         os.mkfifo(folder / name)
 
     return spoil
+
+
+def both(*spoils: Spoil) -> Spoil:
+    return lambda folder: [spoil(folder) for spoil in spoils][-1]
 
 
 def adapter(base: str) -> Spoil:
@@ -131,10 +139,7 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
     "unknown type": (config(model_type="nonsense"), "model type `nonsense`"),
     "type that is a path": (config(model_type="../../../etc/passwd"), "model type `../"),
     "not a language model": (config(model_type="vit"), "generates text for 'vit'"),
-    "unknown quantiser": (
-        config(quantization_config={"quant_method": "nonsense"}),
-        "'nonsense', which cannot be planned",
-    ),
+    "unknown quantiser": (config(**quantised_by("nonsense")), "'nonsense', which cannot be planned"),
     "attention kernel from the hub": (config(attn_implementation="stranger/kernel"), "'stranger/kernel' from the hub"),
     "activation that is none": (config(hidden_act="__import__('os').system('id')"), "cannot build"),
     "10^7 characters of brackets": (config_text("[" * 10**7), "nested too deeply"),
@@ -143,27 +148,18 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
     "config.json is a pipe": (fifo("config.json"), "not a regular file"),
     "adapter of a file elsewhere": (adapter("../../etc/passwd"), "contains an adapter"),
     "own code for an unknown type": (remote_code(model_type="own"), "--trust-remote-code"),
-    "own code and an own quantiser": (
-        remote_code(quantization_config={"quant_method": "quantizer_own"}),
-        "'quantizer_own', which cannot be planned",
-    ),
+    "own code and an own quantiser": (remote_code(**quantised_by("quantizer_own")), "'quantizer_own', which cannot be"),
 }
 
 CHECKPOINTS: dict[str, tuple[Spoil, str]] = {
     "index to ../ with the right ending": (index("../outside.safetensors"), "leads out of"),
-    "index to a pickle": (
-        lambda folder: (pickled("pytorch_model.bin")(folder), index("pytorch_model.bin")(folder))[1],
-        "is a pickle",
-    ),
+    "index to a pickle": (both(pickled("pytorch_model.bin"), index("pytorch_model.bin")), "is a pickle"),
     "weights without an end": (linked(WEIGHTS, "/dev/zero"), "leads out of"),
     "weights are a pipe": (fifo(WEIGHTS), "not a regular file"),
     "other weights by name": (config(transformers_weights="../outside.safetensors"), "'../outside.safetensors'"),
     "header of 2^63 bytes": (raw_weights(struct.pack("<Q", 2**63) + b"{"), "header too large"),
-    "offsets that overlap": (
-        header({"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [2], 4, 12)}),
-        "offset for tensor `b`",
-    ),
-    "shape that overflows": (header({"a": tensor("F32", [2**32, 2**32], 0, 16)}), "overflow"),
+    "offsets that overlap": (header({"a": tensor([2], 0, 8), "b": tensor([2], 4, 12)}), "offset for tensor `b`"),
+    "shape that overflows": (header({"a": tensor([2**32, 2**32], 0, 16)}), "overflow"),
     "no tensor": (header({}, 0), "no tensors"),
     "pickle called safetensors": (pickled(WEIGHTS, without_weights=False), "cannot be read as a safetensors file"),
     "pickle in pytorch_model.bin": (pickled("pytorch_model.bin"), "is a pickle"),
@@ -179,7 +175,17 @@ def text(value: bytes, claimed: int | None = None) -> bytes:
 
 
 _STRING, _UINT32 = 8, 4
-_LLAMA = text(b"general.architecture") + struct.pack("<I", _STRING) + text(b"llama")
+
+
+def named(architecture: bytes) -> bytes:
+    return text(b"general.architecture") + struct.pack("<I", _STRING) + text(architecture)
+
+
+def one_tensor(*sizes: int, offset: int = 0) -> bytes:
+    return text(b"t") + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, offset) + bytes(64)
+
+
+_LLAMA = named(b"llama")
 
 
 def layers(architecture: bytes, count: int) -> bytes:
@@ -190,22 +196,9 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "2^60 tensors": (gguf(2**60, 0), "claims 1152921504606846976 tensors"),
     "a string of 2^40 bytes": (gguf(0, 1, text(b"a", 2**40)), "ends within"),
     "unknown kind of value": (gguf(0, 1, text(b"a") + struct.pack("<I", 99)), "unknown kind, 99"),
-    "a tensor of 2^62 numbers": (
-        gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQQIQ", 2, 2**31, 2**31, 0, 0) + bytes(64)),
-        "4611686018427387904 weights",
-    ),
-    "a tensor past the end": (
-        gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 2**60) + bytes(64)),
-        "past the end",
-    ),
-    "an unknown architecture": (
-        gguf(
-            0,
-            2,
-            text(b"general.architecture") + struct.pack("<I", _STRING) + text(b"nonsense") + layers(b"nonsense", 2),
-        ),
-        "nonsense is not supported",
-    ),
+    "a tensor of 2^62 numbers": (gguf(1, 1, _LLAMA + one_tensor(2**31, 2**31)), "4611686018427387904 weights"),
+    "a tensor past the end": (gguf(1, 1, _LLAMA + one_tensor(4, offset=2**60)), "past the end"),
+    "an unknown architecture": (gguf(0, 2, named(b"nonsense") + layers(b"nonsense", 2)), "nonsense is not supported"),
     "10^9 layers in GGUF": (gguf(0, 2, _LLAMA + layers(b"llama", 10**9)), "block_count = 1000000000"),
     "a pickle": (pickle.dumps(_Marking("/tmp/" + MARK)), "not a GGUF file"),
 }

@@ -104,9 +104,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_killed_before_its_first_word(tmp_path: Path) -> None:
     """A run killed while the model loads can start again in its folder; after the first fact it cannot."""
-    with RunStore(tmp_path / "run") as alive, pytest.raises(RunError, match="another roofscope is writing"):
-        RunStore(alive.folder)
-    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run").mkdir()
     (tmp_path / "run" / "samples.jsonl").touch()
     with RunStore(tmp_path / "run") as second:
         (second.folder / "samples.jsonl").write_text("{}\n")
