@@ -97,14 +97,6 @@ def test_at_the_threshold_itself_no_budget_decides() -> None:
     assert json.loads(json_text(gate_document(found)))["more_s"] is None
 
 
-def test_a_busy_neighbour_leaves_it_open() -> None:
-    before = side({asked(): timed(0.01)})
-    after = side({asked(): replace(timed(0.02), foreign_cores=1.0)})
-    found = gate(compare_sides(before, after), {"decode": 0.03})
-    assert found.outcome == "inconclusive"
-    assert "measure again on a quiet machine" in gate_line(found)
-
-
 def test_where_all_were_disturbed_nothing_is_known_of_the_phase() -> None:
     """One visit each while other processes ran: the line reports the disturbance, and no number has 304 digits."""
     before = side({asked(batch): timed(0.01, visits=1) for batch in BATCHES})

@@ -70,17 +70,9 @@ def _of_terms(run: Run, result: CellResult) -> Regime:
     roofs = StepRoofs(
         ceilings.memory_bytes_per_s, Dispatch(result.dispatch_s, 0.0), run.document.device.overlaps_dispatch
     )
-    return judge_cell(
-        Measurement(
-            split=parts,
-            model_flops=result.model_flops,
-            model_bytes=result.model_bytes,
-            compute_flops_per_s=ceilings.compute_flops_per_s(run.model.dtype),
-            roofs=roofs,
-            latency_low_s=result.latency_low_s,
-            latency_high_s=result.latency_high_s,
-        )
-    ).regime
+    flops_per_s = ceilings.compute_flops_per_s(run.model.dtype)
+    ends_s = (result.latency_low_s, result.latency_high_s)
+    return judge_cell(Measurement(parts, result.model_flops, result.model_bytes, flops_per_s, roofs, *ends_s)).regime
 
 
 def _explained(results: Iterable[tuple[CellResult, Regime]]) -> list[tuple[CellResult, Regime]]:

@@ -29,7 +29,7 @@ def facts() -> Facts:
     return read_facts(RUN, document, read_gathered(RUN, document))
 
 
-def steady(at_s: float) -> float:
+def steady(_at_s: float) -> float:
     return 1.0
 
 
@@ -38,14 +38,13 @@ def swinging(at_s: float) -> float:
     return 1.75 ** (math.sin(2 * math.pi * at_s / 31.7) / 2)
 
 
-def next_to_a_neighbour(at_s: float) -> float:
-    """Another process starts and stops every nine seconds, and slows everything by 60 %."""
-    return 1.6 if int(at_s / 9) % 2 else 1.0
-
-
-def with_a_falling_clock(at_s: float) -> float:
-    """A clock that loses a third over a minute and stays there."""
-    return 1.0 / (1.0 - min(at_s, 60.0) / 180.0)
+UNSTEADY: dict[str, Pace] = {
+    "swinging": swinging,
+    # Another process starts and stops every nine seconds, and slows everything by 60 %.
+    "next to a neighbour": lambda at_s: 1.6 if int(at_s / 9) % 2 else 1.0,
+    # A clock that loses a third over a minute and stays there.
+    "with a falling clock": lambda at_s: 1.0 / (1.0 - min(at_s, 60.0) / 180.0),
+}
 
 
 def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
@@ -85,7 +84,7 @@ def test_a_shared_swing_is_divided_out(facts: Facts) -> None:
     assert widest(judge_run(on_machine(facts, swinging, steady))) > 0.15, "a steady probe cannot correct a swing"
 
 
-@pytest.mark.parametrize("pace", [swinging, next_to_a_neighbour, with_a_falling_clock])
+@pytest.mark.parametrize("pace", UNSTEADY.values(), ids=UNSTEADY)
 def test_labels_do_not_change_if_the_probe_measures_the_swing(facts: Facts, pace: Pace) -> None:
     """Labels on an unsteady machine are those of a steady one, or mixed; at most one in ten is inconclusive."""
     calm, swung = judge_run(on_machine(facts, steady, steady)), judge_run(on_machine(facts, pace, pace))

@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -101,25 +101,21 @@ def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, ar
 @pytest.fixture
 def hub(tiny_folder: Path) -> Iterator[str]:
     """A hub with one model, `owner/tiny`. It serves files only, by https://huggingface.co/docs/hub/api."""
-    prefix = "/owner/tiny/resolve/main/"
 
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            file = tiny_folder / Path(self.path).name
-            exists = self.path.startswith(prefix) and file.is_file()
-            content = file.read_bytes() if exists else b""
-            self.send_response(200 if exists else 404)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("ETag", f'"{file.name}"')
-            self.send_header("X-Repo-Commit", "0" * 40)
-            if not exists:
-                self.send_header("X-Error-Code", "EntryNotFound")
+    class Hub(SimpleHTTPRequestHandler):
+        def translate_path(self, path: str) -> str:
+            return str(tiny_folder / (Path(path).name if path.startswith("/owner/tiny/resolve/main/") else "missing"))
+
+        def send_error(self, *_: object) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.send_header("X-Error-Code", "EntryNotFound")
             self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
 
-        def do_HEAD(self) -> None:
-            self.do_GET()
+        def end_headers(self) -> None:
+            self.send_header("ETag", f'"{Path(self.path).name}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            super().end_headers()
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""

@@ -12,31 +12,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.roofs.fixed_work import measure_host_pace
 
 
-class Seen(TorchDispatchMode):
-    """The calls that reach torch's dispatcher, and their numbers of threads."""
+class Threads(TorchDispatchMode):
+    """The numbers of threads of the calls that reach torch's dispatcher."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
-        self.threads: set[int] = set()
+        self.seen: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.names.append(str(func))
-        self.threads.add(torch.get_num_threads())
+        self.seen.add(torch.get_num_threads())
         return func(*args, **(kwargs or {}))
 
 
-def test_it_steps_thirty_layers_in_one_thread() -> None:
-    """A Llama layer has seven linears and one attention, each of them called in a prefill and in 32 steps."""
+def test_it_steps_in_one_thread() -> None:
     before = torch.get_num_threads()
-    with Seen() as seen:
+    with Threads() as threads:
         pace = measure_host_pace(HOST, 0.0)
-    assert torch.get_num_threads() == before
-    assert len(pace.seconds) == 1
-    attention = [name for name in seen.names if "scaled_dot_product" in name or "softmax" in name]
-    assert len(attention) == 30 * 33
-    linears = [name for name in seen.names if name in ("aten.mm.default", "aten.addmm.default", "aten.linear.default")]
-    assert len(linears) == (30 * 7 + 1) * 33
+    assert (threads.seen, torch.get_num_threads(), len(pace.seconds)) == ({1}, before, 1)
 
 
 @pytest.mark.timing
