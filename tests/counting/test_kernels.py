@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from machines import HOST
 from torch.utils._python_dispatch import TorchDispatchMode
+from traffic import Traffic
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path, outlier_columns, sdpa_kernel
@@ -134,18 +135,6 @@ def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(calls, core)) != {0}
 
 
-class Recorder(TorchDispatchMode):
-    """Records the names of the operators that torch runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("model_name", "dtype"),
     [("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32)],
@@ -159,7 +148,7 @@ def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype,
     k = torch.randn(1, heads, 16, core.qk_dim, dtype=dtype)
     v = torch.randn(1, heads, 16, core.v_dim, dtype=dtype)
     mask = torch.ones(1, 1, query, 16, dtype=torch.bool) if masked else None
-    with Recorder() as recorder, torch.no_grad():
+    with Traffic() as recorder, torch.no_grad():
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=query > 1 and not masked)
     flash = any("flash_attention" in name for name in recorder.names)
     assert sdpa_kernel(core, CPU, dtype, query=query, keys=16, masked=masked) == ("flash" if flash else "math")

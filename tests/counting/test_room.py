@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 from subjects import subject_of
 
-from profiler.data.datasheets import gpu_called, gpus
+from profiler.data.datasheets import gpu_called
 from profiler.data.room import idle_room_bytes, room_bytes
 from profiler.rent.options import RentOptions
 from profiler.rent.plan import Planner
@@ -33,13 +33,6 @@ def test_the_room_of_a_t4() -> None:
     assert gpu_called("T4").room_bytes == pytest.approx(0.98 * (14.56 * GIB - 450e6), rel=1e-6)
     assert room_bytes("cuda", 10e9) == 9.8e9
     assert idle_room_bytes("cpu", 10e9) == 9e9
-
-
-@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.gpu)
-def test_usable_memory_is_below_the_datasheets(gpu: Any) -> None:
-    """A driver keeps at most an eighth: ECC takes a sixteenth of GDDR memory."""
-    assert 0.875 <= gpu.usable_bytes / gpu.memory_bytes <= 1.0
-    assert gpu.usable_source
 
 
 @pytest.mark.parametrize(

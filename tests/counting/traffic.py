@@ -12,14 +12,16 @@ _SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
 
 
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that each operator reads (every tensor once) and writes; views move nothing."""
+    """Counts the bytes that each operator reads (every tensor once) and writes; views move nothing. Records names."""
 
     def __init__(self) -> None:
         super().__init__()
         self.bytes = 0
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        self.names.append(func.__name__)
         if func is _SAFE_SOFTMAX:  # a composite that torch does not decompose for a mode
             with self:
                 return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)

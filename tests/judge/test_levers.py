@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiler.data.datasheets import gpu_called, gpus
+from profiler.data.datasheets import gpu_called
 from profiler.facts.measurements import COMPILED, GRAPHED
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
@@ -204,13 +204,6 @@ def test_a_trial_at_another_depth_that_costs_time_leaves_no_lever() -> None:
     assert not found & {"bfloat16", "a 16-bit dtype"}
 
 
-def test_a_cpu_has_no_lever_of_another_card() -> None:
-    prefill = cell(linears(1e9, 1e6), weights_s=1e-3)
-    of_gpu = replace(SETTING, cards=gpus())
-    assert any(item.change.startswith("another GPU") for item in levers(prefill, of_gpu))
-    assert not any(item.change.startswith("another GPU") for item in levers(prefill, replace(of_gpu, can_graph=False)))
-
-
 def test_an_operator_that_loses_most_is_named() -> None:
     """An LM head that loses 2.69 of 7.5 s is named; one of three products that lose 1.2 s each is not."""
     lost = {"model.layers.*.mlp.up_proj": 1.2, "model.layers.*.mlp.down_proj": 1.2, "lm_head": 2.69}
@@ -309,6 +302,7 @@ def test_another_card_by_its_roofs() -> None:
     found = levers(here, setting)
     assert saved(found, "another GPU (twice)") == pytest.approx(52e-3 - 16e-3)
     assert saved(found, "another GPU (small)") == 0.0
+    assert saved(levers(here, replace(setting, can_graph=False)), "another GPU") == 0.0, "not of a CPU"
 
 
 def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:

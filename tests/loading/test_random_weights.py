@@ -139,20 +139,3 @@ def test_random_weights_have_the_layout_of_quantised_ones(
         with torch.inference_mode():
             products = layer(inputs[:, : layer.in_features]).float()
         assert products.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)
-
-
-def test_the_library_can_unpack_a_random_weight_of_the_fused_kernel(
-    tiny_folder: str, answer_cpu_probe: Callable[[bool], None]
-) -> None:
-    """The product with the matrix that the library unpacks equals the kernel's, except for bfloat16 rounding."""
-    from bitsandbytes.functional import _convert_weight_packed_for_cpu_inverse, dequantize_4bit
-
-    answer_cpu_probe(True)
-    layer = build(str(tiny_folder), torch.bfloat16, "nf4").module.model.layers[0].mlp.down_proj
-    inputs = torch.randn(64, 128, dtype=torch.bfloat16)
-    with torch.inference_mode():
-        product = layer(inputs).float()
-        data, state = _convert_weight_packed_for_cpu_inverse(layer.weight.data, layer.weight.quant_state)
-        state.absmax = state.absmax.float().T.reshape(-1)  # the library leaves it in the kernel's layout
-        expected = inputs.float() @ dequantize_4bit(data, state).float().T
-    assert torch.allclose(product, expected, atol=0.02 * float(expected.std()))
