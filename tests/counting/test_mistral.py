@@ -91,13 +91,6 @@ def test_kv_traffic_as_a_multiple_of_the_minimum(mistral: ModelWork, path: Execu
     assert (minimum + extra) / minimum == pytest.approx(multiple, rel=0.005)
 
 
-def test_window_caps_attention(mistral: ModelWork) -> None:
-    far = mistral.work(Step(1, 1, 20_000))
-    at_window = mistral.work(Step(1, 1, 4095))
-    assert far.model_flops == at_window.model_flops
-    assert far.kv_read_bytes == at_window.kv_read_bytes == 4095 * 131_072
-
-
 @pytest.mark.parametrize(
     ("name", "token_bytes"),
     [

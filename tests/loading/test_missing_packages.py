@@ -16,7 +16,7 @@ from hidden import hide
 
 from profiler import packages
 from profiler.errors import RequestError
-from profiler.loading.config import load_config
+from profiler.loading.config import _flatten_tensor_state_dict, load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
 from profiler.quant.checkpoints import published_format
@@ -96,3 +96,10 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
     monkeypatch.setattr("profiler.quant.bitsandbytes.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")
+
+
+def test_the_replacement_of_torchaos_import_calls_torchaos_function() -> None:
+    """Models are counted without torchao, and transformers' quantizer still saves with torchao's own function."""
+    support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    state = {"weight": torch.arange(3.0)}
+    assert str(_flatten_tensor_state_dict(state)) == str(support.flatten_tensor_state_dict(state))

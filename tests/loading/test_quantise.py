@@ -44,17 +44,11 @@ DOUBLE = QuantOptions(double=True)
 # 4.5 / 16, or 4.25 / 16 when repacked for a CPU's fused kernel, 8 bits and a float32 per row, 4 bits and two bfloat16
 # per group of 64. The second column says whether the CPU has that kernel.
 SHARES: list[tuple[Quant, bool, QuantOptions, float]] = [
-    ("nf4", False, PLAIN, 4.5 / 16),
-    ("nf4", True, PLAIN, 4.25 / 16),
-    ("fp4", False, PLAIN, 4.5 / 16),
-    ("fp4", True, PLAIN, 4.25 / 16),
-    ("nf4", False, DOUBLE, 4.127 / 16),
-    ("nf4", True, DOUBLE, 4.25 / 16),
-    ("int8", False, PLAIN, 8.04 / 16),
-    ("int8wo", False, PLAIN, 8.05 / 16),
-    ("int4wo", False, PLAIN, 4.5 / 16),
+    *((quant, fused, PLAIN, share / 16) for quant in ("nf4", "fp4") for fused, share in ((False, 4.5), (True, 4.25))),
+    *(("nf4", fused, DOUBLE, share / 16) for fused, share in ((False, 4.127), (True, 4.25))),
+    ("int8", False, PLAIN, 8.04 / 16), ("int8wo", False, PLAIN, 8.05 / 16), ("int4wo", False, PLAIN, 4.5 / 16),
     ("fp8", False, PLAIN, 8.04 / 16),
-]
+]  # fmt: skip
 
 
 slow = pytest.mark.slow
