@@ -14,7 +14,7 @@ from profiler.facts.step import ExecutionPath, Step, StoredWeight
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
-from profiler.quant.bitsandbytes import FourBitRows, dense_rows
+from profiler.quant.bitsandbytes import dense_rows
 from profiler.quant.registry import QuantOptions
 from profiler.quant.storage import stored
 
@@ -83,14 +83,6 @@ def test_cache_and_peak() -> None:
     cache = cache_bytes(llama3, 8, 2080)
     assert every == pytest.approx(cache + 8 * 2048 * 128_256 * 2, rel=0.001)
     assert every > one
-
-
-def test_the_rows_without_a_fused_kernel() -> None:
-    assert dense_rows(lambda rows: rows <= 16, 1536) == FourBitRows(17)
-    assert dense_rows(lambda rows: True, 1536) == FourBitRows(1537)
-    assert dense_rows(lambda rows: False, 1536) == FourBitRows(1)
-    assert dense_rows(lambda rows: rows < 6 or 8 <= rows <= 16, 1536) == FourBitRows(6, ((8, 16),))
-    assert FourBitRows(6, ((8, 16),)).always_from == 17
 
 
 def test_a_kernel_that_is_fused_again_from_some_rows_on() -> None:

@@ -14,14 +14,9 @@ from profiler.data.prices import Price, PriceClass, prices_of
 
 
 def price(
-    usd_per_h: float,
-    provider: str = "one",
-    kind: PriceClass = "GPU cloud",
-    *,
-    spot: bool = False,
-    date: str = "2026-10-01",
-    cards: int = 1,
-) -> Price:
+    usd_per_h: float, provider: str = "one", kind: PriceClass = "GPU cloud", *, spot: bool = False,
+    date: str = "2026-10-01", cards: int = 1,
+) -> Price:  # fmt: skip
     return Price("B200 SXM", provider, kind, usd_per_h, spot, price_date=date, machine_cards=cards)
 
 

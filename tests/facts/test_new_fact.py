@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -25,8 +26,6 @@ class Warmth(Fact, kind="warmth"):
 
 
 def test_it_is_stored_read_and_merged() -> None:
-    import json
-
     facts = [Warmth(KEY, 41.0), Warmth(KEY, 43.5)]
     merged = MergedFacts()
     for fact in facts:

@@ -31,16 +31,9 @@ def model(**parts: Any) -> ModelFacts:
 
 
 def facts(
-    operators: Sequence[OperatorWork],
-    replays: Mapping[str, Replay] | None = None,
-    *,
-    flops_per_s: float,
-    bytes_per_s: float,
-    kind: str = "cuda",
-    host_s: float | None = None,
-    waits: bool = False,
-    **of_model: Any,
-) -> Facts:
+    operators: Sequence[OperatorWork], replays: Mapping[str, Replay] | None = None, *, flops_per_s: float,
+    bytes_per_s: float, kind: str = "cuda", host_s: float | None = None, waits: bool = False, **of_model: Any,
+) -> Facts:  # fmt: skip
     """Return the facts of one cell on a device with these roofs."""
     return Facts(
         model=model(**of_model),

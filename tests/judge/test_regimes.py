@@ -129,8 +129,6 @@ def test_a_step_of_which_one_roof_explains_most_is_not_mixed(
 ) -> None:
     """One roof needs 65 to 95 % of the step, the other at most 0.7 times as much, and the host 1 %."""
     by_memory, by_compute = (share, other * share) if regime == "memory-bound" else (other * share, share)
-    found = verdict(
-        1e-2, by_compute * 1e12, by_memory * 1e10, bytes_per_s=1e12, flops_per_s=1e14, dispatch_s=1e-4,
-        overlaps=overlaps,
-    )  # fmt: skip
+    roofs = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "dispatch_s": 1e-4}
+    found = verdict(1e-2, by_compute * 1e12, by_memory * 1e10, **roofs, overlaps=overlaps)
     assert found.regime == regime

@@ -31,28 +31,29 @@ def quantised_by(method: str) -> dict[str, Any]:
     return {"quantization_config": {"quant_method": method}}
 
 
-def config_text(text: str) -> Spoil:
-    return lambda folder: _write(folder / "config.json", text.encode())
+def content(name: str, of_it: bytes) -> Spoil:
+    """Replace a file by this content."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).write_bytes(of_it)
+
+    return spoil
 
 
 def index(name: str) -> Spoil:
     """Add an index that says that the weights are in `name`."""
     text = json.dumps({"metadata": {"total_size": 1}, "weight_map": {"lm_head.weight": name}})
-    return lambda folder: _write(folder / INDEX, text.encode())
+    return content(INDEX, text.encode())
 
 
 def header(tensors: dict[str, Any], data_bytes: int = 16) -> Spoil:
     """Replace the checkpoint with this header, followed by `data_bytes` zeros."""
     text = json.dumps(tensors).encode()
-    return lambda folder: _write(folder / WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
+    return content(WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
 
 
 def tensor(shape: list[int], start: int, end: int) -> dict[str, Any]:
     return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-
-
-def raw_weights(content: bytes) -> Spoil:
-    return lambda folder: _write(folder / WEIGHTS, content)
 
 
 def linked(name: str, target: str) -> Spoil:
@@ -98,7 +99,7 @@ def both(*spoils: Spoil) -> Spoil:
 
 def adapter(base: str) -> Spoil:
     text = json.dumps({"peft_type": "LORA", "base_model_name_or_path": base})
-    return lambda folder: _write(folder / "adapter_config.json", text.encode())
+    return content("adapter_config.json", text.encode())
 
 
 def remote_code(**changes: Any) -> Spoil:
@@ -125,12 +126,6 @@ def remote_code(**changes: Any) -> Spoil:
     return spoil
 
 
-def _write(file: Path, content: bytes) -> None:
-    if file.is_symlink():
-        file.unlink()
-    file.write_bytes(content)
-
-
 CONFIGS: dict[str, tuple[Spoil, str]] = {
     "10^9 layers": (config(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
     "layers below 0": (config(num_hidden_layers=-1), "num_hidden_layers = -1"),
@@ -142,8 +137,8 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
     "unknown quantiser": (config(**quantised_by("nonsense")), "'nonsense', which cannot be planned"),
     "attention kernel from the hub": (config(attn_implementation="stranger/kernel"), "'stranger/kernel' from the hub"),
     "activation that is none": (config(hidden_act="__import__('os').system('id')"), "cannot build"),
-    "10^7 characters of brackets": (config_text("[" * 10**7), "nested too deeply"),
-    "not UTF-8": (lambda folder: _write(folder / "config.json", b"\xff\xfe\x00"), "cannot be read as JSON"),
+    "10^7 characters of brackets": (content("config.json", b"[" * 10**7), "nested too deeply"),
+    "not UTF-8": (content("config.json", b"\xff\xfe\x00"), "cannot be read as JSON"),
     "config.json outside": (linked("config.json", "/etc/passwd"), "leads out of"),
     "config.json is a pipe": (fifo("config.json"), "not a regular file"),
     "adapter of a file elsewhere": (adapter("../../etc/passwd"), "contains an adapter"),
@@ -157,7 +152,7 @@ CHECKPOINTS: dict[str, tuple[Spoil, str]] = {
     "weights without an end": (linked(WEIGHTS, "/dev/zero"), "leads out of"),
     "weights are a pipe": (fifo(WEIGHTS), "not a regular file"),
     "other weights by name": (config(transformers_weights="../outside.safetensors"), "'../outside.safetensors'"),
-    "header of 2^63 bytes": (raw_weights(struct.pack("<Q", 2**63) + b"{"), "header too large"),
+    "header of 2^63 bytes": (content(WEIGHTS, struct.pack("<Q", 2**63) + b"{"), "header too large"),
     "offsets that overlap": (header({"a": tensor([2], 0, 8), "b": tensor([2], 4, 12)}), "offset for tensor `b`"),
     "shape that overflows": (header({"a": tensor([2**32, 2**32], 0, 16)}), "overflow"),
     "no tensor": (header({}, 0), "no tensors"),

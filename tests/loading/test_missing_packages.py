@@ -13,6 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from hidden import hide
+from hostile_models import gguf, layers, named
 
 from profiler import packages
 from profiler.errors import RequestError
@@ -38,15 +39,9 @@ def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gguf_header(tmp_path: Path) -> Path:
-    """A GGUF file with the header of a model of one layer, written by ggml's library."""
-    from gguf import GGUFWriter
-
+    """A GGUF file with the header of a model of one layer."""
     file = tmp_path / "tiny.gguf"
-    writer = GGUFWriter(file, "llama")
-    writer.add_block_count(1)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    file.write_bytes(gguf(0, 2, named(b"llama") + layers(b"llama", 1)))
     return file
 
 

@@ -223,11 +223,6 @@ def test_no_group_divides_this_model(tiny_folder: Path) -> None:
         plan(ModelRequest(request.source, CPU, torch.bfloat16, "int4wo"), config)
 
 
-def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
-    with pytest.raises(RequestError, match="tokenizer"):
-        text_ids(request_of(str(tiny_folder), "nf4"), "--check-quality")
-
-
 @pytest.mark.parametrize(("fused", "product_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
 def test_matmuls_run_in_the_compute_dtype(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, product_dtype: torch.dtype
