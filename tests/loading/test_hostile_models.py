@@ -134,8 +134,10 @@ def test_a_format_without_a_rule_is_named(roofscope, folder: Path, method: str, 
     config(quantization_config={"quant_method": method})(folder)
     result = roofscope("count", str(folder), "--prompt", "64", "--format", "json")
     assert result.code == 0
-    unknown = json.loads(result.out)["unknown"]
-    assert sum(linear in name for name in unknown) == 7, "four of attention, three of the MLP"
+    counted = json.loads(result.out)
+    assert sum(linear in name for name in counted["unknown"]) == 7, "four of attention, three of the MLP"
+    # The norms, the table and the head are understood: 5 x 64 and 2 x 128 x 64 parameters.
+    assert counted["coverage"] * counted["params"] == pytest.approx(5 * 64 + 2 * 128 * 64)
 
 
 def test_a_pickle_with_another_name_is_not_a_checkpoint(folder: Path) -> None:
