@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from machines import XEON_PROFILE
 
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
@@ -49,6 +50,8 @@ def test_mistral_7b_under_a_t4() -> None:
     # Its attention writes scores of 4 bytes for 32 heads, and their softmax: 1.1 GB for a prompt of 2048 tokens.
     assert grid.cache_bytes[-1] == 16 * 2049 * 2 * 32 * 8 * 128 * 2
     assert list(t4.fits) == [True, False, True, False, False, False]
+    [cpu] = grid_of("smollm2-135m", gpus=str(XEON_PROFILE), context_lens=[64]).gpus
+    assert cpu.roofs.name.endswith("measured"), "a profile gives roofs as a datasheet does"
 
 
 @pytest.fixture(scope="module")

@@ -65,25 +65,6 @@ def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | 
     assert causal_pairs(query, context, window) == expected
 
 
-def test_work_is_additive_over_layers() -> None:
-    config = load_config(resolve("llama-2-7b"))
-    step = Step(3, 7, 11)
-
-    def flops(layers: int) -> int:
-        config.num_hidden_layers = layers
-        return int(walk(build_on_meta(config, torch.bfloat16)).work(step).model_flops)
-
-    assert flops(3) - flops(2) == flops(2) - flops(1) > 0
-
-
-def test_distinct_experts() -> None:
-    """E (1 - (1 - k/E)^T) for Mixtral (8, 2): 2, 3.5, 5.47, 7.2 experts for 1, 2, 4, 8 tokens."""
-    mixtral = work_of("mixtral-8x7b")
-    [experts] = [op for op in mixtral.operators if hasattr(op, "num_experts")]
-    touched = [round(float(experts.touched(tokens)), 2) for tokens in (1, 2, 4, 8)]
-    assert touched == [2.0, 3.5, 5.47, 7.2]
-
-
 def test_one_head_written_out_stays_below_any_ridge() -> None:
     """d = 128, N = 4096, fp16: QK^T is 4,294,967,296 FLOPs over 35,651,584 bytes; all three steps 62.7 FLOP/byte.
 

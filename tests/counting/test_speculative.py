@@ -48,6 +48,7 @@ def test_a_mixture_reads_the_experts_of_all_drafts() -> None:
     [experts] = counted_model(resolve("mixtral-8x7b")).work.of_kind(Experts)
     one, five = (experts.work(verifying(1, drafted, 512), PATH).weight_bytes for drafted in (0, 4))
     assert five / one == pytest.approx(8 * (1 - 0.75**5) / 2)
+    assert [round(float(experts.touched(tokens)), 2) for tokens in (1, 2, 4, 8)] == [2.0, 3.5, 5.47, 7.2]
 
 
 def test_on_a_gpu() -> None:

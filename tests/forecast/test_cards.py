@@ -83,6 +83,17 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
     assert len(rank_rows(answer.cells, priced=True)) == 2 * len(answer.cells)
 
 
+@pytest.mark.slow
+def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
+    """70B has 141 GB of weights, and a card 80 GB."""
+    wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
+    answer = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())
+    [decode] = [cell for cell in answer.cells if cell.phase == "decode"]
+    assert [time.fits for time in decode.times] == [False, True, True]
+    assert decode.base is decode.times[1]
+    assert "room for it" in answer.sentence
+
+
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,14 @@ def test_two_gpus_are_as_fast_as_forecast_says() -> None:
     assert [end.step_s[15] for end in times] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
 
 
+def test_a_slower_host_makes_eager_steps_dearer() -> None:
+    load: dict[str, Any] = {"batch": 1, "engine": "eager", "cards": "H100 SXM", "max_ttft_ms": 9e3, "max_tpot_ms": 9e3}
+    one, three = (rented("mistral-7b-v0.1", host_index=index, **load).cards[0].step_s for index in (1.0, 3.0))
+    assert one is not None
+    assert three is not None
+    assert three.typical == pytest.approx(3 * one.typical, rel=0.01)
+
+
 def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     picture = tmp_path / "cost.svg"
     arguments = ("rent", "mistral-7b-v0.1", "--cards", CARDS, "--class", "hyperscaler")
