@@ -12,22 +12,10 @@ import pytest
 from profiler import effort
 
 HURRIED = replace(
-    effort.STANDARD,
-    rounds=2,
-    whole_grid=True,
-    roof_s=0.1,
-    warm_up_s=0.1,
-    more_prefills_s=0.1,
-    drift_calls=1,
-    drift_bursts=1,
-    checks_kept_roofs=False,
-    roofs_again_s=0.0,
-    weight_read_s=0.1,
-    host_pace_s=0.1,
-    twin_s=0.1,
-    neighbours_share=0.0,
-    pictures=(),
-)
+    effort.STANDARD, rounds=2, whole_grid=True, roof_s=0.1, warm_up_s=0.1, more_prefills_s=0.1, drift_calls=1,
+    drift_bursts=1, checks_kept_roofs=False, roofs_again_s=0.0, weight_read_s=0.1, host_pace_s=0.1, twin_s=0.1,
+    neighbours_share=0.0, pictures=(),
+)  # fmt: skip
 """Reuse cached roofs, do not wait for other processes, visit each cell twice, measure briefly, and draw nothing."""
 
 
@@ -44,13 +32,8 @@ def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:
 
 def small_gpu_profile(patch: pytest.MonkeyPatch, model: str) -> None:
     """Make `ceilings --out` measure only a few products of `model`. The profile is written like a full one."""
-    with_effort(
-        patch,
-        profile_rows=(1, 4),
-        profile_attentions=((1, 1, 64), (1, 64, 64)),
-        profile_small_s=0.1,
-        profile_twin_s=0.1,
-    )
+    attentions = ((1, 1, 64), (1, 64, 64))
+    with_effort(patch, profile_rows=(1, 4), profile_attentions=attentions, profile_small_s=0.1, profile_twin_s=0.1)
     patch.setattr("profiler.gpu_profile.measure.PROFILE_BUDGET_S", 1.0)
     patch.setattr("profiler.gpu_profile.measure.installed_formats", tuple)
     patch.setattr("profiler.gpu_profile.measure.STANDARD_MODEL", model)

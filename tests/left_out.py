@@ -12,8 +12,8 @@ from typing import Any
 
 from profiler.data import FOLDER
 from profiler.data.published_results import Coverage, PublishedFigure, published
-from profiler.predict.published_efficiency import Efficiency, family_of
-from tests.published_fit import attained_by, fitted, steps_of, strays
+from profiler.predict.published_efficiency import Efficiency
+from tests.published_fit import attained_by, family_of_point, fitted, steps_of, strays
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,6 @@ class LeftOut:
     inside: bool
     width: float
     """The range's upper end / its lower end."""
-
-
-def family(point: PublishedFigure) -> str:
-    return family_of(point.format, point.batch, point.query_tokens)
 
 
 @cache
@@ -46,9 +42,9 @@ def left_out() -> tuple[LeftOut, ...]:
             chosen = [
                 point for point in held_out if point.kind == kind and (kind, point.format, point.phase) in covered
             ]
-            for name in sorted({family(point) for point in chosen}):
+            for name in sorted({family_of_point(point) for point in chosen}):
                 efficiency = attained_by(others, kind, name, spread)
-                for point in (each for each in chosen if family(each) == name):
+                for point in (each for each in chosen if family_of_point(each) == name):
                     span = efficiency.range_s(steps_of([point]), point.phase)
                     low, high = float(span.low_s[0]), float(span.high_s[0])
                     results.append(LeftOut(point, 0.999 * low <= point.latency_s <= 1.001 * high, high / low))
@@ -62,18 +58,9 @@ def coverages_again() -> tuple[Coverage, ...]:
         figures = [point for point in published() if (point.kind, point.format, point.phase) == (kind, format_, phase)]
         checked = [one for one in left_out() if one.point in figures]
         width = statistics.median(one.width for one in checked) if checked else 0.0
-        rows.append(
-            Coverage(
-                kind,
-                format_,
-                phase,
-                len(figures),
-                len({point.publisher for point in figures}),
-                len(checked),
-                sum(one.inside for one in checked),
-                round(width, 2),
-            )
-        )
+        publishers, inside = {point.publisher for point in figures}, sum(one.inside for one in checked)
+        counts = (len(figures), len(publishers), len(checked), inside)
+        rows.append(Coverage(kind, format_, phase, *counts, round(width, 2)))
     return tuple(rows)
 
 

@@ -99,17 +99,17 @@ def fit_efficiency(points: Sequence[PublishedFigure], near: Shares) -> Shares:
 
 def dense_shares(points: Sequence[PublishedFigure], kind: EngineKind) -> Shares:
     """The shares of an engine kind with dense weights, for which there are most figures."""
-    dense = [point for point in points if point.kind == kind and _family(point) == "dense"]
+    dense = [point for point in points if point.kind == kind and family_of_point(point) == "dense"]
     return fit_efficiency(dense, _PRIOR[kind]) if dense else _PRIOR[kind]
 
 
 def shares_of(points: Sequence[PublishedFigure], kind: EngineKind, family: str, dense: Shares) -> Shares:
     """The shares of an engine kind with a format family, with the `dense` shares as the prior."""
-    family_points = [point for point in points if point.kind == kind and _family(point) == family]
+    family_points = [point for point in points if point.kind == kind and family_of_point(point) == family]
     return fit_efficiency(family_points, dense) if family_points and family != "dense" else dense
 
 
-def _family(point: PublishedFigure) -> str:
+def family_of_point(point: PublishedFigure) -> str:
     return family_of(point.format, point.batch, point.query_tokens)
 
 
@@ -135,8 +135,8 @@ def strays(points: Sequence[PublishedFigure], kind: EngineKind) -> list[Stray]:
         left_out = [point for point in kind_points if point.publisher == publisher]
         others = [point for point in kind_points if point.publisher != publisher]
         dense = dense_shares(others, kind)
-        for family in sorted({_family(point) for point in left_out}):
-            chosen = [point for point in left_out if _family(point) == family]
+        for family in sorted({family_of_point(point) for point in left_out}):
+            chosen = [point for point in left_out if family_of_point(point) == family]
             log_ratios = residuals(chosen, shares_of(others, kind, family, dense)).tolist()
             deviations += [Stray(*pair) for pair in zip(chosen, log_ratios, strict=True)]
     return deviations
@@ -175,7 +175,7 @@ def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float
     """
     phase: Phase = "prefill" if kind == "prefill" else "decode"
     of_phase = [stray for stray in engine if stray.point.phase == phase]
-    of_family = [stray for stray in of_phase if _family(stray.point) == family]
+    of_family = [stray for stray in of_phase if family_of_point(stray.point) == family]
     of_kind = [stray for stray in of_family if _step_kind(stray.point) == kind]
     spread = NO_SOURCES
     for group in (of_phase, of_family, of_kind):

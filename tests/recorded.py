@@ -70,18 +70,12 @@ class _Stream:
 def machine(monkeypatch: pytest.MonkeyPatch) -> CudaMachine:
     """Return a CUDA machine whose tensors are on the CPU and whose graphs are `RecordedGraph`s."""
     replaced: dict[str, Any] = {
-        "CUDAGraph": RecordedGraph,
-        "graph": _capture,
-        "MemPool": lambda: SimpleNamespace(id=(0, 1)),
-        "get_allocator_backend": lambda: "native",
-        "memory_snapshot": list,
-        "current_device": lambda: 0,
-        "Stream": _Stream,
-        "current_stream": _Stream,
-        "is_current_stream_capturing": lambda: False,
+        "CUDAGraph": RecordedGraph, "graph": _capture, "MemPool": lambda: SimpleNamespace(id=(0, 1)),
+        "get_allocator_backend": lambda: "native", "memory_snapshot": list, "current_device": lambda: 0,
+        "Stream": _Stream, "current_stream": _Stream, "is_current_stream_capturing": lambda: False,
         "stream": lambda _stream: contextlib.nullcontext(),
         **dict.fromkeys(("set_device", "set_stream", "synchronize"), lambda _=None: None),
-    }
+    }  # fmt: skip
     for name, value in replaced.items():
         monkeypatch.setattr(torch.cuda, name, value)
     return CudaMachine(torch.device("cpu"))

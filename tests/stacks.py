@@ -309,13 +309,7 @@ def tables(folder: Path) -> str:
     lines += ["", _row("step", *(f"`{name}`" for name in found)), _row(*["---"] * (1 + len(found)))]
     for step in names:
         lines.append(_row(step, *(of.get(step, {"outcome": "-"})["outcome"] for of in outcomes.values())))
-    bad: dict[str, list[str]] = {}
-    for name, of in outcomes.items():
-        for step, item in of.items():
-            if item["outcome"] in ("failed", "not run"):
-                bad.setdefault(f"{item['outcome']}: {item['reason']}", []).append(f"`{name}` {step}")
-    reasons = [f"- {reason} ({'; '.join(where)})" for reason, where in bad.items()]
-    return "\n".join([*lines, "", *reasons])
+    return "\n".join(lines)
 
 
 def _row(*cells: str) -> str:

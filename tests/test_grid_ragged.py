@@ -12,7 +12,6 @@ from profiler.grid.ragged import (
     Ragged,
     Request,
     bucketed_batches,
-    padding_share,
     parse_ragged,
     positions,
     sorted_batches,
@@ -33,12 +32,6 @@ def test_lengths_are_drawn_evenly_and_the_same_each_time() -> None:
     assert sum(lens) / len(lens) == pytest.approx(272, abs=3 * 480 / (12 * 4000) ** 0.5)
     assert (min(lens), max(lens)) == (32, 512)
     assert drawn == parse_ragged("ragged:32..512", 1000, 8)
-
-
-def test_half_of_the_prompts_half_as_long_leave_a_quarter_to_padding() -> None:
-    batch = prompts(64, 128, 64, 128)
-    assert padding_share(batch) == 0.25
-    assert positions(batch) == 512
 
 
 def test_sequences_that_end_early_wait_for_the_last() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +33,7 @@ FIGURES = {
     "09_the_third_regime": ["26.15", "8.70", "0.44", "0.61"],
 }
 
+INDEX = Path(__file__).parents[1] / "docs/index.md"
 PUBLIC = {"profiler", "profiler.theory", "profiler.rent"}
 """Public modules: notebooks import no others from this package."""
 
@@ -53,6 +53,7 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 1_500_000
+    assert f"](../notebooks/{path.name})" in INDEX.read_text(encoding="utf-8")
 
 
 def _sentences(number: int) -> str:
@@ -90,37 +91,6 @@ def test_sentences_say_what_the_arithmetic_gives() -> None:
     assert f"sustains {100 * sustained / 65e12:.0f} % of its peak" in _sentences(4)
     mlp = 2 * 2048 * 14336 * 4096 / (2 * (2048 * 4096 + 4096 * 14336 + 2048 * 14336))
     assert f"a matrix of that MLP {mlp:.0f}" in _sentences(5)
-
-
-def test_the_index_lists_each_notebook_and_its_minutes() -> None:
-    """The minutes are those that each one took when its outputs were made, rounded up; each links to the next."""
-    index = (Path(__file__).parents[1] / "docs/index.md").read_text(encoding="utf-8")
-    for path, following in zip(NOTEBOOKS, [*NOTEBOOKS[1:], None], strict=True):
-        seconds = nbformat.read(path, 4).metadata["seconds"]
-        [minutes] = re.findall(rf"\(\.\./notebooks/{path.name}\) \|.*\| (\d+) \|", index)
-        assert int(minutes) == math.ceil(seconds / 60), f"{path.stem} took {seconds} s"
-        assert following is None or f"**Next:** [notebook {following.name[:2]}]({following.name})" in _sentences(
-            int(path.name[:2])
-        )
-
-
-QUOTES = (
-    "T4 sustains",
-    "a fifth of what an H100's",
-    "changes sides at 166",
-    "Eager transformers take",
-    "step on an H100 slower",
-)
-"""What sentences take from other notebooks. The tests here compute each of them."""
-
-
-def test_no_sentence_takes_an_unknown_figure_from_another_notebook() -> None:
-    """Where this fails, compute the figure in one of these tests, and add its words to QUOTES."""
-    cites, source = r"[^.\n]*[(:] ?notebook \d\d[^.\n]*", r"notebook \d\d(?:, section \d)?"
-    for number in range(1, len(NOTEBOOKS) + 1):
-        for sentence in re.findall(cites, _sentences(number)):
-            if re.search(r"\d", re.sub(source, "", sentence)):
-                assert any(words in sentence for words in QUOTES), f"notebook {number:02}: {sentence}"
 
 
 def test_sentences_about_measurements_say_what_was_measured() -> None:

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sides import asked, side, timed
@@ -30,28 +31,27 @@ def gated(changes: Sequence[float], half_width: float = 0.01, visits: int = 4, a
     """A gate over decodes that took longer by `changes`, each time known to +-half_width / sqrt(2)."""
     each = half_width / math.sqrt(2)
     before = side({asked(batch): timed(0.01, each, visits) for batch in BATCHES[: len(changes)]})
-    after = side(
-        {
-            asked(batch): timed(0.01 * (1 + change), each, visits)
-            for batch, change in zip(BATCHES, changes, strict=False)
-        }
-    )
+    longer = zip(BATCHES, changes, strict=False)
+    after = side({asked(batch): timed(0.01 * (1 + change), each, visits) for batch, change in longer})
     return gate(compare_sides(before, after), {"decode": allowed})
 
 
-def test_nothing_changed_passes() -> None:
-    assert gated([0.0, 0.002, -0.002, 0.001]).outcome == "pass"
-
-
-def test_all_cells_slower_fail() -> None:
-    assert gated([0.05, 0.051, 0.049, 0.05]).outcome == "slower"
-
-
-def test_one_slower_cell_fails() -> None:
-    """Five cells are unchanged, one is 12 % slower: it differs by more than the intervals, so it counts by itself."""
-    found = gated([0.0, 0.0, 0.12, 0.0, 0.0, 0.0])
-    assert found.outcome == "slower"
-    assert [cell.decision for cell in found.cells].count("slower") == 1
+@pytest.mark.parametrize(
+    ("changes", "half_width", "outcome"),
+    [
+        ([0.0, 0.002, -0.002, 0.001], 0.01, "pass"),
+        ([0.05, 0.051, 0.049, 0.05], 0.01, "slower"),
+        # One of six is 12 % slower: it differs by more than the intervals, so it counts by itself.
+        ([0.0, 0.0, 0.12, 0.0, 0.0, 0.0], 0.01, "slower"),
+        # Each is known to +-2.8 % by itself, six together to +-1.2 %.
+        ([0.002, -0.01, 0.012, -0.005, 0.004, 0.0], 0.028, "pass"),
+        ([0.002], 0.031, "inconclusive"),
+        # At 2 % slower, known to +-0.9 %, a cell cannot be twice as slow as allowed.
+        ([0.0, 0.001, -0.001, 0.0, 0.001, 0.02], 0.009, "pass"),
+    ],
+)
+def test_cells_decide_alone_and_together(changes: list[float], half_width: float, outcome: str) -> None:
+    assert gated(changes, half_width).outcome == outcome
 
 
 def test_no_visits_narrow_the_drift_of_the_machine() -> None:
@@ -66,24 +66,16 @@ def test_no_visits_narrow_the_drift_of_the_machine() -> None:
         assert "at the threshold" not in budget_words(found)
 
 
-def test_cells_that_agree_decide_together_what_none_decides_by_itself() -> None:
-    """Each known to +-2.8 % by itself: six together to +-1.2 %."""
-    assert gated([0.002, -0.01, 0.012, -0.005, 0.004, 0.0], half_width=0.028).outcome == "pass"
-    assert gated([0.002], half_width=0.031).outcome == "inconclusive"
-
-
 def test_a_cell_that_may_be_twice_as_slow_as_allowed_does_not_pass_with_the_others() -> None:
     """Five cells are unchanged and one is 5 % slower, all known to +-2.8 %.
 
     With the others it would seem 1.7 % slower. By itself it may be 7.8 % slower, and twice the allowed slowdown is 6 %.
-    A cell that is 2 % slower, known to +-0.9 %, cannot be that slow.
     """
     unsure = gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.05], half_width=0.028)
     assert unsure.outcome == "inconclusive"
     doubtful = unsure.cells[-1]
     assert doubtful.decision == "open"
     assert doubtful.alone_high > 0.06
-    assert gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.02], half_width=0.009).outcome == "pass"
 
 
 def test_a_wide_interval_is_inconclusive_and_names_the_missing_budget() -> None:
@@ -103,14 +95,6 @@ def test_at_the_threshold_itself_no_budget_decides() -> None:
     assert "no budget helps" in budget_words(found)
     assert "drifted" not in budget_words(found)
     assert json.loads(json_text(gate_document(found)))["more_s"] is None
-
-
-def test_a_busy_neighbour_leaves_it_open() -> None:
-    before = side({asked(): timed(0.01)})
-    after = side({asked(): replace(timed(0.02), foreign_cores=1.0)})
-    found = gate(compare_sides(before, after), {"decode": 0.03})
-    assert found.outcome == "inconclusive"
-    assert "measure again on a quiet machine" in gate_line(found)
 
 
 def test_where_all_were_disturbed_nothing_is_known_of_the_phase() -> None:
@@ -192,13 +176,13 @@ def test_names_cannot_break_out_of_a_format() -> None:
     assert "%0A" in gate_github(found)
 
 
-def test_exit_codes(roofscope: Callable[..., object]) -> None:
+def test_exit_codes(roofscope: Callable[..., Any]) -> None:
     """A run passes against itself, two runs of one model do not fail, and another machine is not comparable."""
     first, again = str(REFERENCE / "smollm2-135m-2-cores"), str(REFERENCE / "smollm2-135m-precisions" / "none")
     other = str(REFERENCE / "smollm2-135m-epyc")
-    assert roofscope("gate", first, again).code in (0, 3)  # type: ignore[attr-defined]
-    assert roofscope("gate", first, other).code == 2  # type: ignore[attr-defined]
-    assert roofscope("gate", first, again, "--max-slowdown", "x").code == 2  # type: ignore[attr-defined]
-    document = json.loads(roofscope("gate", first, again, "--format", "json").out)  # type: ignore[attr-defined]
+    assert roofscope("gate", first, again).code in (0, 3)
+    assert roofscope("gate", first, other).code == 2
+    assert roofscope("gate", first, again, "--max-slowdown", "x").code == 2
+    document = json.loads(roofscope("gate", first, again, "--format", "json").out)
     assert document["comparable"]
     assert len(document["cells"]) == 8

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from machines import HOST
+from slowed_visits import slowed
 
 import profiler
 from profiler.comparison import rerun
@@ -32,14 +33,7 @@ def test_the_same_visits_leave_little_open_and_slower_ones_nothing() -> None:
     """Compared with itself, a run has no slower cell. If it is three times as slow, every cell is decided."""
     before = read_side(REFERENCE)
     visits = read_gathered(REFERENCE, read_document(REFERENCE)).visits
-    slow = {
-        cell: [
-            replace(one, prefill_s=3 * (one.prefill_s or 0), decode_s=tuple(3 * step for step in one.decode_s),
-                    more_prefill_s=tuple(3 * each for each in one.more_prefill_s))
-            for one in known
-        ]
-        for cell, known in visits.items()
-    }  # fmt: skip
+    slow = {cell: [slowed(visit, 3.0) for visit in known] for cell, known in visits.items()}
     assert open_cells(before, LIMITS, slow) == []  # type: ignore[arg-type]
     one_cell: dict[Cell, list[object]] = dict([next(iter(visits.items()))])  # type: ignore[arg-type]
     assert set(open_cells(before, LIMITS, one_cell)) <= set(one_cell)  # type: ignore[arg-type]

@@ -72,7 +72,9 @@ def cached_tensors(cache: object) -> list[torch.Tensor]:
         if id(item) in seen:
             continue
         seen.add(id(item))
-        if isinstance(item, torch.Tensor):
+        if hasattr(item, "__tensor_flatten__"):  # a tensor made of others
+            stack += [getattr(item, name) for name in item.__tensor_flatten__()[0]]
+        elif isinstance(item, torch.Tensor):
             if item.dim():
                 found[id(item)] = item
         elif isinstance(item, dict):

@@ -78,23 +78,14 @@ def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no
     }
 
 
-def test_floors_on_gpus(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """Mistral-7B on an H100 reads 14,288,632,320 bytes at 3.35 TB/s in 4.27 ms. 512 prompt tokens take 7.29 ms."""
-    decode = document(roofscope, "mistral-7b-v0.1", "--gpu", "H100 SXM,T4", "--dtype", "float16")
-    assert decode["gpus"][0]["floor_s"] == pytest.approx(4.27e-3, rel=0.005)
-    assert decode["gpus"][1]["floor_s"] == pytest.approx(44.7e-3, rel=0.005)
-    prefill = document(roofscope, "mistral-7b-v0.1", "--phase", "prefill", "--gpu", "h100 sxm")
-    assert prefill["gpus"][0]["floor_s"] == pytest.approx(7.29e-3, rel=0.02)
-    assert prefill["gpus"][0]["bound"] == "compute"
-
-
 def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """A prefill of 7.216 TFLOP takes a T4 111 ms at 65 TFLOP/s in float16, and 891 ms at 8.1 in float32."""
-    arguments = ("mistral-7b-v0.1", "--phase", "prefill", "--gpu", "Tesla T4")
-    (card,) = document(roofscope, *arguments)["gpus"]
-    assert (card["gpu"], card["dtype"]) == ("T4", "float16")
-    assert card["floor_s"] == pytest.approx(111e-3, rel=0.02)
-    assert "T4: has no bfloat16 units; its floor is that of float16" in roofscope("count", *arguments).out
+    """A prefill of 7.216 TFLOP takes an H100 7.29 ms at 989 TFLOP/s; a T4 111 ms at 65 TFLOP/s in float16.
+
+    In float32 the T4 would take 891 ms, at 8.1 TFLOP/s.
+    """
+    h100, t4 = document(roofscope, "mistral-7b-v0.1", "--phase", "prefill", "--gpu", "h100 sxm,Tesla T4")["gpus"]
+    assert (t4["gpu"], t4["dtype"], h100["bound"]) == ("T4", "float16", "compute")
+    assert (h100["floor_s"], t4["floor_s"]) == pytest.approx((7.29e-3, 111e-3), rel=0.02)
 
 
 def test_a_card_without_a_rate_for_the_dtype_says_so(roofscope) -> None:  # type: ignore[no-untyped-def]
@@ -147,9 +138,5 @@ def test_a_gguf_file_is_counted_as_transformers_loads_it(roofscope, gguf_file: P
 
 def test_a_model_that_does_not_fit_has_no_floor(roofscope) -> None:  # type: ignore[no-untyped-def]
     """70.6 billion parameters of 2 bytes do not fit a T4, where 14.56 GiB are usable."""
-    arguments = ("llama-3.1-70b", "--gpu", "T4")
-    (card,) = document(roofscope, *arguments)["gpus"]
-    assert (card["floor_s"], card["bound"]) == (None, None)
-    assert card["needs_bytes"] > 141e9
-    printed = roofscope("count", *arguments).out
+    printed = roofscope("count", "llama-3.1-70b", "--gpu", "T4").out
     assert "T4: does not fit; the step needs 142 GB, the GPU has room for 14.9 GB; fewer bits (--quant) need" in printed

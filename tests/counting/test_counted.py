@@ -9,7 +9,6 @@ import pytest
 import torch
 from counted import SPLITS, documents, rank_documents
 
-from profiler.counting.count import model_work
 from profiler.counting.operators import Collective, Convolution, Embedding, ModelWork, Operator, RecurrentState
 from profiler.counting.preset_counts import FILE, CountedModel, counts_json, from_json, preset_counts
 from profiler.errors import RequestError
@@ -40,13 +39,11 @@ def test_bundled_counts_are_up_to_date(card: str) -> None:
         assert counts_json(bundled) == document
 
 
+SPLIT_SLOWLY = ("deepseek-v2-lite", "qwen2.5-7b", "qwen3-30b-a3b")
+
+
 @pytest.mark.parametrize(
-    "card",
-    [
-        "gpt2",
-        "llama-3.1-8b",
-        *(pytest.param(card, marks=pytest.mark.slow) for card in ("deepseek-v2-lite", "qwen2.5-7b", "qwen3-30b-a3b")),
-    ],
+    "card", ["gpt2", "llama-3.1-8b", *(pytest.param(card, marks=pytest.mark.slow) for card in SPLIT_SLOWLY)]
 )
 def test_bundled_ranks_are_up_to_date(card: str) -> None:
     """The presets have a latent cache, grouped heads and experts. gpt2 has no plan, and 28 heads do not divide by 8."""
@@ -65,13 +62,6 @@ def test_every_preset_has_its_ranks() -> None:
     assert RANKS == MOST_GPUS == SPLITS
     presets = json.loads(FILE.read_text(encoding="utf-8"))
     assert {tuple(preset["ranks"]) for preset in presets.values()} == {tuple(map(str, SPLITS))}
-
-
-@pytest.mark.parametrize("quant", ["none", "nf4"])
-def test_bundled_and_walked_operators_have_equal_work(quant: str) -> None:
-    bundled, walked = preset_counts("smollm2-135m", quant), model_work("smollm2-135m", quant=quant)
-    assert bundled is not None
-    assert [bundled.work.work(step) for step in STEPS] == [walked.work(step) for step in STEPS]
 
 
 def test_other_models_and_formats_are_none() -> None:
@@ -100,14 +90,8 @@ _EMBEDDING = Embedding("embed", torch.bfloat16, 8, 2)
 @pytest.mark.parametrize(
     ("operator", "document"),
     [
-        (
-            RecurrentState("mixer", torch.float32, 64, 5, 4, count=2),
-            {"operator": "RecurrentState", "state_elements": 64},
-        ),
-        (
-            Convolution("conv", torch.bfloat16, 8, 1, 4, 4, 64, 2),
-            {"operator": "Convolution", "kernel_size": 4},
-        ),
+        (RecurrentState("mixer", torch.float32, 64, 5, 4, count=2), {"operator": "RecurrentState"}),
+        (Convolution("conv", torch.bfloat16, 8, 1, 4, 4, 64, 2), {"operator": "Convolution", "kernel_size": 4}),
         (
             Collective("all", torch.bfloat16, "all_reduce", 2, _EMBEDDING, 8, 2, count=3),
             {"operator": "Collective", "kind": "all_reduce", "ranks": 2},

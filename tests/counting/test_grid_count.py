@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 from machines import XEON_PROFILE
 
@@ -51,13 +50,8 @@ def test_mistral_7b_under_a_t4() -> None:
     # Its attention writes scores of 4 bytes for 32 heads, and their softmax: 1.1 GB for a prompt of 2048 tokens.
     assert grid.cache_bytes[-1] == 16 * 2049 * 2 * 32 * 8 * 128 * 2
     assert list(t4.fits) == [True, False, True, False, False, False]
-
-
-def test_a_profile_gives_roofs_as_a_datasheet_does() -> None:
-    grid = grid_of("smollm2-135m", gpus=str(XEON_PROFILE), context_lens=[64])
-    [cpu] = grid.gpus
-    assert cpu.roofs.name.endswith("measured")
-    assert np.isfinite(cpu.floor_s).all()
+    [cpu] = grid_of("smollm2-135m", gpus=str(XEON_PROFILE), context_lens=[64]).gpus
+    assert cpu.roofs.name.endswith("measured"), "a profile gives roofs as a datasheet does"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
 from profiler.counting.count import count, counted_module
-from profiler.counting.memory_need import cache_bytes, memory_need, path_on, state_bytes
+from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
@@ -77,14 +77,6 @@ def test_two_slopes_of_a_model_with_windows() -> None:
     assert gpu.largest_batch < gpu.largest_batch_one_by_one
     need = memory_need(counted(GEMMA_31B).work, 61_400_000_000, Step(1, gpu.longest_context, 0), 1, ExecutionPath())
     assert float(need.safe_bytes) == pytest.approx(roofs_called("H200 SXM").room_bytes, rel=0.02)
-
-
-def test_a_batch_prefilled_one_by_one_needs_the_workspace_of_one() -> None:
-    work = counted(LLAMA).work
-    path = path_on(work, "sdpa", fuses_grouped_heads=True)
-    alone, together = (memory_need(work, 0, Step(batch, 100, 0), 1, path, 8) for batch in (1, 8))
-    assert alone.cache_bytes == together.cache_bytes == cache_bytes(work, 8, 101)
-    assert alone.workspace_bytes < together.workspace_bytes
 
 
 def test_layers_that_share_keys_keep_none_and_run_the_last_position() -> None:

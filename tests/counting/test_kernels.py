@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from machines import HOST
 from torch.utils._python_dispatch import TorchDispatchMode
+from traffic import Traffic
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path, outlier_columns, sdpa_kernel
@@ -97,21 +98,6 @@ def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -
     return [2 * keys * heads * width * 4 if heads > core.kv_heads else 0 for _, heads, keys in calls]
 
 
-@pytest.mark.parametrize("window", [None, 24])
-def test_repeated_heads_of_a_static_cache_are_those_of_transformers(
-    monkeypatch: pytest.MonkeyPatch, window: int | None
-) -> None:
-    """Up to transformers 5.17, a decode step repeats all slots of a static cache. With `pack_gqa` it does not."""
-    model = tiny_mistral(window)
-    core = core_of(model)
-    calls = seen_by_the_kernel(monkeypatch)
-    greedy_tokens(StaticEngine(model, HOST), torch.arange(40)[None], 3)
-    steps = (Step(1, 40, 0), Step(1, 1, 40), Step(1, 1, 41))
-    paths = [replace(path_on_cpu(core, step), cache="static", static_cache_len=43) for step in steps]
-    counted = [core.each(step, path).avoidable_bytes for step, path in zip(steps, paths, strict=True)]
-    assert [bytes_["repeat_kv copies"] for bytes_ in counted] == bytes_of_repeated(calls, core)
-
-
 @pytest.mark.parametrize("cache", [ReusedCache, UsedCache])
 def test_a_prompt_into_an_emptied_static_cache_gets_no_mask(
     monkeypatch: pytest.MonkeyPatch, cache: type[ReusedCache]
@@ -149,18 +135,6 @@ def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(calls, core)) != {0}
 
 
-class Recorder(TorchDispatchMode):
-    """Records the names of the operators that torch runs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.append(func.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("model_name", "dtype"),
     [("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32)],
@@ -174,7 +148,7 @@ def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype,
     k = torch.randn(1, heads, 16, core.qk_dim, dtype=dtype)
     v = torch.randn(1, heads, 16, core.v_dim, dtype=dtype)
     mask = torch.ones(1, 1, query, 16, dtype=torch.bool) if masked else None
-    with Recorder() as recorder, torch.no_grad():
+    with Traffic() as recorder, torch.no_grad():
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=query > 1 and not masked)
     flash = any("flash_attention" in name for name in recorder.names)
     assert sdpa_kernel(core, CPU, dtype, query=query, keys=16, masked=masked) == ("flash" if flash else "math")
@@ -231,15 +205,19 @@ def test_generate_upcasts_the_last_logits() -> None:
 
 @pytest.mark.parametrize("window", [None, 24])
 @pytest.mark.parametrize("prompt", [8, 22, 24, 40])
-def test_slots_of_a_static_cache_are_those_that_transformers_passes(
+def test_slots_and_heads_of_a_static_cache_are_those_that_transformers_passes(
     monkeypatch: pytest.MonkeyPatch, window: int | None, prompt: int
 ) -> None:
-    """A full window is also rolled and copied back in every step, with the bytes of torch's operators."""
+    """A full window is also rolled and copied back in every step, with the bytes of torch's operators.
+
+    Up to transformers 5.17, a decode step repeats all slots of a static cache. With `pack_gqa` it does not.
+    """
     model = tiny_mistral(window)
     core = core_of(model)
     calls = seen_by_the_kernel(monkeypatch)
     slots, steps = prompt + 4, [Step(1, prompt, 0), *(Step(1, 1, prompt + done) for done in range(3))]
     path = ExecutionPath(cache="static", static_cache_len=slots)
+    paths = [replace(path_on_cpu(core, step), cache="static", static_cache_len=slots) for step in steps]
     engine = StaticEngine(model, HOST)
     state, copied = None, []
     for _ in steps:
@@ -255,6 +233,8 @@ def test_slots_of_a_static_cache_are_those_that_transformers_passes(
     assert unfilled == [max(0, slots) * 2 * 2 * 16 * 4 for slots in empty]
     counted = [float(core.each(step, path).avoidable_bytes.get(Cause.ROLLED_WINDOWS, 0)) for step in steps]
     assert counted == copied
+    on_cpu = [core.each(step, path).avoidable_bytes for step, path in zip(steps, paths, strict=True)]
+    assert [bytes_[Cause.REPEATED_HEADS] for bytes_ in on_cpu] == bytes_of_repeated(calls, core)
 
 
 class Copies(TorchDispatchMode):

@@ -5,17 +5,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from machines import HOST
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from traffic import Traffic
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.memory_need import memory_need
@@ -29,7 +28,6 @@ pytestmark = pytest.mark.cpu
 
 BATCH, HEADS, KV_HEADS, WIDTH = 2, 16, 4, 32
 HALVES = (torch.float16, torch.bfloat16)
-_SAFE_SOFTMAX = torch.ops.aten._safe_softmax.default
 
 
 def core_of(dtype: torch.dtype, kv_heads: int = KV_HEADS) -> AttentionCore:
@@ -41,36 +39,6 @@ def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> Exec
     heads = {core.qk_dim: handed}
     path = ExecutionPath(kernel="math", masked_kernel="math", heads=heads, masked_heads=heads)
     return replace(path, cache="static", static_cache_len=static_slots) if static_slots else path
-
-
-class Traffic(TorchDispatchMode):
-    """Counts the bytes that each operator reads (every tensor once) and writes; views move nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is _SAFE_SOFTMAX:  # a composite that torch does not decompose for a mode
-            with self:
-                return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
-        out = func(*args, **kwargs)
-        read = {(t.data_ptr(), t.shape): t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
-        written = [t for t in tree_leaves(out) if isinstance(t, torch.Tensor)]
-        storages = {t.untyped_storage().data_ptr() for t in read.values()}
-        is_view = not func._schema.is_mutable and all(t.untyped_storage().data_ptr() in storages for t in written)
-        if not is_view:
-            self.bytes += sum(map(distinct_bytes, [*read.values(), *written]))
-        return out
-
-
-def distinct_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor; expanded dimensions count once."""
-    count = tensor.itemsize
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride else 1
-    return count
 
 
 def attention(
@@ -107,67 +75,38 @@ SITUATIONS = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
-@SITUATIONS
-def test_traffic_is_that_of_the_recorded_operators(
-    dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
-) -> None:
-    keys = context + query
-    core, call = attention(dtype, query, keys, masked=masked, handed=handed)
-    with sdpa_kernel(SDPBackend.MATH), torch.no_grad(), Traffic() as recorded:
-        call()
-    path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
-    work = core.each(Step(BATCH, query, context), path)
-    operands = work.activation_bytes + BATCH * keys * core.cached_elements * dtype.itemsize
-    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
-    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them before the call
-        before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
-        avoidable -= 2 * before
-        operands += before - BATCH * keys * core.cached_elements * dtype.itemsize
-    assert float(operands + avoidable) == pytest.approx(recorded.bytes, rel=0.03)
-
-
-def test_a_token_over_grouped_heads_is_counted_in_float32_copies() -> None:
-    """Float16 with four query heads per KV head takes 72 bytes per K and 40 per V, plus 2 + 2 to read the cache.
-
-    K and V are copied to float32 (4 bytes written) and repeated (4 read, 16 written). K is scaled (16 read, 16
-    written), and the products read both (16). A score takes 36 bytes, and none is masked.
-    """
-    core = core_of(torch.float16)
-    work = core.each(Step(1, 1, 1023), math_path(core, "grouped"))
-    numbers, scores = 1024 * KV_HEADS * WIDTH, 1024 * HEADS
-    of_q_and_result = HEADS * WIDTH * (16 + 8)
-    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
-    k_bytes, v_bytes = 4 + 4 + 16 + 16 + 16 + 16, 4 + 4 + 16 + 16
-    assert avoidable == numbers * (k_bytes + v_bytes) + scores * 36 + of_q_and_result
-
-
 def most_allocated(call: Callable[[], object]) -> int:
     """Return the peak memory of `call` above the memory before it, by torch's allocator."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         call()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    current = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        current += event.nbytes()
-        peak = max(peak, current)
-    return peak
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
 @pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
 @SITUATIONS
-def test_scratch_memory_is_what_the_allocator_gave(
+def test_traffic_and_scratch_are_those_of_torch(
     dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
 ) -> None:
-    keys = context + query
+    """Traffic is that of the recorded operators, and scratch memory is what the allocator gave."""
+    keys, step = context + query, Step(BATCH, query, context)
     core, call = attention(dtype, query, keys, masked=masked, handed=handed)
     with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        call()
+        with Traffic() as recorded:
+            call()
         given = most_allocated(call)
-    if handed == "repeated":
-        given += BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
     path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
-    assert float(core.scratch_bytes(Step(BATCH, query, context), path)) == pytest.approx(given, rel=0.03)
+    work = core.each(step, path)
+    cached = BATCH * keys * core.cached_elements * dtype.itemsize
+    operands = work.activation_bytes + cached
+    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
+    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them before the call
+        before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
+        avoidable -= 2 * before
+        operands += before - cached
+        given += before
+    assert float(operands + avoidable) == pytest.approx(recorded.bytes, rel=0.03)
+    assert float(core.scratch_bytes(step, path)) == pytest.approx(given, rel=0.03)
 
 
 @pytest.mark.parametrize("kernel", ["math", "flash", "eager"])

@@ -24,18 +24,11 @@ from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.quant.storage import conversion_calls, stored
 
+GROUPS_OF_128 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
 W4A16 = {
-    "quant_method": "compressed-tensors",
-    "format": "pack-quantized",
-    "quantization_status": "compressed",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "targets": ["Linear"],
-            "weights": {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128},
-        }
-    },
-}
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+    "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUPS_OF_128}},
+}  # fmt: skip
 
 
 def llama() -> Any:
@@ -158,9 +151,8 @@ def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
         loaded.set_submodule(name, experts)
     counted, expected = walk(loaded), walk(as_published)
     assert (counted.params, counted.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
-    step = Step(1, 1, 512)
-    assert counted.work(step).model_bytes == expected.work(step).model_bytes
-    assert counted.work(step).model_flops == expected.work(step).model_flops
+    found, step = (work.work(Step(1, 1, 512)) for work in (counted, expected))
+    assert (found.model_bytes, found.model_flops) == (step.model_bytes, step.model_flops)
 
 
 def test_fp8_experts_multiply_weights_and_not_scales() -> None:
@@ -252,12 +244,10 @@ def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
     config = load_config(source)
     here = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16, as_run_here=True))
     as_stored = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16))
-    loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="checkpoint"), config)
-    random = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="random"), config)
-    assert loaded.unpacked_from == method
-    assert random.unpacked_from == method
     step = Step(1, 1, 8)
-    assert walk(random.module).work(step).weight_bytes == here.work(step).weight_bytes
-    assert walk(loaded.module).work(step).weight_bytes == here.work(step).weight_bytes
+    for weights in ("checkpoint", "random"):
+        loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights=weights), config)
+        assert loaded.unpacked_from == method
+        assert walk(loaded.module).work(step).weight_bytes == here.work(step).weight_bytes
     assert as_stored.work(step).weight_bytes < 0.75 * here.work(step).weight_bytes
     assert as_stored.coverage == here.coverage == 1

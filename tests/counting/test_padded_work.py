@@ -21,10 +21,8 @@ LENS = (64, 128, 64, 128)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
     """Two of four prompts are half as long. Model work is that of separate prompts, executed work that of the batch."""
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, vocab_size=96
-    )
-    model = walk(build_on_meta(config, torch.float32))
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = walk(build_on_meta(LlamaConfig(**sizes, vocab_size=96), torch.float32))
     ragged = Ragged("made", tuple(Request(length, 8) for length in LENS))
     key = CellKey(phase, make_grid(ragged, [4], 8).cells[0])
     path = ExecutionPath(masks=True)
@@ -39,14 +37,10 @@ def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
     assert found.kv_read_bytes + found.kv_write_bytes == sum(work.kv_read_bytes + work.kv_write_bytes for work in each)
     assert found.weight_bytes == each[0].weight_bytes
     assert found.executed_flops == whole.executed_flops
-    linears = [padded_work(op, key, ragged.requests, path) for op in model.operators if _of_all_tokens(op)]
+    linears = [padded_work(op, key, ragged.requests, path) for op in model.of_kind(Linear) if op.rows == "tokens"]
     share = sum(w.avoidable_flops[Cause.PADDING] for w in linears) / sum(w.executed_flops for w in linears)
     # A linear sees every position of a prompt, and a quarter is padding. A step sees one token of each prompt.
     assert share == (0.25 if phase == "prefill" else 0)
     if phase == "decode":
         # A row has 128 + 4 cached positions, and 64 are padding in two of four rows: keys and values of 2 layers.
         assert found.avoidable_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4
-
-
-def _of_all_tokens(operator: object) -> bool:
-    return isinstance(operator, Linear) and operator.rows == "tokens"

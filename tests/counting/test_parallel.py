@@ -12,10 +12,10 @@ from transformers import DeepseekV3Config, LlamaConfig
 
 from profiler.counting.count import count
 from profiler.counting.operators import Experts, Linear
-from profiler.counting.tensor_parallel import chunk_length, walk_rank
+from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import walk
 from profiler.errors import RequestError
-from profiler.loading.meta_model import build_on_meta, quiet_libraries
+from profiler.loading.meta_model import build_on_meta
 
 # These types have every plan style of the causal LMs at least once.
 TYPES = (
@@ -52,13 +52,6 @@ def test_uneven_lengths_are_cut_like_dtensors(ranks: int, rank: int) -> None:
         theirs = sharded.sharded(config, mesh)
     mine = sharded.counted(config, ranks, rank)
     assert (mine.weight_bytes, mine.cache_bytes) == (theirs.weight_bytes, theirs.cache_bytes)
-
-
-@pytest.mark.parametrize(("length", "pieces"), [(10, 3), (101, 4), (2, 4), (8, 8)])
-def test_pieces_are_those_of_torch_chunk(length: int, pieces: int) -> None:
-    theirs = [len(part) for part in torch.arange(length).chunk(pieces)]
-    mine = [chunk_length(length, pieces, piece) for piece in range(pieces)]
-    assert mine == theirs + [0] * (pieces - len(theirs))
 
 
 def test_llama_sends_two_sums_per_layer() -> None:
@@ -100,21 +93,6 @@ def test_models_that_cannot_be_split_are_refused_in_one_line(options: dict[str, 
     with pytest.raises(RequestError, match=words) as caught:
         count(**options)
     assert "\n" not in str(caught.value)
-
-
-def test_all_ranks_together_are_the_model() -> None:
-    config = LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=4, num_hidden_layers=2,
-        vocab_size=128,
-    )  # fmt: skip
-
-    def flops(ranks: int, rank: int) -> int:
-        with quiet_libraries():
-            work = walk_rank(build_on_meta(config, torch.bfloat16), ranks, rank)
-        return int(work.work(sharded.Step(2, 8, 0)).model_flops)
-
-    assert len({flops(4, rank) for rank in range(4)}) == 1
-    assert 4 * flops(4, 0) == 2 * flops(2, 0)
 
 
 def test_fp8_blocks_are_cut_with_their_scales() -> None:

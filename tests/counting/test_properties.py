@@ -65,31 +65,18 @@ def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | 
     assert causal_pairs(query, context, window) == expected
 
 
-def test_work_is_additive_over_layers() -> None:
-    config = load_config(resolve("llama-2-7b"))
-    step = Step(3, 7, 11)
+def test_one_head_written_out_stays_below_any_ridge() -> None:
+    """d = 128, N = 4096, fp16: QK^T is 4,294,967,296 FLOPs over 35,651,584 bytes; all three steps 62.7 FLOP/byte.
 
-    def flops(layers: int) -> int:
-        config.num_hidden_layers = layers
-        return int(walk(build_on_meta(config, torch.bfloat16)).work(step).model_flops)
-
-    assert flops(3) - flops(2) == flops(2) - flops(1) > 0
-
-
-def test_distinct_experts() -> None:
-    """E (1 - (1 - k/E)^T) for Mixtral (8, 2): 2, 3.5, 5.47, 7.2 experts for 1, 2, 4, 8 tokens."""
-    mixtral = work_of("mixtral-8x7b")
-    [experts] = [op for op in mixtral.operators if hasattr(op, "num_experts")]
-    touched = [round(float(experts.touched(tokens)), 2) for tokens in (1, 2, 4, 8)]
-    assert touched == [2.0, 3.5, 5.47, 7.2]
-
-
-def test_one_head_written_out() -> None:
-    """d = 128, N = 4096, fp16: QK^T is 4,294,967,296 FLOPs over 35,651,584 bytes; all three steps 62.7 FLOP/byte."""
+    (4d + 5) / (2 x 4) = 64.6 is the limit for d = 128 in 16 bits at any sequence length.
+    """
     scores, softmax, output = attention_steps(4096, 4096, 128, "float16")
     assert (scores.flops, scores.bytes) == (4_294_967_296, 35_651_584)
     steps = (scores, softmax, output)
     assert sum(s.flops for s in steps) / sum(s.bytes for s in steps) == pytest.approx(62.7, abs=0.05)
+    whole = combined("all", *attention_steps(65536, 65536, 128, "float16"))
+    assert whole.intensity == pytest.approx((4 * 128 + 5) / 8, rel=0.01)
+    assert whole.attainable_flops_per_s(989.4e12, 3.35e12) < 0.25 * 989.4e12
 
 
 def test_latent_attention_is_expanded_again_at_every_step() -> None:
@@ -144,10 +131,3 @@ def test_attention_in_one_kernel() -> None:
     # One query over a long cache: the intensity is the number of query heads per KV head.
     assert fused_attention(1, 100_000, 32, 32, 128, "float16").intensity == pytest.approx(1.0, rel=1e-3)
     assert fused_attention(1, 100_000, 32, 8, 128, "float16").intensity == pytest.approx(4.0, rel=1e-3)
-
-
-def test_attention_written_out_stays_below_any_ridge() -> None:
-    """(4d + 5) / (2 x 4) = 64.6 is the limit for d = 128 in 16 bits at any sequence length."""
-    whole = combined("all", *attention_steps(65536, 65536, 128, "float16"))
-    assert whole.intensity == pytest.approx((4 * 128 + 5) / 8, rel=0.01)
-    assert whole.attainable_flops_per_s(989.4e12, 3.35e12) < 0.25 * 989.4e12

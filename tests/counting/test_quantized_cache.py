@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from cached import cached_tensors
+from traffic import Traffic
 from transformers import LlamaConfig
 
 from profiler.counting.attention import AttentionCore
@@ -46,40 +45,9 @@ def states(tokens: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(BATCH, HEADS, tokens, WIDTH, dtype=dtype)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """The plain tensors of a stored state: a tensor, a tuple with a dict of scales, or a subclass made of others."""
-    if isinstance(value, torch.Tensor):
-        parts = value.__tensor_flatten__()[0] if hasattr(value, "__tensor_flatten__") else []
-        yield from (each for name in parts for each in tensors(getattr(value, name))) if parts else iter([value])
-    elif isinstance(value, (tuple, list, dict)):
-        for each in value.values() if isinstance(value, dict) else value:
-            yield from tensors(each)
-
-
-class Traffic(TorchDispatchMode):
-    """Counts the bytes that torch's operators read and write. Views move none."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        read, written = (
-            [item for item in tree_leaves(each) if isinstance(item, torch.Tensor)] for each in (args, made)
-        )
-        name = func.__name__
-        if "empty" in name or func.is_view or name in ("view.default", "_unsafe_view.default", "detach.default"):
-            return made
-        if name == "copy_.default":
-            read = read[1:]  # its first argument is only written
-        self.bytes += sum(item.nbytes for item in (*read, *written))
-        return made
-
-
 @pytest.mark.parametrize("backend", CACHE_FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_step_moves_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
+def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
     """The step is the third token after a prompt. The attention kernel is not part of the cache's traffic."""
     layer = cache_of(backend).layers[0]
     for tokens in (PROMPT, 1, 1):
@@ -87,24 +55,14 @@ def test_a_step_moves_the_counted_bytes(backend: str, dtype: torch.dtype) -> Non
     new = states(1, dtype)
     with Traffic() as traffic:
         keys, values = layer.update(new, new)
-    work = core_in(dtype).each(Step(BATCH, 1, PROMPT + 2), path_of(backend, CACHE_FORMATS[backend].residual(2)))
+    stored, core = CACHE_FORMATS[backend], core_in(dtype)
+    work = core.each(Step(BATCH, 1, PROMPT + 2), path_of(backend, stored.residual(2)))
     cached = (Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS)
-    counted = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
-    assert counted - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
-
-
-@pytest.mark.parametrize("backend", CACHE_FORMATS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_it_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
-    layer = cache_of(backend).layers[0]
-    decoded = 5
-    for tokens in (PROMPT, *[1] * decoded):
-        layer.update(states(tokens, dtype), states(tokens, dtype))
+    moved = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
+    assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
     held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
-    stored = CACHE_FORMATS[backend]
-    work = ModelWork((core_in(dtype),), 0, 0, ())
-    counted = cache_bytes(work, BATCH, PROMPT + decoded, stored, stored.residual(decoded))
-    assert counted == pytest.approx(sum(item.nbytes for each in held for item in tensors(each)), rel=0.001)
+    kept = cache_bytes(ModelWork((core,), 0, 0, ()), BATCH, PROMPT + 3, stored, stored.residual(3))
+    assert kept == pytest.approx(sum(item.nbytes for item in cached_tensors(held)), rel=0.001)
 
 
 @pytest.mark.parametrize(("backend", "bits"), [("fp8", 8.0), ("quanto", 4.5), ("hqq", 4.5)])
@@ -116,13 +74,3 @@ def test_bits_per_element_by_arithmetic(backend: str, bits: float) -> None:
 def test_the_newest_tokens_are_packed_once_they_are_128() -> None:
     assert [CACHE_FORMATS["quanto"].residual(decoded) for decoded in (0, 1, 127, 128, 129)] == [0, 1, 127, 0, 1]
     assert CACHE_FORMATS["fp8"].residual(127) == 0
-
-
-def test_a_decode_step_reads_less_and_moves_more_than_with_a_growing_cache() -> None:
-    """After 4096 tokens in bfloat16, 8 bits halve the bytes read, but executed traffic grows nearly fourfold."""
-    step, core = Step(1, 1, 4096), core_in(torch.bfloat16)
-    packed, plain = core.each(step, path_of("fp8")), core.each(step, ExecutionPath())
-    assert packed.kv_read_bytes == plain.kv_read_bytes / 2
-    # An element moves 2 + 1 + 12 + 6 bytes in the cache's kernels and 2 in attention, compared with 4 and 2.
-    ratio = packed.executed_bytes / plain.executed_bytes
-    assert ratio == pytest.approx((2 + 1 + 12 + 6 + 2) / 6, rel=0.01)

@@ -12,11 +12,8 @@ import pytest
 from safetensors import safe_open
 from subjects import subject_of
 
-from profiler.counting.preset_counts import preset_counts
-from profiler.data.datasheets import gpu_called, gpus
+from profiler.data.datasheets import gpu_called
 from profiler.data.room import idle_room_bytes, room_bytes
-from profiler.explore.document import model_entry
-from profiler.explore.expressions import evaluate
 from profiler.rent.options import RentOptions
 from profiler.rent.plan import Planner
 
@@ -36,13 +33,6 @@ def test_the_room_of_a_t4() -> None:
     assert gpu_called("T4").room_bytes == pytest.approx(0.98 * (14.56 * GIB - 450e6), rel=1e-6)
     assert room_bytes("cuda", 10e9) == 9.8e9
     assert idle_room_bytes("cpu", 10e9) == 9e9
-
-
-@pytest.mark.parametrize("gpu", gpus(), ids=lambda gpu: gpu.gpu)
-def test_usable_memory_is_below_the_datasheets(gpu: Any) -> None:
-    """A driver keeps at most an eighth: ECC takes a sixteenth of GDDR memory."""
-    assert 0.875 <= gpu.usable_bytes / gpu.memory_bytes <= 1.0
-    assert gpu.usable_source
 
 
 @pytest.mark.parametrize(
@@ -109,14 +99,3 @@ def test_run_skips_exactly_what_does_not_fit(wide_folder: Path, monkeypatch: pyt
     for share, skipped in ((1.002, False), (0.998, True)):
         _room(monkeypatch, share * need, subject.model_bytes)
         assert (subject.no_room(cell) is not None) == skipped
-
-
-def test_explore_has_the_same_bytes() -> None:
-    """The page's expressions give what Mistral-7B needs on an L4 for 4 sequences of 512 + 128."""
-    counted = preset_counts("mistral-7b-v0.1", "none")
-    assert counted is not None
-    entry = model_entry(counted, "none")
-    symbols = {"batch": 4, "query": 512, "tokens": 640, "shared": 0}
-    parts = [evaluate(tree, symbols) for tree in (entry.cache_bytes, entry.workspace_bytes)]
-    assert entry.weight_bytes + sum(parts) == pytest.approx(WEIGHTS + 4 * (CACHE + STATES), rel=0.002)
-    assert evaluate(entry.fragmentation_bytes, symbols) == 4 * LOST

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from profiler.counting import cache as walks
 from profiler.counting import count as meta
 from profiler.counting.operators import ModelWork
-from profiler.counting.preset_counts import CountedModel
 from profiler.facts.step import Step
-from profiler.loading.source import ModelSource, load_preset, resolve
+from profiler.loading.source import load_preset, resolve
 
 STEP = Step(2, 1, 100)
 
 
 @pytest.fixture
-def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[ModelSource, str, str]]:
-    """Records the walks that run, with an empty cache folder."""
+def walked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[object]:
+    """The walks that run, with an empty cache folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    calls: list[tuple[ModelSource, str, str]] = []
-    walk = meta.counted_on_meta
-
-    def record(source: ModelSource, dtype: str, quant: str, **more: Any) -> CountedModel:
-        calls.append((source, dtype, quant))
-        return walk(source, dtype, quant, **more)
-
-    monkeypatch.setattr(meta, "counted_on_meta", record)
-    return calls
+    walk = Mock(side_effect=meta.counted_on_meta)
+    monkeypatch.setattr(meta, "counted_on_meta", walk)
+    return walk.mock_calls
 
 
 @pytest.fixture
@@ -74,14 +67,12 @@ def test_a_config_that_changed_is_walked_again(folder: Path, walked: list[object
     assert len(walked) == 2
 
 
-@pytest.mark.parametrize("name", ["library_versions", "rules_digest"])
+@pytest.mark.parametrize(("name", "other"), [("library_versions", {"torch": "0"}), ("rules_digest", "other")])
 def test_other_libraries_or_rules_walk_again(
-    folder: Path, walked: list[object], monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, walked: list[object], monkeypatch: pytest.MonkeyPatch, name: str, other: object
 ) -> None:
     work_of(folder)
-    monkeypatch.setattr(
-        walks, name, {"library_versions": lambda: {"torch": "0"}, "rules_digest": lambda: "other"}[name]
-    )
+    monkeypatch.setattr(walks, name, lambda: other)
     work_of(folder)
     assert len(walked) == 2
 

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.data import links
 from profiler.data.datasheets import gpus
-from profiler.data.links import MessageTime, bus_share, fit_link, link_called, published_link, published_links
+from profiler.data.links import MessageTime, bus_share, fit_link, published_link, published_links
 
 KIB = 1 << 10
 SIZES = [KIB << n for n in range(17)]
@@ -76,16 +76,6 @@ def test_the_launches_of_one_process_are_no_latency_of_the_link() -> None:
     assert min(published) > 2 * published_link("nvlink3", 8).alpha_s
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_a_small_message_is_sooner_over_nvlink_than_over_pcie(ranks: int) -> None:
-    latencies = {name: published_link(name, ranks).alpha_s for name in published_links() if name != "xgmi"}
-    assert max(seconds for name, seconds in latencies.items() if name.startswith("nvlink")) < min(
-        seconds for name, seconds in latencies.items() if name.startswith("pcie")
-    )
-    more = {name: published_link(name, ranks + 1).alpha_s for name in latencies}
-    assert all(more[name] > latencies[name] for name in latencies)
-
-
 def test_named_links_are_near_large_messages() -> None:
     """From 4 MiB on, named links are within 40 % of published times, and in the order of their generations."""
     for name in published_links():
@@ -96,12 +86,6 @@ def test_named_links_are_near_large_messages() -> None:
                     assert 0.6 < link.seconds("all_reduce", point.nbytes, point.ranks) / point.seconds < 1.4, point
     large = {name: published_link(name, 8).seconds("all_reduce", 16 << 20, 8) for name in published_links()}
     assert large["nvlink5"] < large["nvlink4"] < large["nvlink3"] < large["pcie5x16"] < large["pcie4x16"]
-
-
-def test_a_link_from_two_numbers() -> None:
-    link = link_called("8,20", 4)
-    assert (link.alpha_s, link.bus_bytes_per_s) == (8e-6, 20e9)
-    assert link.seconds("all_reduce", 20_000, 4) == pytest.approx(8e-6 + 1.5e-6)
 
 
 def test_a_datasheets_link_is_the_published_one_of_its_kind() -> None:

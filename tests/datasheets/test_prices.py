@@ -14,14 +14,9 @@ from profiler.data.prices import Price, PriceClass, prices_of
 
 
 def price(
-    usd_per_h: float,
-    provider: str = "one",
-    kind: PriceClass = "GPU cloud",
-    *,
-    spot: bool = False,
-    date: str = "2026-10-01",
-    cards: int = 1,
-) -> Price:
+    usd_per_h: float, provider: str = "one", kind: PriceClass = "GPU cloud", *, spot: bool = False,
+    date: str = "2026-10-01", cards: int = 1,
+) -> Price:  # fmt: skip
     return Price("B200 SXM", provider, kind, usd_per_h, spot, price_date=date, machine_cards=cards)
 
 
@@ -36,12 +31,8 @@ def test_the_lowest_dated_price_of_each_size_of_host(monkeypatch: pytest.MonkeyP
 
 
 def test_a_class_a_provider_and_spot_narrow_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = [
-        price(6.0, "Hyperstack"),
-        price(7.0, "Lambda"),
-        price(14.2, "AWS", "hyperscaler"),
-        price(2.4, "Lambda", spot=True),
-    ]
+    table = [price(6.0, "Hyperstack"), price(7.0, "Lambda"), price(14.2, "AWS", "hyperscaler")]
+    table.append(price(2.4, "Lambda", spot=True))
     monkeypatch.setattr(prices, "prices", lambda: tuple(table))
     assert prices_of("B200 SXM") == table[:1]
     assert prices_of("B200 SXM", price_class="hyperscaler") == table[2:3]

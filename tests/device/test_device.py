@@ -38,14 +38,12 @@ def two_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
 
 
-def test_the_last_level_caches_of_all_cores_add_up(two_dies: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(16)), raising=False)
-    assert describe(CPU).last_level_cache_bytes == 64 * MIB
-
-
-def test_a_process_on_one_die_has_only_its_cache(two_dies: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: {8, 9}, raising=False)
-    assert describe(CPU).last_level_cache_bytes == 32 * MIB
+@pytest.mark.parametrize(("cores", "mib"), [(set(range(16)), 64), ({8, 9}, 32)], ids=["all", "one die"])
+def test_caches_of_the_cores_of_a_process_add_up(
+    two_dies: None, monkeypatch: pytest.MonkeyPatch, cores: set[int], mib: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _process: cores, raising=False)
+    assert describe(CPU).last_level_cache_bytes == mib * MIB
 
 
 X86 = """processor\t: 0
@@ -69,24 +67,19 @@ CPU revision\t: 1
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "processor", "stepping", "vectors"),
+    ("cpuinfo", "told"),
     [
-        (X86, "AuthenticAMD, family 25, model 17", "1", "avx2 avx512_bf16 avx512f fma"),
-        (ARM, "implementer 0x41, variant 0x1, part 0xd40", "1", "asimd bf16 i8mm sve"),
-        ("", None, None, None),
+        (X86, ("AuthenticAMD, family 25, model 17", "1", "avx2 avx512_bf16 avx512f fma")),
+        (ARM, ("implementer 0x41, variant 0x1, part 0xd40", "1", "asimd bf16 i8mm sve")),
+        ("", (None, None, None)),
     ],
 )
 def test_a_processor_is_identified_by_more_than_its_name(
-    cpuinfo: str,
-    processor: str | None,
-    stepping: str | None,
-    vectors: str | None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    cpuinfo: str, told: tuple[str | None, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(device, "CPUINFO_FILE", tmp_path / "cpuinfo")
-    assert device.processor() == {"processor": processor, "stepping": stepping, "vector_instructions": vectors}
+    assert device.processor() == dict(zip(("processor", "stepping", "vector_instructions"), told, strict=True))
 
 
 def test_the_dtypes_of_the_roofs_need_no_further_query_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

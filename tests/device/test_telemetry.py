@@ -40,12 +40,6 @@ def test_activity_is_only_that_of_the_visits() -> None:
     assert Timeline(readings).active([(20.0, 2.0)]) == ActiveShares(None, None)
 
 
-def test_throttling_is_only_that_of_the_visits() -> None:
-    readings = [Reading(throttle=("power cap",), at_unix_s=0.5), Reading(throttle=("hardware thermal",), at_unix_s=5.0)]
-    assert Timeline(readings).throttled([(0.0, 1.0)], "prefill") == ("power cap",)
-    assert Timeline(readings).throttled([(0.0, 1.0), (4.0, 2.0)], "prefill") == ("hardware thermal", "power cap")
-
-
 def test_the_power_cap_of_a_prefill_is_not_the_decode_steps() -> None:
     """Power is averaged over up to a second, so a reading early in the loop may be about the prefill before it."""
     cell = Cell(16, 512, 32)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 import profiler.facts
 from profiler.facts.fact import Fact, MergedFacts
@@ -27,8 +26,6 @@ class Warmth(Fact, kind="warmth"):
 
 
 def test_it_is_stored_read_and_merged() -> None:
-    import json
-
     facts = [Warmth(KEY, 41.0), Warmth(KEY, 43.5)]
     merged = MergedFacts()
     for fact in facts:
@@ -38,11 +35,6 @@ def test_it_is_stored_read_and_merged() -> None:
     assert merged.every(Warmth) == facts
     assert merged.latest(Warmth) == facts[-1]
     assert merged.latest_by(Warmth, "key") == (facts[-1],)
-
-
-def test_an_unknown_kind_is_an_error() -> None:
-    with pytest.raises(KeyError):
-        fact_of({"kind": "coldness", "degrees": 1.0})
 
 
 def test_every_kind_is_known_to_a_process_that_only_reads_a_folder() -> None:

@@ -85,16 +85,13 @@ def test_two_h100_by_their_datasheet_have_a_sentence_and_a_cost() -> None:
 
 @pytest.mark.slow
 def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
+    """70B has 141 GB of weights, and a card 80 GB."""
     wanted = ForecastRequest(batch_sizes="1", prompt_lens="512", dtype="bfloat16")
     answer = forecast_ranks("llama-3.1-70b", "H100 SXM", wanted, RankOptions("2,4", "nvlink4"), QuietListener())
-    decode = next(cell for cell in answer.cells if cell.phase == "decode")
-    assert [time.fits for time in decode.times] == [False, True, True]  # 141 GB of weights, 80 GB per card
+    [decode] = [cell for cell in answer.cells if cell.phase == "decode"]
+    assert [time.fits for time in decode.times] == [False, True, True]
     assert decode.base is decode.times[1]
     assert "room for it" in answer.sentence
-
-
-def test_numbers_of_gpus_are_sorted_and_each_once() -> None:
-    assert parse_ranks("8,2,2") == (2, 8)
 
 
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
@@ -108,10 +105,11 @@ def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
         forecast_ranks(str(tmp_path), "", ForecastRequest(), RankOptions("3", "8,20"), QuietListener())
 
 
-def test_worse_from_compares_only_numbers_that_fit() -> None:
+def test_numbers_of_gpus_are_compared_where_they_fit() -> None:
     def forecast(seconds: float, fits: bool = True) -> list[ForecastCell]:
         return [ForecastCell("decode", 1, 8, 9, seconds, seconds, seconds, 1 / seconds, "mixed", "", fits)]
 
+    assert parse_ranks("8,2,2") == (2, 8)
     [cell] = across([(1, forecast(9.0, fits=False)), (2, forecast(3.0)), (4, forecast(2.0)), (8, forecast(2.1))], None)
     assert cell.base is cell.times[1]
     assert cell.worse_from == 8
@@ -120,20 +118,12 @@ def test_worse_from_compares_only_numbers_that_fit() -> None:
 
 def test_a_slow_card_is_ill_and_a_noisy_one_is_not() -> None:
     run = read_run(EPYC)
-    narrow = [
-        replace(row, visits=2, latency_low_s=0.99 * row.latency_s, latency_high_s=1.01 * row.latency_s)
-        for row in run.measured
-    ]
 
     def card(name: str, slower: float, memory: float, width: float = 0.01) -> DeviceRun:
+        ends = {"latency_low_s": 1 - width, "latency_s": 1.0, "latency_high_s": 1 + width}
         rows = [
-            replace(
-                row,
-                latency_s=slower * row.latency_s,
-                latency_low_s=slower * (1 - width) * row.latency_s,
-                latency_high_s=slower * (1 + width) * row.latency_s,
-            )
-            for row in narrow
+            replace(row, visits=2, **{end: slower * by * row.latency_s for end, by in ends.items()})
+            for row in run.measured
         ]
         return DeviceRun(name, "float32", rows, run.document.ceilings.ceilings.times(memory, 1.0))
 

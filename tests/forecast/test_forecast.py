@@ -17,7 +17,7 @@ from profiler.forecast.command import ForecastRequest, RunFacts, forecast_run, r
 from profiler.grid.cells import Cell, CellKey
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
-from profiler.predict.cross_validation import held_out, one_at_a_time, outermost_cells, train
+from profiler.predict.cross_validation import held_out, one_at_a_time, train
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
@@ -148,13 +148,6 @@ def test_noise_is_reported_as_error_and_widens_the_interval(known: RunFacts) -> 
         low, high = trained.bounds(trained.fitted.forecast(known.demanded(wanted)))
         widths.append(float((high / low).max()))
     assert widths[0] < 1.1 < widths[1]
-
-
-def test_extremes_are_left_out_together(known: RunFacts) -> None:
-    measured = known.trained.measured
-    groups = outermost_cells(measured)
-    assert len(groups) == 4
-    assert {tuple(sorted(set(measured.demanded.steps.batch[group]))) for group in groups} == {(8,), (1, 2, 4, 8)}
 
 
 def test_assumptions_of_a_forecast_beyond_the_grid_are_named() -> None:

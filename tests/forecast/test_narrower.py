@@ -24,6 +24,9 @@ from profiler.forecast.options import RankOptions
 from profiler.forecast.shards import machine_of, shard_times, shorten, trained_alike
 from profiler.forecast.tensor_parallel import forecast_ranks
 from profiler.grid.cells import Cell, CellKey
+from profiler.loading.config import load_config
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.source import resolve
 from profiler.predict.operator_arrays import StepArrays
 from profiler.quant.storage import model_storage_bytes
 from profiler.report.progress import QuietListener
@@ -124,7 +127,7 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     The model has 2 x 7 of them and a head, so a rank's step takes 15 x 0.25 ms less. The other split parts are
     negligible.
     """
-    whole_shapes = set(linear_modules(_tiny(tiny_folder)))
+    whole_shapes = set(linear_modules(build_on_meta(load_config(resolve(str(tiny_folder))), torch.float32)))
 
     def planted(linears: Mapping[Any, Sequence[Any]], *_: object, **__: object) -> dict[Any, tuple[float, ...]]:
         return {key: (1e-3 if key in whole_shapes else 0.75e-3,) for key in linears}
@@ -134,10 +137,11 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, budget_s=0.5, no_levers=True, device="cpu",
         out=tmp_path / "run",
     )  # fmt: skip
-    listener = StageListener()
+    listener, stages = QuietListener(), []
+    monkeypatch.setattr(listener, "stage", stages.append)
     wanted, free = ForecastRequest(prompt_lens="8", batch_sizes="1"), RankOptions("2", "0,1e9")
     answer = forecast_ranks(str(tmp_path / "run"), "", wanted, free, listener)
-    [stage] = listener.stages
+    [stage] = stages
     assert "one of 2 ranks" in stage
     assert answer.notes[0].startswith("A rank's linears were replayed here")
     basis = run_facts(tmp_path / "run")
@@ -155,21 +159,3 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     words = " ".join(printed.out.split())
     assert "A rank's linears were replayed here" in words
     assert "Meanwhile other processes keep 64.0 of" in words
-
-
-class StageListener(QuietListener):
-    """Records the stages."""
-
-    def __init__(self) -> None:
-        self.stages: list[str] = []
-
-    def stage(self, text: str) -> None:
-        self.stages.append(text)
-
-
-def _tiny(folder: Path) -> torch.nn.Module:
-    from profiler.loading.config import load_config
-    from profiler.loading.meta_model import build_on_meta
-    from profiler.loading.source import resolve
-
-    return build_on_meta(load_config(resolve(str(folder))), torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +24,7 @@ def test_small_kernels_are_next_to_what_they_must_move(tmp_path: Path, monkeypat
     """
     shipped = read_profile(XEON_PROFILE)
     alone = {4: 0.0, 64: 2e-4, 256: 8e-4}
-
-    def card(*_: object) -> GpuProfile:
-        return shipped
-
-    monkeypatch.setattr(profiling, "measure_profile", card)
+    monkeypatch.setattr(profiling, "measure_profile", lambda *_: shipped)
     monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: alone)
     profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     short, long = read_profile(tmp_path / "card.json").smalls
@@ -64,18 +62,14 @@ def test_a_busy_pass_is_followed_by_another(
         taken.append(shipped if len(taken) >= quiet_from else slowed(shipped, len(taken) % 2, 30.0))
         return taken[-1]
 
-    class Watched:
-        def __init__(self, _: object) -> None: ...
-
-        def __enter__(self) -> SimpleNamespace:
-            busy = Reading(busy_cores_elsewhere=0.0 if len(taken) >= quiet_from else 1.0)
-            return SimpleNamespace(readings=[busy] * 4)
-
-        def __exit__(self, *_: object) -> None: ...
+    @contextmanager
+    def watched(_: object) -> Iterator[SimpleNamespace]:
+        busy = Reading(busy_cores_elsewhere=0.0 if len(taken) >= quiet_from else 1.0)
+        yield SimpleNamespace(readings=[busy] * 4)
 
     monkeypatch.setattr(profiling, "measure_profile", card)
     monkeypatch.setattr(profiling, "replay_small_kernels", lambda machine, dtype: {})
-    monkeypatch.setattr(profiling, "Watch", Watched)
+    monkeypatch.setattr(profiling, "Watch", watched)
     warnings = profiling.write_profile(HOST, shipped.ceilings, ["float32"], tmp_path / "card.json")
     assert len(taken) == passes
     assert bool(warnings) == (quiet_from == 9)

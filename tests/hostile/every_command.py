@@ -42,13 +42,6 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
     ]
 
 
-def hurried(model: str) -> None:
-    """Shorten the measurements; their results do not matter here."""
-    patch = pytest.MonkeyPatch()
-    hurry(patch, pictures=True, script_least_s=1.0)
-    small_gpu_profile(patch, model)
-
-
 def main(model: str, script: str, runs: str) -> None:
     asked: list[str] = []
 
@@ -59,7 +52,9 @@ def main(model: str, script: str, runs: str) -> None:
 
     (Path(runs) / "table.csv").write_text("batch_size,prompt_len,new_tokens,tokens_per_s\n1,8,8,100\n")
     sys.addaudithook(guard)
-    hurried(model)
+    patch = pytest.MonkeyPatch()
+    hurry(patch, pictures=True, script_least_s=1.0)  # the results of measurements do not matter here
+    small_gpu_profile(patch, model)
     from profiler.cli.app import main as roofscope
 
     codes = {}

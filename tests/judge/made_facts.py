@@ -22,38 +22,18 @@ def roof(per_s: float) -> Roof:
 
 def model(**parts: Any) -> ModelFacts:
     plain: dict[str, Any] = {
-        "id": "made",
-        "kind": "card",
-        "revision": None,
-        "architecture": "LlamaForCausalLM",
-        "params": 1,
-        "dtype": "float16",
-        "quant": "none",
-        "double_quant": False,
-        "compute_dtype": "float16",
-        "weights": "random",
-        "storage_bytes": 1,
-        "load_s": 1.0,
-        "first_call_s": 1.0,
-        "unpacked_from": None,
-        "attention": "sdpa",
-        "offloaded_bytes": {},
-        "placement": None,
-    }
+        "id": "made", "kind": "card", "revision": None, "architecture": "LlamaForCausalLM", "params": 1,
+        "dtype": "float16", "quant": "none", "double_quant": False, "compute_dtype": "float16", "weights": "random",
+        "storage_bytes": 1, "load_s": 1.0, "first_call_s": 1.0, "unpacked_from": None, "attention": "sdpa",
+        "offloaded_bytes": {}, "placement": None,
+    }  # fmt: skip
     return ModelFacts(**{**plain, **parts})
 
 
 def facts(
-    operators: Sequence[OperatorWork],
-    replays: Mapping[str, Replay] | None = None,
-    *,
-    flops_per_s: float,
-    bytes_per_s: float,
-    kind: str = "cuda",
-    host_s: float | None = None,
-    waits: bool = False,
-    **of_model: Any,
-) -> Facts:
+    operators: Sequence[OperatorWork], replays: Mapping[str, Replay] | None = None, *, flops_per_s: float,
+    bytes_per_s: float, kind: str = "cuda", host_s: float | None = None, waits: bool = False, **of_model: Any,
+) -> Facts:  # fmt: skip
     """Return the facts of one cell on a device with these roofs."""
     return Facts(
         model=model(**of_model),

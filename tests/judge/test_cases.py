@@ -80,21 +80,25 @@ def test_a_step_clearly_above_its_roof_has_low_confidence() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Llama-2-7B batch 1 A100 gpt-fast", "H100 decode batch 1 graph", "a product at 85 % of its roof"]
+    ("name", "flag"),
+    [
+        ("A100 decode batch 64 KV", Flag.KV_BOUND),
+        ("Llama-2-7B batch 256 H100-64GB vLLM", Flag.KV_BOUND),
+        ("H100 prefill at half clock", Flag.THROTTLED),
+    ],
 )
-def test_a_clear_case_has_high_confidence(name: str) -> None:
-    assert named(name).confidence == "high"
+def test_what_limits_a_step_is_flagged(name: str, flag: Flag) -> None:
+    assert flag in named(name).flags
 
 
-def test_a_cache_larger_than_the_weights_says_so() -> None:
-    for name in ("A100 decode batch 64 KV", "Llama-2-7B batch 256 H100-64GB vLLM"):
-        assert Flag.KV_BOUND in named(name).flags
-
-
-def test_a_throttled_card_says_so() -> None:
-    assert Flag.THROTTLED in named("H100 prefill at half clock").flags
-
-
-def test_noise_lowers_confidence_but_leaves_a_label_of_the_whole_interval() -> None:
-    """A label that holds over the whole interval is medium at most, however wide the interval is."""
-    assert named("interval of 12 % that clears the threshold").confidence == "medium"
+@pytest.mark.parametrize(
+    ("name", "confidence"),
+    [
+        *((name, "high") for name in ("Llama-2-7B batch 1 A100 gpt-fast", "H100 decode batch 1 graph")),
+        ("a product at 85 % of its roof", "high"),
+        # A label that holds over the whole interval is medium at most, however wide the interval is.
+        ("interval of 12 % that clears the threshold", "medium"),
+    ],
+)
+def test_a_clear_case_has_high_confidence_and_noise_lowers_it(name: str, confidence: str) -> None:
+    assert named(name).confidence == confidence

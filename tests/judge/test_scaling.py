@@ -120,23 +120,13 @@ def test_a_wide_interval_decides_nothing() -> None:
     assert scaling(wide).doublings[0].side == "undecided"
 
 
-def test_one_size_has_no_slope() -> None:
-    with pytest.raises(ValueError, match="two sizes"):
-        scaling(points(16, [1]))
-
-
 @pytest.mark.parametrize(
     ("slopes", "knee", "between"),
     [
-        ([0.1, 0.2, 0.9, 1.0], 4, None),
-        ([0.9, 1.0], 1, None),
-        ([0.1, 0.2], None, None),
-        ([0.1, None, 0.9], None, (2, 4)),
-        ([0.1, 0.9, None], None, (2, 8)),
-        ([0.9, 0.1, 0.9], 4, None),
-        ([None, 0.9, 1.0], None, (1, 2)),
+        ([0.1, 0.2, 0.9, 1.0], 4, None), ([0.9, 1.0], 1, None), ([0.1, 0.2], None, None), ([0.9, 0.1, 0.9], 4, None),
+        ([0.1, None, 0.9], None, (2, 4)), ([0.1, 0.9, None], None, (2, 8)), ([None, 0.9, 1.0], None, (1, 2)),
     ],
-)
+)  # fmt: skip
 def test_a_knee_is_a_claim_of_whole_intervals(
     slopes: list[float | None], knee: int | None, between: tuple[int, int] | None
 ) -> None:

@@ -27,28 +27,33 @@ def config(**changes: Any) -> Spoil:
     return spoil
 
 
-def config_text(text: str) -> Spoil:
-    return lambda folder: _write(folder / "config.json", text.encode())
+def quantised_by(method: str) -> dict[str, Any]:
+    return {"quantization_config": {"quant_method": method}}
+
+
+def content(name: str, of_it: bytes) -> Spoil:
+    """Replace a file by this content."""
+
+    def spoil(folder: Path) -> None:
+        (folder / name).write_bytes(of_it)
+
+    return spoil
 
 
 def index(name: str) -> Spoil:
     """Add an index that says that the weights are in `name`."""
     text = json.dumps({"metadata": {"total_size": 1}, "weight_map": {"lm_head.weight": name}})
-    return lambda folder: _write(folder / INDEX, text.encode())
+    return content(INDEX, text.encode())
 
 
 def header(tensors: dict[str, Any], data_bytes: int = 16) -> Spoil:
     """Replace the checkpoint with this header, followed by `data_bytes` zeros."""
     text = json.dumps(tensors).encode()
-    return lambda folder: _write(folder / WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
+    return content(WEIGHTS, struct.pack("<Q", len(text)) + text + bytes(data_bytes))
 
 
-def tensor(dtype: str, shape: list[int], start: int, end: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-
-
-def raw_weights(content: bytes) -> Spoil:
-    return lambda folder: _write(folder / WEIGHTS, content)
+def tensor(shape: list[int], start: int, end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
 
 
 def linked(name: str, target: str) -> Spoil:
@@ -88,9 +93,13 @@ def fifo(name: str) -> Spoil:
     return spoil
 
 
+def both(*spoils: Spoil) -> Spoil:
+    return lambda folder: [spoil(folder) for spoil in spoils][-1]
+
+
 def adapter(base: str) -> Spoil:
     text = json.dumps({"peft_type": "LORA", "base_model_name_or_path": base})
-    return lambda folder: _write(folder / "adapter_config.json", text.encode())
+    return content("adapter_config.json", text.encode())
 
 
 def remote_code(**changes: Any) -> Spoil:
@@ -117,12 +126,6 @@ def remote_code(**changes: Any) -> Spoil:
     return spoil
 
 
-def _write(file: Path, content: bytes) -> None:
-    if file.is_symlink():
-        file.unlink()
-    file.write_bytes(content)
-
-
 CONFIGS: dict[str, tuple[Spoil, str]] = {
     "10^9 layers": (config(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
     "layers below 0": (config(num_hidden_layers=-1), "num_hidden_layers = -1"),
@@ -131,39 +134,27 @@ CONFIGS: dict[str, tuple[Spoil, str]] = {
     "unknown type": (config(model_type="nonsense"), "model type `nonsense`"),
     "type that is a path": (config(model_type="../../../etc/passwd"), "model type `../"),
     "not a language model": (config(model_type="vit"), "generates text for 'vit'"),
-    "unknown quantiser": (
-        config(quantization_config={"quant_method": "nonsense"}),
-        "'nonsense', which cannot be planned",
-    ),
+    "unknown quantiser": (config(**quantised_by("nonsense")), "'nonsense', which cannot be planned"),
     "attention kernel from the hub": (config(attn_implementation="stranger/kernel"), "'stranger/kernel' from the hub"),
     "activation that is none": (config(hidden_act="__import__('os').system('id')"), "cannot build"),
-    "10^7 characters of brackets": (config_text("[" * 10**7), "nested too deeply"),
-    "not UTF-8": (lambda folder: _write(folder / "config.json", b"\xff\xfe\x00"), "cannot be read as JSON"),
+    "10^7 characters of brackets": (content("config.json", b"[" * 10**7), "nested too deeply"),
+    "not UTF-8": (content("config.json", b"\xff\xfe\x00"), "cannot be read as JSON"),
     "config.json outside": (linked("config.json", "/etc/passwd"), "leads out of"),
     "config.json is a pipe": (fifo("config.json"), "not a regular file"),
     "adapter of a file elsewhere": (adapter("../../etc/passwd"), "contains an adapter"),
     "own code for an unknown type": (remote_code(model_type="own"), "--trust-remote-code"),
-    "own code and an own quantiser": (
-        remote_code(quantization_config={"quant_method": "quantizer_own"}),
-        "'quantizer_own', which cannot be planned",
-    ),
+    "own code and an own quantiser": (remote_code(**quantised_by("quantizer_own")), "'quantizer_own', which cannot be"),
 }
 
 CHECKPOINTS: dict[str, tuple[Spoil, str]] = {
     "index to ../ with the right ending": (index("../outside.safetensors"), "leads out of"),
-    "index to a pickle": (
-        lambda folder: (pickled("pytorch_model.bin")(folder), index("pytorch_model.bin")(folder))[1],
-        "is a pickle",
-    ),
+    "index to a pickle": (both(pickled("pytorch_model.bin"), index("pytorch_model.bin")), "is a pickle"),
     "weights without an end": (linked(WEIGHTS, "/dev/zero"), "leads out of"),
     "weights are a pipe": (fifo(WEIGHTS), "not a regular file"),
     "other weights by name": (config(transformers_weights="../outside.safetensors"), "'../outside.safetensors'"),
-    "header of 2^63 bytes": (raw_weights(struct.pack("<Q", 2**63) + b"{"), "header too large"),
-    "offsets that overlap": (
-        header({"a": tensor("F32", [2], 0, 8), "b": tensor("F32", [2], 4, 12)}),
-        "offset for tensor `b`",
-    ),
-    "shape that overflows": (header({"a": tensor("F32", [2**32, 2**32], 0, 16)}), "overflow"),
+    "header of 2^63 bytes": (content(WEIGHTS, struct.pack("<Q", 2**63) + b"{"), "header too large"),
+    "offsets that overlap": (header({"a": tensor([2], 0, 8), "b": tensor([2], 4, 12)}), "offset for tensor `b`"),
+    "shape that overflows": (header({"a": tensor([2**32, 2**32], 0, 16)}), "overflow"),
     "no tensor": (header({}, 0), "no tensors"),
     "pickle called safetensors": (pickled(WEIGHTS, without_weights=False), "cannot be read as a safetensors file"),
     "pickle in pytorch_model.bin": (pickled("pytorch_model.bin"), "is a pickle"),
@@ -179,7 +170,17 @@ def text(value: bytes, claimed: int | None = None) -> bytes:
 
 
 _STRING, _UINT32 = 8, 4
-_LLAMA = text(b"general.architecture") + struct.pack("<I", _STRING) + text(b"llama")
+
+
+def named(architecture: bytes) -> bytes:
+    return text(b"general.architecture") + struct.pack("<I", _STRING) + text(architecture)
+
+
+def one_tensor(*sizes: int, offset: int = 0) -> bytes:
+    return text(b"t") + struct.pack(f"<I{len(sizes)}QIQ", len(sizes), *sizes, 0, offset) + bytes(64)
+
+
+_LLAMA = named(b"llama")
 
 
 def layers(architecture: bytes, count: int) -> bytes:
@@ -190,22 +191,9 @@ GGUFS: dict[str, tuple[bytes, str]] = {
     "2^60 tensors": (gguf(2**60, 0), "claims 1152921504606846976 tensors"),
     "a string of 2^40 bytes": (gguf(0, 1, text(b"a", 2**40)), "ends within"),
     "unknown kind of value": (gguf(0, 1, text(b"a") + struct.pack("<I", 99)), "unknown kind, 99"),
-    "a tensor of 2^62 numbers": (
-        gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQQIQ", 2, 2**31, 2**31, 0, 0) + bytes(64)),
-        "4611686018427387904 weights",
-    ),
-    "a tensor past the end": (
-        gguf(1, 1, _LLAMA + text(b"t") + struct.pack("<IQIQ", 1, 4, 0, 2**60) + bytes(64)),
-        "past the end",
-    ),
-    "an unknown architecture": (
-        gguf(
-            0,
-            2,
-            text(b"general.architecture") + struct.pack("<I", _STRING) + text(b"nonsense") + layers(b"nonsense", 2),
-        ),
-        "nonsense is not supported",
-    ),
+    "a tensor of 2^62 numbers": (gguf(1, 1, _LLAMA + one_tensor(2**31, 2**31)), "4611686018427387904 weights"),
+    "a tensor past the end": (gguf(1, 1, _LLAMA + one_tensor(4, offset=2**60)), "past the end"),
+    "an unknown architecture": (gguf(0, 2, named(b"nonsense") + layers(b"nonsense", 2)), "nonsense is not supported"),
     "10^9 layers in GGUF": (gguf(0, 2, _LLAMA + layers(b"llama", 10**9)), "block_count = 1000000000"),
     "a pickle": (pickle.dumps(_Marking("/tmp/" + MARK)), "not a GGUF file"),
 }

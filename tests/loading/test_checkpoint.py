@@ -87,30 +87,20 @@ def test_a_folder_loads_its_weights(tiny_folder: Path) -> None:
     assert torch.equal(loaded.module.model.norm.weight, expected)
 
 
-def _check(folder: Path, *, allow_pickle: bool = False) -> None:
-    check_weights(
-        ModelRequest(resolve(str(folder)), CPU, torch.float32, weights="checkpoint", allow_pickle=allow_pickle)
-    )
+def _check(folder: Path, **allowed: bool) -> None:
+    check_weights(ModelRequest(resolve(str(folder)), CPU, torch.float32, weights="checkpoint", **allowed))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def copied(tiny_folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
-
-
-def test_pickle_needs_the_flag(copied: Path) -> None:
-    (copied / "model.safetensors").unlink()
-    (copied / "pytorch_model.bin").write_bytes(b"pickle")
-    with pytest.raises(ModelError, match="--allow-pickle"):
-        _check(copied)
-    _check(copied, allow_pickle=True)
-
-
-def test_no_weights(copied: Path) -> None:
+def test_no_weights_and_a_pickle_without_its_flag_are_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(tiny_folder, tmp_path / "model"))
     (copied / "model.safetensors").unlink()
     assert resolve_weights(resolve(str(copied)), "auto") == "random"
     with pytest.raises(ModelError, match="--weights random"):
         _check(copied)
+    (copied / "pytorch_model.bin").write_bytes(b"pickle")
+    with pytest.raises(ModelError, match="--allow-pickle"):
+        _check(copied)
+    _check(copied, allow_pickle=True)
 
 
 def test_dtype_choice(tiny_folder: Path) -> None:

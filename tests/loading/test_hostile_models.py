@@ -7,18 +7,18 @@ import re
 import shutil
 import sys
 import time
+import timeit
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hostile_models import CHECKPOINTS, CONFIGS, GGUFS, MARK, WEIGHTS, Spoil, config, pickled, remote_code
-from yardstick import yardstick_s
 
 from profiler.errors import ModelError
 from profiler.loading.config import config_from
-from profiler.loading.limits import check_gguf
 from profiler.loading.source import resolve, resolve_weights, weight_files
 
+# A limit of CPU time in multiples of a fixed piece of Python's work, so that it holds on any machine.
 _MOST_YARDSTICKS = 165
 # In addition to the half gigabyte that the libraries take: under 1 GB in total.
 _MOST_KIB = 500_000
@@ -36,13 +36,19 @@ def _refused(roofscope, says: str, *arguments: str) -> None:  # type: ignore[no-
     used_kib = _peak_kib()
     start_s = time.process_time()
     result = roofscope(*arguments)
-    assert time.process_time() - start_s < _MOST_YARDSTICKS * yardstick_s()
+    assert time.process_time() - start_s < _MOST_YARDSTICKS * _yardstick_s()
     assert _peak_kib() - used_kib < _MOST_KIB
     assert result.code == 2, result
     assert result.out == ""
     [line] = result.err.splitlines()
     assert line.startswith("roofscope: ")
     assert says in line
+
+
+def _yardstick_s() -> float:
+    """CPU seconds of writing and reading 20,000 rows of JSON, the least of three."""
+    rows = [{"batch_size": row, "latency_s": row / 3, "regime": "memory-bound"} for row in range(20_000)]
+    return min(timeit.repeat(lambda: json.loads(json.dumps(rows)), timer=time.process_time, number=1, repeat=3))
 
 
 def _peak_kib() -> int:
@@ -85,18 +91,13 @@ def test_gguf(roofscope, tmp_path: Path, name: str) -> None:  # type: ignore[no-
     _refused(roofscope, says, "count", str(file))
 
 
-def test_a_valid_gguf_file_is_accepted(gguf_file: Path) -> None:
-    start_s = time.process_time()
-    check_gguf(gguf_file)
-    assert time.process_time() - start_s < _MOST_YARDSTICKS * yardstick_s()
-
-
 @pytest.mark.parametrize("spoil", [remote_code(), remote_code(architectures=["OwnModel"])])
 def test_custom_code_of_a_known_type_is_ignored(roofscope, folder: Path, spoil: Spoil) -> None:  # type: ignore[no-untyped-def]
     """transformers supports the type itself, so the counts are those of the model without the code."""
-    plain = json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out)
+    command = ("count", str(folder), "--prompt", "64", "--format", "json")
+    plain = json.loads(roofscope(*command).out)
     spoil(folder)
-    assert json.loads(roofscope("count", str(folder), "--prompt", "64", "--format", "json").out) == plain
+    assert json.loads(roofscope(*command).out) == plain
     assert not (folder / MARK).exists()
     assert "modeling_own" not in sys.modules
 
@@ -133,8 +134,10 @@ def test_a_format_without_a_rule_is_named(roofscope, folder: Path, method: str, 
     config(quantization_config={"quant_method": method})(folder)
     result = roofscope("count", str(folder), "--prompt", "64", "--format", "json")
     assert result.code == 0
-    unknown = json.loads(result.out)["unknown"]
-    assert sum(linear in name for name in unknown) == 7, "four of attention, three of the MLP"
+    counted = json.loads(result.out)
+    assert sum(linear in name for name in counted["unknown"]) == 7, "four of attention, three of the MLP"
+    # The norms, the table and the head are understood: 5 x 64 and 2 x 128 x 64 parameters.
+    assert counted["coverage"] * counted["params"] == pytest.approx(5 * 64 + 2 * 128 * 64)
 
 
 def test_a_pickle_with_another_name_is_not_a_checkpoint(folder: Path) -> None:

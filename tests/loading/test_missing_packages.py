@@ -8,14 +8,16 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from hidden import hide
+from hostile_models import gguf, layers, named
 
 from profiler import packages
 from profiler.errors import RequestError
-from profiler.loading.config import load_config
+from profiler.loading.config import _flatten_tensor_state_dict, load_config
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
 from profiler.quant.checkpoints import published_format
@@ -28,12 +30,8 @@ OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
 def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
     """A folder whose config says that its weights are 8-bit integers of compressed-tensors."""
     weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    options = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
-        "ignore": ["lm_head"],
-    }
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    options = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
     config = json.loads((tiny_folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": options}))
     return tmp_path
@@ -41,15 +39,9 @@ def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def gguf_header(tmp_path: Path) -> Path:
-    """A GGUF file with the header of a model of one layer, written by ggml's library."""
-    from gguf import GGUFWriter
-
+    """A GGUF file with the header of a model of one layer."""
     file = tmp_path / "tiny.gguf"
-    writer = GGUFWriter(file, "llama")
-    writer.add_block_count(1)
-    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
-        write()
-    writer.close()
+    file.write_bytes(gguf(0, 2, named(b"llama") + layers(b"llama", 1)))
     return file
 
 
@@ -95,10 +87,14 @@ def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch:
 
 def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """This happens if its CUDA runtime is missing."""
-
-    def broken() -> None:
-        raise ImportError("libcudart.so.13: cannot open shared object file: No such file or directory")
-
+    broken = Mock(side_effect=ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"))
     monkeypatch.setattr("profiler.quant.bitsandbytes.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
         build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")
+
+
+def test_the_replacement_of_torchaos_import_calls_torchaos_function() -> None:
+    """Models are counted without torchao, and transformers' quantizer still saves with torchao's own function."""
+    support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    state = {"weight": torch.arange(3.0)}
+    assert str(_flatten_tensor_state_dict(state)) == str(support.flatten_tensor_state_dict(state))

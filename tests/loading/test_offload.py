@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -25,13 +25,9 @@ HEAD_BYTES = 4 * (64 + 128 * 64)
 FREE_BYTES = 370_000
 
 
-class Loader(NamedTuple):
-    folder: Path
-
-    def __call__(self, weights: Literal["checkpoint", "random"]) -> LoadedModel:
-        source = catalog.resolve(str(self.folder))
-        request = ModelRequest(source, torch.device("cpu"), torch.float32, weights=weights)
-        return load(request, load_config(source))
+def loaded(folder: Path, weights: Literal["checkpoint", "random"]) -> LoadedModel:
+    source = catalog.resolve(str(folder))
+    return load(ModelRequest(source, torch.device("cpu"), torch.float32, weights=weights), load_config(source))
 
 
 def spill(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,29 +40,24 @@ def test_a_model_larger_than_memory_runs_from_the_disk_and_computes_the_same(
 ) -> None:
     prompt = torch.arange(1, 17).reshape(1, 16)
     with torch.inference_mode():
-        expected = Loader(tiny_folder)(weights).module(prompt).logits
+        expected = loaded(tiny_folder, weights).module(prompt).logits
         spill(monkeypatch)
-        spilled = Loader(tiny_folder)(weights)
-        first = spilled.module(prompt).logits
-        second = spilled.module(prompt).logits
+        spilled = loaded(tiny_folder, weights)
+        assert all(torch.equal(spilled.module(prompt).logits, expected) for _ in range(2))
     assert spilled.offloaded_bytes == {"disk": LAYER_BYTES + HEAD_BYTES}
-    assert torch.equal(first, expected)
-    assert torch.equal(second, expected)
 
 
 def test_tied_embeddings_survive_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config: Any = LlamaConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=128,
-        tie_word_embeddings=True,
-    )  # fmt: skip
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config: Any = LlamaConfig(**sizes, vocab_size=128, tie_word_embeddings=True)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
     prompt = torch.arange(1, 17).reshape(1, 16)
     with torch.inference_mode():
-        expected = Loader(tmp_path / "tied")("random").module(prompt).logits
+        expected = loaded(tmp_path / "tied", "random").module(prompt).logits
         spill(monkeypatch)
-        logits = Loader(tmp_path / "tied")("random").module(prompt).logits
+        logits = loaded(tmp_path / "tied", "random").module(prompt).logits
     assert torch.equal(logits, expected)
 
 

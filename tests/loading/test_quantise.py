@@ -44,17 +44,11 @@ DOUBLE = QuantOptions(double=True)
 # 4.5 / 16, or 4.25 / 16 when repacked for a CPU's fused kernel, 8 bits and a float32 per row, 4 bits and two bfloat16
 # per group of 64. The second column says whether the CPU has that kernel.
 SHARES: list[tuple[Quant, bool, QuantOptions, float]] = [
-    ("nf4", False, PLAIN, 4.5 / 16),
-    ("nf4", True, PLAIN, 4.25 / 16),
-    ("fp4", False, PLAIN, 4.5 / 16),
-    ("fp4", True, PLAIN, 4.25 / 16),
-    ("nf4", False, DOUBLE, 4.127 / 16),
-    ("nf4", True, DOUBLE, 4.25 / 16),
-    ("int8", False, PLAIN, 8.04 / 16),
-    ("int8wo", False, PLAIN, 8.05 / 16),
-    ("int4wo", False, PLAIN, 4.5 / 16),
+    *((quant, fused, PLAIN, share / 16) for quant in ("nf4", "fp4") for fused, share in ((False, 4.5), (True, 4.25))),
+    *(("nf4", fused, DOUBLE, share / 16) for fused, share in ((False, 4.127), (True, 4.25))),
+    ("int8", False, PLAIN, 8.04 / 16), ("int8wo", False, PLAIN, 8.05 / 16), ("int4wo", False, PLAIN, 4.5 / 16),
     ("fp8", False, PLAIN, 8.04 / 16),
-]
+]  # fmt: skip
 
 
 slow = pytest.mark.slow
@@ -97,14 +91,9 @@ QUICK = [
 
 @pytest.mark.parametrize(("quant", "fused", "options", "share"), QUICK, ids=name_of)
 def test_real_weights_in_every_format(
-    short_folder: Path,
-    gguf_file: Path,
-    answer_cpu_probe: Callable[[bool], None],
-    quant: Quant,
-    fused: bool,
-    options: QuantOptions,
-    share: float,
-) -> None:
+    short_folder: Path, answer_cpu_probe: Callable[[bool], None],
+    quant: Quant, fused: bool, options: QuantOptions, share: float,
+) -> None:  # fmt: skip
     """Bytes planned on meta, bytes counted when loaded and storages are equal; the tokens are those of `generate`."""
     answer_cpu_probe(fused)
     if quant in ("int8wo", "int4wo", "fp8"):
@@ -135,16 +124,10 @@ def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
 @pytest.mark.parametrize(
     ("quant", "fused", "rows", "converts"),
     [
-        ("nf4", False, 1, True),
-        ("nf4", False, 64, True),
-        ("nf4", True, 1, False),
-        ("nf4", True, 64, False),
-        ("int8", False, 1, True),
-        ("int8wo", False, 1, True),
-        ("fp8", False, 8, True),
-        ("int4wo", False, 1, False),
+        *(("nf4", False, rows, True) for rows in (1, 64)), *(("nf4", True, rows, False) for rows in (1, 64)),
+        ("int8", False, 1, True), ("int8wo", False, 1, True), ("fp8", False, 8, True), ("int4wo", False, 1, False),
     ],
-)
+)  # fmt: skip
 def test_the_kernel_that_converts(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, rows: int, converts: bool
 ) -> None:
@@ -194,16 +177,10 @@ def conversions_s(folder: Path, quant: Quant) -> float:
     source = resolve(str(folder))
     request = ModelRequest(source, CPU, torch.bfloat16, quant=quant, weights="checkpoint")
     model = load(request, load_config(source)).module
-    calls = [
-        call for modules in linear_modules(model).values() for call in conversion_calls(modules, 1, torch.bfloat16)
-    ]
-
-    def all_of_them() -> None:
-        for call in calls:
-            call()
-
+    linears = linear_modules(model).values()
+    calls = [call for modules in linears for call in conversion_calls(modules, 1, torch.bfloat16)]
     with torch.inference_mode():
-        return statistics.median(time_calls(all_of_them, Clock(), 12)[2:])
+        return statistics.median(time_calls(lambda: [call() for call in calls], Clock(), 12)[2:])
 
 
 @slow
@@ -211,12 +188,9 @@ def conversions_s(folder: Path, quant: Quant) -> float:
 @pytest.mark.usefixtures("brief_roofs")
 @pytest.mark.parametrize("quant", ["nf4", "int8"])
 def test_a_quantised_run_fills_every_column(
-    short_folder: Path,
-    answer_cpu_probe: Callable[[bool], None],
-    quant: Quant,
-    tmp_path: Path,
+    short_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:
+) -> None:  # fmt: skip
     with_effort(monkeypatch, rounds=3, more_prefills_s=0.2, twin_s=0.5)
     answer_cpu_probe(False)  # the fused kernel converts nothing
     before_s = conversions_s(short_folder, quant)
@@ -247,11 +221,6 @@ def test_no_group_divides_this_model(tiny_folder: Path) -> None:
     config = load_config(request.source)
     with pytest.raises(RequestError, match=r"nf4 or int8wo"):
         plan(ModelRequest(request.source, CPU, torch.bfloat16, "int4wo"), config)
-
-
-def test_quality_without_a_tokenizer_is_one_line(tiny_folder: Path) -> None:
-    with pytest.raises(RequestError, match="tokenizer"):
-        text_ids(request_of(str(tiny_folder), "nf4"), "--check-quality")
 
 
 @pytest.mark.parametrize(("fused", "product_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
@@ -321,9 +290,6 @@ def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
     loaded = load(request, load_config(request.source))
     weight = stored(loaded.module.model.layers[0].mlp.up_proj)
     planned = stored(plan(request, load_config(request.source)).model.layers[0].mlp.up_proj)
-    assert (weight.format, weight.weight_bytes, weight.dense_from_rows) == (
-        planned.format,
-        planned.weight_bytes,
-        planned.dense_from_rows,
-    )
+    found, expected = ((each.format, each.weight_bytes, each.dense_from_rows) for each in (weight, planned))
+    assert found == expected
     assert weight.weight_bytes < 64 * 128 * 16 / 8 / 2

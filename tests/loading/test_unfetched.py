@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,26 +23,9 @@ from hostile_models import MARK, remote_code
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, import_bitsandbytes
 
 TESTS = Path(__file__).parents[1]
-# Every connection raises and is reported; the hub's library does not know that it is offline.
-GUARDED = """
-import atexit, os, socket, sys
-
-atexit.register(lambda: "bitsandbytes" in sys.modules and os.write(2, b"USED bitsandbytes\\n"))
-
-def refuse(*arguments, **named):
-    os.write(2, b"CONNECTED to %r\\n" % (arguments,))
-    raise OSError("no route")
-
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = refuse
-from profiler.cli.app import main
-import pytest
-from hurry import hurry
-hurry(pytest.MonkeyPatch())
-main()
-"""
-# Reports the target of each connection, and each name that is looked up.
+# Reports the target of each connection, each name that is looked up, and at the end whether bitsandbytes was imported.
 WATCHED = """
-import os, sys
+import atexit, os, sys
 
 def watch(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo"):
@@ -50,12 +33,14 @@ def watch(event, arguments):
         os.write(2, f"TO {where[0]}:{where[1]}\\n".encode())
 
 sys.addaudithook(watch)
+atexit.register(lambda: "bitsandbytes" in sys.modules and os.write(2, b"USED bitsandbytes\\n"))
 import pytest
 from hurry import hurry
 from profiler.cli.app import main
 hurry(pytest.MonkeyPatch())
 main()
 """
+GRID = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
 # If this package is installed, bitsandbytes requests a kernel from it while it is imported.
 KERNELS = "import socket\ndef get_kernel(*_, **__): socket.create_connection(('huggingface.co', 443))\n"
 
@@ -89,6 +74,15 @@ def test_the_library_and_the_package_agree_on_this_cpu() -> None:
     assert four_bit_fuses_on_cpu() == bool(import_bitsandbytes().has_avx512bf16())
 
 
+def _errors_of(command: tuple[str, ...], environment: dict[str, str], folder: Path) -> str:
+    """Run a command that succeeds and that may import modules of `folder`. Returns what it writes to stderr."""
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(TESTS), environment.get("PYTHONPATH", "")])
+    watched = [sys.executable, "-c", WATCHED, *command]
+    done = subprocess.run(watched, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--quant", "nf4")])
 def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
@@ -97,15 +91,9 @@ def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, ar
     folder = shutil.copytree(tiny_folder, tmp_path / "model")
     remote_code()(folder)
     environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), str(TESTS), environment.get("PYTHONPATH", "")])
-    grid = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
-    command = ("run", str(folder), *grid, *arguments, "--out", str(tmp_path / "run"))
-    done = subprocess.run(
-        [sys.executable, "-c", GUARDED, *command], capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert "CONNECTED" not in done.stderr
-    assert ("USED bitsandbytes" in done.stderr) == bool(arguments), "its import takes half a second and 40 MB"
+    errors = _errors_of(("run", str(folder), *GRID, *arguments, "--out", str(tmp_path / "run")), environment, tmp_path)
+    assert "TO " not in errors
+    assert ("USED bitsandbytes" in errors) == bool(arguments), "its import takes half a second and 40 MB"
     assert (tmp_path / "run" / "report.html").is_file()
     assert not (folder / MARK).exists()
 
@@ -113,25 +101,21 @@ def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, ar
 @pytest.fixture
 def hub(tiny_folder: Path) -> Iterator[str]:
     """A hub with one model, `owner/tiny`. It serves files only, by https://huggingface.co/docs/hub/api."""
-    prefix = "/owner/tiny/resolve/main/"
 
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            file = tiny_folder / Path(self.path).name
-            exists = self.path.startswith(prefix) and file.is_file()
-            content = file.read_bytes() if exists else b""
-            self.send_response(200 if exists else 404)
-            self.send_header("Content-Length", str(len(content)))
-            self.send_header("ETag", f'"{file.name}"')
-            self.send_header("X-Repo-Commit", "0" * 40)
-            if not exists:
-                self.send_header("X-Error-Code", "EntryNotFound")
+    class Hub(SimpleHTTPRequestHandler):
+        def translate_path(self, path: str) -> str:
+            return str(tiny_folder / (Path(path).name if path.startswith("/owner/tiny/resolve/main/") else "missing"))
+
+        def send_error(self, *_: object) -> None:
+            self.send_response(404)
+            self.send_header("Content-Length", "0")
+            self.send_header("X-Error-Code", "EntryNotFound")
             self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
 
-        def do_HEAD(self) -> None:
-            self.do_GET()
+        def end_headers(self) -> None:
+            self.send_header("ETag", f'"{Path(self.path).name}"')
+            self.send_header("X-Repo-Commit", "0" * 40)
+            super().end_headers()
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""
@@ -147,14 +131,8 @@ def hub(tiny_folder: Path) -> Iterator[str]:
 def test_a_model_of_a_hub_connects_to_that_hub_only(hub: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": f"http://{hub}", "HF_HOME": str(tmp_path / "home")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
-    grid = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
-    command = ("run", "owner/tiny", *grid, "--out", str(tmp_path / "run"))
-    done = subprocess.run(
-        [sys.executable, "-c", WATCHED, *command], capture_output=True, text=True, env=environment, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    reached = {line.removeprefix("TO ") for line in done.stderr.splitlines() if line.startswith("TO ")}
+    errors = _errors_of(("run", "owner/tiny", *GRID, "--out", str(tmp_path / "run")), environment, tmp_path)
+    reached = {line.removeprefix("TO ") for line in errors.splitlines() if line.startswith("TO ")}
     assert reached == {hub}
     document = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (document["model"]["id"], document["model"]["weights"]) == ("owner/tiny", "checkpoint")

@@ -1,9 +1,7 @@
-"""A new format is one record: help, checks, counts, trials and prices find it without a further edit."""
+"""A new format is one record: checks, counts, trials and prices find it without a further edit."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest

@@ -64,17 +64,14 @@ def changes(comparison: Comparison) -> dict[tuple[tuple[str, str], ...], float]:
 @pytest.mark.parametrize("name", ["n_threads", "type_k", "model_type"])
 def test_a_sweep_is_as_many_cells_as_it_has_rows(name: str, tmp_path: Path) -> None:
     """-t 1,2,4, of which only the second takes 2.5 times as long: no gate passes because of the last row."""
-    before = written(
-        tmp_path / "a", *(row(step_s, **{name: value}) for step_s, value in ((0.4, 1), (0.2, 2), (0.1, 4)))
+    before, after = (
+        written(tmp_path / str(second_s), row(0.4, **{name: 1}), row(second_s, **{name: 2}), row(0.1, **{name: 4}))
+        for second_s in (0.2, 0.5)
     )
-    after = written(tmp_path / "b", *(row(step_s, **{name: value}) for step_s, value in ((0.4, 1), (0.5, 2), (0.1, 4))))
     comparison = compared(before, after)
     [setting] = {own[0] for settings in changes(comparison) for own in settings}
-    assert changes(comparison) == {
-        ((setting, "1"),): pytest.approx(0.0),
-        ((setting, "2"),): pytest.approx(1.5),
-        ((setting, "4"),): pytest.approx(0.0),
-    }
+    expected = {"1": 0.0, "2": 1.5, "4": 0.0}
+    assert changes(comparison) == {((setting, value),): pytest.approx(by) for value, by in expected.items()}
     assert gated(before, after, "3%").outcome == "slower"
     assert f"decode 1 x 0, {setting} 2" in {item.asked.name for item in comparison.changes}
 
@@ -132,15 +129,11 @@ def test_loads_of_a_server_are_distinguished(tmp_path: Path) -> None:
 def test_configurations_of_one_shape_are_distinguished(tmp_path: Path) -> None:
     """transformers' benchmark_v2 runs a shape with several attentions."""
     [result, *_] = json.loads((FILES / "transformers.json").read_text()).values()
-    results = {
-        name: {**result, "config": {**result["config"], "attn_implementation": name}} for name in ("sdpa", "eager")
-    }
+    names = ("sdpa", "eager")
+    results = {name: {**result, "config": {**result["config"], "attn_implementation": name}} for name in names}
     path = tmp_path / "t.json"
     path.write_text(json.dumps(results))
-    assert {asked.settings for asked in read_side(path).cells} == {
-        (("attn_implementation", "sdpa"),),
-        (("attn_implementation", "eager"),),
-    }
+    assert {asked.settings for asked in read_side(path).cells} == {(("attn_implementation", name),) for name in names}
 
 
 @pytest.mark.parametrize(("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("9.00", "1.00")])
@@ -202,13 +195,6 @@ def test_equal_machines_seldom_differ(spread: float, repeats: int, tmp_path: Pat
     assert sum(differs) <= 5
     means = [[without_samples(record) for record in side_rows] for side_rows in rows]
     assert sum(item.verdict in ("slower", "faster") for item in _sides(tmp_path, means).changes) <= 5
-
-
-def test_different_machines_differ(tmp_path: Path) -> None:
-    """Five repetitions within 1 %, of 100 and of 110 ms: a difference of 10 % is significant."""
-    [change] = _sides(tmp_path, [[row(0.1)], [row(0.11)]]).changes
-    assert change.verdict == "slower"
-    assert change.low < 0.1 < change.high
 
 
 def _sides(tmp_path: Path, rows: Sequence[Sequence[dict[str, Any]]]) -> Comparison:

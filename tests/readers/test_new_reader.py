@@ -19,20 +19,12 @@ def read_toy(source: Source) -> ForeignFile | None:
     return ForeignFile("toybench", [figure])
 
 
-@pytest.fixture(autouse=True)
-def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_files_are_read_and_messages_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.readers.detect.READERS", [Reader("toybench", read_toy), *READERS])
-
-
-def test_its_files_are_read(tmp_path: Path) -> None:
     file = tmp_path / "toy.json"
     file.write_text('{"toybench": 1}')
     result = read_foreign(file)
     assert (result.tool, len(result.figures)) == ("toybench", 1)
-
-
-def test_messages_name_it(tmp_path: Path) -> None:
-    file = tmp_path / "other.json"
     file.write_text('{"something": "else"}')
     assert tools().startswith("toybench, ")
     with pytest.raises(RequestError, match="toybench"):

@@ -58,11 +58,6 @@ def test_a_pinned_acceptance_is_reported() -> None:
     assert [figure.verified_tokens for figure in file.figures if figure.covers == "decode"] == [6, 6]
 
 
-def test_devices_above_a_table_are_read() -> None:
-    file = read_foreign(FILES / "llama-bench-two-gpus.md")
-    assert (file.settings["device"], file.gpus, file.splits_layers) == ("NVIDIA RTX A5000", 2, True)
-
-
 BEFORE = "$ ./llama-bench -m gpt-oss.gguf\nggml_cuda_init: found 1 CUDA devices:\n"
 VARIANTS = {
     "text before and after": BEFORE + TABLE + "\nbuild: b730706a (6263)\n",
@@ -194,15 +189,7 @@ def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
 
 def test_vllm_speculation_is_read_from_its_screen(tmp_path: Path) -> None:
     """Acceptance length 3.20; 19,179 draft tokens in 6,393 drafts are 3 each, so a step processes 4."""
-    more = (
-        "---------------Speculative Decoding---------------\n"
-        "Acceptance rate (%):                     73.47\n"
-        "Acceptance length:                       3.20\n"
-        "Drafts:                                  6393\n"
-        "Draft tokens:                            19179\n"
-        "Accepted tokens:                         14090\n"
-        + "=" * 50
-    )  # fmt: skip
+    more = "Acceptance length:     3.20\nDrafts:          6393\nDraft tokens:    19179\n" + "=" * 50
     report = (FILES / "vllm-serve.txt").read_text().rstrip().removesuffix("=" * 50) + more
     decode = read(report, tmp_path / "f").figures[1]
     assert (decode.step_tokens, decode.verified_tokens) == (3.2, 4)
@@ -231,12 +218,8 @@ def test_chunks_of_tokens_are_a_doubt(tmp_path: Path) -> None:
     assert decode.seconds == pytest.approx(5.124e-3, rel=1e-3)
     assert decode.may_speculate
     assert "tokens arrive about 3.5 at a time" in " ".join(decode.notes)
-
-
-def test_a_server_without_speculation_is_no_doubt(tmp_path: Path) -> None:
-    content = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
     plain = {**content, "accept_length": None, "server_info": {"tp_size": 8, "speculative_algorithm": None}}
-    assert not read(json.dumps(plain), tmp_path / "f").figures[1].may_speculate
+    assert not read(json.dumps(plain), tmp_path / "f").figures[1].may_speculate, "the server says that it does not"
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:

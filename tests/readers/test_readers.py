@@ -148,22 +148,17 @@ def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
     decode = read_foreign(path).figures[1]
     assert (decode.batch_size, decode.cap) == (1, 256)
     assert "below the 256 that were allowed" in decode.notes[0]
+    # 304 tokens/s at 10.65 ms per token: 3.2 at a time, of the four that were requested.
+    path.write_text(json.dumps({**content, "max_concurrency": None}))
+    decode = read_foreign(path).figures[1]
+    assert decode.batch_size == 3 == round(304.4 * 0.01065)
+    assert "estimated" in decode.notes[0]
     counted = figures("aiperf.json")[1]
     assert (counted.batch_size, counted.cap) == (3, 4)
     assert "counted by the tool" in counted.notes[0]
     content = json.loads((FILES / "aiperf.json").read_text())
     path.write_text(json.dumps({**content, "effective_decode_concurrency": {"unit": "requests", "avg": 1.2}}))
     assert read_foreign(path).figures[1].batch_size == 1
-
-
-def test_a_server_without_a_concurrency_is_counted_by_littles_law(tmp_path: Path) -> None:
-    """304 tokens/s at 10.65 ms per token: 3.2 sequences at a time, of the four that were requested."""
-    content = json.loads((FILES / "vllm-serve.json").read_text())
-    path = tmp_path / "serve.json"
-    path.write_text(json.dumps({**content, "max_concurrency": None}))
-    decode = read_foreign(path).figures[1]
-    assert decode.batch_size == 3 == round(304.4 * 0.01065)
-    assert "estimated" in decode.notes[0]
 
 
 BROKEN = {
@@ -227,12 +222,7 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     """Two sequences at 100 tokens/s take 20 ms per step. Failed rows are left out, but count in row numbers."""
     path = tmp_path / "t.csv"
     names = "status,phase,batch_size,prompt_len,context_len,new_tokens,latency_s,tokens_per_s,repeats\n"
-    rows = [
-        "ok,decode,2, 64,,32,,100,5",
-        "failed,decode,x,,,,,,",
-        ",prefill,1,128,9,,0.5,,",
-        "ok,,4,,256,16.0,0.25,1,",
-    ]
+    rows = ["ok,decode,2, 64,,32,,100,5", "failed,decode,x,,,,,,", ",prefill,1,128,9,,0.5,,", "ok,,4,,256,16.0,0.25,1,"]
     path.write_text(names + "\n".join(rows))
     note = "no phase named: read as decode steps only"
     assert list(read_foreign(path).figures) == [
@@ -241,25 +231,13 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
         Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
         Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
     ]
-    names, rows = (
-        names.strip() + ",samples_s,bits_per_weight\n",
-        [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"],
-    )
+    names = names.strip() + ",samples_s,bits_per_weight\n"
+    rows = [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"]
     path.write_text(names + "\n".join(rows))
     assert list(read_foreign(path).figures)[1] == Figure(
-        "decode",
-        0.02,
-        1,
-        64,
-        None,
-        32,
-        (0.019, 0.02, 0.022),
-        rounding_s=0.005,
-        repeats=3,
-        weight_bytes=4.5 / 8,
-        may_speculate=True,
-        settings=(("bits per weight", "4.5"),),
-    )
+        "decode", 0.02, 1, 64, None, 32, (0.019, 0.02, 0.022), rounding_s=0.005, repeats=3, weight_bytes=4.5 / 8,
+        may_speculate=True, settings=(("bits per weight", "4.5"),),
+    )  # fmt: skip
     for broken, message in (
         ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a positive number: -1"),
         ("ok,decode,2,64,,32,0.02,,,,0", "row 1: bits_per_weight is not a positive number: 0"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from profiler.data.datasheets import gpu_called
@@ -20,8 +18,7 @@ from profiler.errors import RequestError
 from profiler.rent.command import RentDocument, rent
 from profiler.rent.offers import Offer
 from profiler.rent.options import RentOptions
-from profiler.rent.serving import Fleet
-from profiler.rent.text import cost_picture, rent_sentences, rent_table
+from profiler.rent.text import rent_sentences, rent_table
 
 TODAY = date(2026, 11, 20)
 """After the newest price, as in notebook 06: a price from tomorrow would have a negative age."""
@@ -138,16 +135,12 @@ def test_at_a_rate_the_idle_time_is_paid(chat: RentDocument) -> None:
 
 
 def test_an_offer_that_meets_the_limits_meets_them_over_its_range(chat: RentDocument) -> None:
-    assert {offer.meets for offer in served(chat)} >= {"yes"}
-    for offer in served(chat):
-        assert offer.ttft_s is not None
-        assert offer.tpot_s is not None
-        if offer.meets == "yes":
-            assert offer.ttft_s.high <= 0.5
-            assert offer.tpot_s.high <= 0.05
-        elif offer.meets == "cannot tell":
-            assert offer.ttft_s.typical <= 0.5
-            assert offer.tpot_s.typical <= 0.05
+    ends = {"yes": "high", "cannot tell": "typical"}
+    judged = [(offer, ends[offer.meets]) for offer in served(chat) if offer.meets in ends]
+    assert "high" in {end for _, end in judged}
+    for offer, end in judged:
+        assert getattr(offer.ttft_s, end) <= 0.5
+        assert getattr(offer.tpot_s, end) <= 0.05
 
 
 def test_engines_are_never_mixed_without_a_column(queue: RentDocument) -> None:
@@ -174,10 +167,8 @@ def test_every_gpu_with_a_price_has_a_rank() -> None:
     assert {offer.verdict for offer in answer.cards} <= {"cheapest", "typically cheapest", "cannot tell", "dearer"}
     costs = [offer.request_usd.typical for offer in answer.cards if offer.request_usd and offer.meets == "yes"]
     assert costs == sorted(costs)
-    [ages] = [each for each in rent_sentences(answer) if each.startswith("The prices are")]
-    undated = sum(not offer.price_date for offer in answer.cards)
-    assert f"have no date for {undated} of {len(answer.cards)} GPUs" in ages
-    assert f" to {max(offer.price_age_days or 0 for offer in answer.cards)} days old" in ages
+    oldest = max(offer.price_age_days or 0 for offer in answer.cards)
+    assert any(f" to {oldest} days old" in sentence for sentence in rent_sentences(answer))
 
 
 def test_your_price_wins() -> None:
@@ -185,9 +176,6 @@ def test_your_price_wins() -> None:
     assert (answer.cards[0].card, answer.cards[0].provider, answer.cards[0].usd_per_h) == ("L40S", "yours", 0.01)
     assert answer.cards[0].verdict == "cheapest"
     assert rent_sentences(answer)[0].endswith("the lowest on-demand prices of hyperscalers and yours.")
-    alone = rent_sentences(rented("mistral-7b-v0.1", cards="L40S", price="L40S=1.86"))
-    assert alone[0].endswith("TPOT at most 50.0 ms; your prices.")
-    assert not any("days old" in sentence for sentence in alone)
 
 
 def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
@@ -197,8 +185,7 @@ def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
     assert offer.request_usd is not None
     assert offer.request_usd.typical == pytest.approx(8 * 7.912 / 3600)
     [row] = rent_table([offer]).rows
-    assert "7.91\n8: 63.3" in row
-    assert "2026-07-20" in row
+    assert {"7.91\n8: 63.3", "2026-07-20"} <= set(row)
 
 
 def test_the_load_decides_between_hosts_of_two_and_of_eight() -> None:
@@ -249,23 +236,11 @@ def test_two_gpus_are_as_fast_as_forecast_says() -> None:
 
 
 def test_a_slower_host_makes_eager_steps_dearer() -> None:
-    steps = [
-        rented(
-            "mistral-7b-v0.1",
-            batch=1,
-            engine="eager",
-            cards="H100 SXM",
-            host_index=index,
-            max_ttft_ms=9e3,
-            max_tpot_ms=9e3,
-        )
-        .cards[0]
-        .step_s
-        for index in (1.0, 3.0)
-    ]
-    assert steps[0] is not None
-    assert steps[1] is not None
-    assert steps[1].typical == pytest.approx(3 * steps[0].typical, rel=0.01)
+    load: dict[str, Any] = {"batch": 1, "engine": "eager", "cards": "H100 SXM", "max_ttft_ms": 9e3, "max_tpot_ms": 9e3}
+    one, three = (rented("mistral-7b-v0.1", host_index=index, **load).cards[0].step_s for index in (1.0, 3.0))
+    assert one is not None
+    assert three is not None
+    assert three.typical == pytest.approx(3 * one.typical, rel=0.01)
 
 
 def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], tmp_path: Path) -> None:
@@ -273,7 +248,6 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
     arguments = ("rent", "mistral-7b-v0.1", "--cards", CARDS, "--class", "hyperscaler")
     outcome = roofscope(*arguments, "--by-utilisation", "--plain", "--out", str(picture))
     assert outcome.code == 0, outcome.err
-    assert max(map(len, outcome.out.splitlines())) <= 100
     assert "10 %" in outcome.out
     texts = re.findall(r"<text[^>]*>(.*?)</text>", picture.read_text("utf-8"))
     assert {"requests per second", "USD per thousand requests", "1", "0.5"} <= set(texts)
@@ -283,19 +257,4 @@ def test_the_screen_the_picture_and_the_document(roofscope: Callable[..., Any], 
     assert document["load"]["rate_per_s"] == 1.0
     assert document["load"]["limits"] == {"ttft_s": 0.5, "tpot_s": 0.05}
     assert document["engines"] == ["compiled"]
-    for row in document["cards"]:
-        assert row["price_source"]
-        assert row["price_class"] == "hyperscaler"
-
-
-def test_a_line_of_costs_falls_until_another_gpu_is_needed(chat: RentDocument) -> None:
-    """Each line of the picture is what the hour of as many GPUs as a rate needs costs, over its requests."""
-    [axes] = cost_picture(chat).axes
-    assert "compiled engines (vLLM" in axes.get_title(loc="left")
-    first = chat.cards[0]
-    assert first.capacity_per_s is not None
-    line = next(line for line in axes.lines if str(line.get_label()).startswith(f"{first.name}, 16 bits"))
-    fleet = Fleet(first.capacity_per_s.low, 1, 1, first.usd_per_h)
-    rates, usd = np.asarray(line.get_xdata()).tolist(), np.asarray(line.get_ydata()).tolist()
-    assert usd == pytest.approx([1e3 * fleet.rented_gpus(rate) * first.usd_per_h / 3600 / rate for rate in rates])
-    assert any(later > earlier for earlier, later in itertools.pairwise(usd))
+    assert all(row["price_source"] and row["price_class"] == "hyperscaler" for row in document["cards"])

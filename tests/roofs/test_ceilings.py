@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -85,16 +87,10 @@ def test_roofs_from_a_busy_minute_are_not_kept(of_fake_clock: Ceilings) -> None:
 
 def test_a_slow_product_does_not_eat_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dtype without a fast kernel must not climb to sizes that take minutes."""
-    calls: list[int] = []
-    original = products.square_product
-
-    def counted(device: torch.device, dtype: str, size: int):  # type: ignore[no-untyped-def]
-        calls.append(size)
-        return original(device, dtype, size)
-
+    counted = Mock(side_effect=products.square_product)
     monkeypatch.setattr(products, "square_product", counted)
     products.measure_gemm(small(clock=FakeClock()), "float32", 0.05)
-    assert calls == [256]  # one call already took a (fake) second
+    assert [call.args[2] for call in counted.mock_calls] == [256]  # one call already took a (fake) second
 
 
 def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,10 +157,15 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
     assert list(measure_links(["host"], small(), budget_s=0.05)[0]) == ["host"]
 
 
+def read_at(per_s: float, sizes: Mapping[int, float]) -> Ceilings:
+    """Ceilings of a memory of `per_s` bytes/s whose curve reads these sizes at these rates."""
+    curve = tuple(CurvePoint(nbytes, rate) for nbytes, rate in sizes.items())
+    return Ceilings({}, {"read": Roof(per_s, per_s, per_s, 9, "given")}, max(sizes), True, curve)
+
+
 def test_a_size_between_two_of_the_curve_can_be_either() -> None:
     """72 MB of cache hold 67, although the next larger size of the curve exceeds it."""
-    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in {32: 4e12, 64: 4e12, 128: 1e12, 256: 1e12}.items())
-    found = Ceilings({}, {"read": Roof(1e12, 1e12, 1e12, 9, "given")}, 256, True, curve)
+    found = read_at(1e12, {32: 4e12, 64: 4e12, 128: 1e12, 256: 1e12})
     assert found.memory_bytes_per_s_for(67) == 1e12
     assert found.out_of_the_cache(67).memory_bytes_per_s_for(67) == 4e12
     assert found.out_of_the_cache(67).memory_bytes_per_s_for(128) == 1e12, "larger sizes stay out of the cache"
@@ -184,16 +185,13 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
 )
 def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, float], roof: float, wrong: str) -> None:
     """No cache ends between 64 and 128, so a step that beats the memory roof gets no other roof."""
-    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in rates.items())
-    found = Ceilings({}, {"read": Roof(roof, roof, roof, 9, "given")}, max(rates), True, curve)
+    found = read_at(roof, rates)
     assert found.out_of_the_cache(67) == found, wrong
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
     """The roof is 31 GB/s and the curve ends at 48: memory is 31, and a size read three times as fast is in a cache."""
-    sizes = {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9}
-    curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in sizes.items())
-    found = Ceilings({}, {"read": Roof(31e9, 31e9, 31e9, 9, "given")}, 256 << 20, True, curve)
+    found = read_at(31e9, {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9})
     assert found.memory_bytes_per_s_for(200 << 20) == pytest.approx(31e9)
     assert not found.cache_resident(200 << 20)
     assert found.memory_bytes_per_s_for(1 << 20) == pytest.approx(93e9)
@@ -207,10 +205,9 @@ def test_what_is_read_as_slowly_as_memory_leaves_nothing_else_in_a_cache() -> No
     are not.
     """
     rates = {16: 53e9, 32: 25e9, 64: 56e9, 128: 45e9, 256: 25.6e9, 512: 25.4e9, 1024: 25.7e9}
-    curve = tuple(CurvePoint(size << 20, per_s) for size, per_s in rates.items())
-    memory = {"read": Roof(27e9, 27e9, 27e9, 9, "given")}
-    assert Ceilings({}, memory, 1 << 30, False, curve).past_caches_bytes == 512 << 20
-    assert Ceilings({}, memory, 1 << 30, False).past_caches_bytes == 1 << 30
+    found = read_at(27e9, {size << 20: per_s for size, per_s in rates.items()})
+    assert found.past_caches_bytes == 512 << 20
+    assert replace(found, curve=()).past_caches_bytes == 1 << 30
 
 
 def test_roofs_are_not_looked_at_again_without_room(of_fake_clock: Ceilings) -> None:

@@ -12,31 +12,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from profiler.roofs.fixed_work import measure_host_pace
 
 
-class Seen(TorchDispatchMode):
-    """The calls that reach torch's dispatcher, and their numbers of threads."""
+class Threads(TorchDispatchMode):
+    """The numbers of threads of the calls that reach torch's dispatcher."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.names: list[str] = []
-        self.threads: set[int] = set()
+        self.seen: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.names.append(str(func))
-        self.threads.add(torch.get_num_threads())
+        self.seen.add(torch.get_num_threads())
         return func(*args, **(kwargs or {}))
 
 
-def test_it_steps_thirty_layers_in_one_thread() -> None:
-    """A Llama layer has seven linears and one attention, each of them called in a prefill and in 32 steps."""
+def test_it_steps_in_one_thread() -> None:
     before = torch.get_num_threads()
-    with Seen() as seen:
+    with Threads() as threads:
         pace = measure_host_pace(HOST, 0.0)
-    assert torch.get_num_threads() == before
-    assert len(pace.seconds) == 1
-    attention = [name for name in seen.names if "scaled_dot_product" in name or "softmax" in name]
-    assert len(attention) == 30 * 33
-    linears = [name for name in seen.names if name in ("aten.mm.default", "aten.addmm.default", "aten.linear.default")]
-    assert len(linears) == (30 * 7 + 1) * 33
+    assert (threads.seen, torch.get_num_threads(), len(pace.seconds)) == ({1}, before, 1)
 
 
 @pytest.mark.timing
@@ -44,11 +36,8 @@ def test_it_is_what_a_plain_loop_takes() -> None:
     """The pace is near the fastest quartile of a user's loop, which excludes disturbances."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    sizes = dict.fromkeys(("hidden_size", "intermediate_size"), 48)
-    config = LlamaConfig(
-        **sizes, num_hidden_layers=30, num_attention_heads=6, num_key_value_heads=2, head_dim=8, vocab_size=256
-    )
-    model = LlamaForCausalLM(config).eval()
+    sizes = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 30, "head_dim": 8, "vocab_size": 256}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2)).eval()
     token, cache, taken, threads = torch.zeros(1, 8, dtype=torch.long), None, [], torch.get_num_threads()
     torch.set_num_threads(1)
     with torch.inference_mode():

@@ -32,28 +32,24 @@ def streamed(bytes_per_s: Callable[[int], float], available_bytes: int = 64 << 3
         return measure_streams(SimulatedMachine(memory, available_bytes), budget_s)
 
 
-def test_a_flat_memory_is_done_with_two_sizes() -> None:
-    found = streamed(cached(MIB, 200e9, 40e9))
-    assert found.memory["read"].per_s == pytest.approx(40e9)
-    assert (found.stream_bytes, found.plateau, found.beyond_cache) == (512 * MIB, True, True)
+@pytest.mark.parametrize(
+    ("bytes_per_s", "memory_bytes_per_s", "stream_mib"),
+    [
+        (cached(MIB, 200e9, 40e9), 40e9, 512),  # a flat memory is done with two sizes
+        (falling, 62e9, 2048),  # a curve that still falls is followed to its plateau
+        # An MI300X reports 4 MiB and has another cache of 256 MiB, about three times as fast as its memory. All rates
+        # are a hundred times lower here, so the test needs fewer calls.
+        (cached(256 * MIB, 120e9, 42e9), 42e9, 1024),
+    ],
+    ids=["flat", "falling", "an untold cache"],
+)
+def test_the_curve_is_followed_to_its_plateau(
+    bytes_per_s: Callable[[int], float], memory_bytes_per_s: float, stream_mib: int
+) -> None:
+    found = streamed(bytes_per_s)
+    assert found.memory["read"].per_s == pytest.approx(memory_bytes_per_s)
+    assert (found.stream_bytes, found.plateau, found.beyond_cache) == (stream_mib * MIB, True, True)
     assert roof_warnings(found) == []
-
-
-def test_a_curve_that_still_falls_is_followed_to_its_plateau() -> None:
-    found = streamed(falling)
-    assert found.memory["read"].per_s == pytest.approx(62e9)
-    assert (found.stream_bytes, found.plateau) == (2048 * MIB, True)
-    assert [point.nbytes for point in found.curve] == [MIB << power for power in range(12)]
-
-
-def test_a_cache_that_the_device_does_not_tell_of_is_left_behind() -> None:
-    """An MI300X reports 4 MiB and has another cache of 256 MiB, about three times as fast as its memory.
-
-    All rates are a hundred times lower here, so the test needs fewer calls.
-    """
-    found = streamed(cached(256 * MIB, 120e9, 42e9))
-    assert found.memory["read"].per_s == pytest.approx(42e9)
-    assert found.plateau
 
 
 def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:

@@ -162,27 +162,17 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(
-    ("name", "cells", "runs"),
+    ("cells", "count", "runs"),
     [
-        *((name, 1, 300) for name in NOISES),
-        *(
-            pytest.param(name, POOLED, 100, marks=() if name.startswith("slow drift") else pytest.mark.slow)
-            for name in NOISES
-        ),
+        (1, 4, 300),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((POOLED, 4, 100), (1, 6, 300), (4, 6, 100))),
+        pytest.param(POOLED, 6, 100, marks=pytest.mark.slow),
     ],
 )
-def test_intervals_of_four_visits_contain_the_truth(name: str, cells: int, runs: int) -> None:
-    shares = [with_visits(name, cells, 4, seed) for seed in range(runs)]
-    assert np.mean(shares) >= least_coverage(runs)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few_resamples")
-@pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize(("cells", "runs"), [(1, 300), (4, 100), (POOLED, 100)])
-def test_intervals_of_six_visits_contain_the_truth(name: str, cells: int, runs: int) -> None:
-    shares = [with_visits(name, cells, 6, seed) for seed in range(runs)]
+def test_intervals_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
+    shares = [with_visits(name, cells, count, seed) for seed in range(runs)]
     assert np.mean(shares) >= least_coverage(runs)
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from machines import HOST
+from plain_engine import PlainEngine
 
 from profiler import effort
-from profiler.engines.base import DecodeState
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell
@@ -26,75 +26,33 @@ from profiler.measure.rounds import Plan
 from profiler.measure.sweep import VisitContext, sweep, visit, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
 
-
-class FakeEngine:
-    """An engine that takes no time, and runs out of memory from `oom_from` prompt tokens on."""
-
-    name = "eager"
-    cache = "dynamic"
-    keeps_last_logits = True
-    whole_calls = False
-    kept_bytes = 0
-    helper_pids = ()
-
-    def __init__(self, oom_from: int = 1 << 60, error: type[Exception] = torch.OutOfMemoryError) -> None:
-        self.oom_from = oom_from
-        self.error = error
-        self.prompts: list[tuple[int, int]] = []
-
-    def prepare(self, batch: int, slots: int) -> None:
-        return None
-
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        return None
-
-    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
-        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
-
-    def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
-        self.prompts.append((ids.shape[0], ids.shape[1]))
-        if ids.numel() >= self.oom_from:
-            raise self.error("CUDA out of memory")
-        return DecodeState(None, ids[:, :1])
-
-    def decode(self, state: DecodeState) -> DecodeState:
-        return state
-
-
+GRID = make_grid([4, 8, 16], [1, 2], 6)
 CORNERS = [Cell(1, 4, 6), Cell(2, 16, 6), Cell(2, 4, 6), Cell(1, 16, 6)]
 """The cheapest, its opposite, and the other two by cost."""
 ONCE = replace(effort.STANDARD, rounds=1)
 
 
 def run(  # type: ignore[no-untyped-def]
-    engine: FakeEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), **plan: Any
+    engine: PlainEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), **plan: Any
 ) -> list[Visit | Gap]:
-    grid = make_grid([4, 8, 16], [1, 2], 6)
-    return list(
-        sweep(
-            {"eager": engine},
-            Plan(grid, budget_s, half_width=10.0, **plan),
-            machine=HOST,
-            prompts=Prompts(32),
-            fits=fits,
-            earlier=earlier,
-        )
-    )
+    planned = Plan(GRID, budget_s, half_width=10.0, **plan)
+    outcomes = sweep({"eager": engine}, planned, machine=HOST, prompts=Prompts(32), fits=fits, earlier=earlier)
+    return list(outcomes)
 
 
 def test_corners_come_first_and_twice_and_every_cell_is_visited_four_times_at_least() -> None:
-    cells = [outcome.cell for outcome in run(FakeEngine())]
+    cells = [outcome.cell for outcome in run(PlainEngine())]
     assert cells[:4] == CORNERS
     assert sorted(cells[4:8]) == sorted(CORNERS)
     assert sorted(cells[8:10]) == [Cell(1, 8, 6), Cell(2, 8, 6)]
-    assert Counter(cells) == dict.fromkeys(make_grid([4, 8, 16], [1, 2], 6).cells, 4)
+    assert Counter(cells) == dict.fromkeys(GRID.cells, 4)
 
 
 def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
     """Of 8 x 8 sizes from 1 to 128, the middle follows the corners: it is 3.5 octaves from each side."""
     sizes = [2**power for power in range(8)]
     plan = Plan(make_grid(sizes, sizes, 4), 0.0, whole=True, effort=ONCE)
-    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, prompts=Prompts(32))]
+    cells = [outcome.cell for outcome in sweep({"eager": PlainEngine()}, plan, machine=HOST, prompts=Prompts(32))]
     assert {(cell.batch_size, cell.prompt_len) for cell in cells[:4]} == {(1, 1), (1, 128), (128, 1), (128, 128)}
     assert {cells[4].batch_size, cells[4].prompt_len} <= {8, 16}
     assert len(set(cells)) == 64
@@ -103,7 +61,7 @@ def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
 def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
     sizes = [1, 2, 4, 8, 16, 32]
     plan = Plan(make_grid([4], sizes, 6), 5.0, half_width=10.0, ascending=True)
-    cells = [outcome.cell for outcome in sweep({"eager": FakeEngine()}, plan, machine=HOST, prompts=Prompts(32))]
+    cells = [outcome.cell for outcome in sweep({"eager": PlainEngine()}, plan, machine=HOST, prompts=Prompts(32))]
     assert [cell.batch_size for cell in cells[:6]] == sizes
     assert sorted(cell.batch_size for cell in cells[6:12]) == sizes
 
@@ -111,7 +69,7 @@ def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
 def test_engines_of_a_cell_are_visited_in_turn() -> None:
     """They follow each other directly, every second time in reverse order."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
-    engines = {name: FakeEngine() for name in grid.engines}
+    engines = {name: PlainEngine() for name in grid.engines}
     outcomes = list(sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, prompts=Prompts(32)))
     pairs = list(zip(outcomes[::2], outcomes[1::2], strict=True))
     assert len(pairs) == 4 * 4
@@ -131,7 +89,7 @@ def test_the_cells_of_the_answer_have_twenty_prefills_after_two_visits_if_those_
     of_answer = {Cell(1, 4, 6), Cell(2, 16, 6)}
     for tail_s, first_two in ((600.0, 20), (1e-9, 2 * LEAST_SAMPLES)):
         prefills: dict[Cell, list[int]] = {}
-        for outcome in run(FakeEngine(), tail_s=tail_s):
+        for outcome in run(PlainEngine(), tail_s=tail_s):
             assert isinstance(outcome, Visit)
             assert len(outcome.ttfts_s) == len(outcome.prefills_s)
             assert all(ttft_s > 0 for ttft_s in outcome.ttfts_s)
@@ -143,9 +101,9 @@ def test_the_cells_of_the_answer_have_twenty_prefills_after_two_visits_if_those_
 
 def test_a_second_visit_comes_before_any_third() -> None:
     """An interrupted sweep begins with cells without a visit, and continues with cells that have one."""
-    earlier = [outcome for outcome in run(FakeEngine())[:9] if isinstance(outcome, Visit)]
+    earlier = [outcome for outcome in run(PlainEngine())[:9] if isinstance(outcome, Visit)]
     unseen = {Cell(1, 8, 6), Cell(2, 8, 6)} - {visit.cell for visit in earlier}
-    following = [outcome.cell for outcome in run(FakeEngine(), earlier=earlier)]
+    following = [outcome.cell for outcome in run(PlainEngine(), earlier=earlier)]
     assert len(unseen) == 1
     assert {following[0]} == unseen
     assert set(following[1:3]) == {Cell(1, 8, 6), Cell(2, 8, 6)}
@@ -163,38 +121,34 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
 
     monkeypatch.setattr("profiler.measure.sweep.visit", visited)
     machine: Any = SimpleNamespace(now_s=lambda: now_s[0])
-    plan = Plan(make_grid([4, 8, 16], [1, 2], 6), budget_s)
-    found = [outcome.cell for outcome in sweep({"eager": None}, plan, machine=machine, prompts=Prompts(32))]  # type: ignore[dict-item]
+    outcomes = sweep({"eager": None}, Plan(GRID, budget_s), machine=machine, prompts=Prompts(32))  # type: ignore[dict-item]
+    found = [outcome.cell for outcome in outcomes]
     assert found[:4] == CORNERS
     assert budget_s - 32 < now_s[0] <= budget_s + 16
 
 
-def test_one_cell_is_visited_however_short_the_budget() -> None:
-    assert [outcome.cell for outcome in run(FakeEngine(), budget_s=1e-9)] == [Cell(1, 4, 6)]
-
-
 def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
-    floors_s = {key: float(key.tokens) for key in make_grid([4, 8, 16], [1, 2], 6).keys}
+    floors_s = {key: float(key.tokens) for key in GRID.keys}
     for budget_s, step_s in itertools.product((0.0, 5.0, 20.0, 500.0), (1e-3, 1e-2, 0.1)):
         times = {key: step_s * floor_s for key, floor_s in floors_s.items()}
-        assert run(FakeEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
+        assert run(PlainEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
 
 
 def test_the_smallest_cell_is_visited_first_if_only_its_dispatch_is_known() -> None:
     """On a busy machine there may be no time to measure the dispatch of larger batches: their floors are too low."""
-    floors_s = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in make_grid([4, 8, 16], [1, 2], 6).keys}
-    assert run(FakeEngine(), 0.0, floors_s=floors_s)[0].cell == CORNERS[0]
+    floors_s = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in GRID.keys}
+    assert run(PlainEngine(), 0.0, floors_s=floors_s)[0].cell == CORNERS[0]
 
 
-def test_a_whole_grid_is_visited_twice_however_short_the_budget() -> None:
-    assert Counter(outcome.cell for outcome in run(FakeEngine(), budget_s=1e-9, whole=True)) == dict.fromkeys(
-        make_grid([4, 8, 16], [1, 2], 6).cells, 2
-    )
+def test_one_cell_or_a_whole_grid_twice_is_visited_however_short_the_budget() -> None:
+    assert [outcome.cell for outcome in run(PlainEngine(), budget_s=1e-9)] == [Cell(1, 4, 6)]
+    cells = Counter(outcome.cell for outcome in run(PlainEngine(), budget_s=1e-9, whole=True))
+    assert cells == dict.fromkeys(GRID.cells, 2)
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Exception]) -> None:
-    outcomes = run(FakeEngine(oom_from=8, error=error))
+    outcomes = run(PlainEngine(fits=lambda batch, tokens: batch * tokens < 8, error=error))
     gaps = {outcome.cell: outcome.status for outcome in outcomes if isinstance(outcome, Gap)}
     assert gaps == {**dict.fromkeys(CORNERS[1:], "oom"), Cell(1, 8, 6): "oom", Cell(2, 8, 6): "skipped"}  # after 2 x 4
     assert {outcome.cell for outcome in outcomes if isinstance(outcome, Visit)} == {Cell(1, 4, 6)}
@@ -206,7 +160,7 @@ def test_a_later_visit_that_fails_is_repeated_once(failures: int) -> None:
 
     cell = Cell(2, 8, 6)
 
-    class Passing(FakeEngine):
+    class Passing(PlainEngine):
         visits = 0
 
         def prepare(self, batch: int, slots: int) -> None:
@@ -220,14 +174,10 @@ def test_a_later_visit_that_fails_is_repeated_once(failures: int) -> None:
 
 
 def test_a_cell_that_cannot_fit_is_never_tried() -> None:
-    engine = FakeEngine()
+    engine = PlainEngine()
     outcomes = run(engine, fits=lambda cell: "needs 99 GB" if cell == Cell(2, 16, 6) else None)
     assert (2, 16) not in engine.prompts
     assert [o.reason for o in outcomes if isinstance(o, Gap)] == ["needs 99 GB"]
-
-
-def test_the_first_decode_step_is_kept_apart() -> None:
-    assert steady((9.0, 1.0, 1.1)) == (1.0, 1.1)
 
 
 @pytest.mark.slow
@@ -286,7 +236,7 @@ def plain_loop(model: Any) -> dict[str, float]:
 
 def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
     late, in_time = (
-        visit(FakeEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32), hurry_s=hurry_s))
+        visit(PlainEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32), hurry_s=hurry_s))
         for hurry_s in (0.0, math.inf)
     )
     assert isinstance(late, Visit)

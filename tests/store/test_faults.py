@@ -16,15 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from machines import CPU
+from plain_engine import PlainEngine
 
 import profiler
 from profiler import effort
 from profiler.cli import app as cli
 from profiler.device.clock import Clock
 from profiler.device.machine import Machine
-from profiler.engines.base import DecodeState
 from profiler.errors import RunError
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Grid
@@ -39,40 +38,6 @@ from profiler.store.writer import RunStore
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
-
-
-class PlainEngine:
-    """An engine whose steps take `step_s`, and which runs out of memory at the cell `oom_at`."""
-
-    name = "eager"
-    cache = "dynamic"
-    keeps_last_logits = True
-    whole_calls = False
-    kept_bytes = 0
-    helper_pids = ()
-
-    def __init__(self, step_s: float = 0.0, oom_at: Cell | None = None) -> None:
-        self.step_s = step_s
-        self.oom_at = oom_at
-
-    def prepare(self, batch: int, slots: int) -> None:
-        return None
-
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        return None
-
-    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
-        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
-
-    def prefill(self, ids: torch.Tensor, slots: int) -> DecodeState:
-        time.sleep(self.step_s)
-        if self.oom_at and self.oom_at.depth <= ids.shape[1] and self.oom_at.batch_size <= ids.shape[0]:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return DecodeState(None, ids[:, :1])
-
-    def decode(self, state: DecodeState) -> DecodeState:
-        time.sleep(self.step_s)
-        return state
 
 
 def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
@@ -91,7 +56,8 @@ def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
 @pytest.mark.parametrize("cell", GRID.cells)
 def test_out_of_memory_at_any_cell(cell: Cell) -> None:
     """That cell is `oom`, cells at least as large in both directions have no number, and all others are measured."""
-    results = list(outcomes(PlainEngine(oom_at=cell)))
+    engine = PlainEngine(fits=lambda batch, tokens: batch < cell.batch_size or tokens < cell.prompt_len)
+    results = list(outcomes(engine))
     gaps = {outcome.cell: outcome.status for outcome in results if isinstance(outcome, Gap)}
     larger = {
         c for c in GRID.cells if c != cell and c.batch_size >= cell.batch_size and c.prompt_len >= cell.prompt_len
@@ -190,30 +156,21 @@ class Interrupting(QuietListener):
 BEFORE_THE_FOLDER = ("loading", "roofs", "dispatch")
 
 
+SLOW = pytest.mark.slow
+LATER = ("roofs", "dispatch", "replaying", "writing the report")
+
+
 @pytest.mark.parametrize(
-    "stage",
-    [
-        *("loading", "timing"),
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("roofs", "dispatch", "replaying", "writing the report")
-        ),
-    ],
+    "stage", ["loading", "timing", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)]
 )
 def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
     """Before the first cell no folder is left, or it reads as interrupted; later the measured cells are saved."""
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         profiler.profile(
-            str(tiny_folder),
-            prompt_lens=[16],
-            batch_sizes=[1],
-            new_tokens=8,
-            budget_s=0.5,
-            weights="random",
-            out=folder,
-            listener=Interrupting(stage),
-        )
+            str(tiny_folder), prompt_lens=[16], batch_sizes=[1], new_tokens=8, budget_s=0.5, weights="random",
+            out=folder, listener=Interrupting(stage),
+        )  # fmt: skip
     if stage in BEFORE_THE_FOLDER:
         assert not folder.exists()
         return

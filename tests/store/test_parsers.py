@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 import json
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,10 +133,8 @@ def test_samples(tmp_path: Path, record: Any) -> None:
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     folder = Path(shutil.copytree(OLD, tmp_path / "run"))
     (folder / name).write_bytes(content)
-    tried(lambda: read_run(folder))
-    tried(lambda: read_facts_of(folder))
-    tried(lambda: read_operators(folder))
-    tried(lambda: read_forecast(folder))
+    for parse in (read_run, read_facts_of, read_operators, read_forecast):
+        tried(partial(parse, folder))
     tried(lambda: read_profile(folder / "card.json"))
     tried(lambda: read_foreign(folder / name))
 
@@ -151,12 +149,15 @@ ROW = {**dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "
 )
 
 
+def write_row(file: Path, row: dict[str, str]) -> None:
+    with file.open("w", newline="") as opened:
+        writer = csv.DictWriter(opened, row)
+        writer.writeheader()
+        writer.writerow(row)
+
+
 def operators_of(folder: Path, row: dict[str, str]) -> object:
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, OPERATOR_COLUMNS)
-    writer.writeheader()
-    writer.writerow(row)
-    (folder / "operators.csv").write_text(buffer.getvalue())
+    write_row(folder / "operators.csv", row)
     return read_operators(folder)
 
 
@@ -181,13 +182,9 @@ def test_operators(tmp_path: Path, column: str, value: str) -> None:
 @few
 @given(st.sampled_from((WHOLE / "cells.csv").read_text().splitlines()[0].split(",")), cells)
 def test_cells(tmp_path: Path, column: str, value: str) -> None:
-    rows = list(csv.DictReader(io.StringIO((OLD / "cells.csv").read_text())))
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, rows[0].keys(), extrasaction="ignore")
-    writer.writeheader()
-    writer.writerows([{**rows[0], column: value}])
+    row = next(csv.DictReader((OLD / "cells.csv").read_text().splitlines()))
     (tmp_path / "run.json").write_text((OLD / "run.json").read_text())
-    (tmp_path / "cells.csv").write_text(buffer.getvalue())
+    write_row(tmp_path / "cells.csv", {**row, column: value})
     tried(lambda: read_run(tmp_path))
 
 
