@@ -29,13 +29,16 @@ def is_linear(module: nn.Module) -> bool:
 def own_params(module: Any) -> dict[int, int]:
     """Number of parameters in each tensor of a module itself, by the tensor's `id`; packed weights count unpacked.
 
-    GPTQ and AWQ keep their integers in buffers; their scales and zero points are not model parameters. A byte of an
-    MXFP4 block is two weights. Scales of MXFP4 and FP8 count as 0.
+    GPTQ, AWQ and BitNet keep their integers in buffers; their scales and zero points are not model parameters. A byte
+    of an MXFP4 block is two weights. Scales of MXFP4 and FP8 count as 0.
     """
     if (matrices := triton_mxfp4_matrices(module)) is not None:
         biases = {id(param): param.numel() for name, param in module.named_parameters() if name.endswith("_bias")}
         return {id(module): module.num_experts * sum(ins * outs for ins, outs in matrices), **biases}
-    if (packed := _packed_tensor(module)) is not None:
+    packed, weight = _packed_tensor(module), getattr(module, "weight", None)
+    if packed is None and is_linear(module) and weight is not None and not weight.is_floating_point():
+        packed = weight  # of any format, as a parameter or a buffer
+    if packed is not None:
         bias = getattr(module, "bias", None)
         return {id(packed): module.in_features * module.out_features, **({} if bias is None else {id(bias): len(bias)})}
     counts = {id(param): param.numel() for param in module.parameters(recurse=False)}
@@ -44,10 +47,7 @@ def own_params(module: Any) -> dict[int, int]:
             counts[id(param)] = 2 * param.numel()
         elif is_scale(name):
             counts[id(param)] = 0
-    weight = getattr(module, "weight", None)
-    if type(weight).__name__ == "Params4bit" or type(module).__name__ == "GgufLinear":
-        counts[id(weight)] = module.in_features * module.out_features
-    elif is_gguf_table(module):
+    if is_gguf_table(module):
         counts[id(weight)] = module.num_embeddings * module.embedding_dim
     return counts
 

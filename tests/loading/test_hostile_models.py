@@ -136,7 +136,9 @@ def test_a_format_without_a_rule_is_named(roofscope, folder: Path, method: str, 
     assert result.code == 0
     counted = json.loads(result.out)
     assert sum(linear in name for name in counted["unknown"]) == 7, "four of attention, three of the MLP"
-    # The norms, the table and the head are understood: 5 x 64 and 2 x 128 x 64 parameters.
+    # The norms, the table and the head are understood: 5 x 64 and 2 x 128 x 64 parameters. The packed weights of two
+    # layers count unpacked, be they parameters or buffers.
+    assert counted["params"] == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 128) + 5 * 64 + 2 * 128 * 64
     assert counted["coverage"] * counted["params"] == pytest.approx(5 * 64 + 2 * 128 * 64)
 
 
