@@ -48,6 +48,8 @@ class Stack:
     without: tuple[str, ...] = ()
     """Declared dependencies that are not installed."""
     python: str = "python3.11"
+    brief: bool = False
+    """Whether libraries' formats and simulated GPUs are left out, which do not depend on what the stack changes."""
 
 
 _IMAGE = {"transformers": "5.17.0", "accelerate": "1.15.0", "huggingface_hub": "1.*"}
@@ -59,8 +61,8 @@ STACKS = {
     "lowest-formats": Stack("the same with the extra `formats`"),
     "newest": Stack("the newest versions, with torch 2.13", {"torch": "2.13.0"}),
     "newest-torch": Stack("the newest versions, torch too"),
-    "python3.12": Stack("constraints.txt on Python 3.12", python="python3.12"),
-    "python3.13": Stack("constraints.txt on Python 3.13", python="python3.13"),
+    "python3.12": Stack("constraints.txt on Python 3.12", python="python3.12", brief=True),
+    "python3.13": Stack("constraints.txt on Python 3.13", python="python3.13", brief=True),
 }
 
 CELL = ["--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "15", "--plain", "--quiet"]
@@ -77,6 +79,8 @@ SIMULATED = {
     "H100, graph": "test_hosts.py::test_a_graph_is_recorded_once_a_shape",
     "4090, eager": "test_scenarios.py::test_a_small_model_on_a_large_cache",
 }
+_ACCEPTANCE = "installation,recovery,roofs,trace,tokens,bytes,precision,telemetry,devices,doubling"
+"""Groups of the acceptance script that make no claim about time."""
 _AT_A_TIME = 2
 """Steps that run in parallel; each takes one core and a gigabyte."""
 _IMPORTS = """
@@ -166,13 +170,12 @@ def install(stack: str, folder: Path, environment: Mapping[str, str]) -> Path:
     return commands
 
 
-def steps(commands: Path, work: Path, without: Sequence[str]) -> tuple[list[Step], list[Step]]:
+def steps(commands: Path, work: Path, stack: Stack) -> tuple[list[Step], list[Step]]:
     """Return the steps for an environment with these commands; those of the second part read runs of the first."""
+    without, formats = stack.without, ("none", "nf4") if stack.brief else FORMATS
     python, roofscope = str(commands / "python"), str(commands / "roofscope")
     tiny = str(_tiny_model(work))
-    script = str(ROOT / "tests" / "gpu" / "acceptance.py")
     first = [
-        Step("acceptance, dry", [python, script, "--dry-run", "--out", str(work / "acceptance")]),
         Step("run", [roofscope, "run", "smollm2-135m", *CELL, *QUICK, "--out", "one"]),
         Step("pip check", [python, "-m", "pip", "check"]),
         Step("imports", [python, "-c", _IMPORTS]),
@@ -180,11 +183,15 @@ def steps(commands: Path, work: Path, without: Sequence[str]) -> tuple[list[Step
     ]
     for words in (["--version"], ["doctor"], ["models"], ["count", "gpt2", "--crosscheck"]):
         first.append(Step(words[0], [roofscope, *words]))
-    for quant, package in FORMATS.items():
+    for quant in formats:
         more = ["--trace"] if quant == "none" else QUICK
         command = [roofscope, "run", tiny, *CELL, *more, "--quant", quant, "--out", quant]
-        first.append(Step(f"--quant {quant}", command, package if package in without else ""))
-    for name, test in SIMULATED.items():
+        first.append(Step(f"--quant {quant}", command, FORMATS[quant] if FORMATS[quant] in without else ""))
+    if not stack.brief:
+        script = str(ROOT / "tests" / "gpu" / "acceptance.py")
+        without_times = ["--dry-run", "--only", _ACCEPTANCE, "--out", str(work / "acceptance")]
+        first.insert(0, Step("acceptance, dry", [python, script, *without_times]))
+    for name, test in () if stack.brief else SIMULATED.items():
         command = [python, "-m", "pytest", "-q", "-rs", "-n", "0", "-p", "no:cacheprovider", f"tests/simulated/{test}"]
         first.append(Step(f"simulated {name}", command))
     pair = ["none", "static" if "bitsandbytes" in without else "nf4"]
@@ -277,7 +284,7 @@ def tried(stack: str, folder: Path) -> bool:
         environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         end = partial(done, work=work, environment=environment, without=asked.without)
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            for group in steps(commands, work, asked.without):
+            for group in steps(commands, work, asked):
                 for result in pool.map(end, group):
                     add(result)
     kept = {
