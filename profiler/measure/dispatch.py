@@ -123,18 +123,21 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
     """
     modules = (module for module in bench.loaded.module.modules() if is_linear(module))
     packed = [weight for weight in map(stored, modules) if FORMATS.get(weight.format, FORMATS["none"]).has_options]
+    if not packed:
+        alone_s = _alone_s(bench)
+        return {(phase, batch): alone_s[phase] for phase in PHASES for batch in batch_sizes}
     try:
         with dense_copies(False):
             alone_s = _alone_s(bench)
         with dense_copies(True):
-            copying_s = _alone_s(bench) if packed else alone_s
+            copying_s = _alone_s(bench)
     except (ImportError, AttributeError):  # without bitsandbytes' table, there is one path
         alone_s = copying_s = _alone_s(bench)
     found = {}
     for phase, batch in itertools.product(PHASES, batch_sizes):
         more_s = undisturbed(copying_s[phase]).quartile_s - undisturbed(alone_s[phase]).quartile_s
         writes = [phase == "prefill" or bool(weight.writes_dense_copy(batch)) for weight in packed]
-        share = sum(writes) / len(writes) if writes else 0.0
+        share = sum(writes) / len(writes)
         found[phase, batch] = tuple(seconds + share * max(0.0, more_s) for seconds in alone_s[phase])
     return found
 
