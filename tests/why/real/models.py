@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ VOCABULARY = 49152
 
 MAKERS: dict[str, Callable[[Path], None]] = {
     "smollm2": _smollm2,
-    "draft": lambda place, wheel: _smollm2(place, wheel, layers=10),
+    "draft": functools.partial(_smollm2, layers=10),
     # https://huggingface.co/distilbert/distilgpt2/blob/main/config.json
     "distilgpt2": _random("GPT2LMHeadModel", "float32", vocab_size=VOCABULARY, n_layer=6),
     # https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2/blob/main/config.json
