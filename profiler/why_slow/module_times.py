@@ -22,6 +22,7 @@ from profiler.quant.storage import is_linear
 from profiler.why_slow.findings import Finding, SlowModule, Untried, new_finding
 from profiler.why_slow.floor import Subject
 from profiler.why_slow.observations import Call
+from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Run, WeightedRun
 
 # New tokens that stand for a longer `generate`.
@@ -99,7 +100,7 @@ def module_times(
     call, noted = group.middle
     if not (parts := _affordable_parts(group.repeated(), call, affordable)):
         return None
-    called = called_modules(group.model, subject.work) if subject else {}
+    called = called_modules(group.model, subject.work) if subject and not is_plain(group.model) else {}
     experts = {id(module): operator for operator, modules in called.items()
                if isinstance(operator, Experts) for module in modules}  # fmt: skip
     clock, visits, stack = noted.clock, list[_Visit](), list[_Visit]()
