@@ -21,13 +21,15 @@ from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedT
 
 import profiler
 from profiler.facts.step import Step
-from profiler.why_slow.findings import judge_calls
+from profiler.why_slow.findings import Untried, judge_calls
 from profiler.why_slow.floor import floor_of_calls, subjects_of
+from profiler.why_slow.module_times import module_times
 from profiler.why_slow.patches import watched
 from profiler.why_slow.plain_models import plain_work
 from profiler.why_slow.read_logits import watched_logits
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows
+from profiler.why_slow.trials import call_groups
 
 
 @pytest.mark.parametrize(
@@ -289,6 +291,8 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     nbytes = 4 * (weights + WIDTH + ENTRIES + LAYERS * 2 * WIDTH * 9)
     assert floor.seconds == pytest.approx(nbytes / 1e9, rel=0.01)
     assert floor.dispatch_s is None
+    [group] = call_groups(recorder, recorder.seen("script"), Untried())
+    assert module_times(group, lambda _seconds: True, floor.subjects["Plain"]) is not None
 
 
 @pytest.mark.slow
