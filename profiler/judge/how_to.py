@@ -41,7 +41,7 @@ def how_to(change: str, on_gpu: bool, sixteen_bit_dtype: str = "bfloat16") -> Ho
         return HowTo(f"from_pretrained(..., dtype=torch.{dtype})", f"--dtype {dtype}")
     quant = FORMATS.get("nf4" if change == FOUR_BIT_WEIGHTS else change)
     if quant is not None and quant.written:
-        written = quant.written if on_gpu or not quant.written_on_cpu else quant.written_on_cpu
+        written = (not on_gpu and quant.written_on_cpu) or quant.written
         line = f"from_pretrained(..., quantization_config={written.format(dtype=sixteen_bit_dtype)})"
         return HowTo(line, f"--quant none,{quant.name}")
     if change in (GRAPHED, COMPILED):

@@ -131,7 +131,7 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
             alone_s = _alone_s(bench)
         with dense_copies(True):
             copying_s = _alone_s(bench)
-    except (ImportError, AttributeError):  # without bitsandbytes' table, there is one path
+    except ImportError:  # without bitsandbytes' table, there is one path
         alone_s = copying_s = _alone_s(bench)
     found = {}
     for phase, batch in itertools.product(PHASES, batch_sizes):

@@ -278,9 +278,10 @@ def _four_bit_table(device: torch.device) -> _FourBitTable:
 def dense_copies(dense: bool) -> Iterator[None]:
     """Context manager in which every 4-bit product of few rows on a GPU writes a dense copy first, or none does.
 
-    From 0.50 on, the answer of bitsandbytes' table decides (backends/cuda/ops.py). Raises ImportError or AttributeError
-    for another version.
+    From 0.50 on, the answer of bitsandbytes' table decides (backends/cuda/ops.py). Raises ImportError for an older one.
     """
+    if not _has_table():
+        raise ImportError("bitsandbytes has no table of 4-bit kernels before 0.50")
     from bitsandbytes.backends.cuda import ops
 
     with patched(ops, _gemm_4bit_use_custom_fn=lambda *_: not dense):
