@@ -82,11 +82,18 @@ def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None, setti
     best = best_lever(cell, setting)
     if best is None or best.saves_s < _LEAST_PREFILL_SAVING * cell.split.latency_s:
         return []
-    how = f" To change it, write: {best.how}." if best.how and (of_step is None or best.how != of_step.how) else ""
+    of_step_how = of_step.how if of_step is not None else ""
+    to_change = "Instead of the step's change" if _sets(best.how) == _sets(of_step_how) else "To change it"
+    how = f" {to_change}, write: {best.how}." if best.how not in ("", of_step_how) else ""
     return [
         f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
         f" ({best.basis}: {best.because}).{how}"
     ]
+
+
+def _sets(how: str) -> str:
+    """The argument or attribute that a line sets. Two lines that set the same one exclude each other."""
+    return how.partition("=")[0]
 
 
 def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:

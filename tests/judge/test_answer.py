@@ -177,6 +177,22 @@ def test_the_change_of_the_step_comes_before_its_batch_and_the_prefill_has_a_lin
     assert changes[-1].endswith("To change it, write: from_pretrained(..., dtype=torch.bfloat16).")
 
 
+@pytest.mark.parametrize(
+    ("of_step", "of_prefill", "words"),
+    [
+        ("float16", "bfloat16", "Instead of the step's change, write: from_pretrained(..., dtype=torch.bfloat16)."),
+        ("nf4", "bfloat16", "To change it, write: from_pretrained(..., dtype=torch.bfloat16)."),
+        ("bfloat16", "bfloat16", "(tried: the step takes 5.00 ms then)."),
+    ],
+)
+def test_a_line_of_the_prefill_that_excludes_that_of_the_step_says_so(
+    of_step: str, of_prefill: str, words: str
+) -> None:
+    decode = step("decode", 1, 2e-3, tried=(TrialResult(of_step, 0.5, 0.01, 2, 2),))
+    prefill = step("prefill", 8, 2e-3, tried=(TrialResult(of_prefill, 0.5, 0.01, 2, 2),))
+    assert answer([decode, prefill], SETTING)[-1].endswith(words)
+
+
 def test_terms_of_a_difference_are_listed_largest_first() -> None:
     difference = EngineDifference(
         "decode", 1, 64, 80, 32, "vllm", against="eager", saves_s=5.1e-3, low_s=5e-3, high_s=5.2e-3, how="CUDA graphs",
