@@ -326,13 +326,15 @@ def _row(*cells: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(STACKS))
-    parser.add_argument("--folder", type=Path, default=None, help="is made where it is missing, and kept")
+    parser.add_argument("--folder", type=Path, default=None, help="is kept; a temporary one only if a step failed")
     asked = parser.parse_args()
     if unknown := [name for name in asked.names if name not in STACKS]:
         parser.error(f"{', '.join(unknown)} is no stack; use {', '.join(STACKS)}.")
     folder = (asked.folder or Path(tempfile.mkdtemp(prefix="roofscope-stacks-"))).resolve()
     good = [tried(name, folder / name) for name in asked.names or STACKS]
     print(tables(folder))
+    if asked.folder is None and all(good):  # its environments take 14 GB
+        shutil.rmtree(folder)
     return 0 if all(good) else 1
 
 
