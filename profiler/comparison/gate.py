@@ -250,4 +250,4 @@ def _more_s(change: Change, gap: float, half_width: float, fixed: float) -> floa
     factor = (half_width**2 - fixed**2) / (gap**2 - fixed**2) if gap > fixed else math.inf
     if factor > _MOST_VISITS:
         return math.inf
-    return max(1.0, visits * factor - visits) * max(change.before.visit_s, change.after.visit_s)
+    return max(1.0, visits * factor - visits, LEAST_VISITS - visits) * max(change.before.visit_s, change.after.visit_s)

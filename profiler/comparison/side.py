@@ -58,15 +58,16 @@ class MatchKey:
 
     @property
     def depth(self) -> int:
-        """Prompt tokens, or cached tokens if no prompt was prefilled."""
-        return self.prompt_len or self.context_len
+        """Tokens in the cache after the prefill: of the prompt, and of a prefix that was cached before."""
+        return self.prompt_len + self.context_len
 
     @property
     def name(self) -> str:
-        """`decode 1 x 512 (static)`, `decode 1 x 512, threads 2`."""
+        """`decode 1 x 512 (static)`, `decode 1 x 512, threads 2`, `prefill 1 x 512, 448 cached`."""
         engine = f" ({self.engine})" if self.engine not in ("", "eager") else ""
         settings = "".join(f", {name} {value}" for name, value in self.settings)
-        return f"{self.phase} {self.batch_size} x {self.depth}{engine}{settings}"
+        cached = f", {self.context_len} cached" if self.phase == "prefill" and self.context_len else ""
+        return f"{self.phase} {self.batch_size} x {self.depth}{cached}{engine}{settings}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,8 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         dtype = in_16_bits(dtype)
     if profile is not None and request.dtype == "auto" and dtype_name(dtype) not in profile.dtypes:
         dtype = DTYPES[profile.dtypes[0]]
+    if profile is None and request.dtype == "auto" and gpu_called(on).peak_flops_per_s(dtype_name(dtype)) is None:
+        dtype = DTYPES[gpu_called(on).sustained_dtype]
     with quiet_libraries():
         module = build_on_meta(config, dtype, quant)
     counted = counted_module(module, config, dtype, quant, request.ranks)

@@ -103,9 +103,11 @@ def _figures(time: RankTimeRow, priced: bool) -> tuple[str, ...]:
 def worse_lines(cells: Sequence[RankRow]) -> list[str]:
     """For each number of GPUs from which cells get no faster, one line that names the cells."""
     cells_by_ranks: dict[int, list[str]] = {}
-    for cell in cells:
+    compared = [cell for cell in cells if sum(time.fits for time in cell.times) > 1]
+    for cell in compared:
         if cell.worse_from is not None:
             cells_by_ranks.setdefault(cell.worse_from, []).append(cell.name)
-    if not cells_by_ranks:
-        return ["Every cell gets faster with each larger number of GPUs."]
+    if compared and not cells_by_ranks:
+        which = "Every cell" if len(compared) == len(cells) else "Every cell that fits two of these numbers"
+        return [f"{which} gets faster with each larger number of GPUs."]
     return [f"No faster from {ranks} GPUs on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.facts.measurements import WITHOUT_CUDNN
+from profiler.facts.operators import COLLECTIVE
 from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
@@ -140,7 +141,10 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f" roofs{how}{longest}"
         )
     if regime == "link-bound":
-        return f"link-bound: of {duration(s.latency_s)}, weights take {duration(s.link_s)} to cross to the device"
+        is_split = any(item.group == COLLECTIVE for item in cell.operators)
+        crossing = "the ranks' results" if is_split else "weights"
+        to = "the link" if is_split else "to the device"
+        return f"link-bound: of {duration(s.latency_s)}, {crossing} take {duration(s.link_s)} to cross {to}"
     if -s.unexplained_s > s.latency_s:
         parts_s = s.latency_s - s.unexplained_s
         return (
@@ -166,6 +170,8 @@ def _overhead(cell: JudgedCell, setting: Setting) -> str:
     graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
     if graph_saves_s > s.dispatch_s:
         return f"the same work as one graph saves {duration(graph_saves_s)}"
+    if s.generate_s > max(s.dispatch_s, s.engine_s):
+        return f"generate itself takes {duration(s.generate_s)}"
     if s.engine_s > s.dispatch_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.can_graph:  # the rest of dispatch overlaps with the GPU's work
@@ -208,11 +214,10 @@ def _largest_terms(s: TimeBreakdown) -> str:
 
 def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     best = max(prefills, key=lambda cell: cell.flops_per_s)
-    bound = [cell for cell in prefills if cell.verdict.regime == "compute-bound"]
+    others = [cell.key.tokens for cell in prefills if cell.verdict.regime != "compute-bound"]
+    bound = [cell for cell in prefills if cell.key.tokens > max(others, default=0)]
     if bound:
-        first = min(cell.key.tokens for cell in bound)
-        smaller = [cell for cell in prefills if cell.key.tokens < first]
-        since = f" from {first} tokens" if smaller else ""
+        since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
         share = best.flops_per_s / best.roof_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"

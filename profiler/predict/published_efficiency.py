@@ -165,10 +165,11 @@ def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:
     """
     if format_ == "fp8" and sheet.peak_fp8_flops_per_s:
         return sheet.peak_fp8_flops_per_s
-    peak = sheet.peak_fp32_flops_per_s if dtype == "float32" else sheet.peak_fp16_flops_per_s
+    peak = sheet.peak_flops_per_s(dtype)
     if peak is None:
         raise RequestError(
-            f"{sheet.gpu}: the datasheet has no peak for products in {dtype}; use --dtype bfloat16 or another GPU."
+            f"{sheet.gpu}: the datasheet has no peak for products in {dtype}; use --dtype"
+            f" {sheet.sustained_dtype} or another GPU."
         )
     return peak
 

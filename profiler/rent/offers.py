@@ -139,12 +139,12 @@ def offer_of(
         price = min(prices, key=lambda price: price.machine_cards)
         return offer_at(price, fits=False, why=why, verdict=verdict, basis=basis)
     times = times_on(share, sheet, largest, request.host_index)
-    most, meets = _in_flight(times, request.load.limits, request.batch)
+    most, busy, meets = _in_flight(times, request.load.limits, request.batch)
     published_batches = [p.batch for p in published() if (p.kind, p.format) == (share.engine, share.format)]
     beyond = ""
     if most > (largest_published := max(published_batches, default=0)):
         beyond = f" Published up to batch {largest_published}, beyond which the efficiency is assumed to be the same."
-    full = [end.with_in_flight(most) for end in times]
+    full = [end.with_in_flight(most, busy) for end in times]
     capacities = [operation.rate_per_s for operation in full]
     planned_per_s = capacities[2 if meets == "yes" else 1]
     rate_per_s = request.load.rate_per_s
@@ -155,7 +155,7 @@ def offer_of(
     price = min(prices, key=lambda each: (fleet_at(each).usd_per_h(rate_per_s or 0.0), each.machine_cards))
     fleet, operations, utilisation = fleet_at(price), full, Span(1.0, 1.0, 1.0)
     if rate_per_s is None:
-        replicas, rented = 1, share.gpus
+        replicas, rented = 1, fleet.rented_gpus(0.0)
         request_usd = Span(*(share.gpus * price.usd_per_h / _HOUR_S / each for each in capacities))
     else:
         replicas, rented = fleet.replicas(rate_per_s), fleet.rented_gpus(rate_per_s)
@@ -179,9 +179,9 @@ def offer_of(
         tokens_per_s=Span(*(share.new_tokens * replicas * each.rate_per_s for each in reversed(operations))),
         request_usd=request_usd,
         costs=tuple(_cost(price, share, times, full, utilised) for utilised in UTILISATIONS),
-        idle_usd_per_day=24 * price.usd_per_h * max(rented, price.machine_cards),
+        idle_usd_per_day=24 * price.usd_per_h * rented,
         meets=meets,
-        joules_per_token_at_most=sheet.tdp_w * share.gpus / capacities[1] / share.new_tokens,
+        joules_per_token_at_most=sheet.tdp_w * share.gpus / capacities[2] / share.new_tokens,
         basis=basis + beyond,
     )
 
@@ -207,15 +207,19 @@ def _obstacle(share: GpuShare, sheet: Datasheet, batch: int) -> tuple[Ranking, s
     )
 
 
-def _in_flight(times: Sequence[StepTimes], limits: Limits, batch: int | None) -> tuple[int, Meets]:
-    """(the most sequences in flight within the limits, or `batch`; whether they meet the limits)."""
+def _in_flight(times: Sequence[StepTimes], limits: Limits, batch: int | None) -> tuple[int, float, Meets]:
+    """(sequences in flight, share of their rate, whether they meet the limits), at the highest rate within the limits.
+
+    `batch` sequences are always in flight.
+    """
     _, typical, slow = times
     meets: Meets
     for end, meets in ((slow, "yes"), (typical, "cannot tell")):
-        within = end.within(limits)
-        if within[batch - 1] if batch else within.any():
-            return batch or int(np.flatnonzero(within)[-1]) + 1, meets
-    return batch or 1, "no"
+        shares = end.shares_within(limits)
+        most = batch or int(np.argmax(shares * end.rates_per_s)) + 1
+        if shares[most - 1] >= 1 or (not batch and shares[most - 1] > 0):
+            return most, float(shares[most - 1]), meets
+    return batch or 1, 1.0, "no"
 
 
 def _cost(

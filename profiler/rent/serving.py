@@ -58,9 +58,9 @@ class StepTimes:
         """Seconds per output token at these rates: the share of time that prompts leave to decode steps."""
         return np.asarray(step_s / (1 - rate_per_s * self.prompt_s))
 
-    def with_in_flight(self, batch: int) -> Operation:
-        """The GPU with `batch` sequences always in flight."""
-        return self._operation(batch, float(self.rates_per_s[batch - 1]))
+    def with_in_flight(self, batch: int, share: float = 1.0) -> Operation:
+        """The GPU at a share of the rate that keeps `batch` sequences always in flight."""
+        return self._operation(batch, share * float(self.rates_per_s[batch - 1]))
 
     def at_rate(self, rate_per_s: float) -> Operation:
         """The GPU at this rate, or at the largest possible, with the fewest sequences in flight that sustain it."""
@@ -73,11 +73,18 @@ class StepTimes:
         ttft_s, tpot_s = float(self.ttft_s(rate_per_s, step_s)), float(self.tpot_s(rate_per_s, step_s))
         return Operation(batch, rate_per_s, ttft_s, tpot_s, step_s)
 
-    def within(self, limits: Limits) -> Array:
-        """bool[largest batch]: whether 1 to n sequences always in flight stay within the limits."""
-        rates = self.rates_per_s
-        ttft_s, tpot_s = self.ttft_s(rates, self.step_s), self.tpot_s(rates, self.step_s)
-        return np.asarray((ttft_s <= (limits.ttft_s or math.inf)) & (tpot_s <= (limits.tpot_s or math.inf)))
+    def shares_within(self, limits: Limits) -> Array:
+        """[largest batch] The largest share of each of `rates_per_s` within the limits; 0 if an idle GPU exceeds them.
+
+        These solve `ttft_s` and `tpot_s` for the share of time that prompts take.
+        """
+        most_busy = np.ones(len(self.step_s))
+        if limits.ttft_s:
+            prompts = np.maximum(0.0, (limits.ttft_s - self.step_s) / self.prompt_s - 1)  # that may be waited for
+            most_busy = 2 * prompts / (1 + 2 * prompts)
+        if limits.tpot_s:
+            most_busy = np.minimum(most_busy, 1 - self.step_s / limits.tpot_s)
+        return np.asarray(np.clip(most_busy / (self.rates_per_s * self.prompt_s), 0.0, 1.0))
 
 
 @dataclass(frozen=True)

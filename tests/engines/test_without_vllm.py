@@ -26,7 +26,7 @@ from profiler.run.validate import prepare
         (None, {"engine": "eager,vllm"}, "vLLM is not installed"),
         ("0.9.2", {}, "vLLM 0.9.2 is too old; use 0.32 or newer"),
         ("0.32.0", {"quant": "nf4"}, "--quant nf4 needs transformers"),
-        ("0.32.0", {"engine": "eager,vllm", "quant": "int8wo"}, "--quant int8wo needs transformers"),
+        ("0.32.0", {"engine": "eager,vllm", "quant": "int8"}, "--quant int8 needs transformers"),
         ("0.32.0", {"cold": True}, "--cold works only with transformers' engines"),
         ("0.32.0", {"context_lens": "2048"}, "use --prompt-lens instead of --context-lens"),
         (

@@ -190,7 +190,7 @@ def test_a_gpu_that_is_rented_in_eights_has_the_price_of_its_host() -> None:
 
 def test_the_load_decides_between_hosts_of_two_and_of_eight() -> None:
     """GCP rents two H100 for 2 x 11.06 USD/h, AWS eight for 8 x 6.88: a quarter of the chats is cheaper on two."""
-    few, many = (rented("llama-3.1-70b", rate=rate, cards="H100 SXM").cards[0] for rate in ("0.2/s", "1/s"))
+    few, many = (rented("llama-3.1-70b", rate=rate, cards="H100 SXM").cards[0] for rate in ("0.2/s", "2/s"))
     assert (few.provider, few.machine_cards, few.rented_gpus) == ("GCP", 2, 2)
     assert (many.provider, many.machine_cards) == ("AWS", 8)
     assert many.rented_gpus * 6.88 < 2 * many.replicas * 11.06

@@ -69,12 +69,25 @@ def test_the_rate_of_a_batch_by_hand() -> None:
 
 def test_limits_bound_the_sequences_in_flight() -> None:
     gpu = times(0.020, 0.010, 0.0002, 100)
-    most = int(gpu.within(Limits(tpot_s=0.020)).sum())
+    most = int((gpu.shares_within(Limits(tpot_s=0.020)) == 1).sum())
     assert 0 < most < 100
     assert gpu.with_in_flight(most).tpot_s <= 0.020 < gpu.with_in_flight(most + 1).tpot_s
-    assert not gpu.within(Limits(tpot_s=0.005)).any()
-    assert gpu.within(Limits()).all()
-    assert not gpu.within(Limits(ttft_s=0.019)).any()
+    assert not gpu.shares_within(Limits(tpot_s=0.005)).any()
+    assert (gpu.shares_within(Limits()) == 1).all()
+    assert not gpu.shares_within(Limits(ttft_s=0.019)).any()
+
+
+def test_a_gpu_that_idles_meets_limits_that_a_busy_one_exceeds() -> None:
+    """Answers of two tokens after prompts of 0.3 s: one sequence always in flight keeps prompts waiting for 4.5 s.
+
+    At 3/4 of the time a prompt waits for 3/4 / (2 x 1/4) = 1.5 others, so for 0.45 s: 0.3 + 0.45 + a step of 10 ms.
+    """
+    gpu = StepTimes(0.3, np.full(8, 0.01), 2)
+    assert gpu.with_in_flight(1).ttft_s > 4.5
+    limits = Limits(ttft_s=0.76, tpot_s=0.05)
+    shares = gpu.shares_within(limits)
+    assert shares * gpu.rates_per_s * 0.3 == pytest.approx(0.75)
+    assert gpu.with_in_flight(1, float(shares[0])).ttft_s == pytest.approx(0.76)
 
 
 def test_the_cost_of_one_gpu_depends_on_its_rate_alone() -> None:
