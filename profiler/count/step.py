@@ -259,7 +259,7 @@ class CountDocument(Document):
     gguf: Gguf | None
     """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
     note: str
-    """The note of the model's preset."""
+    """The note of the model's preset, or the format from which transformers unpacks the weights."""
     phase: str
     batch: Number
     query_tokens: Number

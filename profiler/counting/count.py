@@ -92,7 +92,7 @@ class StepCount:
     gguf: Gguf | None
     """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
     note: str
-    """The note of the model's preset."""
+    """The note of the model's preset, or the format from which transformers unpacks the weights."""
     phase: Phase
     step: Step
     work: Work
@@ -190,7 +190,7 @@ def count(
         quant=stored_as,
         published=counted.published,
         gguf=gguf_format(source.path) if source.kind == "gguf" and source.path else None,
-        note=source.preset.note if source.preset else "",
+        note=source.preset.note if source.preset else _unpacked(config, counted) if stored_as == "none" else "",
         phase="prefill" if phase == "prefill" else "decode",
         step=step,
         work=work.work(step, path),
@@ -205,6 +205,13 @@ def count(
         prefix=_prefix(work, first, step) if prefix else None,
         whole=counted if tp == 1 else None,
     )
+
+
+def _unpacked(config: Any, counted: CountedModel) -> str:
+    stored = published_format(config)
+    if stored is None or counted.published is not None:
+        return ""
+    return f"the weights are stored as {stored}, and counted as transformers runs them: in {counted.dtype}"
 
 
 def _prefix(work: ModelWork, first: Step, step: Step) -> SharedPrefix:
@@ -294,6 +301,10 @@ def _on_meta(
     return config, kind, build_on_meta(config, kind, quant)
 
 
+_PACKED = 0.95
+"""Weights that take less than this share of their bytes in the model's dtype were not unpacked."""
+
+
 def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Quant, ranks: int = 1) -> CountedModel:
     """Count a model on meta. With `ranks` above 1, `module` becomes the share of the rank that has most.
 
@@ -301,11 +312,14 @@ def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Qu
     """
     # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
     supports_sdpa = getattr(module, "_supports_sdpa", True)
+    work = walk(module) if ranks == 1 else walk_rank(module, ranks)
+    weight_bytes = planned_weight_bytes(module)
+    is_packed = quant == "none" and weight_bytes < _PACKED * work.params * dtype.itemsize
     return CountedModel(
-        walk(module) if ranks == 1 else walk_rank(module, ranks),
-        planned_weight_bytes(module),
+        work,
+        weight_bytes,
         dtype_name(dtype),
-        published_format(config) if quant == "none" else None,
+        published_format(config) if is_packed else None,
         "sdpa" if supports_sdpa else "eager",
         most_positions(config),
     )

@@ -84,12 +84,21 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
 def auto_class(config: Any) -> Any:
     """Return the class of transformers that builds a config: a causal LM, or else one that also reads pictures.
 
-    A step of text runs only the decoder of the second. Raises ModelError if transformers has neither.
+    A step of text runs only the decoder of the second. Raises ModelError if transformers has neither, or builds only
+    the decoder of a checkpoint that also has an encoder, or makes one of an encoder (BART, Whisper; BERT).
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     if hasattr(config, "auto_map"):
         return AutoModelForCausalLM
+    names, encodes = getattr(config, "architectures", None) or (), getattr(config, "is_encoder_decoder", False)
+    if any(name.endswith("MaskedLM") for name in names) or (
+        encodes and names and not any(name.endswith("CausalLM") for name in names)
+    ):
+        raise ModelError(
+            f"{names[0]} is no causal LM: it runs an encoder, whose work is not counted; pass a model that"
+            " decodes only."
+        )
     for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
             return auto

@@ -52,9 +52,19 @@ PACKED_LINEARS: Mapping[str, Callable[[nn.Linear, int, int], nn.Module]] = {"gpt
 """By `quant_method` of a checkpoint's config."""
 
 
+class PackedExpert(nn.Module):
+    """One expert of a mixture, with a packed linear for each of its matrices."""
+
+    def __init__(self, linears: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        for name, linear in linears.items():
+            self.add_module(name, linear)
+
+
 def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Module:
     """Replace the linears of `model`, on meta, with packed ones of `method`, by the `options` of a checkpoint's config.
 
+    Checkpoints of mixtures have a linear for each matrix of each expert, which transformers 5 keeps in one bank.
     The head and the modules in `modules_to_not_convert` stay dense. If `modules_in_block_to_quantize` is given, only
     those are packed. Raises ModelError for options without a width or a group size.
     """
@@ -68,15 +78,46 @@ def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Modul
     blocks = options.get("modules_in_block_to_quantize") or ()
     packed_parts = [part for block in blocks for part in ([block] if isinstance(block, str) else block)]
     head = None if options.get("lm_head") else model.get_output_embeddings()
+
+    def packed(dense: nn.Linear) -> nn.Module:
+        size = dense.in_features if group_size < 0 else group_size  # -1: one group per column
+        return PACKED_LINEARS[method](dense, bits, size)
+
     for name, module in list(model.named_modules()):
-        if not isinstance(module, nn.Linear) or module is head:
+        banks = _banks(module)
+        if not (isinstance(module, nn.Linear) or banks) or module is head:
             continue
         is_dense = any(_is_part(part, name) for part in dense_parts)
         if is_dense or (packed_parts and not any(_is_part(part, name) for part in packed_parts)):
             continue
-        size = module.in_features if group_size < 0 else group_size  # -1: one group per column
-        model.set_submodule(name, PACKED_LINEARS[method](module, bits, size))
+        if banks:
+            linears = _expert_linears(banks, model.config.get_text_config().hidden_size)
+            experts = range(next(iter(banks.values())).shape[0])
+            packs = (PackedExpert({part: packed(linear) for part, linear in linears.items()}) for _ in experts)
+            model.set_submodule(name, nn.ModuleList(packs))
+        else:
+            model.set_submodule(name, packed(module))
     return cast(nn.Module, model)
+
+
+def _banks(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of a layer's experts by name, each [experts, a, b] in any order; empty for other modules."""
+    if "expert" not in type(module).__name__.lower():
+        return {}
+    return {name: param for name, param in module.named_parameters(recurse=False) if param.dim() == 3}
+
+
+def _expert_linears(banks: Mapping[str, torch.Tensor], hidden_size: int) -> dict[str, nn.Linear]:
+    """The linears of one expert on meta, as checkpoints have them: a bank `gate_up_proj` is two of them."""
+    linears: dict[str, nn.Linear] = {}
+    for name, bank in banks.items():
+        inner = bank[0].numel() // hidden_size
+        if name.startswith("gate_up"):
+            linears["gate_proj"] = linears["up_proj"] = nn.Linear(hidden_size, inner // 2, bias=False)
+        else:
+            sizes = (inner, hidden_size) if "down" in name else (hidden_size, inner)
+            linears[name] = nn.Linear(*sizes, bias=False)
+    return linears
 
 
 class Mxfp4Experts(nn.Module):

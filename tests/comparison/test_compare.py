@@ -14,6 +14,7 @@ from profiler.comparison.compare import compare_sides, history
 from profiler.comparison.side import NOT_TOLD, MatchKey, Side, differences, read_side, side_of_file
 from profiler.comparison.text import change_words, difference_lines, history_sentences
 from profiler.errors import RequestError
+from profiler.grid.cells import PHASES
 from profiler.readers.detect import read_foreign
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +214,15 @@ def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool()
         [decode] = [item for item in found.changes if item.asked.phase == "decode"]
         assert (decode.before.median_s, decode.after.median_s) == (0.029, pytest.approx(1 / 68.49))
         assert (decode.verdict, found.only_before) == ("faster", 1)
+
+
+def test_a_cached_prefix_counts_to_the_depth() -> None:
+    """Prompts of 64 tokens after 448 cached ones decode at a depth of 512, as the cell of another tool does."""
+    cached = {phase: MatchKey(phase, 1, 64, 448, "vllm", ()) for phase in PHASES}
+    assert [key.name for key in cached.values()] == ["prefill 1 x 512, 448 cached (vllm)", "decode 1 x 512 (vllm)"]
+    theirs = {asked(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
+    found = compare_sides(side({cached["decode"]: timed(512e-5)}), side(theirs, tool="llama-bench"))
+    assert [(item.after.median_s, item.verdict) for item in found.changes] == [(512e-5, "same")]
 
 
 def test_a_history_reports_the_run_of_a_change_and_what_differed_there() -> None:

@@ -87,6 +87,8 @@ def test_a_wide_interval_is_inconclusive_and_names_the_missing_budget() -> None:
     assert found.outcome == "inconclusive"
     assert found.more_s == pytest.approx(4 * (0.05 / math.log(1.03)) ** 2 - 4, rel=0.02)
     assert budget_words(found).startswith("1 cell needs about 11 s more of --budget")
+    # A cell that two visits of a second decide is judged from four on.
+    assert gated([0.0], half_width=0.001, visits=2).more_s == 2
 
 
 def test_at_the_threshold_itself_no_budget_decides() -> None:

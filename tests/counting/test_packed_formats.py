@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from profiler.counting.count import count
 from profiler.counting.operators import Experts, Linear
 from profiler.counting.walk import walk
 from profiler.device.memory import storage_bytes
@@ -75,6 +76,9 @@ def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> 
     assert all(op.weight.bits_per_weight == 16 for op in linears)
     assert loaded.unpacked_from == "compressed-tensors"
     assert work.work(Step(1, 1, 8)).weight_bytes == planned
+    shown = count(str(compressed_folder))
+    assert shown.published is None
+    assert shown.note.startswith("the weights are stored as compressed-tensors, and counted as transformers runs them")
 
 
 def planned(card: str, **quantization: Any) -> Any:
@@ -122,6 +126,14 @@ def test_dense_weights_of_a_packed_checkpoint() -> None:
     assert isinstance(layer.mlp.down_proj, nn.Linear)
     # One group per column: a scale and a zero point per output, and a group index per input.
     assert stored(layer.mlp.up_proj).weight_bytes == 4096 * 11008 // 2 + 11008 * 2 + 11008 // 2 + 4096 * 4
+
+
+def test_experts_of_a_packed_checkpoint_are_packed() -> None:
+    """Mixtral's 8 experts of 4096 x 14336 in AWQ: 4 bits, and per group of 128 a float16 scale and a 4-bit zero."""
+    counted = walk(planned("mixtral-8x7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=["gate"]))
+    assert (counted.params, counted.coverage) == (46_702_792_704, 1.0)
+    [experts] = [op for op in counted.operators if isinstance(op, Experts)]
+    assert experts.expert_bytes == 3 * 4096 * 14336 * (4 + (16 + 4) / 128) / 8
 
 
 def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:

@@ -41,6 +41,11 @@ def test_float32_runs_under_the_peak_of_float32() -> None:
     assert not any("float32" in note for note in half.notes)
     with pytest.raises(RequestError, match=r"no peak for products in float32"):
         forecast_on("llama-3.1-8b", "Max 1550 (one stack)", wanted)
+    # NVIDIA's T4 datasheet has 65 TFLOP/s of FP16 in tensor cores, and none of BF16.
+    wanted = ForecastRequest(prompt_lens="512", batch_sizes="1")
+    assert forecast_on("llama-3.1-8b", "T4", wanted).precision == "float16"
+    with pytest.raises(RequestError, match="no peak for products in bfloat16; use --dtype float16"):
+        forecast_on("llama-3.1-8b", "T4", replace(wanted, dtype="bfloat16"))
     with pytest.raises(RequestError, match=r"would save nothing"):
         forecast_on("llama-3.1-8b", CARD, ForecastRequest(dtype="float32", quant="nf4"))
 

@@ -9,7 +9,7 @@ import pytest
 from made_facts import facts, roof
 
 from profiler.facts.measurements import GRAPHED
-from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
@@ -20,7 +20,7 @@ from profiler.judge.cells import EngineDifference, JudgedCell, TrialResult
 from profiler.judge.engine_differences import where_it_lies
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting
-from profiler.judge.regimes import Flag, Verdict
+from profiler.judge.regimes import Flag, Regime, Verdict
 
 CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
 KEY = CellKey("decode", CELL)
@@ -175,6 +175,36 @@ def test_the_change_of_the_step_comes_before_its_batch_and_the_prefill_has_a_lin
         "In a prefill of 8 x 64 bfloat16",
     ]  # fmt: skip
     assert changes[-1].endswith("To change it, write: from_pretrained(..., dtype=torch.bfloat16).")
+
+
+@pytest.mark.parametrize(
+    ("regimes", "words"),
+    [
+        (["memory-bound", "compute-bound", "compute-bound"], "Prefill is compute-bound from 512 tokens"),
+        (["compute-bound"] * 3, "Prefill is compute-bound: up to"),
+        (["memory-bound", "compute-bound", "mixed"], "Prefill at batch 32 x 64 is mixed"),
+    ],
+)
+def test_a_prefill_is_compute_bound_from_where_all_larger_ones_are(regimes: list[Regime], words: str) -> None:
+    cells = [
+        replace(step("prefill", batch, 1e-3), verdict=Verdict(regime, "high", (), ()), flops_per_s=batch * 1e12)
+        for batch, regime in zip((1, 8, 32), regimes, strict=True)
+    ]
+    assert words in answer(cells, SETTING)[0]
+
+
+@pytest.mark.parametrize(
+    ("regime", "terms", "group", "words"),
+    [
+        ("link-bound", {"link_s": 6e-3}, COLLECTIVE, "the ranks' results take 6.00 ms to cross the link"),
+        ("link-bound", {"link_s": 6e-3}, "mlp", "weights take 6.00 ms to cross to the device"),
+        ("overhead-bound", {"generate_s": 6e-3}, "mlp", "generate itself takes 6.00 ms"),
+    ],
+)
+def test_the_answer_names_what_takes_the_time(regime: Regime, terms: dict[str, float], group: str, words: str) -> None:
+    work = OperatorWork("one", group, 1, "float16", 1e9, 0, 0, 0)
+    cell = replace(step("decode", 1, 0.0), split=breakdown(10e-3, 4e-3, **terms), operators=(work,))
+    assert words in answer([replace(cell, verdict=Verdict(regime, "high", (), ()))], SETTING)[0]
 
 
 @pytest.mark.parametrize(

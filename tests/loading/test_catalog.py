@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+import transformers
 
 from profiler.counting.walk import walk
+from profiler.errors import ModelError
 from profiler.loading.config import load_config
-from profiler.loading.meta_model import build_on_meta
+from profiler.loading.meta_model import auto_class, build_on_meta
 from profiler.loading.source import load_preset, preset_names, resolve
 
 # Public parameter counts: the hub's safetensors metadata, or the model's paper.
@@ -44,3 +46,12 @@ def test_names_are_resolved_without_regard_to_case() -> None:
     assert resolve("SmolLM2-135M").kind == "card"
     hub = resolve("mistralai/Mistral-7B-v0.1")
     assert (hub.kind, hub.preset and hub.preset.params) == ("hub", 7_241_732_096)
+
+
+@pytest.mark.parametrize("name", ["BartForConditionalGeneration", "WhisperForConditionalGeneration", "BertForMaskedLM"])
+def test_a_model_that_runs_an_encoder_is_refused(name: str) -> None:
+    """transformers would build a decoder of each, without the encoder and what reads its output."""
+    config = getattr(transformers, f"{name.partition('For')[0]}Config")(architectures=[name])
+    with pytest.raises(ModelError, match=f"{name} is no causal LM"):
+        auto_class(config)
+    assert auto_class(transformers.BartConfig(architectures=["BartForCausalLM"])) is transformers.AutoModelForCausalLM
