@@ -91,10 +91,10 @@ def auto_class(config: Any) -> Any:
 
     if hasattr(config, "auto_map"):
         return AutoModelForCausalLM
-    names, encodes = getattr(config, "architectures", None) or (), getattr(config, "is_encoder_decoder", False)
-    if any(name.endswith("MaskedLM") for name in names) or (
-        encodes and names and not any(name.endswith("CausalLM") for name in names)
-    ):
+    names: list[str] = getattr(config, "architectures", None) or []
+    encodes = getattr(config, "is_encoder_decoder", False)
+    is_part = encodes and names and not any(name.endswith("CausalLM") for name in names)
+    if is_part or any(name.endswith("MaskedLM") for name in names):
         raise ModelError(
             f"{names[0]} is no causal LM: it runs an encoder, whose work is not counted; pass a model that"
             " decodes only."
