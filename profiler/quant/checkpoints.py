@@ -68,6 +68,8 @@ def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Modul
     The head and the modules in `modules_to_not_convert` stay dense. If `modules_in_block_to_quantize` is given, only
     those are packed. Raises ModelError for options without a width or a group size.
     """
+    from transformers.quantizers.quantizers_utils import should_convert_module
+
     bits, group_size = options.get("bits"), options.get("group_size")
     if not isinstance(bits, int) or not isinstance(group_size, int) or bits < 1 or group_size == 0:
         raise ModelError(f"this {method} checkpoint has no valid `bits` and `group_size` in its config.")
@@ -79,25 +81,40 @@ def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Modul
     packed_parts = [part for block in blocks for part in ([block] if isinstance(block, str) else block)]
     head = None if options.get("lm_head") else model.get_output_embeddings()
 
-    def packed(dense: nn.Linear) -> nn.Module:
-        size = dense.in_features if group_size < 0 else group_size  # -1: one group per column
-        return PACKED_LINEARS[method](dense, bits, size)
+    def packed(name: str, dense: nn.Linear) -> nn.Module:
+        own = {"bits": bits, "group_size": group_size, **(_dynamic(options, name) or {})}
+        size = dense.in_features if own["group_size"] < 0 else own["group_size"]  # -1: one group per column
+        return PACKED_LINEARS[method](dense, own["bits"], size)
 
     for name, module in list(model.named_modules()):
         banks = _banks(module)
         if not (isinstance(module, nn.Linear) or banks) or module is head:
             continue
-        is_dense = any(_is_part(part, name) for part in dense_parts)
-        if is_dense or (packed_parts and not any(_is_part(part, name) for part in packed_parts)):
+        is_dense = any(_is_part(part, name) for part in dense_parts) or not should_convert_module(name, dense_parts)
+        if (
+            is_dense
+            or _dynamic(options, name) is None
+            or (packed_parts and not any(_is_part(part, name) for part in packed_parts))
+        ):
             continue
         if banks:
             linears = _expert_linears(banks, model.config.get_text_config().hidden_size)
-            experts = range(next(iter(banks.values())).shape[0])
-            packs = (PackedExpert({part: packed(linear) for part, linear in linears.items()}) for _ in experts)
-            model.set_submodule(name, nn.ModuleList(packs))
+            experts = [
+                PackedExpert({part: packed(f"{name}.{number}.{part}", linear) for part, linear in linears.items()})
+                for number in range(next(iter(banks.values())).shape[0])
+            ]
+            model.set_submodule(name, nn.ModuleList(experts))
         else:
-            model.set_submodule(name, packed(module))
+            model.set_submodule(name, packed(name, module))
     return cast(nn.Module, model)
+
+
+def _dynamic(options: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """The options of one module by the regular expressions of GPTQModel's `dynamic`; None if it stays dense (`-:`)."""
+    for pattern, own in (options.get("dynamic") or {}).items():
+        if re.match(pattern.removeprefix("+:").removeprefix("-:"), name):
+            return None if pattern.startswith("-:") else own
+    return {}
 
 
 def _banks(module: nn.Module) -> dict[str, torch.Tensor]:
