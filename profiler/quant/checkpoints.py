@@ -91,11 +91,8 @@ def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Modul
         if not (isinstance(module, nn.Linear) or banks) or module is head:
             continue
         is_dense = any(_is_part(part, name) for part in dense_parts) or not should_convert_module(name, dense_parts)
-        if (
-            is_dense
-            or _dynamic(options, name) is None
-            or (packed_parts and not any(_is_part(part, name) for part in packed_parts))
-        ):
+        is_left_out = packed_parts and not any(_is_part(part, name) for part in packed_parts)
+        if is_dense or is_left_out or _dynamic(options, name) is None:
             continue
         if banks:
             linears = _expert_linears(banks, model.config.get_text_config().hidden_size)
