@@ -118,13 +118,13 @@ def _plan_published_format(
 ) -> nn.Module:
     from transformers.quantizers import AutoHfQuantizer
 
-    if method in PACKED_LINEARS:
-        return plan_packed(module, method, form_options(config))
     if method == "mxfp4" and not as_run_here:
         return plan_mxfp4(module)
     if method in _FORMAT_LIBRARIES:
         need(method, f"a checkpoint stored as {method}")
     try:
+        if method in PACKED_LINEARS:
+            return plan_packed(module, method, form_options(config))
         if method == "bitsandbytes":
             import_bitsandbytes()
         quantizer = AutoHfQuantizer.from_config(config.quantization_config, pre_quantized=True)
@@ -135,6 +135,8 @@ def _plan_published_format(
         if method == "mxfp4":  # a CPU has no kernel without `use_kernels`; planning must not download one for a GPU
             return plan_mxfp4(module) if device is not None and device.type != "cpu" else module
         quantizer.preprocess_model(model=module, device_map=None, keep_in_fp32_modules=None)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(
             f"this checkpoint is stored as {method!r}, which cannot be planned here: {first_line(error)}."
