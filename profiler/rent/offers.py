@@ -155,7 +155,7 @@ def offer_of(
     price = min(prices, key=lambda each: (fleet_at(each).usd_per_h(rate_per_s or 0.0), each.machine_cards))
     fleet, operations, utilisation = fleet_at(price), full, Span(1.0, 1.0, 1.0)
     if rate_per_s is None:
-        replicas, rented = 1, fleet.rented_gpus(0.0)
+        replicas, rented = 1, share.gpus
         request_usd = Span(*(share.gpus * price.usd_per_h / _HOUR_S / each for each in capacities))
     else:
         replicas, rented = fleet.replicas(rate_per_s), fleet.rented_gpus(rate_per_s)
@@ -179,7 +179,7 @@ def offer_of(
         tokens_per_s=Span(*(share.new_tokens * replicas * each.rate_per_s for each in reversed(operations))),
         request_usd=request_usd,
         costs=tuple(_cost(price, share, times, full, utilised) for utilised in UTILISATIONS),
-        idle_usd_per_day=24 * price.usd_per_h * rented,
+        idle_usd_per_day=24 * price.usd_per_h * max(rented, price.machine_cards),
         meets=meets,
         joules_per_token_at_most=sheet.tdp_w * share.gpus / capacities[2] / share.new_tokens,
         basis=basis + beyond,
