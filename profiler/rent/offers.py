@@ -76,7 +76,7 @@ class Offer(Price):
     replicas: int = 1
     """Copies of the model that the requested rate needs."""
     rented_gpus: int = 1
-    """GPUs of all replicas, in whole machines."""
+    """GPUs of all replicas; at a rate, in whole machines."""
     utilisation: Span | None = None
     """The requested rate as a share of what the replicas serve within the limits; 1 without a rate."""
     capacity_per_s: Span | None = None
