@@ -148,8 +148,8 @@ class AttentionCore(Operator):
         keys = self._cache_keys(step, path)
         if path.cache == "dynamic":
             return keys
-        slots, one = self._slots(path), np.asarray(step.query) == 1
-        joined = np.where(np.asarray(step.context) > 0, keys, 0)
+        slots, one = self._slots(path), np.equal(step.query, 1)
+        joined = np.where(np.greater(step.context, 0), keys, 0)
         return np.where(step.context + step.query > slots, slots + np.where(one, slots, joined), 0)
 
     def masked(self, step: Step, path: ExecutionPath) -> Any:
@@ -217,7 +217,7 @@ class AttentionCore(Operator):
         keys = self._cache_keys(step, path)
         bytes_: dict[Cause, Count] = {}
         if path.cache == "static":
-            read = (np.asarray(step.query) == 1) | self.masked(step, path) | (path.attention == "eager")
+            read = np.equal(step.query, 1) | self.masked(step, path) | (path.attention == "eager")
             empty = np.maximum(keys - live - step.query, 0)
             bytes_[Cause.UNFILLED_SLOTS] = np.where(read, empty, 0) * token_bytes
         if self.top_k is not None:
@@ -354,7 +354,7 @@ class Compressor(Operator):
         again_bytes = again * self.width * self.dtype.itemsize
         # A new token's value and gate wait for their block; a later step reads those that wait.
         waiting = 2 * self.series * np.minimum(step.query, self.rate)
-        read = read + np.where(np.asarray(step.context) > 0, waiting, 0)
+        read = read + np.where(np.greater(step.context, 0), waiting, 0)
         written = entries - step.context // self.rate + waiting
         flops_per_pair = 4 * self.query_heads * self.width
         return Work(

@@ -254,7 +254,7 @@ class RecurrentState(Operator):
 
 def _read_and_written(state_bytes: int, step: Step) -> Any:
     """Return the bytes of a state that a step reads, unless it is the first, and writes."""
-    return step.batch * state_bytes * (1 + np.where(np.asarray(step.context) > 0, 1, 0))
+    return step.batch * state_bytes * (1 + np.where(np.greater(step.context, 0), 1, 0))
 
 
 @dataclass(frozen=True)

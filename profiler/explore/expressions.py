@@ -80,6 +80,9 @@ class Expression(NDArrayOperatorsMixin):
             return _apply("min", _apply("max", value, low), high)
         return NotImplemented
 
+    def __bool__(self) -> bool:
+        raise TypeError("an expression has no truth value before it is evaluated; compare with NumPy's functions")
+
     __hash__ = object.__hash__  # the mixin compares, so it leaves none
 
 

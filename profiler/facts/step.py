@@ -236,9 +236,9 @@ class StoredWeight:
         """Return whether the kernel first writes a dequantised copy, for each number of rows."""
         if self.dense_from_rows is None:
             return False
-        dense = np.asarray(rows) >= self.dense_from_rows
+        dense = np.greater_equal(rows, self.dense_from_rows)
         for first, last in self.fused_rows:
-            dense = dense & ((np.asarray(rows) < first) | (np.asarray(rows) > last))
+            dense = dense & (np.less(rows, first) | np.greater(rows, last))
         return dense
 
     def conversion_bytes(self, rows: Count, activations: torch.dtype, outlier_columns: float) -> dict[Cause, Count]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from py_mini_racer import MiniRacer
+from transformers import AutoConfig
 
 import profiler.explore
 from profiler.counting.cache import counted_model
@@ -28,6 +29,7 @@ from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 from profiler.report.write import html_report
 from profiler.store.folder import read_run
+from tests.counting.realistic import PUBLISHED
 
 SETTINGS = 100
 KINDS = {
@@ -38,6 +40,9 @@ KINDS = {
     "transposed weights": ("gpt2", "none"),
     "weights that are published packed": ("gpt-oss-20b", "none"),
 }
+
+SMALL = {"a state": "mamba2", "states and full attention": "qwen3_next", "compressed keys": "deepseek_v4"}
+"""Kinds without a preset, by the type of a small model."""
 
 
 def settings(seed: str) -> list[tuple[int, int, int, int, int]]:
@@ -52,9 +57,11 @@ def settings(seed: str) -> list[tuple[int, int, int, int, int]]:
     return found
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_equal_to_the_last_flop_and_byte(kind: str) -> None:
-    model, quant = KINDS[kind]
+@pytest.mark.parametrize("kind", [*KINDS, *SMALL])
+def test_equal_to_the_last_flop_and_byte(kind: str, tmp_path: Path) -> None:
+    if kind in SMALL:
+        AutoConfig.for_model(SMALL[kind], **PUBLISHED[SMALL[kind]][0]).save_pretrained(tmp_path)
+    model, quant = KINDS.get(kind, (str(tmp_path), "none"))
     counted, roofs = counted_model(resolve(model), quant=quant), roofs_called("H100 SXM")
     steps = settings(kind)
     batch, query, context, shared, asked = np.array(steps, dtype=np.int64).T
