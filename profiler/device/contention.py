@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,9 +57,12 @@ class ForeignLoad:
         return len(self._cores)
 
     def cores(self) -> float | None:
-        """Return how many of the observed cores others kept busy since construction; None within the first 0.3 s."""
+        """Return how many of the observed cores others kept busy since construction; None within the first 0.3 s.
+
+        None in a container too, whose own /proc/stat numbers its CPUs from 0.
+        """
         elapsed_s = now_s() - self._start_s
-        if elapsed_s < _LEAST_S:
+        if elapsed_s < _LEAST_S or not self._cores <= set(_numbers()):
             return None
         busy_s = self._busy_s() - self._start[0]
         own_s = self._own_s() - self._start[1]
@@ -68,7 +72,7 @@ class ForeignLoad:
         """CPU seconds of all processes on the observed cores."""
         return sum(
             times.user + times.system + times.nice + times.steal
-            for number, times in enumerate(psutil.cpu_times(percpu=True))
+            for number, times in zip(_numbers(), psutil.cpu_times(percpu=True), strict=False)
             if number in self._cores
         )
 
@@ -79,6 +83,12 @@ class ForeignLoad:
             return own_s
         ended, running = os.times(), psutil.Process().children(recursive=True)
         return own_s + ended.children_user + ended.children_system + sum(_worked_s(each.pid, True) for each in running)
+
+
+def _numbers() -> list[int]:
+    """The numbers of the CPUs in the order of psutil, which leaves out those that are offline."""
+    lines = (Path(psutil.PROCFS_PATH) / "stat").read_text().splitlines()
+    return [int(match[1]) for line in lines if (match := re.match(r"cpu(\d+) ", line))]
 
 
 class Neighbours:

@@ -39,6 +39,7 @@ class Machine:
         self.device = device
         self._clock = clock
         self._source = source
+        self._has_peak = True
 
     @cached_property
     def clock(self) -> Clock:
@@ -82,16 +83,18 @@ class Machine:
         return memory.available_bytes(self.device)
 
     def reset_peak(self) -> None:
-        """Start a new peak measurement. Does nothing where the system cannot."""
-        with contextlib.suppress(OSError):
+        """Start a new peak measurement. Without it, as in some sandboxes, the peak is unknown."""
+        try:
             memory.CLEAR_REFS.write_text(memory.RESET_PEAK)
+        except OSError:
+            self._has_peak = False
 
     def peak_bytes(self) -> int | None:
         """Return the peak of bytes in use since `reset_peak`; None where the system does not report it.
 
         On CUDA the peak is the allocator's, on a CPU that of this process's resident set.
         """
-        return memory.peak_resident_bytes()
+        return memory.peak_resident_bytes() if self._has_peak else None
 
     def allocated_bytes(self) -> int:
         """Return the bytes of the device that live tensors of this process occupy; 0 on a CPU, which does not count."""

@@ -312,7 +312,10 @@ class Drafting(Fact, kind="drafting"):
     @property
     def speedups(self) -> tuple[float, ...]:
         """Tokens per second with drafts over those without, by round."""
-        share = (self.new_tokens - 1 - self.accepted[0]) / (self.new_tokens - 1)
+        if self.new_tokens < 2:
+            return ()
+        # The answers may end at different tokens: rounding decides between nearly equal ones.
+        share = (sum(self.accepted[1:]) + self.steps) / (self.new_tokens - 1)
         return tuple(share * plain_s / own_s for plain_s, own_s in zip(self.plain_s, self.assisted_s, strict=True))
 
     @property

@@ -64,12 +64,11 @@ def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellR
             ttft_p99_s=percentile(first_s, 99),
             ttft_samples=len(first_s),
         )
-    generated = key.cell.batch_size * key.cell.new_tokens
     return replace(
         row,
         first_step_s=or_nan(_median([visit.decode_s[0] for visit in visits])),
         issue_s=or_nan(median_issue_s(visits)),
-        joules_per_token=or_nan(joules_a_token(visits, generated)),
+        joules_per_token=or_nan(joules_a_token(visits)),
     )
 
 
@@ -81,17 +80,20 @@ def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
     return replace(row, padding=ragged.padding, mask_s=or_nan(ragged.mask_s), waiting_s=waiting_s)
 
 
-def joules_a_token(visits: Sequence[Visit], generated: int) -> float | None:
+def joules_a_token(visits: Sequence[Visit]) -> float | None:
     """Joules per generated token over all visits; None if the energy counter is too coarse for their length.
+
+    A visit that had little time generated fewer tokens than its cell has.
 
     A GPU updates its counter a few times per second. So a visit may be charged no tick, or one too many: the sum over n
     visits is off by about sqrt(n) / 2 ticks.
     """
-    metered = [(visit.energy_j, visit.wall_s) for visit in visits if visit.energy_j is not None]
-    seconds = sum(wall_s for _, wall_s in metered)
+    metered = [(visit, visit.energy_j) for visit in visits if visit.energy_j is not None]
+    seconds = sum(visit.wall_s for visit, _ in metered)
     if not metered or math.sqrt(len(metered)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
         return None
-    return sum(joules for joules, _ in metered) / (generated * len(metered))
+    generated = sum(visit.cell.batch_size * (1 + len(visit.decode_s)) for visit, _ in metered)
+    return sum(joules for _, joules in metered) / generated
 
 
 def or_nan(value: float | None) -> float:

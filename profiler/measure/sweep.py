@@ -130,6 +130,7 @@ def _oom_reason(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
             and cell.engine == other.engine
             and cell.batch_size >= other.batch_size
             and cell.depth >= other.depth
+            and cell.prefilled >= other.prefilled
         ):
             return f"larger than batch {other.batch_size} x {other.depth} tokens, which ran out of memory"
     return None

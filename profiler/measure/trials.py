@@ -97,13 +97,15 @@ class Bench:
             if self._variant.repeated_heads:
                 hooks.enter_context(patched(sdpa_attention, use_gqa_in_sdpa=lambda *_, **__: False))
             ids = self._subject.prompts.of(cell).to(self._machine.device)
-            slots = key.context_len + _WARM + _DECODE_STEPS + 1
+            # No step goes beyond the cell's own last token, at which a table of positions may end.
+            context = max(1, min(key.context_len, cell.slots - _steps(key.phase))) if decode else key.context_len
+            slots = context + _WARM + _DECODE_STEPS + 1
             for each in copies:
                 each.engine.prepare(cell.batch_size, slots)
-            states = [each.engine.fill(cell.batch_size, key.context_len, slots) for each in copies if decode]
+            states = [each.engine.fill(cell.batch_size, context, slots) for each in copies if decode]
             for each in copies:
                 if self._variant.masked:
-                    hook = _padding(itertools.count(key.context_len) if decode else itertools.repeat(0))
+                    hook = _padding(itertools.count(context) if decode else itertools.repeat(0))
                     hooks.callback(each.module.register_forward_pre_hook(hook, with_kwargs=True).remove)
                 if self.cuts and each.stack is not None:
                     hooks.callback(each.stack[first].register_forward_pre_hook(mark).remove)

@@ -239,9 +239,10 @@ def _lost_rank_first(group: ProcessGroup) -> Iterator[None]:
         raise
 
 
-def _patient_sweep(engines: Any, plan: Plan, **named: Any) -> Iterator[Visit | Gap]:
-    """A sweep whose visits may take as long as they need."""
-    return sweep(engines, replace(plan, late_s=math.inf), **named)
+def _patient_sweep(engines: Any, plan: Plan, *, machine: Machine, **named: Any) -> Iterator[Visit | Gap]:
+    """A sweep whose visits may take as long as they need. A GPU counts its own energy, not that of all ranks."""
+    for found in sweep(engines, replace(plan, late_s=math.inf), machine=machine, **named):
+        yield replace(found, energy_j=None) if isinstance(found, Visit) and machine.is_cuda else found
 
 
 def _set_up(

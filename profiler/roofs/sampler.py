@@ -45,7 +45,12 @@ def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[No
 
 
 def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
-    """Return the probe's roof with the median clock rate that the device reported meanwhile and right after."""
+    """Return the probe's roof with the median clock rate that a GPU reported meanwhile and right after.
+
+    A CPU's cells are not judged at their own clock: where it slowed down, its roofs were lower, too.
+    """
+    if not machine.is_cuda:
+        return probe()
     with Watch(machine.source, interval_s=CLOCK_LOOKS_S) as watch:
         roof = probe()
     watch.look(machine.unix_s())

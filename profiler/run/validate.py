@@ -302,14 +302,14 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
         "--compute-dtype": "" if compute_dtype is None else dtype_name(compute_dtype),
         "--attn": request.attn,
     }
-    parts = [f"roofscope run {name}"]
+    parts = [f"roofscope run {shlex.quote(name)}"]
     parts += [flag if value is True else f"{flag} {value}" for flag, value in resolved.items() if value]
     for item in fields(Options):
         requested = getattr(options, item.name)
         if item.name not in _RESOLVED_OPTIONS and requested != item.default:
             value = f"{requested:g}" if isinstance(requested, float) else requested
             if item.name == "draft" and Path(value).exists():
-                value = Path(value).name  # without the folder, like the model
+                value = shlex.quote(Path(value).name)  # without the folder, like the model
             parts.append(flag_of(item) if requested is True else f"{flag_of(item)} {value}")
     return " ".join(parts)
 

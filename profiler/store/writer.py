@@ -67,7 +67,8 @@ class RunStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._samples.close()
+        with contextlib.suppress(OSError):  # of a full disk, which `append` reports
+            self._samples.close()
         if not (self.folder / RUN_FILE).exists():
             (self.folder / SAMPLES_FILE).unlink(missing_ok=True)
             if self._made_folder:
