@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
@@ -41,6 +42,26 @@ def test_a_busy_process_is_named_with_its_cores() -> None:
     assert "python" in own.name
     assert 0.2 < own.cores < 1.1
     assert found.cores > 0.2
+
+
+@pytest.mark.parametrize(("numbers", "expected"), [((0, 12, 14), 40.0), ((0, 1), None)])
+def test_cores_are_known_by_their_numbers(
+    numbers: tuple[int, ...], expected: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPUs 12 and 14 are ours, and others keep each busy for 10 s; a container may number its own from 0."""
+
+    def busy(ticks: int) -> None:
+        lines = [f"cpu{number} {ticks if number else 0} 0 0 0 0 0 0 0 0 0" for number in numbers]
+        (tmp_path / "stat").write_text("\n".join(["cpu 0 0 0 0 0 0 0 0 0 0", *lines, ""]))
+
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {12, 14})
+    busy(0)
+    load = ForeignLoad()
+    time.sleep(0.5)
+    busy(1000)
+    found = load.cores()
+    assert found == (expected and pytest.approx(expected, rel=0.5))
 
 
 def test_own_children_are_no_neighbours() -> None:

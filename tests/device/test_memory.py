@@ -13,6 +13,7 @@ import torch
 from machines import HOST
 
 from profiler.device import memory
+from profiler.device.machine import machine_for
 from profiler.run.cold_start import forget
 
 # Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.
@@ -56,6 +57,14 @@ def test_cached_files_are_not_memory_in_use(version: int, tmp_path: Path, monkey
     assert HOST.available_bytes() == 58 << 20
     (tmp_path / names[2]).unlink()
     assert HOST.available_bytes() == 4 << 20
+
+
+def test_a_peak_that_cannot_begin_again_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sandboxes have no clear_refs; the peak is then that of the whole process, not of a cell."""
+    machine = machine_for(torch.device("cpu"))
+    monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "none" / "clear_refs")
+    machine.reset_peak()
+    assert machine.peak_bytes() is None
 
 
 def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,11 +117,15 @@ def test_speedup_and_verdict() -> None:
     """Ten of eleven tokens come after the first step, in half of the time: 2 x 10 / 11."""
     floor = DraftFloor(1, 4, one_token_s=1.0, verifying_s=1.2, drafting_s=0.3)
     assert floor.speedup(3.0) == pytest.approx(2.0)
-    found = Drafting("d", 9, 12, 12, (4, 4, 4, 4), (1, 3, 2, 3), (5.0, 5.0), (1.0, 1.0), (10.0, 10.0), (floor,))
-    assert found.tokens_per_step == 1 + 8 / 3
+    found = Drafting("d", 9, 12, 12, (4, 4, 4, 4), (1, 3, 2, 2), (5.0, 5.0), (1.0, 1.0), (10.0, 10.0), (floor,))
+    assert found.tokens_per_step == 1 + 7 / 3
     assert found.speedups == pytest.approx((20 / 11, 20 / 11))
     assert found.pays is True
-    assert Drafting("d", 9, 12, 12, (4,), (1,), (5.0, 15.0), (1.0, 1.0), (10.0, 10.0), ()).pays is None
+    assert replace(found, assisted_s=(5.0, 15.0)).pays is None
+    # The plain answer ended with 15 tokens in 0.75 s after the first; the other went on, with 6 x 5 in a second.
+    longer = Drafting("d", 9, 16, 15, (4,) * 7, (1, 4, 4, 4, 4, 4, 4), (1.0,), (0.1,), (0.75,), ())
+    assert longer.speedups == (30 / 15 * 0.75,)
+    assert replace(longer, new_tokens=1).pays is None
 
 
 def test_refused_in_one_line(subject: Subject, tiny_folder: Path, roofscope: Callable[..., Any]) -> None:

@@ -14,6 +14,7 @@ import torch
 from machines import HOST
 from small_models import small_model
 from subjects import PLANTED, subject_of
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
@@ -155,6 +156,19 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
         assert hidden["math attention", phase] == []
         assert hidden["a padding mask", phase] == count
         assert hidden["a padding mask and math attention", phase] == count
+
+
+def test_trials_stay_within_a_table_of_positions(tmp_path: Path) -> None:
+    """GPT-2's table has 64 rows, and the cell's 56 + 8 tokens take all of them; a trial steps more often than it."""
+    config = GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, vocab_size=100)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    subject, config = subject_of(str(tmp_path), prompt_lens=[56], batch_sizes=[1], new_tokens=8)
+    [cell] = subject.grid.cells
+    ceilings, failed = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True), list[str]()
+    seconds = {key: 1e-4 for key in cell.keys if key.phase == "decode"}
+    found = try_variants(subject, config, ceilings, seconds, 2.0, on_failure=lambda form, _: failed.append(form))
+    assert "math attention" in {trial.form for trial in found}
+    assert "math attention" not in failed
 
 
 def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:

@@ -8,6 +8,7 @@ import math
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from profiler.cli import app as cli
 from profiler.device.clock import Clock
 from profiler.device.machine import Machine
 from profiler.errors import RunError
+from profiler.facts.roofs import DriftReading
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
@@ -66,6 +68,31 @@ def test_out_of_memory_at_any_cell(cell: Cell) -> None:
     assert gaps[cell] == "oom"
     assert set(gaps.values()) <= {"oom", "skipped"}
     assert {o.cell for o in results if isinstance(o, Visit)} == set(GRID.cells) - set(gaps)
+
+
+def test_a_prefill_that_did_not_fit_says_nothing_of_a_cache_that_is_filled() -> None:
+    """A prefill of 8 tokens fails; a step after 16 filled ones needs no such prefill."""
+    grid = Grid((8,), (1,), 6, context_lens=(16,))
+    results = list(outcomes(PlainEngine(fits=lambda _, tokens: tokens < 8), grid=grid))
+    assert [(type(found), found.cell.context_len) for found in results if found.cell.context_len] == [(Visit, 16)]
+    assert [found.status for found in results if isinstance(found, Gap)] == ["oom"]
+
+
+def test_a_full_disk_is_named_although_closing_fails_too(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill() -> None:
+        with RunStore(tmp_path / "run") as store:
+            (tmp_path / "run" / "run.json").write_text("{}")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+            for _ in range(9):
+                store.append(DriftReading(1.0, 1.0, 1.0))
+
+    try:
+        with pytest.raises(RunError, match="the samples before this one are saved"):
+            fill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
