@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.operators import Linear, ModelWork
+from profiler.counting.operators import Experts, Linear, ModelWork
 from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
 
@@ -108,15 +108,15 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     A prefix that `prefill` shares is cached before, once. All sequences are prefilled in one step, unless there are
-    more `sequences` than the prefill has. The peak is in its matrix products, its attention or its logits, or in the
-    last decode step: its attention, or a layer's cache. A dynamic cache writes a layer's new cache before it frees the
-    old one, and a quantised one converts a layer. `prefill` and `new_tokens` have integers, or int64 arrays that
-    broadcast.
+    more `sequences` than the prefill has. The peak is in its matrix products, its experts, its attention or its
+    logits, or in the last decode step: its attention, or a layer's cache. A dynamic cache writes a layer's new cache
+    before it frees the old one, and a quantised one converts a layer. `prefill` and `new_tokens` have integers, or
+    int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences
     linears = [op for op in work.of_kind(Linear) if op.rows == "tokens"]
-    cores = work.of_kind(AttentionCore)
+    cores, banks = work.of_kind(AttentionCore), work.of_kind(Experts)
     itemsize = max((op.activation_dtype.itemsize for op in linears), default=_FLOAT32_BYTES)
     widest = max(
         (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
@@ -126,6 +126,9 @@ def memory_need(
     scores = tokens * query * max((core.query_heads for core in cores), default=0)
     scores_bytes = scores * itemsize if path.attention == "eager" else 0
     peaks_bytes = [tokens * (widest + _LIVE_HIDDEN * hidden) * itemsize + scores_bytes]
+    for bank in banks:
+        live = bank.rows_per_token * bank.row_elements + _LIVE_HIDDEN * bank.matrices[0][0]
+        peaks_bytes.append(tokens * live * itemsize + scores_bytes)
     for core in cores:
         queries, keys = core.query_heads * core.qk_dim, core.kv_heads * (core.qk_dim + core.v_dim)
         states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
@@ -146,7 +149,9 @@ def memory_need(
     else:
         elements = sequences * cached
         peaks_bytes += [elements * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
-    lost_bytes = _LOST_OUTPUTS * tokens * max((op.weight.out_features for op in linears), default=0) * itemsize
+    outputs = [op.weight.out_features for op in linears]
+    outputs += [bank.rows_per_token * max(outs for _, outs in bank.matrices) for bank in banks]
+    lost_bytes = _LOST_OUTPUTS * tokens * max(outputs, default=0) * itemsize
     return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ _LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
 _INDEXER = re.compile(r"Indexer$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
+_ROUTES_IN_16_BITS = re.compile(
+    r"Aria|Cohere2Moe|DeepseekV4|Ernie|FlexOlmo|Granite|GptOss|Inkling|Jamba|Laguna|Lfm2|Mellum|Olmoe|Phimoe|Qwen|Zaya"
+)
 _ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
 _OTHER_MODALITY = re.compile(
     r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend|^connector$|^aligner$|^q_?former$|^vq",
@@ -159,6 +163,25 @@ def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int,
     first, second = int(bank.shape[1]), int(bank.shape[2])
     out_comes_first = first == hidden_size if "down" in name else second == hidden_size
     return (second, first) if out_comes_first else (first, second)
+
+
+def row_elements(experts: nn.Module, matrices: Sequence[tuple[int, int]], dtype: torch.dtype) -> int:
+    """Return the elements that experts have in memory at their peak, per token and expert that runs on it.
+
+    transformers (5.23, integrations/moe.py, `grouped_mm_experts_forward`) keeps the input while it makes the first
+    product, its gate and the gated product; biases and clamps add copies. Later it keeps the input, the result, and
+    the weighted result in two orders: in float32 if the router's weights are. MXFP4's kernel gates its own product.
+    """
+    hidden, outputs = matrices[0][0], sum(outs for _, outs in matrices)
+    products = outputs - hidden if len(matrices) > 1 else outputs
+    if formats.triton_mxfp4_matrices(experts) or any(bank.dim() == 4 for bank in expert_banks(experts).values()):
+        return products // 2 + hidden
+    gate = getattr(type(experts), "_apply_gate", None)
+    is_plain = gate is None or gate.__qualname__ in ("_default_apply_gate", "FP8Experts._apply_gate")
+    clamps = not is_plain or first_of(experts, "limit", "swiglu_limit") is not None
+    copies = (5 if clamps else 2) + (2 if hasattr(experts, "gate_up_proj_bias") else 0)
+    weighted = 1 if dtype.itemsize == 4 or _ROUTES_IN_16_BITS.search(type(experts).__name__) else 2
+    return max(hidden + products + copies * products // 2, 2 * (1 + weighted) * hidden)
 
 
 def not_run_for_text(name: str, module: nn.Module) -> bool:

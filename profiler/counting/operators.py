@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -139,8 +140,17 @@ class Experts(Operator):
     """(in_features, out_features) of one expert's matrices."""
     expert_bytes: int
     activation_dtype: torch.dtype
+    row_elements: int
+    """Elements that the library has in memory at its peak, per token and expert that runs on it."""
     runs_all: bool = False
     """Whether the library runs every expert on every token and discards the results that the router did not choose."""
+    loops: bool = False
+    """Whether it runs one expert after the other, instead of all in one product."""
+
+    @property
+    def rows_per_token(self) -> int:
+        """The rows per token that are in memory at once, at most."""
+        return self.num_experts if self.runs_all else 1 if self.loops else math.ceil(self.per_token)
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         tokens = step.tokens

@@ -403,7 +403,9 @@ class _Visitor:
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.dtype,
+            row_elements=kinds.row_elements(module, matrices, self.dtype),
             runs_all=type(module).__name__ in _DENSE_EXPERTS,
+            loops=isinstance(module, nn.ModuleList),
         )
 
     def _norm(self, short: str, name: str, module: Any) -> Elementwise:
