@@ -254,19 +254,28 @@ def window_of(config: Any, module: Any) -> int | None:
     """
     if getattr(module, "is_sliding", None) is False:
         return None
-    layer_types = getattr(config, "layer_types", None)
-    index = getattr(module, "layer_idx", None)
-    if layer_types and isinstance(index, int) and index < len(layer_types):
-        kind = layer_types[index]
-        if kind == "full_attention":
-            return None
-        if kind == "chunked_attention":
-            return _positive(getattr(config, "attention_chunk_size", None))
+    if layer_type(config, module) == "full_attention":
+        return None
+    if layer_type(config, module) == "chunked_attention":
+        return _positive(getattr(config, "attention_chunk_size", None))
+    if is_local(module):
+        return int(config.window_size)
     if hasattr(module, "sliding_window"):
         return _positive(module.sliding_window)
     if getattr(config, "use_sliding_window", True) is False:
         return None
     return _positive(getattr(config, "sliding_window", None))
+
+
+def layer_type(config: Any, module: Any) -> str | None:
+    """Return the type of a module's layer, such as `sliding_attention`; None if the config does not say it."""
+    types, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    return str(types[index]) if types and isinstance(index, int) and index < len(types) else None
+
+
+def is_local(module: Any) -> bool:
+    """Return whether attention has GPT-Neo's window, which its mask has and its cache has not."""
+    return getattr(module, "attention_type", None) == "local"
 
 
 def _positive(value: Any) -> int | None:

@@ -498,6 +498,8 @@ class _Visitor:
             qk_dim=qk_dim,
             v_dim=v_dim,
             window=kinds.window_of(config, module),
+            chunked=kinds.layer_type(config, module) == "chunked_attention",
+            caches_all=kinds.is_local(module),
             latent_dim=latent,
             expanded_dim=expanded,
             top_k=top_k,
