@@ -184,6 +184,11 @@ def row_elements(experts: nn.Module, matrices: Sequence[tuple[int, int]], dtype:
     return max(hidden + products + copies * products // 2, 2 * (1 + weighted) * hidden)
 
 
+def gathers(experts: nn.Module) -> bool:
+    """Return whether transformers' `batched_mm` copies weights of these experts; those in blocks have own kernels."""
+    return hasattr(type(experts), "_apply_gate") and type(experts).__name__ != "FP8Experts"
+
+
 def not_run_for_text(name: str, module: nn.Module) -> bool:
     """Return whether a text-only step skips the module: other modalities, or cross-attention without an encoder."""
     leaf = name.rpartition(".")[2]

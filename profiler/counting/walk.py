@@ -406,6 +406,7 @@ class _Visitor:
             row_elements=kinds.row_elements(module, matrices, self.dtype),
             runs_all=type(module).__name__ in _DENSE_EXPERTS,
             loops=isinstance(module, nn.ModuleList),
+            gathers=kinds.gathers(module) and dtype == self.dtype,
         )
 
     def _norm(self, short: str, name: str, module: Any) -> Elementwise:

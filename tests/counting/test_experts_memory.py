@@ -12,9 +12,10 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
 from profiler.counting.cache import counted_model
-from profiler.counting.memory_need import memory_need
+from profiler.counting.memory_need import memory_need, need_of_batch, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, walk
+from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.meta_model import from_config
 from profiler.loading.source import resolve
@@ -76,6 +77,33 @@ def test_the_peak_of_real_experts(model_type: str, sizes: dict[str, Any]) -> Non
         model(torch.arange(tokens)[None] % SMALL["vocab_size"], use_cache=False)
     counted = 2 * tokens * experts.rows_per_token * experts.row_elements
     assert counted * (0.8 if experts.runs_all else 0.98) < peaks[0] < counted * 1.02
+
+
+def test_the_copies_of_a_decode_step() -> None:
+    """8 sequences use 2 experts each, of three matrices of 256 x 128; hidden states add at most 3 %."""
+    model = from_config(AutoConfig.for_model("mixtral", **SMALL), torch.bfloat16, "eager").eval()
+    model.set_experts_implementation("batched_mm")
+    [experts] = walk(model).of_kind(Experts)
+    step, path = Step(8, 1, 1), ExecutionPath(gathers_experts=True)
+    with torch.no_grad():
+        cache = model(torch.zeros(8, 1, dtype=torch.long)).past_key_values
+        with _Peak() as peak:
+            model(torch.arange(8)[:, None], past_key_values=cache)
+    copied_bytes = 8 * 2 * 3 * 256 * 128 * 2
+    assert experts.gathered_bytes(step, path) == copied_bytes
+    assert copied_bytes < peak.peak_bytes < 1.03 * copied_bytes
+    assert experts.gathered_bytes(Step(8, 2, 0), path) == experts.gathered_bytes(step, ExecutionPath()) == 0
+
+
+def test_the_copies_of_mixtral() -> None:
+    """One token copies two of the experts that it reads anyway; 32 sequences copy 64, more than all of a layer."""
+    work = counted_model(resolve("mixtral-8x7b")).work
+    copied_bytes, path = 2 * 3 * 4096 * 14336 * 2, path_on(work, "sdpa", fuses_grouped_heads=True)
+    [experts] = work.of_kind(Experts)
+    assert experts.each(Step(1, 1, 512), path).avoidable_bytes == {Cause.GATHERED_EXPERTS: 2 * copied_bytes}
+    assert memory_need(work, 0, Step(32, 1, 511), 1, path).workspace_bytes == 32 * copied_bytes
+    server = need_of_batch(work, 0, 32, 1, 1, path, together=False)
+    assert server.workspace_bytes < copied_bytes
 
 
 def test_the_need_of_mixtral() -> None:
