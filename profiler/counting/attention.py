@@ -29,6 +29,10 @@ class AttentionCore(Operator):
     v_dim: int
     window: int | None = None
     """Keys that a query may see, including itself; None means all."""
+    chunked: bool = False
+    """Whether they are those of the query's own chunk of so many tokens, instead of the last ones (Llama 4)."""
+    caches_all: bool = False
+    """Whether the cache keeps the keys that a window hides, too (GPT-Neo)."""
     latent_dim: int | None = None
     """Elements per token of a cached latent, which replaces the K and V heads (MLA)."""
     expanded_dim: int | None = None
@@ -48,9 +52,26 @@ class AttentionCore(Operator):
         """Elements per token in the cache that this layer reads."""
         return self.latent_dim if self.latent_dim is not None else self.kv_heads * (self.qk_dim + self.v_dim)
 
+    @property
+    def cache_window(self) -> int | None:
+        """Keys that the cache keeps for a query, including its own; None means all."""
+        return None if self.caches_all else self.window
+
     def live(self, tokens: Count) -> Any:
         """Return how many of `tokens` the cache holds for the next one, which completes its window."""
-        return tokens if self.window is None else np.minimum(tokens, self.window - 1)
+        return tokens if self.cache_window is None else np.minimum(tokens, self.cache_window - 1)
+
+    def seen_keys(self, tokens: Count) -> Any:
+        """Return how many of `tokens` in the cache the next one may see."""
+        if self.window is None:
+            return tokens
+        return tokens - tokens // self.window * self.window if self.chunked else np.minimum(tokens, self.window - 1)
+
+    def pairs(self, step: Step) -> Any:
+        """Return the (query, key) pairs per sequence."""
+        if self.chunked and self.window is not None:
+            return chunked_pairs(step.query, step.context, self.window)
+        return causal_pairs(step.query, step.context, self.top_k or self.window)
 
     def kept_bytes(
         self, tokens: Count, stored: CacheFormat | None = None, newest: Count = 0, *, shared: Count = 0
@@ -58,7 +79,7 @@ class AttentionCore(Operator):
         """Return the bytes of a sequence's keys and values; all but the `newest` tokens are as `stored`."""
         if not self.keeps:
             return 0
-        cached = tokens - shared if self.window is None else np.minimum(self.live(tokens), tokens - shared)
+        cached = tokens - shared if self.cache_window is None else np.minimum(self.live(tokens), tokens - shared)
         return self._stored_bytes(cached, stored, newest)
 
     def shared_bytes(self, shared: Count) -> Any:
@@ -66,12 +87,12 @@ class AttentionCore(Operator):
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         flops_per_pair = 2 * self.query_heads * (self.qk_dim + self.v_dim)
-        pairs = step.batch * causal_pairs(step.query, step.context, self.top_k or self.window)
+        pairs = step.batch * self.pairs(step)
         executed_pairs = step.batch * self._executed_pairs(step, path)
-        live = self.live(step.context)
-        chosen = live if self.top_k is None else np.minimum(live, step.query * self.top_k)
-        unchosen = 0 if self.top_k is None else live - chosen
-        shared = step.shared if self.window is None else np.maximum(step.shared - (step.context - live), 0)
+        live, seen = self.live(step.context), self.seen_keys(step.context)
+        chosen = seen if self.top_k is None else np.minimum(seen, step.query * self.top_k)
+        unchosen = 0 if self.top_k is None else seen - chosen
+        shared = step.shared if self.window is None else np.maximum(step.shared - (step.context - seen), 0)
         again = read_again(step, shared, unchosen)
         again_bytes = again * self.cached_elements * self.itemsize
         by_heads = pairs * flops_per_pair
@@ -137,7 +158,8 @@ class AttentionCore(Operator):
 
     def _slots(self, path: ExecutionPath) -> Any:
         """Return this layer's slots in a static cache, capped by the window (`StaticSlidingWindowLayer`)."""
-        return path.static_cache_len if self.window is None else np.minimum(path.static_cache_len, self.window)
+        window = self.cache_window
+        return path.static_cache_len if window is None else np.minimum(path.static_cache_len, window)
 
     def _copied_slots(self, step: Step, path: ExecutionPath) -> Any:
         """Return the tokens whose K and V the cache reads and writes again while it takes in new ones.
@@ -222,11 +244,14 @@ class AttentionCore(Operator):
             bytes_[Cause.UNFILLED_SLOTS] = np.where(read, empty, 0) * token_bytes
         if self.top_k is not None:
             bytes_[Cause.UNCHOSEN_KEYS] = np.maximum(live - step.query * self.top_k, 0) * token_bytes
-        if self.keeps and (path.cache == "dynamic" or (path.cache == "static" and self.window is not None)):
+        if self.chunked or self.caches_all:
+            bytes_[Cause.MASKED_SCORES] = (live - self.seen_keys(step.context)) * token_bytes
+        window = self.cache_window
+        if self.keeps and (path.cache == "dynamic" or (path.cache == "static" and window is not None)):
             copied_bytes = 2 * self._copied_slots(step, path) * token_bytes
             rolls: Any = False
-            if self.window is not None:  # a prefill has no full window yet, and a static cache copies nothing else
-                full = np.greater(step.context + step.query, self.window)
+            if window is not None:  # a prefill has no full window yet, and a static cache copies nothing else
+                full = np.greater(step.context + step.query, window)
                 rolls = full if path.cache == "static" else full & np.greater(step.context, 0)
             bytes_[Cause.CACHE_COPIES] = np.where(rolls, 0, copied_bytes)
             bytes_[Cause.ROLLED_WINDOWS] = np.where(rolls, copied_bytes, 0)
@@ -410,6 +435,20 @@ def causal_pairs(query: Count, context: Count, window: int | None = None) -> Any
         raise ValueError(f"a sliding window must have at least 1 key, not {window}")
     free = np.clip(window - np.asarray(context), 0, query)  # queries below the limit of the window
     return free * context + free * (free + 1) // 2 + (query - free) * window
+
+
+def chunked_pairs(query: Count, context: Count, chunk: int) -> Any:
+    """Return the (query, key) pairs per sequence where a query sees its own chunk's past and itself.
+
+    The sum over i = context..context + query - 1 of i mod chunk + 1 (transformers 5.23, `chunked_overlay`).
+    """
+
+    def up_to(tokens: Any) -> Any:
+        whole = tokens // chunk
+        rest = tokens - whole * chunk
+        return whole * (chunk * (chunk + 1) // 2) + rest * (rest + 1) // 2
+
+    return up_to(context + query) - up_to(context)
 
 
 _BOOL_BYTES = 1

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.operators import Linear, ModelWork
+from profiler.counting.operators import Experts, Linear, ModelWork
 from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
 
@@ -108,15 +108,15 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     A prefix that `prefill` shares is cached before, once. All sequences are prefilled in one step, unless there are
-    more `sequences` than the prefill has. The peak is in its matrix products, its attention or its logits, or in the
-    last decode step: its attention, or a layer's cache. A dynamic cache writes a layer's new cache before it frees the
-    old one, and a quantised one converts a layer. `prefill` and `new_tokens` have integers, or int64 arrays that
-    broadcast.
+    more `sequences` than the prefill has. The peak is in its matrix products, its experts, its attention or its
+    logits, or in the last decode step: its attention, copies of experts, or a layer's cache. A dynamic cache writes a
+    layer's new cache before it frees the old one, and a quantised one converts a layer. `prefill` and `new_tokens` have
+    integers, or int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences
     linears = [op for op in work.of_kind(Linear) if op.rows == "tokens"]
-    cores = work.of_kind(AttentionCore)
+    cores, banks = work.of_kind(AttentionCore), work.of_kind(Experts)
     itemsize = max((op.activation_dtype.itemsize for op in linears), default=_FLOAT32_BYTES)
     widest = max(
         (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
@@ -126,6 +126,9 @@ def memory_need(
     scores = tokens * query * max((core.query_heads for core in cores), default=0)
     scores_bytes = scores * itemsize if path.attention == "eager" else 0
     peaks_bytes = [tokens * (widest + _LIVE_HIDDEN * hidden) * itemsize + scores_bytes]
+    for bank in banks:
+        live = bank.rows_per_token * bank.row_elements + _LIVE_HIDDEN * bank.matrices[0][0]
+        peaks_bytes.append(tokens * live * itemsize + scores_bytes)
     for core in cores:
         queries, keys = core.query_heads * core.qk_dim, core.kv_heads * (core.qk_dim + core.v_dim)
         states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
@@ -133,6 +136,7 @@ def memory_need(
         peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
     last_step = prefill.decoding(sequences, new_tokens)
     peaks_bytes += [np.where(new_tokens > 0, core.scratch_bytes(last_step, path), 0) for core in cores]
+    peaks_bytes += [np.where(new_tokens > 0, bank.gathered_bytes(last_step, path), 0) for bank in banks]
     lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
     rows = tokens if path.all_logits else sequences
     cached = prefill.context + query + new_tokens
@@ -146,7 +150,9 @@ def memory_need(
     else:
         elements = sequences * cached
         peaks_bytes += [elements * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
-    lost_bytes = _LOST_OUTPUTS * tokens * max((op.weight.out_features for op in linears), default=0) * itemsize
+    outputs = [op.weight.out_features for op in linears]
+    outputs += [bank.rows_per_token * max(outs for _, outs in bank.matrices) for bank in banks]
+    lost_bytes = _LOST_OUTPUTS * tokens * max(outputs, default=0) * itemsize
     return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 
 
@@ -166,14 +172,16 @@ def need_of_batch(
 
     The first `prefix` tokens of every prompt are cached before: once if they are `shared`, else for each sequence.
 
-    `generate` runs them together. Servers run one at a time, or parts of a prompt, which need less.
+    `generate` runs them together. Servers run one at a time, or parts of a prompt, which need less, without copies of
+    experts.
     """
+    path = path if together else replace(path, gathers_experts=False)
     prefill = Step(batch if together else 1, prompt_len - prefix, prefix, shared)
     return memory_need(work, weight_bytes, prefill, new_tokens, path, batch)
 
 
 def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool) -> ExecutionPath:
-    """Return the path of plain transformers on a GPU that is not here, as far as it decides the workspace.
+    """Return the path of transformers' `generate` on a GPU that is not here, as far as it decides the workspace.
 
     Without a mask transformers hands grouped heads to torch's `sdpa`, which needs a fused kernel for them
     (`Datasheet.fuses_grouped_heads`) and 16 bits; else it runs the math kernel, with scores in memory.
@@ -183,4 +191,4 @@ def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool)
         core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < _FLOAT32_BYTES)
         for core in cores
     )
-    return ExecutionPath(attention=attention, kernel=UNFUSED_KERNEL if unfused else "fused")
+    return ExecutionPath(attention=attention, kernel=UNFUSED_KERNEL if unfused else "fused", gathers_experts=True)

@@ -81,7 +81,7 @@ def model_numbers(
     work = counted.work
     state = state_bytes(work)
     longest, params = counted.max_positions or MOST, dict(work.group_params)
-    windows = [core.window for core in work.of_kind(AttentionCore) if core.window and core.window < longest]
+    windows = [window for core in work.of_kind(AttentionCore) if (window := core.cache_window) and window < longest]
     windows_full = max(windows, default=0)
 
     def kv_bytes(tokens: int) -> int:

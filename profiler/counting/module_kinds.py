@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ _LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
 _INDEXER = re.compile(r"Indexer$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
+_ROUTES_IN_16_BITS = re.compile(
+    r"Aria|Cohere2Moe|DeepseekV4|Ernie|FlexOlmo|Granite|GptOss|Inkling|Jamba|Laguna|Lfm2|Mellum|Olmoe|Phimoe|Qwen|Zaya"
+)
 _ROUTER = re.compile(r"router|gate$|topk", re.IGNORECASE)
 _OTHER_MODALITY = re.compile(
     r"vision|visual|image|audio|speech|video|multi_?modal|^mm_|embed_tokens_extend|^connector$|^aligner$|^q_?former$|^vq",
@@ -161,6 +165,30 @@ def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int,
     return (second, first) if out_comes_first else (first, second)
 
 
+def row_elements(experts: nn.Module, matrices: Sequence[tuple[int, int]], dtype: torch.dtype) -> int:
+    """Return the elements that experts have in memory at their peak, per token and expert that runs on it.
+
+    transformers (5.23, integrations/moe.py, `grouped_mm_experts_forward`) keeps the input while it makes the first
+    product, its gate and the gated product; biases and clamps add copies. Later it keeps the input, the result, and
+    the weighted result in two orders: in float32 if the router's weights are. MXFP4's kernel gates its own product.
+    """
+    hidden, outputs = matrices[0][0], sum(outs for _, outs in matrices)
+    products = outputs - hidden if len(matrices) > 1 else outputs
+    if formats.triton_mxfp4_matrices(experts) or any(bank.dim() == 4 for bank in expert_banks(experts).values()):
+        return products // 2 + hidden
+    gate = getattr(type(experts), "_apply_gate", None)
+    is_plain = gate is None or gate.__qualname__ in ("_default_apply_gate", "FP8Experts._apply_gate")
+    clamps = not is_plain or first_of(experts, "limit", "swiglu_limit") is not None
+    copies = (5 if clamps else 2) + (2 if hasattr(experts, "gate_up_proj_bias") else 0)
+    weighted = 1 if dtype.itemsize == 4 or _ROUTES_IN_16_BITS.search(type(experts).__name__) else 2
+    return max(hidden + products + copies * products // 2, 2 * (1 + weighted) * hidden)
+
+
+def gathers(experts: nn.Module) -> bool:
+    """Return whether transformers' `batched_mm` copies weights of these experts; those in blocks have own kernels."""
+    return hasattr(type(experts), "_apply_gate") and type(experts).__name__ != "FP8Experts"
+
+
 def not_run_for_text(name: str, module: nn.Module) -> bool:
     """Return whether a text-only step skips the module: other modalities, or cross-attention without an encoder."""
     leaf = name.rpartition(".")[2]
@@ -231,19 +259,28 @@ def window_of(config: Any, module: Any) -> int | None:
     """
     if getattr(module, "is_sliding", None) is False:
         return None
-    layer_types = getattr(config, "layer_types", None)
-    index = getattr(module, "layer_idx", None)
-    if layer_types and isinstance(index, int) and index < len(layer_types):
-        kind = layer_types[index]
-        if kind == "full_attention":
-            return None
-        if kind == "chunked_attention":
-            return _positive(getattr(config, "attention_chunk_size", None))
+    if layer_type(config, module) == "full_attention":
+        return None
+    if layer_type(config, module) == "chunked_attention":
+        return _positive(getattr(config, "attention_chunk_size", None))
+    if is_local(module):
+        return int(config.window_size)
     if hasattr(module, "sliding_window"):
         return _positive(module.sliding_window)
     if getattr(config, "use_sliding_window", True) is False:
         return None
     return _positive(getattr(config, "sliding_window", None))
+
+
+def layer_type(config: Any, module: Any) -> str | None:
+    """Return the type of a module's layer, such as `sliding_attention`; None if the config does not say it."""
+    types, index = getattr(config, "layer_types", None), getattr(module, "layer_idx", None)
+    return str(types[index]) if types and isinstance(index, int) and index < len(types) else None
+
+
+def is_local(module: Any) -> bool:
+    """Return whether attention has GPT-Neo's window, which its mask has and its cache has not."""
+    return getattr(module, "attention_type", None) == "local"
 
 
 def _positive(value: Any) -> int | None:

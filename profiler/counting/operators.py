@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -139,8 +140,19 @@ class Experts(Operator):
     """(in_features, out_features) of one expert's matrices."""
     expert_bytes: int
     activation_dtype: torch.dtype
+    row_elements: int
+    """Elements that the library has in memory at its peak, per token and expert that runs on it."""
     runs_all: bool = False
     """Whether the library runs every expert on every token and discards the results that the router did not choose."""
+    loops: bool = False
+    """Whether it runs one expert after the other, instead of all in one product."""
+    gathers: bool = False
+    """Whether a decode step copies their weights where the path `gathers_experts`."""
+
+    @property
+    def rows_per_token(self) -> int:
+        """The rows per token that are in memory at once, at most."""
+        return self.num_experts if self.runs_all else 1 if self.loops else math.ceil(self.per_token)
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
         tokens = step.tokens
@@ -152,10 +164,26 @@ class Experts(Operator):
             weight_bytes=self.touched(tokens) * self.expert_bytes,
             activation_bytes=tokens * self.per_token * operands * self.activation_dtype.itemsize,
             avoidable_flops={Cause.UNCHOSEN_EXPERTS: 2 * tokens * idle * weights},
-            avoidable_bytes={
-                Cause.UNCHOSEN_EXPERTS: (self.num_experts - self.touched(tokens)) * self.expert_bytes if idle else 0
-            },
+            avoidable_bytes=self._avoidable_bytes(step, path),
         )
+
+    def _avoidable_bytes(self, step: Step, path: ExecutionPath) -> dict[Cause, Count]:
+        """Return the traffic beyond reading each chosen expert once; a copy is read, written and read again."""
+        used_bytes = self.touched(step.tokens) * self.expert_bytes
+        if path.gathers_experts and self.gathers:
+            return {Cause.GATHERED_EXPERTS: np.maximum(3 * self.gathered_bytes(step, path) - used_bytes, 0)}
+        return {Cause.UNCHOSEN_EXPERTS: self.num_experts * self.expert_bytes - used_bytes if self.runs_all else 0}
+
+    def gathered_bytes(self, step: Step, path: ExecutionPath) -> Any:
+        """Return the bytes of the copies that a decode step makes, all of one layer at once.
+
+        Each token has copies of its own (transformers 5.23, `batched_mm_experts_forward`). `generate` switches to them
+        after the prompt, unless it runs on a CPU (generation/utils.py, `_optimize_model_for_decode`).
+        """
+        if not (path.gathers_experts and self.gathers):
+            return 0
+        copied_bytes = step.tokens * self.per_token * self.expert_bytes
+        return np.where(np.equal(step.query, 1) & np.greater(step.context, 0), copied_bytes, 0)
 
     def touched(self, tokens: Count) -> Count:
         """Return the expected number of distinct experts that `tokens` use."""

@@ -403,7 +403,10 @@ class _Visitor:
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.dtype,
+            row_elements=kinds.row_elements(module, matrices, self.dtype),
             runs_all=type(module).__name__ in _DENSE_EXPERTS,
+            loops=isinstance(module, nn.ModuleList),
+            gathers=kinds.gathers(module) and dtype == self.dtype,
         )
 
     def _norm(self, short: str, name: str, module: Any) -> Elementwise:
@@ -496,6 +499,8 @@ class _Visitor:
             qk_dim=qk_dim,
             v_dim=v_dim,
             window=kinds.window_of(config, module),
+            chunked=kinds.layer_type(config, module) == "chunked_attention",
+            caches_all=kinds.is_local(module),
             latent_dim=latent,
             expanded_dim=expanded,
             top_k=top_k,

@@ -125,6 +125,8 @@ class Cause(StrEnum):
     UNASKED_LOGITS = "logits nobody asked for"
     UPCAST_LOGITS = "logits upcast to float32"
     UNCHOSEN_EXPERTS = "experts nobody chose"
+    GATHERED_EXPERTS = "experts copied per token"
+    """A decode step of `generate` on a GPU copies the weights of each token's experts before it multiplies them."""
     UNCHOSEN_KEYS = "keys that no indexer chose"
     OPERANDS = "operands"
     """Operands and intermediates written and read between kernels."""
@@ -146,5 +148,5 @@ OF_CONTEXT = frozenset(
 """Causes whose work grows with the cache; rates attained at short contexts do not apply to it."""
 COPIES = frozenset({Cause.CACHE_COPIES, Cause.ROLLED_WINDOWS})
 """Causes whose tokens are read and written once more."""
-OUTSIDE = COPIES | {Cause.CACHE_CONVERSION, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS}
+OUTSIDE = COPIES | {Cause.CACHE_CONVERSION, Cause.LATENT_EXPANDED, Cause.UPCAST_LOGITS, Cause.GATHERED_EXPERTS}
 """Causes of traffic before or after an operator's call, which a replay of the call does not include."""

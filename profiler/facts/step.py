@@ -117,6 +117,8 @@ class ExecutionPath:
     """True if the LM head runs on every position, though only the last one is needed."""
     upcasts_logits: bool = False
     """True if the last logits are copied to float32 before sampling, as in transformers' `generate`."""
+    gathers_experts: bool = False
+    """True if decode steps copy the chosen experts' weights (`batched_mm`), as in transformers' `generate` on a GPU."""
     outlier_columns: Mapping[str, float] = field(default_factory=dict)
     """Columns that LLM.int8() multiplies in 16 bits next to its int8 product, by operator; they depend on the data."""
 

@@ -193,6 +193,7 @@ def execution_paths(
     """Return how this model runs on this device: its attention interface, the kernels that torch picks, outliers."""
     request = loaded.request
     attention = getattr(loaded.config.get_text_config(), "_attn_implementation", None) or "sdpa"
+    experts = getattr(loaded.config.get_text_config(), "_experts_implementation", None)
     cores = work.of_kind(AttentionCore)
     longest = max((*grid.prompt_lens, *grid.context_lens))
     shapes: dict[Phase, tuple[int, int]] = {"prefill": (longest, longest), "decode": (1, longest + 1)}
@@ -222,6 +223,7 @@ def execution_paths(
                 cache_format=engine.cache_format,
                 masks=engine.pads,
                 all_logits=not engine.keeps_last_logits,
+                gathers_experts=engine.taxes and experts == "grouped_mm" and request.device.type != "cpu",
                 outlier_columns=outliers.get(phase, {}),
             )
     return paths
