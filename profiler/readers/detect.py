@@ -107,8 +107,8 @@ def _read(path: Path, source: Source) -> ForeignFile | None:
         try:
             result = reader.read(source)
             if result is not None:
-                if source.repeated:
-                    raise RequestError(f"it has several columns called {escaped(source.repeated)}.")
+                if source.fault:
+                    raise RequestError(source.fault)
                 refuse_impossible(result.figures)
                 return replace(result, remarks=(*result.remarks, *source.remarks))
         except RequestError as error:
