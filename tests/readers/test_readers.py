@@ -117,6 +117,22 @@ def test_other_versions_have_their_concurrency_elsewhere(name: str, config: obje
     assert (file.tool, file.settings["model's name"], file.figures[1].cap) == (other.tool, "m", cap)
 
 
+def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
+    """GuideLLM has no latency between tokens for one token, or without streaming; counts of 0 are unknown shapes."""
+    path = tmp_path / "g.json"
+    content = json.loads((FILES / "guidellm.json").read_text())
+    metrics = [benchmark["metrics"] for benchmark in content["benchmarks"]]
+    for each in metrics:
+        each["inter_token_latency_ms"]["successful"]["median"] = 0.0
+    path.write_text(json.dumps(content))
+    assert {figure.covers for figure in read_foreign(path).figures} == {"prefill"}
+    for each in metrics:
+        each["prompt_token_count"]["successful"]["median"] = 0.0
+    path.write_text(json.dumps(content))
+    with pytest.raises(RequestError, match="prompt_token_count"):
+        read_foreign(path)
+
+
 def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     """optimum-benchmark times the 15 steps after the first token as one, and divides batch x 15 tokens by that time."""
     report = json.loads((FILES / "optimum.json").read_text())["report"]["decode"]
