@@ -237,6 +237,20 @@ def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: s
         assert number or len(lines) == 1
 
 
+def test_our_own_cells_keep_what_was_cached(tmp_path: Path) -> None:
+    """64 tokens after a prefix of 8,128 and a cache of 512, with the middle of 32 steps, as in cells.csv."""
+    path = tmp_path / "cells.csv"
+    rows = (
+        "prefill,8,64,8128,32,0.02",
+        "decode,8,64,8208,32,0.01",
+        "decode,1,0,528,32,0.01",
+        "decode,1,512,528,32,0.01",
+    )
+    path.write_text("\n".join(["phase,batch_size,prompt_len,context_len,new_tokens,latency_s", *rows]))
+    found = [(figure.prompt_len, figure.context_len) for figure in read_foreign(path).figures]
+    assert found == [(64, 8128), (64, 8128), (None, 512), (512, 0)]
+
+
 def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     """Two sequences at 100 tokens/s take 20 ms per step. Failed rows are left out, but count in row numbers."""
     path = tmp_path / "t.csv"
@@ -247,8 +261,8 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
         Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5, may_speculate=True),
-        Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
-        Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
+        Figure("prefill", 0.5, 1, 128, 9, None, rounding_s=0.05),
+        Figure("decode", 0.25, 4, None, 248, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
     ]
     names = names.strip() + ",samples_s,bits_per_weight\n"
     rows = [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"]
