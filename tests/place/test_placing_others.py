@@ -91,9 +91,13 @@ def test_speculation_of_a_vllm_server_is_read(tmp_path: Path) -> None:
     assert decode.latency_s == pytest.approx(25e-3)
 
 
-def test_a_prompt_from_a_cache_is_reported(tmp_path: Path) -> None:
-    prefill, _ = place(served(tmp_path / "f", cache_hit_rate=0.9), "llama-3.1-8b", gpu="H100 SXM").rows
+def test_a_prompt_from_a_cache_is_not_prefilled(tmp_path: Path) -> None:
+    """Of 1,024 tokens 922 are cached: 102 are computed, 2 x 7.5e9 FLOPs each, less than reading 15 GB takes."""
+    prefill, decode = place(served(tmp_path / "f", cache_hit_rate=0.9), "llama-3.1-8b", gpu="H100 SXM").rows
     assert "90 % of the prompt came from a cache" in prefill.note
+    assert (prefill.prompt_len, prefill.context_len) == (102, 922)
+    assert prefill.floor_s == pytest.approx((7.5e9 * 2 + 1024 * 131_072) / 3.35e12, rel=0.02)
+    assert decode.prompt_len + decode.context_len == 1024
 
 
 def report(path: Path, **decode: Any) -> Path:
