@@ -51,6 +51,14 @@ def test_a_quantised_cache_has_the_bytes_of_its_blocks(
     assert found.floor_s == pytest.approx((WEIGHTS + cache) / 1008e9, rel=5e-3)
 
 
+@pytest.mark.parametrize(("n_batch", "n_ubatch", "chunks"), [(128, 512, 8), (2048, 256, 4), (None, 4096, 2)])
+def test_a_chunk_is_no_longer_than_a_batch(n_batch: int, n_ubatch: int, chunks: int, tmp_path: Path) -> None:
+    """llama.cpp cuts n_ubatch to n_batch, which is 2,048 by default: 1,024 tokens with -b 128 are 8 chunks."""
+    prompt = {"n_prompt": 4096 if chunks == 2 else 1024, "n_gen": 0, "n_batch": n_batch, "n_ubatch": n_ubatch}
+    [found] = place(llama_bench(tmp_path / "f", prompt), "llama-3.1-8b").rows
+    assert f"the prompt ran in {chunks} chunks of " in found.note
+
+
 def test_markdown_names_a_cache_type_that_is_not_the_default(tmp_path: Path) -> None:
     path = tmp_path / "t.md"
     head = "| model | size | params | backend | ngl | type_k | type_v | test | t/s |"
