@@ -38,8 +38,8 @@ def read_serving(source: Source) -> ForeignFile | None:
     first = source.records[0]
     if not first.keys() >= _KEYS:
         return None
-    is_sglang = "random_input_len" in first or "sharegpt_output_len" in first
     is_sweep = "run_number" in first
+    is_sglang = not is_sweep and ("random_input_len" in first or "sharegpt_output_len" in first)
     figures, load = told_apart(source.records, _load, _figures)
     gpus = first_of(first, "server_info.tp_size", *_TP)
     stages = inner(first, "server_info.pp_size") or 1

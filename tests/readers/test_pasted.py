@@ -33,13 +33,14 @@ def test_one_prompt_for_all_sequences_is_a_prefill_of_one(tmp_path: Path) -> Non
     assert (prefill.batch_size, decode.batch_size) == (1, 4)
 
 
-def test_runs_of_a_sweep_are_repetitions() -> None:
-    """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more."""
-    file = read_foreign(FILES / "vllm-sweep.csv")
+@pytest.mark.parametrize("swept", ["max_num_seqs", "random_input_len"])
+def test_runs_of_a_sweep_are_repetitions(swept: str, tmp_path: Path) -> None:
+    """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more. SGLang has a key `random_input_len`, too."""
+    file = read((FILES / "vllm-sweep.csv").read_text().replace("max_num_seqs", swept), tmp_path / "f")
     decodes = {figure.settings: figure for figure in file.figures if figure.covers == "decode"}
     assert {settings: figure.samples_s for settings, figure in decodes.items()} == {
-        (("max_num_seqs", "32"),): pytest.approx((0.0100, 0.0101, 0.0102)),
-        (("max_num_seqs", "128"),): pytest.approx((0.0150, 0.0151, 0.0152)),
+        ((swept, "32"),): pytest.approx((0.0100, 0.0101, 0.0102)),
+        ((swept, "128"),): pytest.approx((0.0150, 0.0151, 0.0152)),
     }
     assert (file.tool, file.gpus) == ("vllm bench sweep", 2)
 
