@@ -85,19 +85,16 @@ def read_llama_bench(source: Source) -> ForeignFile | None:
         shared["device"] = escaped(devices[0])
     if shared.get("split_mode") == "none":
         del devices[1:]
-    splits_layers = len(devices) > 1 and shared.get("split_mode", "layer") == "layer"
-    remarks = not_read((name for name in first if not _is_setting(name)), _NOT_SETTINGS)
-    if splits_layers:
-        remarks += (f"it ran on {len(devices)} GPUs that hold layers in turn: the roofs are those of one.",)
+    splits_layers = shared.get("split_mode", "layer") == "layer"
     return ForeignFile(
         "llama-bench",
         figures,
         created=str(first.get("test_time") or ""),
         settings=shared,
-        gpus=len(devices) if len(devices) > 1 else None,
-        splits_layers=splits_layers,
+        gpus=len(devices) if len(devices) > 1 and not splits_layers else None,
+        stages=len(devices) if splits_layers else 1,
         packed_dtype=LLAMA_CPP_PACKED_DTYPE,
-        remarks=remarks,
+        remarks=not_read((name for name in first if not _is_setting(name)), _NOT_SETTINGS),
     )
 
 

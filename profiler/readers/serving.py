@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from profiler.readers.figures import Figure, ForeignFile, told_apart
+from profiler.readers.figures import Figure, ForeignFile, shared_gpus, told_apart
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, first_of, inner, needed, number_at, number_of, texts, whole_of
+from profiler.readers.values import Record, first_of, inner, needed, number_at, number_of, whole_of
 
 _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"}
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
@@ -28,7 +28,8 @@ _RESULTS = re.compile(
     r"|.*(_throughput|_lens|_goodput|_id|_type)|date|backend|label|num_prompts|completed|failed|duration|ramp_up.*"
     r"|latencies|queue_times|start_times|ttfts|itls|generated_texts|errors|rtfx|run_number|"
 )
-_TP = ("tensor_parallel_size", "tensor-parallel-size", "tp")
+_TP = ("server_info.tp_size", "tensor_parallel_size", "tensor-parallel-size", "tp")
+_PP = ("server_info.pp_size", "pipeline_parallel_size", "pipeline-parallel-size", "pp")
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
 
@@ -40,36 +41,45 @@ def read_serving(source: Source) -> ForeignFile | None:
         return None
     is_sweep = "run_number" in first
     is_sglang = not is_sweep and ("random_input_len" in first or "sharegpt_output_len" in first)
-    figures, load = told_apart(source.records, _load, _figures)
-    gpus = first_of(first, "server_info.tp_size", *_TP)
-    stages = inner(first, "server_info.pp_size") or 1
-    settings = {
-        "model's name": first.get("model_id"),
-        "server": first.get("backend"),
-        "tp_size": gpus,
-        "quantization": inner(first, "server_info.quantization"),
-        "draft tokens": inner(first, "server_info.speculative_num_draft_tokens"),
-    }
-    # The texts have far fewer tokens than were generated, while the drafts were accepted.
-    again = number_at(first, "total_output_tokens_retokenized") if first.get("accept_length") else None
-    is_pinned = bool(is_sglang and again and again < needed(first, "total_output_tokens") / 2)
+    figures, settings = told_apart(source.records, _settings, _figures)
+    gpus, stages = shared_gpus(map(_gpus, source.records))
     return ForeignFile(
         "SGLang bench_serving" if is_sglang else f"vllm bench {'sweep' if is_sweep else 'serve'}",
         _repeated(figures) if is_sweep else figures,
         str(first.get("date") or ""),
-        {**texts(settings), **load},
-        gpus=whole_of(gpus, "tp_size", 1) * whole_of(stages, "pp_size", 1) if gpus else None,
-        remarks=(_PINNED,) if is_pinned else (),
+        settings,
+        gpus,
+        stages,
+        remarks=(_PINNED,) if is_sglang and any(map(_is_pinned, source.records)) else (),
     )
 
 
 _PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
 
-def _load(record: Record) -> Mapping[str, object]:
-    """What was asked of the server; of a sweep, its parameters, too."""
+def _is_pinned(record: Record) -> bool:
+    """Whether the texts have far fewer tokens than were generated, while the drafts were accepted."""
+    again = number_at(record, "total_output_tokens_retokenized") if record.get("accept_length") else None
+    return again is not None and again < needed(record, "total_output_tokens") / 2
+
+
+def _settings(record: Record) -> Mapping[str, object]:
+    """The server, and what was asked of it; of a sweep, its parameters, too."""
     swept = [name for name in record if name not in _LOAD and not _RESULTS.fullmatch(name)]
-    return {name: record.get(name) for name in (*_LOAD, *(swept if "run_number" in record else ()))}
+    return {
+        "model's name": record.get("model_id"),
+        "server": record.get("backend"),
+        "tp_size": first_of(record, *_TP),
+        "quantization": inner(record, "server_info.quantization"),
+        "draft tokens": inner(record, "server_info.speculative_num_draft_tokens"),
+        **{name: record.get(name) for name in (*_LOAD, *(swept if "run_number" in record else ()))},
+    }
+
+
+def _gpus(record: Record) -> tuple[int | None, int]:
+    """(GPUs that shared each step, pipeline stages)."""
+    gpus, stages = first_of(record, *_TP), first_of(record, *_PP)
+    return whole_of(gpus, "tp_size", 1) if gpus else None, whole_of(stages or 1, "pp_size", 1)
 
 
 def _repeated(figures: Sequence[Figure]) -> list[Figure]:

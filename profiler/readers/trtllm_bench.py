@@ -24,7 +24,7 @@ def read_trtllm_bench(source: Source) -> ForeignFile | None:
     if not inner(report, "performance.total_latency_ms") or "request_info" not in report:
         return None
     prompt, new = _lengths(source.only)
-    figures = _streamed(report, prompt, new) or [_whole(report, prompt, new)]
+    streamed = _streamed(report, prompt, new)
     settings = {
         "model's name": inner(report, "engine.model"),
         "quantization": inner(report, "engine.quantization"),
@@ -32,17 +32,20 @@ def read_trtllm_bench(source: Source) -> ForeignFile | None:
         "tp_size": inner(report, "world_info.tp_size"),
         "device": inner(report, "machine.name"),
     }
-    gpus = [inner(report, f"world_info.{name}") for name in ("tp_size", "pp_size")]
+    named = [inner(report, f"world_info.{name}") for name in ("tp_size", "pp_size")]
+    gpus, stages = (whole_of(count or 1, "tp_size", 1) for count in named)
     remark = f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average"
     dataset = str(inner(report, "dataset.path") or "").rpartition("/")[2]
-    named = re.search(r"(\d+)[_x](\d+)", dataset)
-    if named and (int(named[1]), int(named[2])) != (round(prompt), round(new)):
+    lengths = re.search(r"(\d+)[_x](\d+)", dataset)
+    if lengths and (int(lengths[1]), int(lengths[2])) != (round(prompt), round(new)):
         remark += f", though the dataset is called {dataset}"
     return ForeignFile(
         "trtllm-bench",
-        figures,
+        streamed or [_whole(report, prompt, new)],
         settings={name: text for name, text in texts(settings).items() if text != "None"},
-        gpus=math.prod(whole_of(count or 1, "tp_size", 1) for count in gpus) if any(gpus) else None,
+        # Pipeline stages take turns in one step, and work at the same time on those of a whole run.
+        gpus=(gpus if streamed else gpus * stages) if any(named) else None,
+        stages=stages if streamed else 1,
         remarks=(f"{remark}.",),
     )
 

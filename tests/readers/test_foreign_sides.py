@@ -244,6 +244,31 @@ def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
             compared(before, path, tp=tp)
 
 
+def test_settings_of_every_record_count(tmp_path: Path) -> None:
+    """SGLang's --output-file appends: what differs tells records apart, and unequal GPUs are refused."""
+    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "f"
+    for other, message in (({"tp_size": 8, "quantization": "w4afp8"}, ""), ({"tp_size": 1}, "unequal numbers of GPUs")):
+        servers = ({"tp_size": 8, "quantization": "fp8"}, other)
+        path.write_text("\n".join(json.dumps({**record, "server_info": server}) for server in servers))
+        if message:
+            with pytest.raises(RequestError, match=message):
+                read_side(path)
+        else:
+            quantized = {cell.settings for cell in read_side(path).cells}
+            assert quantized == {(("quantization", "fp8"),), (("quantization", "w4afp8"),)}
+
+
+def test_stages_do_not_share_a_step(tmp_path: Path) -> None:
+    """Four GPUs share each step of a server with two pipeline stages of four."""
+    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "f"
+    path.write_text(json.dumps({**record, "server_info": {"tp_size": 4, "pp_size": 2}}))
+    assert read_side(path, 4).settings["tp_size"] == "4"
+    with pytest.raises(RequestError, match="4 GPUs shared each step, not 8"):
+        read_side(path, 8)
+
+
 def test_what_a_file_left_out_is_said(tmp_path: Path) -> None:
     """The file has one length of a decode less, and its others still match."""
     path = tmp_path / "f"

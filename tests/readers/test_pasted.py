@@ -35,7 +35,7 @@ def test_one_prompt_for_all_sequences_is_a_prefill_of_one(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("swept", ["max_num_seqs", "random_input_len"])
 def test_runs_of_a_sweep_are_repetitions(swept: str, tmp_path: Path) -> None:
-    """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more. SGLang has a key `random_input_len`, too."""
+    """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more. SGLang, too, has `random_input_len`."""
     file = read((FILES / "vllm-sweep.csv").read_text().replace("max_num_seqs", swept), tmp_path / "f")
     decodes = {figure.settings: figure for figure in file.figures if figure.covers == "decode"}
     assert {settings: figure.samples_s for settings, figure in decodes.items()} == {
@@ -164,7 +164,7 @@ def test_whole_objects_of_json_that_was_cut_are_read(name: str, before: str, tmp
 def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     """Two runs on two GPUs each are not one on four, and a header names the settings of its own table."""
     two = (FILES / "llama-bench-two-gpus.md").read_text()
-    assert read(two + two.replace("gpt-oss 20B", "other 20B"), tmp_path / "f").gpus == 2
+    assert read(two + two.replace("gpt-oss 20B", "other 20B"), tmp_path / "f").stages == 2
     with pytest.raises(RequestError, match="unequal numbers of GPUs"):
         read(two + "Device 0: NVIDIA RTX A5000, compute capability 8.6, VMM: yes\n" + TABLE, tmp_path / "f")
     batched = (FILES / "llama-batched-bench.md").read_text()
