@@ -29,6 +29,7 @@ _RESULTS = re.compile(
     r"|latencies|queue_times|start_times|ttfts|itls|generated_texts|errors|rtfx|run_number|"
 )
 _TP = ("server_info.tp_size", "tensor_parallel_size", "tensor-parallel-size", "tp")
+_DP = ("server_info.dp_size", "data_parallel_size", "data-parallel-size", "dp")
 _PP = ("server_info.pp_size", "pipeline_parallel_size", "pipeline-parallel-size", "pp")
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
@@ -50,10 +51,15 @@ def read_serving(source: Source) -> ForeignFile | None:
         settings,
         gpus,
         stages,
-        remarks=(_PINNED,) if is_sglang and any(map(_is_pinned, source.records)) else (),
+        remarks=(
+            *([_PINNED] if is_sglang and any(map(_is_pinned, source.records)) else []),
+            *([_SHARED] if is_sweep and any(_replicas(record) > 1 for record in source.records) else []),
+        ),
     )
 
 
+# docs.vllm.ai, serving/data_parallel_deployment: expert layers form a group of all replicas' GPUs.
+_SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
 _PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
 
@@ -70,7 +76,7 @@ def _settings(record: Record) -> Mapping[str, object]:
         "model's name": record.get("model_id"),
         "server": record.get("backend"),
         "tp_size": first_of(record, *_TP),
-        "quantization": inner(record, "server_info.quantization"),
+        **{name: inner(record, f"server_info.{name}") for name in ("pp_size", "dp_size", "quantization")},
         "draft tokens": inner(record, "server_info.speculative_num_draft_tokens"),
         **{name: record.get(name) for name in (*_LOAD, *(swept if "run_number" in record else ()))},
     }
@@ -92,6 +98,13 @@ def _repeated(figures: Sequence[Figure]) -> list[Figure]:
         for same in runs.values()
         for samples in [tuple(figure.seconds for figure in same)]
     ]
+
+
+def _replicas(record: Record) -> int:
+    """Copies of the model that share the requests; with `enable_dp_attention` all GPUs of `tp_size` have one model."""
+    return (
+        1 if inner(record, "server_info.enable_dp_attention") else whole_of(first_of(record, *_DP) or 1, "dp_size", 1)
+    )
 
 
 def _figures(record: Record) -> list[Figure]:
@@ -116,6 +129,7 @@ def _figures(record: Record) -> list[Figure]:
         requests_per_s=completed / duration_s,
         acceptance=acceptance,
         verified=drafted,
+        groups=_replicas(record) * _gpus(record)[1],
     )
 
 
@@ -144,13 +158,14 @@ def served(
     decoding: float | None = None,
     acceptance: object = None,
     verified: float | None = None,
+    groups: int = 1,
 ) -> list[Figure]:
     """The figures of a prefill and a decode step of a loaded server, as its client measures them.
 
     The batch of a decode step is `decoding` if the tool counted it. Otherwise it follows from the rate and the time per
     token (Little, Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first
     token. It is never more than the cap. `acceptance` is the file's acceptance length, `verified` the tokens per
-    sequence that a step processes.
+    sequence that a step processes. `groups` of GPUs, replicas or pipeline stages, have a batch each at a time.
     """
     most = math.inf if cap is None else number_of(cap, "the concurrency")
     batch = min(most, decoding or output_per_s * (tpot_s or 0.0) or most)
@@ -171,8 +186,10 @@ def served(
     )
     figures = [prefill] if ttft_s else []
     if tpot_s:
-        chunk = (itl_s or 0.0) / tpot_s
+        chunk, of_group = (itl_s or 0.0) / tpot_s, max(1, round(batch / groups))
         notes = [_batch_note(batch, most, decoding)]
+        if of_group < round(batch):
+            notes.append(f"divided by {groups}, as so many replicas or pipeline stages have a batch each")
         if most > 1:
             notes.append("prefills of other requests may run in between")
         if acceptance is None and chunk > _CHUNKED:
@@ -182,7 +199,7 @@ def served(
                 prefill,
                 covers="decode",
                 seconds=tpot_s * per_step,
-                batch_size=max(1, round(batch)),
+                batch_size=of_group,
                 cap=None if cap is None else max(1, round(most)),
                 step_tokens=per_step,
                 verified_tokens=verified if per_step > 1 else None,

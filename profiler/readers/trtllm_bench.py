@@ -75,6 +75,7 @@ def _streamed(report: Record, prompt: float, new: float) -> list[Figure]:
         requests_per_s=needed(report, _PER_S),
         # The report has a section on decoding only with speculative decoding.
         acceptance=accepted or -1,
+        groups=whole_of(inner(report, "world_info.pp_size") or 1, "pp_size", 1),
     )
 
 
