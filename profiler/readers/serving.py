@@ -222,4 +222,4 @@ def speculated(step_tokens: float, verified: float | None = None) -> tuple[str, 
     if step_tokens == 1:
         return ()
     processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
-    return (f"a step, whose time this is, gives {step_tokens:.3g} tokens per sequence by speculation, and {processed}",)
+    return (f"a decode step gives {step_tokens:.3g} tokens per sequence by speculation, and {processed}",)

@@ -90,6 +90,22 @@ def test_a_speculative_step_gives_several_tokens(tmp_path: Path) -> None:
     assert "several tokens per step speculated" in decode.note
 
 
+def test_a_speculative_generation_has_fewer_steps(tmp_path: Path) -> None:
+    """1,024 tokens at 2.8 per step: a prefill and 365 steps of 15 GB and 8 x 642 tokens of cache at 3.35 TB/s."""
+    path = tmp_path / "f"
+    performance = {"total_latency_ms": 17_600.0, "avg_request_latency_ms": 2200.0, "request_throughput_req_s": 8 / 2.2}
+    report = {
+        "world_info": {"tp_size": 1, "pp_size": 1, "max_batch_size": 8},
+        "request_info": {"avg_input_length": 130.0, "avg_output_length": 1024.0},
+        "performance": {**performance, "system_output_throughput_tok_s": 1024 * 8 / 2.2},
+        "decoding_stats": {"acceptance_length_percentiles": {"average": 2.8}},
+    }
+    path.write_text(json.dumps(report))
+    [row] = place(path, "llama-3.1-8b", gpu="H100 SXM").rows
+    assert row.floor_s == pytest.approx(1023 / 2.8 * (7.5e9 * 2 + 8 * 642 * 131_072) / 3.35e12, rel=0.02)
+    assert row.attained < 1
+
+
 def test_speculation_of_a_vllm_server_is_read(tmp_path: Path) -> None:
     """vLLM's spec_decode_acceptance_length: 10 ms per token are steps of 25 ms."""
     content = json.loads((FILES / "vllm-serve.json").read_text())
