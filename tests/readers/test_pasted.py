@@ -172,6 +172,25 @@ def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     assert {figure.settings for figure in file.figures} == {(("flash_attn", value),) for value in "01"}
 
 
+@pytest.mark.parametrize(
+    ("command", "shape"),
+    [
+        ("--input_len 1024 --batch_size=32 -tp 8", (32, 1024, 128, 8)),
+        ("--input-len $IN --batch-size ${BS} --output-len 64 --tensor_parallel_size '2'", (None, None, 64, 2)),
+        ("--input-len 64 --input-len \\\n 256 $MORE", (None, 256, None, None)),
+        ("--model m", (8, 32, 128, None)),
+    ],
+)
+def test_options_of_a_command_are_read_as_its_parser_does(
+    command: str, shape: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    """Underscores and dashes are the same, the last value counts, and what the shell fills in is unknown."""
+    report = (FILES / "vllm-latency.txt").read_text().partition("Avg")[2]
+    file = read(f"$ vllm bench latency {command}\nAvg{report}", tmp_path / "f")
+    [figure] = file.figures
+    assert (figure.batch_size, figure.prompt_len, figure.new_tokens, file.gpus) == shape
+
+
 def test_two_printed_reports_are_told_apart(tmp_path: Path) -> None:
     report = (FILES / "vllm-serve.txt").read_text()
     other = report.replace("20.00 ", "5.00 ").replace("17.08", "9.08")
