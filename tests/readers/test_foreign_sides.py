@@ -259,6 +259,13 @@ def test_settings_of_every_record_count(tmp_path: Path) -> None:
             assert quantized == {(("quantization", "fp8"),), (("quantization", "w4afp8"),)}
 
 
+def test_exports_of_aiperf_are_told_apart(tmp_path: Path) -> None:
+    record = json.loads((FILES / "aiperf.json").read_text())
+    path = tmp_path / "f"
+    path.write_text("\n".join(json.dumps({**record, "input_config": {"model": [name]}}) for name in ("a", "b")))
+    assert {cell.settings for cell in read_side(path).cells} == {(("model's name", name),) for name in "ab"}
+
+
 def test_stages_do_not_share_a_step(tmp_path: Path) -> None:
     """Four GPUs share each step of a server with two pipeline stages of four."""
     record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
