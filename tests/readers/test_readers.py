@@ -121,13 +121,11 @@ def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
     """GuideLLM has no latency between tokens for one token, or without streaming; counts of 0 are unknown shapes."""
     path = tmp_path / "g.json"
     content = json.loads((FILES / "guidellm.json").read_text())
-    metrics = [benchmark["metrics"] for benchmark in content["benchmarks"]]
-    for each in metrics:
-        each["inter_token_latency_ms"]["successful"]["median"] = 0.0
+    metrics = content["benchmarks"][0]["metrics"]
+    metrics["inter_token_latency_ms"]["successful"]["median"] = 0.0
     path.write_text(json.dumps(content))
-    assert {figure.covers for figure in read_foreign(path).figures} == {"prefill"}
-    for each in metrics:
-        each["prompt_token_count"]["successful"]["median"] = 0.0
+    assert [figure.covers for figure in read_foreign(path).figures] == ["prefill"]
+    metrics["prompt_token_count"]["successful"]["median"] = 0.0
     path.write_text(json.dumps(content))
     with pytest.raises(RequestError, match="prompt_token_count"):
         read_foreign(path)
@@ -254,13 +252,9 @@ def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: s
 def test_our_own_cells_keep_what_was_cached(tmp_path: Path) -> None:
     """64 tokens after a prefix of 8,128 and a cache of 512, with the middle of 32 steps, as in cells.csv."""
     path = tmp_path / "cells.csv"
-    rows = (
-        "prefill,8,64,8128,32,0.02",
-        "decode,8,64,8208,32,0.01",
-        "decode,1,0,528,32,0.01",
-        "decode,1,512,528,32,0.01",
-    )
-    path.write_text("\n".join(["phase,batch_size,prompt_len,context_len,new_tokens,latency_s", *rows]))
+    rows = ["prefill,8,64,8128", "decode,8,64,8208", "decode,1,0,528", "decode,1,512,528"]
+    names = "phase,batch_size,prompt_len,context_len,new_tokens,latency_s"
+    path.write_text("\n".join([names, *(f"{row},32,0.01" for row in rows)]))
     found = [(figure.prompt_len, figure.context_len) for figure in read_foreign(path).figures]
     assert found == [(64, 8128), (64, 8128), (None, 512), (512, 0)]
 
