@@ -348,7 +348,7 @@ def side_of_file(file: ForeignFile) -> Side:
         "bits per weight": {significant(8 * figure.weight_bytes) for figure in steps if figure.weight_bytes},
     }
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
-    if file.gpus and not file.splits_layers:
+    if file.gpus:
         settings[GPUS] = str(file.gpus)
     settings |= file.settings
     return Side(file.name, file.created, file.tool, settings, cells, remarks=file.remarks)

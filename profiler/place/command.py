@@ -89,8 +89,9 @@ def place(
     # The dtype of the cache is also the dtype in which quantised linears return their results.
     dtype = (work.of_kind(AttentionCore) or work.operators)[0].dtype_name
     under = here_roofs(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
-    # llama.cpp's GPUs hold some layers each and work in turn: they add memory, not speed.
-    room_bytes = (under.room_bytes or 0) * (file.gpus or 1 if file.splits_layers and not tp else 1) or None
+    # Stages work in turn: they add memory, not speed.
+    stages = file.stages if tp in (0, file.gpus) else 1
+    room_bytes = (under.room_bytes or 0) * stages or None
     figures = [_of_one_batch(figure, counted, room_bytes) for figure in on_gpu]
     line, link_s, unknown_link = _linked(sheet, gpus, link, source, figures)
     widths = [_widths(figure, counted) for figure in figures]
@@ -101,7 +102,12 @@ def place(
         for figure in figures
     ]
     rows = [placed(figure, *floor, fit) for figure, floor, fit in zip(figures, floors, fits, strict=True)]
+    in_turn = (
+        f"it ran on {stages * gpus} GPUs that hold layers in turn: the roofs are those of {gpus}, though a prompt in"
+        " chunks may use more at a time."
+    )
     warnings = [
+        *([in_turn] if stages > 1 else []),
         *file.remarks,
         *_mismatches(file, devices, figures, counted, sheet.gpu if sheet else under.device, quant),
         *_no_room([f for f, fit in zip(figures, fits, strict=True) if not fit], len(rows), counted, under, room_bytes),
@@ -109,7 +115,7 @@ def place(
         *doubts(rows),
     ]
     if tp and file.gpus and tp != file.gpus:
-        warnings.append(f"the file says that it ran on {several(file.gpus, 'GPU', 'GPUs')}, not on {tp}.")
+        warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(file.figures) - len(on_gpu):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
         warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0).")
@@ -190,7 +196,7 @@ def _gpus(file: ForeignFile, tp: int, here: bool) -> int:
         raise RequestError(f"--tp {tp} is not possible; give the number of GPUs that shared each step.")
     if here and tp > 1:
         raise RequestError("--here measures one device; give --gpu NAME for the roofs of several.")
-    return 1 if here else tp or (1 if file.splits_layers else file.gpus or 1)
+    return 1 if here else tp or file.gpus or 1
 
 
 def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
@@ -245,7 +251,8 @@ def _mismatches(
         names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
         if not any(gpu.lower() in name for name in names):
             warnings.append(f"the file says that it ran on {device}, not on {gpu}.")
-    own_quant = file.settings.get("quantization", "")
+    settings = [{**file.settings, **dict(figure.settings)} for figure in figures]
+    own_quant = ", ".join(sorted({own.get("quantization", "-") for own in settings} - {"-"}))
     if own_quant and quant == "none" and counted.published is None and not any(f.weight_bytes for f in figures):
         warnings.append(
             f"the file says that its weights were quantised ({own_quant}), but they are counted in {counted.dtype}:"
@@ -353,9 +360,10 @@ def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
         for name in ("batch_size", "prompt_len", "context_len", "new_tokens")
     )
     covers = np.array([figure.covers for figure in figures])
+    given = np.array([figure.step_tokens for figure in figures])
     # The prefill of a generation makes its first new token.
-    steps = np.select([covers == "generate", covers == "decode"], [new - 1, 1.0], 0.0)
-    query = np.array([max(figure.verified_tokens or 1.0, figure.step_tokens) for figure in figures])
+    steps = np.select([covers == "generate", covers == "decode"], [(new - 1) / given, 1.0], 0.0)
+    query = np.maximum(given, [figure.verified_tokens or 1.0 for figure in figures])
     decode = Step(batch, query, prompt + cached_len + new // 2, asked=query)
     return steps, Step(batch, np.maximum(1, prompt), cached_len), decode
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Figure, ForeignFile
+from profiler.readers.figures import Figure, ForeignFile, told_apart
 from profiler.readers.serving import served
 from profiler.readers.sources import Source
-from profiler.readers.values import SECONDS, Record, first_of, inner, needed, number_at, texts
+from profiler.readers.values import SECONDS, Record, first_of, inner, needed, number_at
 
 _KEYS = {"request_throughput", "request_latency", "output_token_throughput"}
 # The paths in an older AIPerf, in genai-perf, and in an older genai-perf, whose arguments are not nested.
@@ -28,15 +28,20 @@ def read_aiperf(source: Source) -> ForeignFile | None:
         return None
     asked = first.get("input_config") or {}
     is_genai_perf = any(asked.get(key) is not None for key in _GENAI_PERF_KEYS)
+    figures, settings = told_apart(source.records, _settings, _figures)
+    tool = "genai-perf" if is_genai_perf else "AIPerf"
+    return ForeignFile(tool, figures, str(first.get("start_time") or ""), settings)
+
+
+def _settings(record: Record) -> Mapping[str, object]:
+    asked = record.get("input_config") or {}
     items = inner(asked, "models.items")
     names = [item["name"] for item in items] if isinstance(items, list) else first_of(asked, *_MODELS)
-    settings = {
+    return {
         "model's name": ", ".join(map(str, names)) if isinstance(names, list) else None,
-        "AIPerf": first.get("aiperf_version"),
+        "AIPerf": record.get("aiperf_version"),
+        "concurrency": _concurrency(asked),
     }
-    figures = [figure for record in source.records for figure in _figures(record)]
-    tool = "genai-perf" if is_genai_perf else "AIPerf"
-    return ForeignFile(tool, figures, str(first.get("start_time") or ""), texts(settings))
 
 
 def _figures(record: Record) -> list[Figure]:

@@ -1,7 +1,8 @@
 """Read CSV tables with batch_size, prompt_len, new_tokens, tokens_per_s; optional phase, context_len, latency_s.
 
 Optional, too: `samples_s`, the seconds of each repetition, separated by semicolons, `repeats`, `bits_per_weight` as
-stored, and `tokens_per_step`, which speculative decoding gives.
+stored, and `tokens_per_step`, which speculative decoding gives. `context_len` is that of cells.csv: cached tokens
+before a prefill, and at the middle step of a decode.
 """
 
 from __future__ import annotations
@@ -60,13 +61,15 @@ def _figure(row: Record) -> Figure:
         time_s = measured(row["latency_s"], "latency_s", SECONDS)
     else:
         time_s = measured(row.get("tokens_per_s"), "tokens_per_s", PER_SECOND).of(tokens)
+    context = whole_of(row["context_len"], "context_len", 0) if "context_len" in row else None
+    if covers == "decode" and context is not None:
+        context = max(0, context - (prompt or 0) - (new or 0) // 2)
     samples = [text.strip() for text in row.get("samples_s", "").split(";") if text]
     figure = Figure(
         covers=covers,
         batch_size=batch,
         prompt_len=prompt,
-        # With a prompt, the context follows from it.
-        context_len=whole_of(row["context_len"], "context_len", 0) if "context_len" in row and not prompt else None,
+        context_len=context,
         new_tokens=new,
         repeats=whole_of(row["repeats"], "repeats", 1) if "repeats" in row else 0,
         weight_bytes=number_of(row["bits_per_weight"], "bits_per_weight") / 8 if "bits_per_weight" in row else None,

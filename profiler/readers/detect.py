@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler.errors import RequestError
 from profiler.readers.aiperf import read_aiperf
 from profiler.readers.csv_table import CSV_COLUMNS, read_csv_table
-from profiler.readers.figures import ForeignFile, refuse_impossible
+from profiler.readers.figures import ForeignFile, refuse_impossible, shared_gpus
 from profiler.readers.guidellm import read_guidellm
 from profiler.readers.inference_perf import read_inference_perf
 from profiler.readers.llama_batched_bench import read_llama_batched_bench
@@ -86,8 +86,10 @@ def read_foreign(path: Path) -> ForeignFile:
         raise RequestError(_refusal(path, text) or f"{path} is not a known result file{has}; use one of {tools()}.")
     if len(names := sorted({file.tool for file in found})) > 1:
         raise RequestError(f"{path} has results of {' and '.join(names)}; give each a file.")
-    if len({file.gpus for file in found}) > 1:
-        raise RequestError(f"{path} has results of unequal numbers of GPUs; give each a file.")
+    try:
+        shared_gpus((file.gpus, file.stages) for file in found)
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from None
     file = replace(_joined(found), name=str(path))
     if not file.figures:
         raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
@@ -107,8 +109,8 @@ def _read(path: Path, source: Source) -> ForeignFile | None:
         try:
             result = reader.read(source)
             if result is not None:
-                if source.repeated:
-                    raise RequestError(f"it has several columns called {escaped(source.repeated)}.")
+                if source.fault:
+                    raise RequestError(source.fault)
                 refuse_impossible(result.figures)
                 return replace(result, remarks=(*result.remarks, *source.remarks))
         except RequestError as error:

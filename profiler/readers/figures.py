@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -146,14 +146,22 @@ class ForeignFile:
     settings: Mapping[str, str] = field(default_factory=dict)
     """Model, device, software and other settings, by the names that a comparison uses."""
     gpus: int | None = None
-    """GPUs that ran one model together; None if the file does not say."""
-    splits_layers: bool = False
-    """Whether each of `gpus` holds some layers, so that they work in turn, as in llama.cpp."""
+    """GPUs that shared each step; None if the file does not say."""
+    stages: int = 1
+    """Groups of so many GPUs that hold some layers each and work in turn: pipeline stages, llama.cpp's layer split."""
     packed_dtype: str = ""
     """The dtype in which the tool multiplies packed weights where a device has units for it; empty: the model's."""
     remarks: tuple[str, ...] = ()
     """Sentences about the whole file: what was left out, and what its reader should know first."""
     name: str = ""
+
+
+def shared_gpus(each: Iterable[tuple[int | None, int]]) -> tuple[int | None, int]:
+    """The (`gpus`, `stages`) that all results of a file have. Raises RequestError if they differ."""
+    first, *others = dict.fromkeys(each)
+    if others:
+        raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
+    return first
 
 
 def told_apart(

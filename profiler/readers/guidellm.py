@@ -1,11 +1,14 @@
-"""Read GuideLLM's benchmarks.json: one benchmark per load, each with its metrics (guidellm/benchmark/schemas)."""
+"""Read GuideLLM's benchmarks.json: one benchmark per load, each with its metrics (guidellm/benchmark/schemas).
+
+Its `time_per_output_token_ms` includes the first token (guidellm/schemas/request_stats.py), so it is no decode step.
+"""
 
 from __future__ import annotations
 
 from profiler.readers.figures import Figure, ForeignFile, told_apart
 from profiler.readers.serving import milliseconds, served
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, first_of, inner, number_at, texts
+from profiler.readers.values import Record, first_of, inner, needed, number_at, texts
 
 
 def read_guidellm(source: Source) -> ForeignFile | None:
@@ -21,13 +24,13 @@ def read_guidellm(source: Source) -> ForeignFile | None:
 
 def _figures(benchmark: Record) -> list[Figure]:
     """The figures of the requests that succeeded."""
-    tpot_s = milliseconds(benchmark, _median("inter_token_latency_ms"), _median("time_per_output_token_ms"))
+    tpot_s = milliseconds(benchmark, _median("inter_token_latency_ms"))
     ttft_s = milliseconds(benchmark, _median("time_to_first_token_ms"))
     if not tpot_s and not ttft_s:
         return []
     return served(
-        prompt_tokens=number_at(benchmark, _median("prompt_token_count")) or 1.0,
-        new_tokens=number_at(benchmark, _median("output_token_count")) or 1.0,
+        prompt_tokens=needed(benchmark, _median("prompt_token_count")),
+        new_tokens=needed(benchmark, _median("output_token_count")),
         cap=first_of(benchmark, "config.strategy.streams", "metrics.request_concurrency.successful.mean"),
         output_per_s=number_at(benchmark, "metrics.output_tokens_per_second.successful.mean") or 0.0,
         ttft_s=ttft_s,

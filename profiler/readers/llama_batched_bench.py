@@ -66,7 +66,9 @@ def _figures(row: Record) -> list[Figure]:
         prompt_len=prompt or None,
         context_len=cached,
         new_tokens=new or None,
-        chunk_tokens=whole_of(row["n_ubatch"], "n_ubatch", 1) if row.get("n_ubatch") else None,
+        chunk_tokens=min(whole_of(row.get(name) or row["n_ubatch"], name, 1) for name in ("n_batch", "n_ubatch"))
+        if row.get("n_ubatch")
+        else None,
         gpu_layers=layers if (layers := int(row.get("n_gpu_layers", -1))) >= 0 else None,
         repeats=1,
         notes=("measured once",),

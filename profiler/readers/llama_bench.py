@@ -64,7 +64,8 @@ _OTHERS = re.compile(
 # Tests of llama-benchy, which mean something else.
 _NOT_ITS_OWN = re.compile(r"ctx_.*|.*\(c\d+\)")
 _DEVICE = re.compile(r"^\s*Device (?P<number>\d+): (?P<name>.+?), (?:compute|gfx|VMM)", re.MULTILINE)
-_DEFAULT_CHUNK = 512
+# In tokens. A batch runs in chunks, which are never longer than it (src/llama-context.cpp).
+_DEFAULTS = {"n_batch": 2048, "n_ubatch": 512}
 
 
 def read_llama_bench(source: Source) -> ForeignFile | None:
@@ -84,19 +85,16 @@ def read_llama_bench(source: Source) -> ForeignFile | None:
         shared["device"] = escaped(devices[0])
     if shared.get("split_mode") == "none":
         del devices[1:]
-    splits_layers = len(devices) > 1 and shared.get("split_mode", "layer") == "layer"
-    remarks = not_read((name for name in first if not _is_setting(name)), _NOT_SETTINGS)
-    if splits_layers:
-        remarks += (f"it ran on {len(devices)} GPUs that hold layers in turn: the roofs are those of one.",)
+    splits_layers = shared.get("split_mode", "layer") == "layer"
     return ForeignFile(
         "llama-bench",
         figures,
         created=str(first.get("test_time") or ""),
         settings=shared,
-        gpus=len(devices) if len(devices) > 1 else None,
-        splits_layers=splits_layers,
+        gpus=len(devices) if len(devices) > 1 and not splits_layers else None,
+        stages=len(devices) if splits_layers else 1,
         packed_dtype=LLAMA_CPP_PACKED_DTYPE,
-        remarks=remarks,
+        remarks=not_read((name for name in first if not _is_setting(name)), _NOT_SETTINGS),
     )
 
 
@@ -156,7 +154,7 @@ def _figure(record: Record, shape: Sequence[int], time_s: Measured, size: object
         prompt_len=prompt or None,
         context_len=depth if depth or not prompt else None,
         new_tokens=new or None,
-        chunk_tokens=whole_of(record.get("n_ubatch") or _DEFAULT_CHUNK, "n_ubatch", 1),
+        chunk_tokens=min(whole_of(record.get(name) or default, name, 1) for name, default in _DEFAULTS.items()),
         weight_bytes=measured(size, "size", BYTES).value / count if size and count else None,
         params=round(count) if count else None,
         kv_itemsize=kv_itemsize,

@@ -15,9 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from profiler.readers.figures import Figure, ForeignFile, told_apart
+from profiler.readers.figures import Figure, ForeignFile, shared_gpus, told_apart
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, first_of, inner, needed, number_at, number_of, texts, whole_of
+from profiler.readers.values import Record, first_of, inner, needed, number_at, number_of, whole_of
 
 _KEYS = {"completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"}
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
@@ -28,7 +28,9 @@ _RESULTS = re.compile(
     r"|.*(_throughput|_lens|_goodput|_id|_type)|date|backend|label|num_prompts|completed|failed|duration|ramp_up.*"
     r"|latencies|queue_times|start_times|ttfts|itls|generated_texts|errors|rtfx|run_number|"
 )
-_TP = ("tensor_parallel_size", "tensor-parallel-size", "tp")
+_TP = ("server_info.tp_size", "tensor_parallel_size", "tensor-parallel-size", "tp")
+_DP = ("server_info.dp_size", "data_parallel_size", "data-parallel-size", "dp")
+_PP = ("server_info.pp_size", "pipeline_parallel_size", "pipeline-parallel-size", "pp")
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
 
@@ -38,38 +40,52 @@ def read_serving(source: Source) -> ForeignFile | None:
     first = source.records[0]
     if not first.keys() >= _KEYS:
         return None
-    is_sglang = "random_input_len" in first or "sharegpt_output_len" in first
     is_sweep = "run_number" in first
-    figures, load = told_apart(source.records, _load, _figures)
-    gpus = first_of(first, "server_info.tp_size", *_TP)
-    stages = inner(first, "server_info.pp_size") or 1
-    settings = {
-        "model's name": first.get("model_id"),
-        "server": first.get("backend"),
-        "tp_size": gpus,
-        "quantization": inner(first, "server_info.quantization"),
-        "draft tokens": inner(first, "server_info.speculative_num_draft_tokens"),
-    }
-    # The texts have far fewer tokens than were generated, while the drafts were accepted.
-    again = number_at(first, "total_output_tokens_retokenized") if first.get("accept_length") else None
-    is_pinned = bool(is_sglang and again and again < needed(first, "total_output_tokens") / 2)
+    is_sglang = not is_sweep and ("random_input_len" in first or "sharegpt_output_len" in first)
+    figures, settings = told_apart(source.records, _settings, _figures)
+    gpus, stages = shared_gpus(map(_gpus, source.records))
     return ForeignFile(
         "SGLang bench_serving" if is_sglang else f"vllm bench {'sweep' if is_sweep else 'serve'}",
         _repeated(figures) if is_sweep else figures,
         str(first.get("date") or ""),
-        {**texts(settings), **load},
-        gpus=whole_of(gpus, "tp_size", 1) * whole_of(stages, "pp_size", 1) if gpus else None,
-        remarks=(_PINNED,) if is_pinned else (),
+        settings,
+        gpus,
+        stages,
+        remarks=(
+            *([_PINNED] if is_sglang and any(map(_is_pinned, source.records)) else []),
+            *([_SHARED] if is_sweep and any(_replicas(record) > 1 for record in source.records) else []),
+        ),
     )
 
 
+# docs.vllm.ai, serving/data_parallel_deployment: expert layers form a group of all replicas' GPUs.
+_SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
 _PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
 
-def _load(record: Record) -> Mapping[str, object]:
-    """What was asked of the server; of a sweep, its parameters, too."""
+def _is_pinned(record: Record) -> bool:
+    """Whether the texts have far fewer tokens than were generated, while the drafts were accepted."""
+    again = number_at(record, "total_output_tokens_retokenized") if record.get("accept_length") else None
+    return again is not None and again < needed(record, "total_output_tokens") / 2
+
+
+def _settings(record: Record) -> Mapping[str, object]:
+    """The server, and what was asked of it; of a sweep, its parameters, too."""
     swept = [name for name in record if name not in _LOAD and not _RESULTS.fullmatch(name)]
-    return {name: record.get(name) for name in (*_LOAD, *(swept if "run_number" in record else ()))}
+    return {
+        "model's name": record.get("model_id"),
+        "server": record.get("backend"),
+        "tp_size": first_of(record, *_TP),
+        **{name: inner(record, f"server_info.{name}") for name in ("pp_size", "dp_size", "quantization")},
+        "draft tokens": inner(record, "server_info.speculative_num_draft_tokens"),
+        **{name: record.get(name) for name in (*_LOAD, *(swept if "run_number" in record else ()))},
+    }
+
+
+def _gpus(record: Record) -> tuple[int | None, int]:
+    """(GPUs that shared each step, pipeline stages)."""
+    gpus, stages = first_of(record, *_TP), first_of(record, *_PP)
+    return whole_of(gpus, "tp_size", 1) if gpus else None, whole_of(stages or 1, "pp_size", 1)
 
 
 def _repeated(figures: Sequence[Figure]) -> list[Figure]:
@@ -82,6 +98,13 @@ def _repeated(figures: Sequence[Figure]) -> list[Figure]:
         for same in runs.values()
         for samples in [tuple(figure.seconds for figure in same)]
     ]
+
+
+def _replicas(record: Record) -> int:
+    """Copies of the model that share the requests; with `enable_dp_attention` all GPUs of `tp_size` have one model."""
+    return (
+        1 if inner(record, "server_info.enable_dp_attention") else whole_of(first_of(record, *_DP) or 1, "dp_size", 1)
+    )
 
 
 def _figures(record: Record) -> list[Figure]:
@@ -106,6 +129,7 @@ def _figures(record: Record) -> list[Figure]:
         requests_per_s=completed / duration_s,
         acceptance=acceptance,
         verified=drafted,
+        groups=_replicas(record) * _gpus(record)[1],
     )
 
 
@@ -134,13 +158,14 @@ def served(
     decoding: float | None = None,
     acceptance: object = None,
     verified: float | None = None,
+    groups: int = 1,
 ) -> list[Figure]:
     """The figures of a prefill and a decode step of a loaded server, as its client measures them.
 
     The batch of a decode step is `decoding` if the tool counted it. Otherwise it follows from the rate and the time per
     token (Little, Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first
     token. It is never more than the cap. `acceptance` is the file's acceptance length, `verified` the tokens per
-    sequence that a step processes.
+    sequence that a step processes. `groups` of GPUs, replicas or pipeline stages, have a batch each at a time.
     """
     most = math.inf if cap is None else number_of(cap, "the concurrency")
     batch = min(most, decoding or output_per_s * (tpot_s or 0.0) or most)
@@ -161,8 +186,10 @@ def served(
     )
     figures = [prefill] if ttft_s else []
     if tpot_s:
-        chunk = (itl_s or 0.0) / tpot_s
+        chunk, of_group = (itl_s or 0.0) / tpot_s, max(1, round(batch / groups))
         notes = [_batch_note(batch, most, decoding)]
+        if of_group < round(batch):
+            notes.append(f"divided by {groups}, as so many replicas or pipeline stages have a batch each")
         if most > 1:
             notes.append("prefills of other requests may run in between")
         if acceptance is None and chunk > _CHUNKED:
@@ -172,7 +199,7 @@ def served(
                 prefill,
                 covers="decode",
                 seconds=tpot_s * per_step,
-                batch_size=max(1, round(batch)),
+                batch_size=of_group,
                 cap=None if cap is None else max(1, round(most)),
                 step_tokens=per_step,
                 verified_tokens=verified if per_step > 1 else None,
@@ -195,4 +222,4 @@ def speculated(step_tokens: float, verified: float | None = None) -> tuple[str, 
     if step_tokens == 1:
         return ()
     processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
-    return (f"a step, whose time this is, gives {step_tokens:.3g} tokens per sequence by speculation, and {processed}",)
+    return (f"a decode step gives {step_tokens:.3g} tokens per sequence by speculation, and {processed}",)

@@ -61,15 +61,19 @@ def _offline(record: Record) -> list[Figure]:
 def _served(record: Record) -> list[Figure]:
     """The figures of a record of bench_one_batch_server.
 
-    Its input throughput is batch x prompt over the time until the last sequence's first token. The rest of the latency
-    is that of the other tokens.
+    Its input throughput is batch x prompt, cached tokens included, over the time until the last sequence's first token.
+    The rest of the latency is that of the other tokens.
     """
     tokens = whole_of(record["batch_size"], "batch_size", 1) * whole_of(record["input_len"], "input_len", 1)
     first_s = tokens / number_of(record["input_throughput"], "input_throughput")
     prefill = _prefill(record, first_s, "until the last sequence's first token, including HTTP and the scheduler")
+    whole = prefill.prompt_len or 1
     if hits := record.get("cache_hit_rate"):
         share = number_of(hits, "cache_hit_rate")
-        prefill = replace(prefill, notes=(*prefill.notes, f"{100 * share:.0f} % of the prompt came from a cache"))
+        # The last token is always computed, as it gives the first new one.
+        cached = min(whole - 1, round(share * whole))
+        notes = (*prefill.notes, f"{100 * share:.0f} % of the prompt came from a cache")
+        prefill = replace(prefill, prompt_len=whole - cached, context_len=cached, notes=notes)
     steps = (prefill.new_tokens or 1) - 1
     rest_s = number_of(record["latency"], "latency") - first_s
     if not steps or rest_s <= 0:

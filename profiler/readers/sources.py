@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 
 from profiler.errors import RequestError
@@ -25,6 +25,9 @@ _NEXT_OBJECT = re.compile(r"[\s,]*(?=\{)")
 # The line of dashes below a table's head.
 _RULE = re.compile(r":?-+:?")
 _DELIMITERS = "\t;,"
+# A fraction where the decimal sign is a comma, as in tables of a spreadsheet with these delimiters; else thousands.
+_UNCLEAR = re.compile(r"(?<![\d.,])[1-9]\d{0,2},\d{3}(?![\d.,])")
+_UNCLEAR_IN = "\t;"
 _UNESCAPED = re.compile(r"(?<!\\)\|")
 _QUOTED = re.compile(r"^[ \t>]*", re.MULTILINE)
 
@@ -38,8 +41,8 @@ class Source:
     """What is above a table, or the whole file; its lines may name the device or the options."""
     remarks: tuple[str, ...] = ()
     """Sentences about rows that were left out."""
-    repeated: str = ""
-    """A name that several columns have, so that neither takes precedence; empty if there is none."""
+    fault: str = ""
+    """Why its values cannot be trusted, as a sentence; empty if they can."""
 
     @property
     def only(self) -> Record:
@@ -57,7 +60,7 @@ def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
     is_json = _BEGINS_JSON.match(text)
     for group in iter([[_objects(path, text, strict=True)]]) if is_json else _within(path, text):
         yield [
-            Source(visible_in(list(source.records)), source.text, source.remarks, source.repeated)
+            Source(visible_in(list(source.records)), source.text, source.remarks, source.fault)
             for source in group
             if source.records
         ]
@@ -170,5 +173,9 @@ def _table(rows: Sequence[Sequence[str]], above: str, delimiter: str, *, is_last
             records.append({name: cell for name, cell in zip_longest(names, row) if name})
         else:
             remarks.append(f"row {number} is cut or broken ({len(row)} cells for {len(names)}), and was left out.")
-    repeated = next((name for name in names if name and names.count(name) > 1), "")
-    return Source(records, above, tuple(remarks), repeated)
+    fault = ""
+    if repeated := next((name for name in names if name and names.count(name) > 1), ""):
+        fault = f"it has several columns called {escaped(repeated)}."
+    elif delimiter in _UNCLEAR_IN and (unclear := next(filter(_UNCLEAR.search, chain(*rest)), "")):
+        fault = f"{escaped(unclear)} may be a fraction or thousands; write numbers with a point and without commas."
+    return Source(records, above, tuple(remarks), fault)

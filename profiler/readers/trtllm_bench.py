@@ -10,7 +10,7 @@ import math
 import re
 
 from profiler.readers.figures import Figure, ForeignFile
-from profiler.readers.serving import milliseconds, served
+from profiler.readers.serving import milliseconds, served, speculated, step_tokens
 from profiler.readers.sources import Source
 from profiler.readers.values import Record, first_of, inner, needed, number_at, texts, whole_of
 
@@ -24,7 +24,7 @@ def read_trtllm_bench(source: Source) -> ForeignFile | None:
     if not inner(report, "performance.total_latency_ms") or "request_info" not in report:
         return None
     prompt, new = _lengths(source.only)
-    figures = _streamed(report, prompt, new) or [_whole(report, prompt, new)]
+    streamed = _streamed(report, prompt, new)
     settings = {
         "model's name": inner(report, "engine.model"),
         "quantization": inner(report, "engine.quantization"),
@@ -32,17 +32,20 @@ def read_trtllm_bench(source: Source) -> ForeignFile | None:
         "tp_size": inner(report, "world_info.tp_size"),
         "device": inner(report, "machine.name"),
     }
-    gpus = [inner(report, f"world_info.{name}") for name in ("tp_size", "pp_size")]
+    named = [inner(report, f"world_info.{name}") for name in ("tp_size", "pp_size")]
+    gpus, stages = (whole_of(count or 1, "tp_size", 1) for count in named)
     remark = f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average"
     dataset = str(inner(report, "dataset.path") or "").rpartition("/")[2]
-    named = re.search(r"(\d+)[_x](\d+)", dataset)
-    if named and (int(named[1]), int(named[2])) != (round(prompt), round(new)):
+    lengths = re.search(r"(\d+)[_x](\d+)", dataset)
+    if lengths and (int(lengths[1]), int(lengths[2])) != (round(prompt), round(new)):
         remark += f", though the dataset is called {dataset}"
     return ForeignFile(
         "trtllm-bench",
-        figures,
+        streamed or [_whole(report, prompt, new)],
         settings={name: text for name, text in texts(settings).items() if text != "None"},
-        gpus=math.prod(whole_of(count or 1, "tp_size", 1) for count in gpus) if any(gpus) else None,
+        # Pipeline stages take turns in one step, and work at the same time on those of a whole run.
+        gpus=(gpus if streamed else gpus * stages) if any(named) else None,
+        stages=stages if streamed else 1,
         remarks=(f"{remark}.",),
     )
 
@@ -59,9 +62,6 @@ def _streamed(report: Record, prompt: float, new: float) -> list[Figure]:
     tpot_s = milliseconds(report, "streaming_metrics.avg_tpot_ms")
     if not tpot_s:
         return []
-    accepted = first_of(
-        report, "decoding_stats.acceptance_length", "decoding_stats.acceptance_length_percentiles.average"
-    )
     return served(
         prompt_tokens=prompt,
         new_tokens=new,
@@ -70,15 +70,22 @@ def _streamed(report: Record, prompt: float, new: float) -> list[Figure]:
         ttft_s=milliseconds(report, "streaming_metrics.avg_ttft_ms"),
         tpot_s=tpot_s,
         requests_per_s=needed(report, _PER_S),
-        # The report has a section on decoding only with speculative decoding.
-        acceptance=accepted or -1,
+        acceptance=_acceptance(report),
+        groups=whole_of(inner(report, "world_info.pp_size") or 1, "pp_size", 1),
     )
+
+
+def _acceptance(report: Record) -> object:
+    """The acceptance length, or -1: the report has a section on decoding only with speculative decoding."""
+    paths = ("decoding_stats.acceptance_length", "decoding_stats.acceptance_length_percentiles.average")
+    return first_of(report, *paths) or -1
 
 
 def _whole(report: Record, prompt: float, new: float) -> Figure:
     seconds, per_s = needed(report, "performance.total_latency_ms") / 1e3, needed(report, _PER_S)
     latency_s = milliseconds(report, "performance.avg_request_latency_ms")
     most = number_at(report, "world_info.max_batch_size") or math.inf
+    per_step = step_tokens(_acceptance(report))
     return Figure(
         covers="generate",
         seconds=seconds,
@@ -87,5 +94,6 @@ def _whole(report: Record, prompt: float, new: float) -> Figure:
         requests=max(1, round(seconds * per_s)),
         cap=max(1, round(min(most, (latency_s or seconds) * per_s))),
         repeats=1,
-        notes=("prompt and generation in one figure, without --streaming",),
+        step_tokens=per_step,
+        notes=("prompt and generation in one figure, without --streaming", *speculated(per_step)),
     )

@@ -18,7 +18,7 @@ Settings = tuple[tuple[str, str], ...]
 _LONGEST_TEXT = 200
 # Windows' PowerShell 5 redirects `±` as the two signs that its bytes are in code page 437 or 1252.
 _PLUS_MINUS = r"(?:±|\+/?-|┬▒|Â±)"
-_THOUSANDS = r"\d{1,3}(?:,\d{3})+(?:\.\d*)?"
+_THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?"
 _DIGITS = rf"{_THOUSANDS}|[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 _NUMBER = re.compile(rf"(?P<mean>{_DIGITS})(?:\s*{_PLUS_MINUS}\s*(?P<spread>{_DIGITS}))?\s*(?P<unit>[^\d\s±+-]\S*)?")
 # Units that tools and people write after a number, with their factors.

@@ -310,6 +310,17 @@ def test_several_gpus_share_a_step() -> None:
             place(file, "mixtral-8x7b", gpu="H200 SXM", **wrong)  # type: ignore[arg-type]
 
 
+def test_stages_take_turns(tmp_path: Path) -> None:
+    """Llama-3.1-70B over eight H100 as stages: 137 GB from one at a time are 41 ms at 3.35 TB/s, and have room."""
+    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "f"
+    path.write_text(json.dumps({**record, "accept_length": None, "server_info": {"tp_size": 1, "pp_size": 8}}))
+    found = place(path, "llama-3.1-70b", gpu="H100 SXM")
+    assert found.rows[1].fits
+    assert found.rows[1].floor_s == pytest.approx((137e9 + 8704 * 327_680) / 3.35e12, rel=0.02)
+    assert "8 GPUs that hold layers in turn: the roofs are those of 1" in found.warnings[0]
+
+
 def test_a_verifying_step_counts_its_tokens(tmp_path: Path) -> None:
     """Six tokens touch 128 x (1 - (1 - 8/128)^6) = 41 of 128 experts, not 8: a step reads that many more bytes."""
     record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])

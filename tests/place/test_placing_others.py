@@ -51,6 +51,14 @@ def test_a_quantised_cache_has_the_bytes_of_its_blocks(
     assert found.floor_s == pytest.approx((WEIGHTS + cache) / 1008e9, rel=5e-3)
 
 
+@pytest.mark.parametrize(("n_batch", "n_ubatch", "chunks"), [(128, 512, 8), (2048, 256, 4), (None, 4096, 2)])
+def test_a_chunk_is_no_longer_than_a_batch(n_batch: int, n_ubatch: int, chunks: int, tmp_path: Path) -> None:
+    """llama.cpp cuts n_ubatch to n_batch, which is 2,048 by default: 1,024 tokens with -b 128 are 8 chunks."""
+    prompt = {"n_prompt": 4096 if chunks == 2 else 1024, "n_gen": 0, "n_batch": n_batch, "n_ubatch": n_ubatch}
+    [found] = place(llama_bench(tmp_path / "f", prompt), "llama-3.1-8b").rows
+    assert f"the prompt ran in {chunks} chunks of " in found.note
+
+
 def test_markdown_names_a_cache_type_that_is_not_the_default(tmp_path: Path) -> None:
     path = tmp_path / "t.md"
     head = "| model | size | params | backend | ngl | type_k | type_v | test | t/s |"
@@ -82,6 +90,22 @@ def test_a_speculative_step_gives_several_tokens(tmp_path: Path) -> None:
     assert "several tokens per step speculated" in decode.note
 
 
+def test_a_speculative_generation_has_fewer_steps(tmp_path: Path) -> None:
+    """1,024 tokens at 2.8 per step: a prefill and 365 steps of 15 GB and 8 x 642 tokens of cache at 3.35 TB/s."""
+    path = tmp_path / "f"
+    times = {"total_latency_ms": 17_600.0, "avg_request_latency_ms": 2200.0, "request_throughput_req_s": 3.64}
+    report = {
+        "world_info": {"max_batch_size": 8},
+        "request_info": {"avg_input_length": 130.0, "avg_output_length": 1024.0},
+        "performance": {**times, "system_output_throughput_tok_s": 1024 * 3.64},
+        "decoding_stats": {"acceptance_length": 2.8},
+    }
+    path.write_text(json.dumps(report))
+    [row] = place(path, "llama-3.1-8b", gpu="H100 SXM").rows
+    assert row.floor_s == pytest.approx(1023 / 2.8 * (7.5e9 * 2 + 8 * 642 * 131_072) / 3.35e12, rel=0.02)
+    assert row.attained < 1
+
+
 def test_speculation_of_a_vllm_server_is_read(tmp_path: Path) -> None:
     """vLLM's spec_decode_acceptance_length: 10 ms per token are steps of 25 ms."""
     content = json.loads((FILES / "vllm-serve.json").read_text())
@@ -91,9 +115,13 @@ def test_speculation_of_a_vllm_server_is_read(tmp_path: Path) -> None:
     assert decode.latency_s == pytest.approx(25e-3)
 
 
-def test_a_prompt_from_a_cache_is_reported(tmp_path: Path) -> None:
-    prefill, _ = place(served(tmp_path / "f", cache_hit_rate=0.9), "llama-3.1-8b", gpu="H100 SXM").rows
+def test_a_prompt_from_a_cache_is_not_prefilled(tmp_path: Path) -> None:
+    """Of 1,024 tokens 922 are cached: 102 are computed, 2 x 7.5e9 FLOPs each, less than reading 15 GB takes."""
+    prefill, decode = place(served(tmp_path / "f", cache_hit_rate=0.9), "llama-3.1-8b", gpu="H100 SXM").rows
     assert "90 % of the prompt came from a cache" in prefill.note
+    assert (prefill.prompt_len, prefill.context_len) == (102, 922)
+    assert prefill.floor_s == pytest.approx((7.5e9 * 2 + 1024 * 131_072) / 3.35e12, rel=0.02)
+    assert decode.prompt_len + decode.context_len == 1024
 
 
 def report(path: Path, **decode: Any) -> Path:

@@ -232,16 +232,36 @@ def test_copied_samples_are_refused(tmp_path: Path) -> None:
 
 
 def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
+    """Four GPUs share each step of a server with two pipeline stages."""
     record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
     path = tmp_path / "other"
-    path.write_text(json.dumps({**record, "server_info": {"tp_size": 4, "quantization": "w4afp8"}}))
+    path.write_text(json.dumps({**record, "server_info": {"tp_size": 4, "pp_size": 2, "quantization": "w4afp8"}}))
     before = tmp_path / "one"
     before.write_text(json.dumps(record))
-    words = [item.words for item in compared(before, path).differences]
+    words = [item.words for item in compared(before, path, tp=(8, 4)).differences]
     assert words == ["tp_size 8 -> 4", "quantization fp8 -> w4afp8"]
     for tp, message in (((2,), "says that 8 GPUs shared each step, not 2"), ((8, 4, 2), "each of the 2 sides")):
         with pytest.raises(RequestError, match=message):
             compared(before, path, tp=tp)
+
+
+def test_settings_of_every_record_count(tmp_path: Path) -> None:
+    """SGLang's --output-file appends: what differs tells records apart, and unequal GPUs are refused."""
+    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
+    path = tmp_path / "f"
+    for name, values in (("quantization", ("fp8", "w4afp8")), ("tp_size", (1, 8))):
+        path.write_text("\n".join(json.dumps({**record, "server_info": {name: value}}) for value in values))
+        if name == "quantization":
+            assert {cell.settings for cell in read_side(path).cells} == {((name, value),) for value in values}
+    with pytest.raises(RequestError, match="unequal numbers of GPUs"):
+        read_side(path)
+
+
+def test_exports_of_aiperf_are_told_apart(tmp_path: Path) -> None:
+    record = json.loads((FILES / "aiperf.json").read_text())
+    path = tmp_path / "f"
+    path.write_text("\n".join(json.dumps({**record, "input_config": {"model": [name]}}) for name in ("a", "b")))
+    assert {cell.settings for cell in read_side(path).cells} == {(("model's name", name),) for name in "ab"}
 
 
 def test_what_a_file_left_out_is_said(tmp_path: Path) -> None:

@@ -33,13 +33,14 @@ def test_one_prompt_for_all_sequences_is_a_prefill_of_one(tmp_path: Path) -> Non
     assert (prefill.batch_size, decode.batch_size) == (1, 4)
 
 
-def test_runs_of_a_sweep_are_repetitions() -> None:
-    """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more."""
-    file = read_foreign(FILES / "vllm-sweep.csv")
+@pytest.mark.parametrize("swept", ["max_num_seqs", "random_input_len"])
+def test_runs_of_a_sweep_are_repetitions(swept: str, tmp_path: Path) -> None:
+    """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more. SGLang, too, has `random_input_len`."""
+    file = read((FILES / "vllm-sweep.csv").read_text().replace("max_num_seqs", swept), tmp_path / "f")
     decodes = {figure.settings: figure for figure in file.figures if figure.covers == "decode"}
     assert {settings: figure.samples_s for settings, figure in decodes.items()} == {
-        (("max_num_seqs", "32"),): pytest.approx((0.0100, 0.0101, 0.0102)),
-        (("max_num_seqs", "128"),): pytest.approx((0.0150, 0.0151, 0.0152)),
+        ((swept, "32"),): pytest.approx((0.0100, 0.0101, 0.0102)),
+        ((swept, "128"),): pytest.approx((0.0150, 0.0151, 0.0152)),
     }
     assert (file.tool, file.gpus) == ("vllm bench sweep", 2)
 
@@ -163,12 +164,31 @@ def test_whole_objects_of_json_that_was_cut_are_read(name: str, before: str, tmp
 def test_lines_above_tables_belong_to_the_next_ones(tmp_path: Path) -> None:
     """Two runs on two GPUs each are not one on four, and a header names the settings of its own table."""
     two = (FILES / "llama-bench-two-gpus.md").read_text()
-    assert read(two + two.replace("gpt-oss 20B", "other 20B"), tmp_path / "f").gpus == 2
+    assert read(two + two.replace("gpt-oss 20B", "other 20B"), tmp_path / "f").stages == 2
     with pytest.raises(RequestError, match="unequal numbers of GPUs"):
         read(two + "Device 0: NVIDIA RTX A5000, compute capability 8.6, VMM: yes\n" + TABLE, tmp_path / "f")
     batched = (FILES / "llama-batched-bench.md").read_text()
     file = read(batched + "\n" + batched.replace("flash_attn = 1", "flash_attn = 0"), tmp_path / "f")
     assert {figure.settings for figure in file.figures} == {(("flash_attn", value),) for value in "01"}
+
+
+@pytest.mark.parametrize(
+    ("command", "shape"),
+    [
+        ("--input_len 1024 --batch_size=32 -tp 8", (32, 1024, 128, 8)),
+        ("--input-len $IN --batch-size ${BS} --output-len 64 --tensor_parallel_size '2'", (None, None, 64, 2)),
+        ("--input-len 64 --input-len \\\n 256 $MORE", (None, 256, None, None)),
+        ("--model m", (8, 32, 128, None)),
+    ],
+)
+def test_options_of_a_command_are_read_as_its_parser_does(
+    command: str, shape: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    """Underscores and dashes are the same, the last value counts, and what the shell fills in is unknown."""
+    report = (FILES / "vllm-latency.txt").read_text().partition("Avg")[2]
+    file = read(f"$ vllm bench latency {command}\nAvg{report}", tmp_path / "f")
+    [figure] = file.figures
+    assert (figure.batch_size, figure.prompt_len, figure.new_tokens, file.gpus) == shape
 
 
 def test_two_printed_reports_are_told_apart(tmp_path: Path) -> None:

@@ -117,6 +117,20 @@ def test_other_versions_have_their_concurrency_elsewhere(name: str, config: obje
     assert (file.tool, file.settings["model's name"], file.figures[1].cap) == (other.tool, "m", cap)
 
 
+def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
+    """GuideLLM has no latency between tokens for one token, or without streaming; counts of 0 are unknown shapes."""
+    path = tmp_path / "g.json"
+    content = json.loads((FILES / "guidellm.json").read_text())
+    metrics = content["benchmarks"][0]["metrics"]
+    metrics["inter_token_latency_ms"]["successful"]["median"] = 0.0
+    path.write_text(json.dumps(content))
+    assert [figure.covers for figure in read_foreign(path).figures] == ["prefill"]
+    metrics["prompt_token_count"]["successful"]["median"] = 0.0
+    path.write_text(json.dumps(content))
+    with pytest.raises(RequestError, match="prompt_token_count"):
+        read_foreign(path)
+
+
 def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     """optimum-benchmark times the 15 steps after the first token as one, and divides batch x 15 tokens by that time."""
     report = json.loads((FILES / "optimum.json").read_text())["report"]["decode"]
@@ -161,11 +175,28 @@ def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
     assert read_foreign(path).figures[1].batch_size == 1
 
 
+@pytest.mark.parametrize(
+    ("server", "batch_size"),
+    [({"dp_size": 8}, 30), ({"dp_size": 8, "enable_dp_attention": True}, 243), ({"dp_size": 2, "pp_size": 4}, 30)],
+)
+def test_replicas_and_stages_have_a_batch_each(server: dict[str, object], batch_size: int, tmp_path: Path) -> None:
+    """20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed; each of eight replicas decodes 30."""
+    content = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[1])
+    load = {"max_concurrency": 256, "median_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
+    path = tmp_path / "serve.json"
+    path.write_text(json.dumps({**content, **load, "server_info": {"tp_size": 8, **server}}))
+    decode = read_foreign(path).figures[1]
+    assert (decode.batch_size, decode.cap) == (batch_size, 256)
+
+
 BROKEN = {
     "empty": "",
     "cut off": '[{"model_type": "x", "n_prompt": 1, "n_gen"',
     "huge": '[{"model_type": "x", "n_prompt": 1e300, "n_gen": 0, "avg_ns": 1}]',
     "a decimal comma": "batch_size;prompt_len;new_tokens;tokens_per_s\n1;512;128;104,9\n",
+    "a fraction of three digits": "batch_size;prompt_len;new_tokens;tokens_per_s\n1;512;128;104,912\n",
+    "a small fraction": "batch_size\tprompt_len\tnew_tokens\tlatency_s\n1\t512\t128\t0,500 ms\n",
+    "a quoted small fraction": 'batch_size,prompt_len,new_tokens,latency_s\n1,512,128,"0,012"\n',
     "markup in a phase": "batch_size,prompt_len,phase,latency_s\n1,8,<script>alert(1)</script>,1\n",
     "a test of another kind": "| model | test | t/s |\n| --- | --- | --- |\n| x | zz9 | fast |\n",
     "a prompt of 5,000 digits": f"| model | test | t/s |\n| --- | --- | --- |\n| x | pp{'9' * 5000} | 1 |\n",
@@ -218,6 +249,16 @@ def test_a_file_that_was_cut_off_anywhere_gets_one_line_or_fewer_figures(name: s
         assert number or len(lines) == 1
 
 
+def test_our_own_cells_keep_what_was_cached(tmp_path: Path) -> None:
+    """64 tokens after a prefix of 8,128 and a cache of 512, with the middle of 32 steps, as in cells.csv."""
+    path = tmp_path / "cells.csv"
+    rows = ["prefill,8,64,8128", "decode,8,64,8208", "decode,1,0,528", "decode,1,512,528"]
+    names = "phase,batch_size,prompt_len,context_len,new_tokens,latency_s"
+    path.write_text("\n".join([names, *(f"{row},32,0.01" for row in rows)]))
+    found = [(figure.prompt_len, figure.context_len) for figure in read_foreign(path).figures]
+    assert found == [(64, 8128), (64, 8128), (None, 512), (512, 0)]
+
+
 def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     """Two sequences at 100 tokens/s take 20 ms per step. Failed rows are left out, but count in row numbers."""
     path = tmp_path / "t.csv"
@@ -228,8 +269,8 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
         Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5, may_speculate=True),
-        Figure("prefill", 0.5, 1, 128, None, None, rounding_s=0.05),
-        Figure("decode", 0.25, 4, None, 256, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
+        Figure("prefill", 0.5, 1, 128, 9, None, rounding_s=0.05),
+        Figure("decode", 0.25, 4, None, 248, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
     ]
     names = names.strip() + ",samples_s,bits_per_weight\n"
     rows = [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"]
