@@ -53,15 +53,24 @@ def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None
     assert "nothing to explain" in answer
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise ValueError('mine')",
+        "import sys; sys.excepthook = lambda kind, *_: print(kind.__name__, file=sys.stderr); 1 / 0",
+        "def g(x: int): pass\n    raise ValueError(g.__annotations__, __builtins__)",
+    ],
+)
 def test_an_exception_of_a_script_is_printed_as_by_the_interpreter(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "own.py"
-    path.write_text("def f():\n    raise ValueError('mine')\nf()\n")
+    path.write_text(f"def f():\n    {source}\nf()\n")
     plain = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((sys, "argv"), (sys, "path")):
-            patch.setattr(owner, name, list(getattr(owner, name)))
+        for name in ("argv", "path"):
+            patch.setattr(sys, name, list(getattr(sys, name)))
+        patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
         assert run_script(path, []) == plain.returncode == 1
     assert capfd.readouterr().err == plain.stderr
