@@ -137,6 +137,25 @@ def test_a_read_has_the_values_of_a_plain_tensor_and_its_positions_are_known(rea
     assert (logits.read.at_most_one_per_row, logits.read.last) == (read in ONE_PER_ROW, last)
 
 
+USES: dict[str, Callable[[Any], Any]] = {
+    "a gradient": lambda x: torch.autograd.grad((x**2).sum(), x)[0],
+    "a gradient that it keeps": lambda x: (x.retain_grad(), (x.float() ** 2).sum().backward(), x.grad)[-1],
+    "a gradient of a leaf": lambda x: (x := x.detach(), x.requires_grad_(), (x**2).sum().backward(), x.grad)[-1],
+    "a hook": lambda x: (seen := [], x.register_hook(seen.append), (x**2).sum().backward(), seen[0])[-1],
+    "a transposition in place": lambda x: (x := x.detach(), x.transpose_(1, 2), x[:, -1])[-1],
+    "itself": lambda x: torch.tensor(x.float() is x),
+    "an index of a table": lambda x: torch.arange(VOCABULARY)[x[:, -1].argmax(-1)],
+    "its text": lambda x: torch.tensor(list(map(ord, f"{x.detach()} {x[0, 0, 0].detach():.2f}"))),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_logits_are_used_as_a_plain_tensor(use: str) -> None:
+    """Gradients are those of the tensor that the script has, not of an alias."""
+    base = torch.randn(ROWS, TOKENS, VOCABULARY, requires_grad=True)
+    assert torch.equal(USES[use](watched_logits(base * 1)), USES[use](base * 1))
+
+
 def test_a_shape_is_no_read() -> None:
     logits = watched_logits(torch.randn(ROWS, TOKENS, VOCABULARY))
     assert (logits.shape, len(logits), logits.dtype) == ((ROWS, TOKENS, VOCABULARY), ROWS, torch.float32)
