@@ -140,4 +140,13 @@ def _places(name: str, function: Callable[..., Any], places: Any, found: Any, ar
     large = isinstance(found, torch.Tensor) and found.numel() > _MOST_COPIED
     if large and found.untyped_storage()._cdata != args[0].untyped_storage()._cdata:
         return None
+    if name == "__getitem__" and places.stride(-1) == 0 and _leaves_columns(args[1], places.dim()):
+        return function(places[..., :1], *args[1:]).expand(found.shape)
     return function(places, *args[1:], **kwargs)
+
+
+def _leaves_columns(index: Any, dims: int) -> bool:
+    """Whether an index takes all columns, so that the positions of one column are those of each."""
+    each = index if isinstance(index, tuple) else (index,)
+    more = sum(part.dim() - 1 for part in each if isinstance(part, torch.Tensor) and part.dtype == torch.bool)
+    return len(each) + more < dims and all(isinstance(part, int | slice | torch.Tensor) for part in each)

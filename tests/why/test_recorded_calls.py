@@ -104,6 +104,8 @@ ONE_PER_ROW: dict[str, tuple[Callable[[Any], Any], int]] = {
     "the last of one row": (lambda x: x[0, -1], 1),
     "the last of each row in turn": (lambda x: torch.stack([row[-1] for row in x]), 1),
     "the last of each length": (lambda x: x[torch.arange(ROWS), LENGTHS - 1], 4),
+    "the last, by a mask": (lambda x: x[torch.arange(TOKENS).expand(ROWS, -1) == TOKENS - 1], 1),
+    "one column of the last, by a mask of one row": (lambda x: x[0][:, 2][torch.arange(TOKENS) == TOKENS - 1], 1),
     "in 32 bits": (lambda x: x.float()[:, -1], 1),
     "after a softmax": (lambda x: x.softmax(-1)[:, -1], 1),
     "after argmax, of the last": (lambda x: x[:, -1].argmax(dim=-1), 1),
@@ -135,6 +137,13 @@ def test_a_read_has_the_values_of_a_plain_tensor_and_its_positions_are_known(rea
     found, expected = how(logits), how(plain)
     assert torch.equal(torch.as_tensor(found.tolist()), torch.as_tensor(expected.tolist()))
     assert (logits.read.at_most_one_per_row, logits.read.last) == (read in ONE_PER_ROW, last)
+
+
+def test_a_read_of_all_columns_keeps_one_number_per_position() -> None:
+    """Of 3 rows: 3 numbers of 4 bytes, not one for each of the columns."""
+    logits = watched_logits(torch.randn(ROWS, TOKENS, VOCABULARY))
+    logits[torch.arange(ROWS), LENGTHS - 1].sum()
+    assert sum(each.untyped_storage().nbytes() for each in logits.read.places) == 4 * ROWS
 
 
 USES: dict[str, Callable[[Any], Any]] = {
