@@ -321,12 +321,29 @@ def test_texts_are_tried_as_one_batch() -> None:
     assert named["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
-def test_answers_to_one_prompt_are_tried_as_one_batch() -> None:
+@pytest.mark.parametrize(
+    ("options", "change", "rows"),
+    [
+        ({"do_sample": True}, "pass it once, with num_return_sequences=4", 4),
+        ({"do_sample": True, "num_return_sequences": 2}, "pass it once, with num_return_sequences=8", 8),
+        ({"do_sample": True, "num_beams": 2}, "pass 4 at a time, padded on the left", 4),
+        ({"num_beams": 4}, "pass it once, and use its answer again: without sampling, all are the same", 1),
+        ({}, "pass it once, and use its answer again: without sampling, all are the same", 1),
+    ],
+)
+def test_answers_to_one_prompt_are_computed_in_one_call(options: dict[str, Any], change: str, rows: int) -> None:
+    """transformers refuses `num_return_sequences` without sampling, and more of them than beams."""
     model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    found = changes_to(lambda: [model.generate(ids, attention_mask=mask, max_new_tokens=2) for _ in range(4)])
-    assert found["one-by-one"].evidence == "the same prompt is passed 4 times, one by one"
-    assert found["one-by-one"].change == "pass it once, with num_return_sequences=4"
+
+    def once(**more: Any) -> Any:
+        return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, **options | more)
+
+    found = changes_to(lambda: [once() for _ in range(4)])["one-by-one"]
+    assert found.evidence == "the same prompt is passed 4 times, one by one"
+    assert found.change == change
+    assert len(found.changed()) == rows  # type: ignore[arg-type]
+    if "num_return_sequences" in change:
+        assert len(once(num_return_sequences=rows)) == rows
 
 
 def test_forwards_of_a_loop_are_not_batched() -> None:
