@@ -346,6 +346,16 @@ def test_answers_to_one_prompt_are_computed_in_one_call(options: dict[str, Any],
         assert len(once(num_return_sequences=rows)) == rows
 
 
+def test_prompts_in_one_buffer_are_those_of_their_calls() -> None:
+    """The script fills one buffer with four prompts in turn; each row of their batch is that of its call."""
+    model, buffer = tiny_llama(), torch.zeros(1, 4, dtype=torch.long)
+    found = changes_to(lambda: [model(buffer.fill_(token)) for token in range(4)])["one-by-one"]
+    passed: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, args, named: passed.append(named["input_ids"]), with_kwargs=True)
+    found.changed()
+    assert passed[0][:, 0].tolist() == [0, 1, 2, 3]
+
+
 def test_forwards_of_a_loop_are_not_batched() -> None:
     """Each forward of a loop needs the previous token, with or without a cache."""
     model = tiny_llama()

@@ -110,15 +110,15 @@ def kept_bytes(kept: KeptArguments) -> int:
 
 
 def test_a_storage_counts_once_and_a_view_keeps_only_itself() -> None:
-    """Two calls with the same 800 bytes keep 800; 8 bytes of 8 MB keep 8."""
+    """Two calls with the same 400 bytes of numbers keep 400; 8 bytes of 8 MB keep 8."""
     kept = KeptArguments()
-    ids = torch.arange(100)
-    assert kept.keep((ids,), {"attention_mask": ids}, CPU) is not None
-    assert kept.keep((), {"input_ids": ids.view(10, 10)}, CPU) is not None
-    assert kept_bytes(kept) == 800
+    embedded = torch.arange(100.0)
+    assert kept.keep((), {"inputs_embeds": embedded, "again": embedded}, CPU) is not None
+    assert kept.keep((), {"inputs_embeds": embedded.view(10, 10)}, CPU) is not None
+    assert kept_bytes(kept) == 400
     large = torch.arange(1 << 20)
     found = kept.keep((large[5:6],), {}, CPU)
-    assert (found[0][0].tolist(), kept_bytes(kept)) == ([5], 808)
+    assert (found[0][0].tolist(), kept_bytes(kept)) == ([5], 408)
     assert found[0][0].untyped_storage().nbytes() == 8
 
 
