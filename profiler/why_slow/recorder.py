@@ -23,7 +23,7 @@ from profiler.json_document import view
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_line
-from profiler.why_slow.call_settings import batch_inputs, context_len, new_tokens, settings_of, tokens_of
+from profiler.why_slow.call_settings import batch_inputs, by_name, context_len, new_tokens, settings_of, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
@@ -358,12 +358,13 @@ class Recorder:
         )
 
     def _note(
-        self, kind: CallKind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool
+        self, kind: CallKind, model: Any, args: tuple[Any, ...], named: Mapping[str, Any], compiled: bool
     ) -> CallRecord:
         import torch
 
         self.kept.look_at_memory()
-        plain = is_plain(model)
+        if not (plain := is_plain(model)):
+            args, named = by_name(kind, model, args, named)
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))

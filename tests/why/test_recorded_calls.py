@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hurry import with_effort
-from planted_faults import changes_to, recorded, tiny_llama
+from planted_faults import changes_to, groups_of, recorded, tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedTokenizerFast
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerFast
 
 import profiler
 from profiler.facts.step import Step
@@ -52,6 +52,16 @@ def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any
     assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for every beam and answer"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
     assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)
+
+
+def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts() -> None:
+    model, cache = tiny_llama(), DynamicCache()
+    prompt, token = torch.ones(1, 10, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
+    prefill, step = groups_of(lambda: [model(each, None, None, cache) for each in (prompt, token)])
+    assert {group.call.words for group in (prefill, step)} == {"forward 1 x 10", "forward 1 x 1 @ 10"}
+    prefill.repeated()()
+    step.repeated()()
+    assert cache.get_seq_length() == 11
 
 
 GENERATION = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
