@@ -230,6 +230,25 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert torch.get_num_threads() + (change == "threads") == cores
 
 
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda loss, _: loss.backward(),
+        lambda loss, _: torch.autograd.backward(loss),
+        lambda loss, by: torch.autograd.grad(loss, by),
+    ],
+)
+def test_gradients_that_are_used_are_no_fault(differentiate: Callable[[Any, Any], object]) -> None:
+    model = tiny_llama()
+
+    def run() -> None:
+        embedded = torch.randn(1, 4, 32, requires_grad=True)
+        with torch.enable_grad():
+            differentiate(model(inputs_embeds=embedded).logits.sum(), embedded)
+
+    assert "grad-on" not in changes_to(run)
+
+
 def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
     """The script passes sounds or images in the dtype of its model. The copy in bfloat16 gets them in bfloat16."""
     model = tiny_llama()
