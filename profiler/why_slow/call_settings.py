@@ -60,7 +60,7 @@ def settings_of(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSet
 def by_name(
     kind: CallKind, model: Any, args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The arguments of a call, each with its name, so that a cache is known as one; a list of prompts stays as it is."""
+    """The arguments of a call, each with its name, so that a cache is known as one; a list of prompts stays as is."""
     names = _parameters(type(model).generate if kind == "generate" else type(model).forward)
     if len(args) > len(names) or (args and isinstance(args[0], list)):
         return args, named
