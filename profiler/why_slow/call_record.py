@@ -16,6 +16,7 @@ from profiler.why_slow.plain_models import SeenAttention
 
 if TYPE_CHECKING:
     from profiler.why_slow.read_logits import LogitsRead
+    from profiler.why_slow.torch_context import TorchContext
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -41,6 +42,7 @@ class CallRecord:
     shape: tuple[int, int, int]
     """(sequences computed, tokens passed per sequence, tokens in the cache)."""
     clock: Clock
+    context: TorchContext
     start: Any
     end: Any = None
     forwards: int = 0

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from profiler.errors import RequestError, first_line
-from profiler.patching import switched
+from profiler.patching import patched, switched
 from profiler.units import several
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
@@ -37,6 +36,7 @@ from profiler.why_slow.loop_changes import (
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate
+from profiler.why_slow.torch_context import TorchContext
 from profiler.why_slow.weight_changes import (
     dense_weights,
     frozen_weights,
@@ -94,6 +94,11 @@ def _switch(
         return group.candidate(name, words, change, group.repeated(**options(group)), **more)
 
     return Change(name, applies, trial)
+
+
+def _with_all_kernels(group: CallGroup) -> contextlib.AbstractContextManager[None]:
+    noted = group.middle[1]
+    return patched(noted, context=TorchContext(noted.context.device_type, noted.context.autocast))
 
 
 def _without_callbacks(group: CallGroup) -> Candidate | None:
@@ -193,8 +198,7 @@ CHANGES = (
         "slow-attention", lambda group: group.settings.attention == "sdpa" and group.settings.math_attention,
         "SDPA's fused kernels are disabled: its scores are written out",
         "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)",
-        lambda _: sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
-                               SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]),
+        _with_all_kernels,
     ),
     _switch(
         "slow-experts", _runs_experts_in_turn,

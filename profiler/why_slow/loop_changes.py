@@ -272,7 +272,7 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     first, noted = group.repeatable[0]
 
     def changed(steps: int) -> None:
-        with torch.set_grad_enabled(first.settings.gradients):
+        with noted.context.entered(), torch.set_grad_enabled(first.settings.gradients):
             if plain:
                 args, named = noted.arguments or ((), {})
                 model(*args, **named)

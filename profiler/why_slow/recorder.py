@@ -362,6 +362,8 @@ class Recorder:
     ) -> CallRecord:
         import torch
 
+        from profiler.why_slow.torch_context import TorchContext
+
         self.kept.look_at_memory()
         if not (plain := is_plain(model)):
             args, named = by_name(kind, model, args, named)
@@ -380,6 +382,7 @@ class Recorder:
             settings=replace(settings, compiled=True) if compiled else settings,
             shape=shape,
             clock=clock_for(device),
+            context=TorchContext.current(device.type),
             start=None,
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,

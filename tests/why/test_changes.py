@@ -230,6 +230,27 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert torch.get_num_threads() + (change == "threads") == cores
 
 
+def test_a_call_is_repeated_with_its_autocast_and_its_kernels_of_attention() -> None:
+    """Only the change to attention enables the fused kernels, which the script has switched off."""
+    model = tiny_llama()
+
+    def run() -> None:
+        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+            model(IDS)
+
+    found = changes_to(run)["slow-attention"]
+    seen: list[tuple[torch.dtype, bool]] = []
+    model.model.layers[0].mlp.down_proj.register_forward_hook(
+        lambda _module, _args, output: seen.append((output.dtype, torch.backends.cuda.flash_sdp_enabled()))
+    )
+    found.as_is()
+    with found.within():
+        found.changed()
+    found.as_is()
+    assert seen == [(torch.bfloat16, False), (torch.bfloat16, True), (torch.bfloat16, False)]
+    assert (torch.is_autocast_enabled("cpu"), torch.backends.cuda.flash_sdp_enabled()) == (False, True)
+
+
 @pytest.mark.parametrize(
     "differentiate",
     [
