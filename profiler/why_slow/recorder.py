@@ -371,6 +371,12 @@ class Recorder:
         mask = named.get("attention_mask")
         number = self._numbers.setdefault(model, len(self._numbers))
         settings = settings_of(kind, model, named)
+        # Of the three ways to compile a model, only the module around it is seen from outside.
+        own_forward = vars(model).get("forward")
+        compiled = (
+            compiled or model._compiled_call_impl is not None or hasattr(own_forward, "_torchdynamo_orig_callable")
+        )
+        settings = replace(settings, compiled=compiled)
         settings = self._settings.setdefault(settings, settings)
         device = torch.device(settings.device)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
@@ -379,7 +385,7 @@ class Recorder:
             kind=kind,
             model=weakref.ref(model),
             where=users_line(),
-            settings=replace(settings, compiled=True) if compiled else settings,
+            settings=settings,
             shape=shape,
             clock=clock_for(device),
             context=TorchContext.current(device.type),

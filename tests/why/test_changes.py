@@ -277,6 +277,17 @@ def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
     assert found.changed().logits.dtype == torch.bfloat16  # type: ignore[attr-defined]
 
 
+def test_no_copy_is_tried_of_a_model_whose_layers_run_functions() -> None:
+    """The function of a layer's copy would compute with the weights of the script's own layer."""
+    model, untried = tiny_llama(), Untried()
+    layer = model.model.layers[0]
+    own = layer.forward
+    layer.forward = lambda *args, **named: own(*args, **named)
+    [group] = groups_of(lambda: model(IDS))
+    assert "wide-dtype" not in {each.id for each in changes.candidates(group, untried)}
+    assert any("forward was replaced by a function" in line for line in untried.lines(1.0))
+
+
 @pytest.mark.parametrize(("waits", "own_s"), [((3, 3), 0.2), ((3, 4), 5.0)])
 def test_time_of_other_processes_is_excluded(
     waits: tuple[int, int], own_s: float, monkeypatch: pytest.MonkeyPatch

@@ -295,6 +295,21 @@ def test_a_compiled_model_is_recorded() -> None:
     assert [(call.model, call.settings.compiled) for call in seen.calls] == [("Plain", True)]
 
 
+def compile_forward(model: Any) -> None:
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+@pytest.mark.parametrize("compile_", [lambda model: model.compile(backend="eager"), compile_forward])
+@pytest.mark.parametrize("make", [Plain, tiny_llama])
+def test_a_model_that_compiles_itself_counts_as_compiled(compile_: Callable[[Any], None], make: Any) -> None:
+    model = make().eval()
+    compile_(model)
+    recorder = Recorder()
+    with watched(recorder), torch.compiler.set_stance("force_eager"), torch.no_grad():
+        model(ids(4))
+    assert [(noted.settings.compiled, noted.arguments) for noted in recorder.notes] == [(True, None)]
+
+
 def test_its_work_is_that_of_torchs_counter() -> None:
     """One token attends to 9 keys, and torch's counter counts the same matrix products."""
     model = Plain().eval()
