@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,8 @@ class CallRecord:
     visible: Any = None
     """Share of the tokens that its mask shows, a tensor of its device; None without a mask."""
     name: str = ""
+    architecture: tuple[str, int] = ("", 0)
+    """The class of its model and the number of parameters; models of one architecture take as long."""
     callbacks: dict[str, float] = field(default_factory=dict)
     """Seconds in the user's objects that `generate` calls at every token, by their class."""
     began_s: float = 0.0
@@ -93,6 +96,14 @@ class Thread(threading.local):
     reading: bool = False
     last: str = ""
     """The line of the latest call of a model."""
+
+
+def models_of(notes: Sequence[CallRecord]) -> dict[str, Any]:
+    """By its name, each model of some calls; for one that no longer exists, another of its architecture."""
+    alive = {noted.name: model for noted in notes if (model := noted.model()) is not None}
+    instead = {noted.architecture: alive[noted.name] for noted in notes if noted.name in alive}
+    found = {noted.name: alive.get(noted.name, instead.get(noted.architecture)) for noted in notes}
+    return {name: model for name, model in found.items() if model is not None}
 
 
 def users_line() -> str:

@@ -166,7 +166,7 @@ def explained(
 
     def times_of(group: CallGroup) -> ModuleTimes | None:
         if known.get(group) is None:
-            subject = subjects.get(type(group.model).__name__)
+            subject = subjects.get(group.calls[0].model)
             known[group] = module_times(group, lambda seconds: now_s() + seconds <= until_s, subject)
         return known[group]
 
@@ -201,7 +201,7 @@ def _floor(
     try:
         subjects |= subjects_of(recorder.notes)
         for group in groups:
-            names = tuple(f"{name}." for name in subjects[type(group.model).__name__].outside)
+            names = tuple(f"{name}." for name in subjects[group.calls[0].model].outside)
             if names and _has_other_inputs(group):
                 times = times_of(group)
                 more_s = times.roof_within(names) / len(group.calls) if times else None

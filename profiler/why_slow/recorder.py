@@ -77,7 +77,11 @@ class Recorder:
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
-    _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _names: weakref.WeakKeyDictionary[Any, tuple[str, tuple[str, int]]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """Of each model, its name and its architecture."""
+    _models: int = 0
     _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
     """Those of all calls: equal ones are one object, as a loop has many calls."""
     _plain: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
@@ -369,7 +373,12 @@ class Recorder:
             args, named = by_name(kind, model, args, named)
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
-        number = self._numbers.setdefault(model, len(self._numbers))
+        if model not in self._names:
+            self._models += 1
+            architecture = type(model).__name__, sum(each.numel() for each in model.parameters())
+            name = architecture[0] + (f" ({self._models})" if self._models > 1 else "")
+            self._names[model] = name, architecture
+        name, architecture = self._names[model]
         settings = settings_of(kind, model, named)
         # Of the three ways to compile a model, only the module around it is seen from outside.
         own_forward = vars(model).get("forward")
@@ -393,7 +402,8 @@ class Recorder:
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
-            name=type(model).__name__ + (f" ({number + 1})" if number else ""),
+            name=name,
+            architecture=architecture,
             plain=plain,
         )
         inputs = batch_inputs(args, named) if kind == "generate" and ids is None and (args or "inputs" in named) else ()

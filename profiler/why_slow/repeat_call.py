@@ -281,7 +281,7 @@ class CallGroup:
         """The counted work of the model and its roofs; None if they are unknown, or are not all that the calls run."""
         if self.floor is None or not self.floor.with_more.isdisjoint(call.number for call in self.calls):
             return None
-        return self.floor.subjects.get(type(self.model).__name__)
+        return self.floor.subjects.get(self.calls[0].model)
 
     def saved_share(self, before: Sequence[Call], after: Sequence[Call]) -> float:
         """Share of some calls that others save in their place: an estimate from the roofs and dispatch of their steps.

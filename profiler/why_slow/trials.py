@@ -15,7 +15,7 @@ from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
-from profiler.why_slow.call_record import CallRecord
+from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (
     DECISIVE,
@@ -259,23 +259,21 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
 def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> list[CallGroup]:
     """Groups of calls that can be repeated, the most expensive first.
 
-    Calls whose model no longer exists are repeated on another model of the same class. `untried` gets the reasons why
+    Calls whose model no longer exists are repeated on another one of its architecture. `untried` gets the reasons why
     other calls cannot be repeated, if they take 2 % of the time.
     """
-    alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
-             if (model := noted.model()) is not None}  # fmt: skip
-    by_class = {type(model).__name__: model for model in alive.values()}
+    models = models_of(recorder.notes)
     by_key = defaultdict[tuple[object, ...], list[tuple[Call, CallRecord]]](list)
     for call, noted in zip(seen.calls, recorder.notes, strict=True):
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
-        key = (call.kind, call.class_name, call.where, call.context_len > 0, bool(call.failed), call.settings)
+        key = (call.kind, noted.architecture, call.where, call.context_len > 0, bool(call.failed), call.settings)
         by_key[key].append((call, noted))
     loaded_at = seen.loads[-1].where if seen.loads else ""
     groups = []
     for pairs in by_key.values():
         calls, notes = [call for call, _ in pairs], [noted for _, noted in pairs]
         first, last = calls[0], calls[-1]
-        model = alive.get(last.model, by_class.get(last.class_name))
+        model = models.get(last.model)
         if model is not None and any(noted.arguments is not None for noted in notes):
             groups.append(CallGroup(calls, notes, model, loaded_at or first.where, recorder))
         elif steady_s(calls) >= LEAST_SHARE * seen.steady_s:

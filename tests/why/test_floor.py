@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from profiler.counting.floor import RoofSet
 from profiler.counting.walk import walk
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, SlowModule, judge_calls
-from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
+from profiler.why_slow.floor import Subject, floor_of_calls, subject_of, subjects_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import Call, CallSettings, LineTime, Observations
 from profiler.why_slow.render import why_sentences
@@ -84,6 +85,24 @@ def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("profiler.why_slow.floor.machine_for", Ahead)
     assert floor_of(model, CALL).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
+
+
+def test_models_of_two_sizes_are_counted_and_repeated_as_what_they_are(model: Any) -> None:
+    """Three are called at one line. The third one stands for the first one, which no longer exists."""
+    models = [tiny_llama(num_hidden_layers=layers) for layers in (1, 2, 1)]
+    params = [sum(each.numel() for each in made.parameters()) for made in models]
+
+    def run() -> None:
+        for number in range(3):
+            models[number](torch.ones(1, 4, dtype=torch.long))
+        models[0] = None
+        gc.collect()
+
+    groups = groups_of(run)
+    names = {group.model: [call.model.partition(" ")[2] for call in group.calls] for group in groups}
+    assert names == {models[2]: ["", "(3)"], models[1]: ["(2)"]}
+    notes = groups[0].recorder.notes
+    assert [subjects_of(notes)[noted.name].work.params for noted in notes] == params
 
 
 def test_unknown_dispatch_is_reported(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
