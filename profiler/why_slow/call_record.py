@@ -61,6 +61,8 @@ class CallRecord:
     ended_s: float = 0.0
     """Like `began_s`, on the host's clock, without waiting for the device."""
     thread: int = 0
+    others_s: float = 0.0
+    """Seconds of loads and tokenizers in this thread before it."""
     forward_s: float = 0.0
     """Seconds in forward passes within `generate`, on the host's clock."""
     prompt_s: float = 0.0
@@ -94,6 +96,8 @@ class Thread(threading.local):
     text_depth: int = 0
     load_depth: int = 0
     reading: bool = False
+    others_s: float = 0.0
+    """Seconds of loads and tokenizers, outside of calls."""
     last: str = ""
     """The line of the latest call of a model."""
 

@@ -234,6 +234,7 @@ class Recorder:
             self._here.load_depth = 0
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
+                self._here.others_s += seconds
                 conversion, instead = _conversion(model, named)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
                 self._loaded.append(weakref.ref(model) if conversion else lambda: None)
@@ -267,6 +268,7 @@ class Recorder:
             if not self._here.depth:
                 spent_s = now_s() - start_s
                 self.text_s += spent_s
+                self._here.others_s += spent_s
                 self.text_where = self.text_where or users_line()
                 with self._errors_counted():
                     if encodes:
@@ -333,12 +335,18 @@ class Recorder:
         return [model() for model in self._loaded]
 
     def _between(self) -> tuple[LineTime, ...]:
-        """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
+        """The script's own time between consecutive forwards of one line and thread, as in a decode loop.
+
+        On a device that the host runs ahead of, it is the time in which no forward runs there: the host may wait.
+        """
         gaps_s = defaultdict[str, list[float]](list)
         for before, after in itertools.pairwise(self.notes):
-            same = (before.where, before.kind, before.thread) == (after.where, after.kind, after.thread)
-            if same and after.kind == "forward":
-                gaps_s[after.where].append(max(0.0, after.began_s - before.ended_s))
+            first, second = ((each.where, each.kind, each.thread, each.settings.device) for each in (before, after))
+            if first == second and after.kind == "forward":
+                gap_s = after.began_s - before.ended_s
+                if after.clock.ahead:
+                    [gap_s] = after.clock.seconds([before.end, after.start])
+                gaps_s[after.where].append(max(0.0, gap_s - (after.others_s - before.others_s)))
         return by_line(gaps_s)
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
@@ -402,6 +410,7 @@ class Recorder:
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
+            others_s=self._here.others_s,
             name=name,
             architecture=architecture,
             plain=plain,
