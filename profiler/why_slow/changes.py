@@ -101,6 +101,18 @@ def _with_all_kernels(group: CallGroup) -> contextlib.AbstractContextManager[Non
     return patched(noted, context=TorchContext(noted.context.device_type, noted.context.autocast))
 
 
+@contextlib.contextmanager
+def _in_eval_mode(model: Any) -> Iterator[None]:
+    """A context in which no part of a model is in train mode; some may have been in eval mode before."""
+    trains = [each for each in model.modules() if each.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for each in trains:
+            each.training = True
+
+
 def _without_callbacks(group: CallGroup) -> Candidate | None:
     if not (names := " and ".join(group.middle[1].callbacks)):
         return None
@@ -114,7 +126,8 @@ def _more_threads(group: CallGroup) -> Candidate:
     threads, cores = group.settings.threads, _cores()
     return group.candidate(
         "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
-        f"torch.set_num_threads({cores})", within=lambda: switched(torch.set_num_threads, cores, threads),
+        f"torch.set_num_threads({cores})",
+        within=lambda: switched(torch.set_num_threads, cores, torch.get_num_threads()),
     )  # fmt: skip
 
 
@@ -178,7 +191,7 @@ CHANGES = (
     _switch(
         "train-mode", lambda group: group.settings.training and not group.recorder.trained,
         "the model is in train mode", "call model.eval() after loading",
-        lambda group: switched(group.model.train, False, True),
+        lambda group: _in_eval_mode(group.model),
     ),
     Change("frozen-weights", lambda group: not group.settings.gradients, frozen_weights),
     Change("padding", lambda group: group.call.padding > 0, padding_change),

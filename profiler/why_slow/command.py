@@ -148,6 +148,16 @@ def explained(
         seen = replace(seen, warnings=tuple(busy_words(threads, foreign)))
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
+    import torch
+
+    # What follows a block or a cell draws the random numbers that it would draw without `why`.
+    gpus = {torch.device(each.settings.device).index for each in seen.calls if each.settings.device.startswith("cuda")}
+    with torch.random.fork_rng(sorted(gpus)):
+        return _with_trials(recorder, seen, budget_s, start_s)
+
+
+def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None, start_s: float) -> Why:
+    """The answer to a script that called models, which it began to look for at `start_s`."""
     # The script has loaded torch, so this import costs little.
     from profiler.why_slow.costs import conversion_findings, plan_findings
     from profiler.why_slow.module_times import fallback_findings, module_times

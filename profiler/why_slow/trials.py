@@ -8,8 +8,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from profiler import effort
 from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
@@ -92,7 +90,7 @@ def try_changes(
     deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
     trials: list[TriedChange] = []
     waiting: list[_Pending] = []
-    with quiet_libraries(), torch.random.fork_rng(devices=[]):
+    with quiet_libraries():
         try:
             pending = _pending([group for group in groups if group.seconds >= least_s], untried)
             while pending:
@@ -298,7 +296,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     """
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
-    with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
+    with quiet_libraries(), contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, Untried()):
             very_first, *others = group.firsts
             others = [] if grows_by_a_token(group.calls) else sorted(others, key=lambda pair: -pair[0].seconds)

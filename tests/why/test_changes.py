@@ -230,6 +230,23 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert torch.get_num_threads() + (change == "threads") == cores
 
 
+def test_trials_leave_a_model_and_torch_as_the_script_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the model is in eval mode, and the script has set its threads after the call."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(threads + 2)), raising=False)
+    model = tiny_llama().train()
+    model.model.layers[0].eval()
+    found = changes_to(lambda: model(IDS))
+    modes = [each.training for each in model.modules()]
+    torch.set_num_threads(threads + 1)
+    for name in ("train-mode", "threads"):
+        with found[name].within():
+            assert (torch.get_num_threads() == threads + 2) == (name == "threads")
+            assert model.training == (name == "threads")
+    assert ([each.training for each in model.modules()], torch.get_num_threads()) == (modes, threads + 1)
+    torch.set_num_threads(threads)
+
+
 def test_a_call_is_repeated_with_its_autocast_and_its_kernels_of_attention() -> None:
     """Only the change to attention enables the fused kernels, which the script has switched off."""
     model = tiny_llama()

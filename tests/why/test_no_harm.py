@@ -14,6 +14,7 @@ from hurry import with_effort
 from planted_faults import tiny_llama
 
 import profiler
+from profiler.counting.floor import RoofSet
 from profiler.why_slow import kept_arguments
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.patches import watched
@@ -103,6 +104,20 @@ def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_
     result, peak = result_and_peak(command)
     assert result == expected
     assert peak <= 1.2 * own, (peak, own)
+
+
+def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor builds a twin of the model, whose weights are random."""
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", 1e9, {"float32": 1e9}))
+    with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
+    model = tiny_llama()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with profiler.why() as watching:
+        model(IDS)
+    assert watching.found.floor is not None
+    assert torch.equal(torch.rand(3), expected)
 
 
 def kept_bytes(kept: KeptArguments) -> int:
