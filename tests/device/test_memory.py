@@ -58,6 +58,26 @@ def test_cached_files_are_not_memory_in_use(version: int, tmp_path: Path, monkey
     assert HOST.available_bytes() == 4 << 20
 
 
+@pytest.mark.parametrize(("version", "line"), [(1, "4:cpu,memory:/job/step"), (2, "0::/job/step")])
+def test_limits_of_a_job_and_its_step_hold_both(
+    version: int, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler gives 64 MiB to a job, of which 60 are in use, and 32 to the step that the process is in."""
+    limit, used = (
+        ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
+    job = tmp_path / ("memory" if version == 1 else "") / "job"
+    (job / "step").mkdir(parents=True)
+    for folder, mib in ((job, (64, 60)), (job / "step", (32, 10))):
+        for name, count in zip((limit, used), mib, strict=True):
+            (folder / name).write_text(f"{count << 20}\n")
+    (tmp_path / "own").write_text(f"3:cpuset:/\n{line}\n")
+    monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    assert memory.total_bytes(torch.device("cpu")) == 32 << 20
+    assert HOST.available_bytes() == 4 << 20
+
+
 def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
