@@ -23,6 +23,7 @@ from profiler.why_slow.kernel_changes import (
     is_bound_by_host,
     may_run_hub_kernels,
     static_cache_change,
+    with_implementation,
 )
 from profiler.why_slow.loop_changes import (
     batching_change,
@@ -205,7 +206,7 @@ CHANGES = (
         "slow-attention",
         lambda group: group.settings.attention == "eager" and getattr(group.model, "_supports_sdpa", False),
         "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
-        lambda group: switched(group.model.set_attn_implementation, "sdpa", "eager"), at_load=True,
+        lambda group: with_implementation(group.model, "attn", "sdpa"), at_load=True,
     ),
     _switch(
         "slow-attention", lambda group: group.settings.attention == "sdpa" and group.settings.math_attention,
@@ -216,7 +217,7 @@ CHANGES = (
     _switch(
         "slow-experts", _runs_experts_in_turn,
         "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
-        lambda group: switched(group.model.set_experts_implementation, "grouped_mm", "eager"), at_load=True,
+        lambda group: with_implementation(group.model, "experts", "grouped_mm"), at_load=True,
     ),
     _switch(
         "beams", lambda group: group.settings.beams > 1, lambda group: f"{group.settings.beams} beams are followed",

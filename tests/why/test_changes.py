@@ -18,7 +18,7 @@ from hurry import with_effort
 from planted_faults import changes_to, groups_of, tiny_llama
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache
+from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import profiler
 from profiler.device.clock import OwnTime
@@ -245,6 +245,19 @@ def test_trials_leave_a_model_and_torch_as_the_script_left_them(monkeypatch: pyt
             assert model.training == (name == "threads")
     assert ([each.training for each in model.modules()], torch.get_num_threads()) == (modes, threads + 1)
     torch.set_num_threads(threads)
+
+
+def test_a_tower_keeps_its_attention_after_a_trial_of_another() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**sizes, image_size=32, patch_size=16)
+    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**sizes, vocab_size=64), image_token_id=60)
+    model = LlavaForConditionalGeneration(config).eval()
+    mixed = {"": "eager", "text_config": "eager", "vision_config": "sdpa"}
+    model.set_attn_implementation(mixed)
+    parts = (model, model.model.language_model, model.model.vision_tower)
+    with changes_to(lambda: model(IDS))["slow-attention"].within():
+        assert [each.config._attn_implementation for each in parts] == ["sdpa"] * 3
+    assert [each.config._attn_implementation for each in parts] == list(mixed.values())
 
 
 def test_a_call_is_repeated_with_its_autocast_and_its_kernels_of_attention() -> None:
