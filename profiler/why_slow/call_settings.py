@@ -61,7 +61,8 @@ def by_name(
     kind: CallKind, model: Any, args: tuple[Any, ...], named: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """The arguments of a call, each with its name, so that a cache is known as one; a list of prompts stays as is."""
-    names = _parameters(type(model).generate if kind == "generate" else type(model).forward)
+    # Unwrapped, since what is patched in leads to the recorder, which the cache would keep.
+    names = _parameters(inspect.unwrap(type(model).generate if kind == "generate" else type(model).forward))
     if len(args) > len(names) or (args and isinstance(args[0], list)):
         return args, named
     return (), {**dict(zip(names, args, strict=False)), **named}
