@@ -77,11 +77,8 @@ class Recorder:
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
-    _names: weakref.WeakKeyDictionary[Any, tuple[str, tuple[str, int]]] = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    """Of each model, its name and its architecture."""
-    _models: int = 0
+    _named: list[tuple[weakref.ref[Any], tuple[str, int]]] = field(default_factory=list)
+    """Models and their architectures, in the order of their numbers."""
     _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
     """Those of all calls: equal ones are one object, as a loop has many calls."""
     _plain: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
@@ -381,12 +378,7 @@ class Recorder:
             args, named = by_name(kind, model, args, named)
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
-        if model not in self._names:
-            self._models += 1
-            architecture = type(model).__name__, sum(each.numel() for each in model.parameters())
-            name = architecture[0] + (f" ({self._models})" if self._models > 1 else "")
-            self._names[model] = name, architecture
-        name, architecture = self._names[model]
+        number, architecture = self._number(model)
         settings = settings_of(kind, model, named)
         # Of the three ways to compile a model, only the module around it is seen from outside.
         own_forward = vars(model).get("forward")
@@ -411,7 +403,7 @@ class Recorder:
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
             others_s=self._here.others_s,
-            name=name,
+            name=architecture[0] + (f" ({number})" if number > 1 else ""),
             architecture=architecture,
             plain=plain,
         )
@@ -431,6 +423,17 @@ class Recorder:
             self.reads.watch()
         noted.start = noted.clock.mark()
         return noted
+
+    def _number(self, model: Any) -> tuple[int, tuple[str, int]]:
+        """The number of a model, that of one of its architecture if that no longer exists, and the architecture."""
+        for number, (known, architecture) in enumerate(self._named, 1):
+            if known() is model:
+                return number, architecture
+        architecture = type(model).__name__, sum(each.numel() for each in model.parameters())
+        gone = [n for n, (known, of) in enumerate(self._named) if known() is None and of == architecture]
+        at = gone[0] if gone else len(self._named)
+        self._named[at : at + 1] = [(weakref.ref(model), architecture)]
+        return at + 1, architecture
 
     def _watch_attention(self) -> None:
         """From now on, record the shapes of attention within calls of plain models."""

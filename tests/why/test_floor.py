@@ -88,21 +88,23 @@ def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_models_of_two_sizes_are_counted_and_repeated_as_what_they_are(model: Any) -> None:
-    """Three are called at one line. The third one stands for the first one, which no longer exists."""
+    """Four are called at one line. The last one has the number of the first one, which no longer exists, and its size."""
     models = [tiny_llama(num_hidden_layers=layers) for layers in (1, 2, 1)]
     params = [sum(each.numel() for each in made.parameters()) for made in models]
 
     def run() -> None:
-        for number in range(3):
+        for number in (0, 1, 2, -1):
+            if number < 0:
+                del models[0]
+                gc.collect()
+                models.append(tiny_llama(num_hidden_layers=1))
             models[number](torch.ones(1, 4, dtype=torch.long))
-        models[0] = None
-        gc.collect()
 
     groups = groups_of(run)
-    names = {group.model: [call.model.partition(" ")[2] for call in group.calls] for group in groups}
-    assert names == {models[2]: ["", "(3)"], models[1]: ["(2)"]}
+    assert {group.model: len(group.calls) for group in groups} == {models[0]: 1, models[2]: 3}
     notes = groups[0].recorder.notes
-    assert [subjects_of(notes)[noted.name].work.params for noted in notes] == params
+    assert [noted.name.partition(" ")[2] for noted in notes] == ["", "(2)", "(3)", ""]
+    assert [subjects_of(notes)[noted.name].work.params for noted in notes] == [*params, params[0]]
 
 
 def test_unknown_dispatch_is_reported(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
