@@ -88,7 +88,7 @@ def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_models_of_two_sizes_are_counted_and_repeated_as_what_they_are(model: Any) -> None:
-    """Four are called at one line. The last one has the number of the first one, which no longer exists, and its size."""
+    """Four are called at one line. The last one has the size and the number of the first one, which is gone."""
     models = [tiny_llama(num_hidden_layers=layers) for layers in (1, 2, 1)]
     params = [sum(each.numel() for each in made.parameters()) for made in models]
 
