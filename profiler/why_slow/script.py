@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import runpy
 import sys
 import threading
@@ -71,8 +72,8 @@ def _exit_code_of(run: Callable[[], object]) -> int:
         frames, own = error.__traceback__, (str(Path(__file__).parents[1]), "<frozen runpy")
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
             frames = frames.tb_next  # the traceback begins with the script
-        sys.excepthook(type(error), error.with_traceback(frames), frames)  # the script may have its own
-        code = 1
+        hook, sys.excepthook = sys.excepthook, sys.__excepthook__  # the script's own may fail or exit
+        code = _exit_code_of(functools.partial(hook, type(error), error.with_traceback(frames), frames)) or 1
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon and thread not in _threads_queues:
             thread.join()
