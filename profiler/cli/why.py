@@ -90,16 +90,16 @@ def _print_answer(output: LongOutput, answer: ScriptAnswer) -> None:
         print(
             "roofscope: the script's own process called and loaded no language model, so there is nothing to"
             " explain; calls in other processes are not seen.",
-            *answer.hints,
-            sep="\n",
             file=sys.stderr,
         )
     elif output.format == "json":
         print(json_text(why_document(answer.why)))
     else:
-        page = Section("", [Lines([f"next: open {answer.folder}/why.html"])])
+        page = Section("", [Lines([f"next: open {answer.folder}/why.html"] if answer.folder else [])])
         console = screen(plain=output.plain, stream=sys.stderr)
         print_sections([*why_sections(answer.why), page], console, output.most_lines)
+    for hint in answer.hints:
+        print(hint, file=sys.stderr)
 
 
 @contextlib.contextmanager

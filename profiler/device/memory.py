@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import resource
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,12 +15,15 @@ if TYPE_CHECKING:
 
 
 CGROUP_FOLDER = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
 class _CgroupFiles:
-    """The files with a container's memory limit and use, and the name of its cached pages in `stat`."""
+    """The files with a cgroup's memory limit and use, and the name of its cached pages in `stat`."""
 
+    controller: str
+    """In /proc/self/cgroup, and the folder of the hierarchy; empty in version 2, which has one for all."""
     limit: str
     used: str
     stat: str
@@ -28,10 +31,8 @@ class _CgroupFiles:
 
 
 _CGROUPS = (
-    _CgroupFiles("memory.max", "memory.current", "memory.stat", "inactive_file"),
-    _CgroupFiles(
-        "memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"
-    ),
+    _CgroupFiles("", "memory.max", "memory.current", "memory.stat", "inactive_file"),
+    _CgroupFiles("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat", "total_inactive_file"),
 )
 """Versions 2 (kernel.org, admin-guide/cgroup-v2) and 1 (cgroup-v1/memory)."""
 _STATUS = Path("/proc/self/status")
@@ -53,9 +54,9 @@ def available_bytes(device: torch.device) -> int:
     import psutil
 
     room = [int(psutil.virtual_memory().available)]
-    for files in _CGROUPS:
-        if (limit := _number(files.limit)) is not None:
-            room.append(limit - (_number(files.used) or 0) + _reclaimable_bytes(files))
+    for folder, files in _cgroups():
+        if (limit := _number(folder / files.limit)) is not None:
+            room.append(limit - (_number(folder / files.used) or 0) + _reclaimable_bytes(folder, files))
     return min(room)
 
 
@@ -67,7 +68,7 @@ def total_bytes(device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory)
     import psutil
 
-    limits = [limit for files in _CGROUPS if (limit := _number(files.limit)) is not None]
+    limits = [limit for folder, files in _cgroups() if (limit := _number(folder / files.limit)) is not None]
     return min([int(psutil.virtual_memory().total), *limits])
 
 
@@ -133,19 +134,35 @@ def _segments(device: torch.device, pool_id: tuple[int, int]) -> list[dict[str, 
     ]
 
 
-def _reclaimable_bytes(files: _CgroupFiles) -> int:
+def _cgroups() -> Iterator[tuple[Path, _CgroupFiles]]:
+    """The folders of this process's cgroups and of their ancestors, whose limits hold as well, and their files.
+
+    The paths are those of cgroups(7), "/proc/[pid]/cgroup". In a container they may be missing: its root is its own.
+    """
+    own: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in OWN_CGROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            own |= dict.fromkeys(controllers.split(","), path.strip("/"))
+    for files in _CGROUPS:
+        group = PurePosixPath(own.get(files.controller, ""))
+        for each in (group, *group.parents):
+            yield CGROUP_FOLDER / files.controller / each, files
+
+
+def _reclaimable_bytes(folder: Path, files: _CgroupFiles) -> int:
     """Bytes of inactive file-cache pages, which the kernel reclaims when needed; the kubelet subtracts them, too."""
     try:
-        counts = dict(line.split() for line in (CGROUP_FOLDER / files.stat).read_text().splitlines())
+        counts = dict(line.split() for line in (folder / files.stat).read_text().splitlines())
         return int(counts[files.inactive])
     except (OSError, KeyError, ValueError):
         return 0
 
 
-def _number(name: str) -> int | None:
-    """The number in a file of the container; None if the file is missing or says "max" (no limit)."""
+def _number(file: Path) -> int | None:
+    """The number in a file of a cgroup; None if the file is missing or says "max" (no limit)."""
     try:
-        return int((CGROUP_FOLDER / name).read_text())
+        return int(file.read_text())
     except (OSError, ValueError):
         return None
 

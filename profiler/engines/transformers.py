@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -124,8 +125,6 @@ class CompileEngine(StaticEngine):
     def __init__(self, model: Any, machine: Machine) -> None:
         super().__init__(model, machine)
         torch._dynamo.reset()  # compiled code is cached by function, not by model: drop that of other engines
-        # Beyond the limit of recompilations, torch would silently run the step uncompiled.
-        torch._dynamo.config.fail_on_recompile_limit_hit = True
         mode = "reduce-overhead" if machine.captures else None
         self._compiled: StepFunction = torch.compile(self._token, dynamic=False, mode=mode)
         # The host counts the position of a moving window; that number must be neither compiled in nor captured.
@@ -150,13 +149,13 @@ class CompileEngine(StaticEngine):
             return
         self._caches[batch, slots] = unwindowed(static_cache(self._model, slots), slots)
         self._prepared += 1
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 8 + 2 * self._prepared)
         skips_before = _graph_skips()
         try:
-            state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
-            for _ in range(_WARM_STEPS):
-                state = self.decode(state)
-            self.graph_breaks = max(self.graph_breaks, self._pieces(state) - 1)
+            with self._never_uncompiled():
+                state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
+                for _ in range(_WARM_STEPS):
+                    state = self.decode(state)
+                self.graph_breaks = max(self.graph_breaks, self._pieces(state) - 1)
             if self.graph_skips is not None:
                 self.graph_skips += _graph_skips() - skips_before
         except Exception:
@@ -174,9 +173,20 @@ class CompileEngine(StaticEngine):
 
     def decode(self, state: DecodeState) -> DecodeState:
         torch.compiler.cudagraph_mark_step_begin()
-        step = self._compiled_moving if moving_window(state.cache) else self._compiled
+        if moving_window(state.cache):  # whose code may be compiled again when it is full
+            with self._never_uncompiled():
+                token_B1 = self._compiled_moving(state.token_B1, state.cache)  # noqa: N806
+        else:
+            token_B1 = self._compiled(state.token_B1, state.cache)  # noqa: N806
         # A graph's output is in the graph's memory, which the next replay overwrites.
-        return DecodeState(state.cache, step(state.token_B1, state.cache).clone())
+        return DecodeState(state.cache, token_B1.clone())
+
+    def _never_uncompiled(self) -> AbstractContextManager[None]:
+        """A context with room to compile all shapes; beyond it torch raises, and does not run the step uncompiled."""
+        config: Any = torch._dynamo.config
+        limit = max(config.recompile_limit, 8 + 2 * self._prepared)
+        patch: AbstractContextManager[None] = config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit)
+        return patch
 
     def _slots(self, batch: int, slots: int) -> Any:
         cache = self._caches[batch, slots]

@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from profiler.why_slow.plain_models import SeenAttention
 
 if TYPE_CHECKING:
     from profiler.why_slow.read_logits import LogitsRead
+    from profiler.why_slow.torch_context import TorchContext
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -41,6 +43,7 @@ class CallRecord:
     shape: tuple[int, int, int]
     """(sequences computed, tokens passed per sequence, tokens in the cache)."""
     clock: Clock
+    context: TorchContext
     start: Any
     end: Any = None
     forwards: int = 0
@@ -50,12 +53,16 @@ class CallRecord:
     visible: Any = None
     """Share of the tokens that its mask shows, a tensor of its device; None without a mask."""
     name: str = ""
+    architecture: tuple[str, int] = ("", 0)
+    """The class of its model and the number of parameters; models of one architecture take as long."""
     callbacks: dict[str, float] = field(default_factory=dict)
     """Seconds in the user's objects that `generate` calls at every token, by their class."""
     began_s: float = 0.0
     ended_s: float = 0.0
     """Like `began_s`, on the host's clock, without waiting for the device."""
     thread: int = 0
+    others_s: float = 0.0
+    """Seconds of loads and tokenizers in this thread before it."""
     forward_s: float = 0.0
     """Seconds in forward passes within `generate`, on the host's clock."""
     prompt_s: float = 0.0
@@ -89,8 +96,18 @@ class Thread(threading.local):
     text_depth: int = 0
     load_depth: int = 0
     reading: bool = False
+    others_s: float = 0.0
+    """Seconds of loads and tokenizers, outside of calls."""
     last: str = ""
     """The line of the latest call of a model."""
+
+
+def models_of(notes: Sequence[CallRecord]) -> dict[str, Any]:
+    """By its name, each model of some calls; for one that no longer exists, another of its architecture."""
+    alive = {noted.name: model for noted in notes if (model := noted.model()) is not None}
+    instead = {noted.architecture: alive[noted.name] for noted in notes if noted.name in alive}
+    found = {noted.name: alive.get(noted.name, instead.get(noted.architecture)) for noted in notes}
+    return {name: model for name, model in found.items() if model is not None}
 
 
 def users_line() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -53,6 +55,24 @@ def settings_of(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSet
         answers=option(model, named, "num_return_sequences", 1) if generates else 1,
         assistant=named.get("assistant_model") is not None,
     )
+
+
+def by_name(
+    kind: CallKind, model: Any, args: tuple[Any, ...], named: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of a call, each with its name, so that a cache is known as one; a list of prompts stays as is."""
+    # Unwrapped, since what is patched in leads to the recorder, which the cache would keep.
+    names = _parameters(inspect.unwrap(type(model).generate if kind == "generate" else type(model).forward))
+    if len(args) > len(names) or (args and isinstance(args[0], list)):
+        return args, named
+    return (), {**dict(zip(names, args, strict=False)), **named}
+
+
+@functools.cache
+def _parameters(method: Any) -> tuple[str, ...]:
+    """The names of a method's parameters that may be passed by position."""
+    _self, *others = inspect.signature(method).parameters.values()
+    return tuple(each.name for each in others if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None) -> Any:

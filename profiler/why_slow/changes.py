@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from profiler.errors import RequestError, first_line
-from profiler.patching import switched
+from profiler.patching import patched, switched
 from profiler.units import several
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
@@ -24,6 +23,7 @@ from profiler.why_slow.kernel_changes import (
     is_bound_by_host,
     may_run_hub_kernels,
     static_cache_change,
+    with_implementation,
 )
 from profiler.why_slow.loop_changes import (
     batching_change,
@@ -37,6 +37,7 @@ from profiler.why_slow.loop_changes import (
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate
+from profiler.why_slow.torch_context import TorchContext
 from profiler.why_slow.weight_changes import (
     dense_weights,
     frozen_weights,
@@ -96,6 +97,23 @@ def _switch(
     return Change(name, applies, trial)
 
 
+def _with_all_kernels(group: CallGroup) -> contextlib.AbstractContextManager[None]:
+    noted = group.middle[1]
+    return patched(noted, context=TorchContext(noted.context.device_type, noted.context.autocast))
+
+
+@contextlib.contextmanager
+def _in_eval_mode(model: Any) -> Iterator[None]:
+    """A context in which no part of a model is in train mode; some may have been in eval mode before."""
+    trains = [each for each in model.modules() if each.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for each in trains:
+            each.training = True
+
+
 def _without_callbacks(group: CallGroup) -> Candidate | None:
     if not (names := " and ".join(group.middle[1].callbacks)):
         return None
@@ -109,7 +127,8 @@ def _more_threads(group: CallGroup) -> Candidate:
     threads, cores = group.settings.threads, _cores()
     return group.candidate(
         "threads", f"torch computes with {several(threads, 'thread', 'threads')} on {cores} cores",
-        f"torch.set_num_threads({cores})", within=lambda: switched(torch.set_num_threads, cores, threads),
+        f"torch.set_num_threads({cores})",
+        within=lambda: switched(torch.set_num_threads, cores, torch.get_num_threads()),
     )  # fmt: skip
 
 
@@ -173,7 +192,7 @@ CHANGES = (
     _switch(
         "train-mode", lambda group: group.settings.training and not group.recorder.trained,
         "the model is in train mode", "call model.eval() after loading",
-        lambda group: switched(group.model.train, False, True),
+        lambda group: _in_eval_mode(group.model),
     ),
     Change("frozen-weights", lambda group: not group.settings.gradients, frozen_weights),
     Change("padding", lambda group: group.call.padding > 0, padding_change),
@@ -187,19 +206,18 @@ CHANGES = (
         "slow-attention",
         lambda group: group.settings.attention == "eager" and getattr(group.model, "_supports_sdpa", False),
         "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
-        lambda group: switched(group.model.set_attn_implementation, "sdpa", "eager"), at_load=True,
+        lambda group: with_implementation(group.model, "attn", "sdpa"), at_load=True,
     ),
     _switch(
         "slow-attention", lambda group: group.settings.attention == "sdpa" and group.settings.math_attention,
         "SDPA's fused kernels are disabled: its scores are written out",
         "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)",
-        lambda _: sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
-                               SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]),
+        _with_all_kernels,
     ),
     _switch(
         "slow-experts", _runs_experts_in_turn,
         "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
-        lambda group: switched(group.model.set_experts_implementation, "grouped_mm", "eager"), at_load=True,
+        lambda group: with_implementation(group.model, "experts", "grouped_mm"), at_load=True,
     ),
     _switch(
         "beams", lambda group: group.settings.beams > 1, lambda group: f"{group.settings.beams} beams are followed",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from profiler import effort
 from profiler.device.clock import now_s
 from profiler.device.contention import ForeignLoad
-from profiler.errors import RequestError, describe_error
+from profiler.errors import RequestError, RoofscopeError, describe_error
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import json_text
 from profiler.store.writer import replace_file
@@ -41,12 +41,12 @@ _MODULES_SHARE = 0.5
 
 @dataclass(frozen=True)
 class ScriptAnswer:
-    """A finished script: the answer, or None if no model ran, and the folder with its files."""
+    """A finished script: the answer, or None if no model ran, and the folder with its files, if they were written."""
 
     why: Why | None
     folder: Path | None = None
     hints: tuple[str, ...] = ()
-    """Without an answer: where models may have run, and what libraries warned of, in sentences."""
+    """Sentences: why the files could not be written; without an answer, where models may have run."""
 
 
 def why_script(
@@ -64,18 +64,22 @@ def why_script(
     script cannot be read.
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
+    here = Path.cwd()  # the script may change it
     foreign = ForeignLoad(children=True)
     with contextlib.ExitStack() as around:
 
         def end(code: int) -> None:
             around.close()
             found = explained(recorder, name, foreign, budget_s, interrupted=code == 130)
-            folder = None
+            folder, hints = None, () if found else _hints(recorder)
             if found is not None:
                 stem = re.sub(r"[^A-Za-z0-9_.-]+", "-", Path(name).stem)
                 folder = out or Path("runs") / f"why-{stem}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
-                write(found, folder)
-            report(ScriptAnswer(found, folder, () if found else _hints(recorder)))
+                try:
+                    write(found, here / folder)
+                except RoofscopeError as error:
+                    folder, hints = None, (str(error),)
+            report(ScriptAnswer(found, folder, hints))
 
         around.enter_context(streams)
         around.enter_context(watched(recorder))
@@ -144,6 +148,16 @@ def explained(
         seen = replace(seen, warnings=tuple(busy_words(threads, foreign)))
     if interrupted or not seen.calls:
         return judge_calls(seen, [])
+    import torch
+
+    # What follows a block or a cell draws the random numbers that it would draw without `why`.
+    gpus = {torch.device(each.settings.device).index for each in seen.calls if each.settings.device.startswith("cuda")}
+    with torch.random.fork_rng(sorted(gpus)):
+        return _with_trials(recorder, seen, budget_s, start_s)
+
+
+def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None, start_s: float) -> Why:
+    """The answer to a script that called models, which it began to look for at `start_s`."""
     # The script has loaded torch, so this import costs little.
     from profiler.why_slow.costs import conversion_findings, plan_findings
     from profiler.why_slow.module_times import fallback_findings, module_times
@@ -162,7 +176,7 @@ def explained(
 
     def times_of(group: CallGroup) -> ModuleTimes | None:
         if known.get(group) is None:
-            subject = subjects.get(type(group.model).__name__)
+            subject = subjects.get(group.calls[0].model)
             known[group] = module_times(group, lambda seconds: now_s() + seconds <= until_s, subject)
         return known[group]
 
@@ -197,7 +211,7 @@ def _floor(
     try:
         subjects |= subjects_of(recorder.notes)
         for group in groups:
-            names = tuple(f"{name}." for name in subjects[type(group.model).__name__].outside)
+            names = tuple(f"{name}." for name in subjects[group.calls[0].model].outside)
             if names and _has_other_inputs(group):
                 times = times_of(group)
                 more_s = times.roof_within(names) / len(group.calls) if times else None

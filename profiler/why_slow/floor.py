@@ -20,7 +20,7 @@ from profiler.facts.step import Step
 from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import least_dispatch_s
 from profiler.roofs.measure import here_roofs
-from profiler.why_slow.call_record import CallRecord
+from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.observations import Call, steady_s
 from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
@@ -47,7 +47,7 @@ def floor_of_calls(
     """The least total time of all calls: the roofline time of their operators, and the dispatch of a hollow twin's
     steps.
 
-    `subjects` are those of all models, by class. `outside_s` is the roofline time of each call's modules outside of its
+    `subjects` are those of all models, by name. `outside_s` is the roofline time of each call's modules outside of its
     subject's work, by its number; None if unknown. Dispatch counts as unknown if it would make the floor longer than
     the calls. Raises KeyError for a model without a subject.
     """
@@ -55,7 +55,7 @@ def floor_of_calls(
     total_s = dispatch_s = needless_s = 0.0
     decode: dict[int, DecodeFloor] = {}
     for before, call in zip([None, *calls], calls, strict=False):
-        subject = subjects[call.class_name]
+        subject = subjects[call.model]
         if call.kind == "generate" and subject.encoder_decoder:
             call = replace(call, prompt_len=1, padding=0.0)  # the decoder begins with a start token
         call_s, exposed_s = _least_s(_steps_needed(before, call), call, subject)
@@ -77,13 +77,16 @@ def floor_of_calls(
 
 
 def subjects_of(notes: Sequence[CallRecord]) -> dict[str, Subject]:
-    """What the floor depends on, by class of the models that still exist. Raises RequestError, see `subject_of`.
+    """What the floor depends on, by name of the models. Raises RequestError, see `subject_of`.
 
-    A call whose model no longer exists counts as one of another model of the same class.
+    A model that no longer exists counts as another one of its architecture; it has none if there is no such one.
     """
-    attention = {noted.name.partition(" (")[0]: noted.attention for noted in notes if noted.attention}
-    models = {type(model).__name__: model for noted in notes if (model := noted.model()) is not None}
-    return {name: subject_of(model, attention.get(name)) for name, model in models.items()}
+    attention = {noted.architecture: noted.attention for noted in notes if noted.attention}
+    models, subjects = models_of(notes), dict[tuple[str, int], Subject]()
+    for noted in notes:
+        if noted.name in models and noted.architecture not in subjects:
+            subjects[noted.architecture] = subject_of(models[noted.name], attention.get(noted.architecture))
+    return {noted.name: subjects[noted.architecture] for noted in notes if noted.name in models}
 
 
 def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subject:

@@ -37,7 +37,8 @@ class KeptArguments:
     def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], device: Any) -> Arguments | None:
         """The arguments without their graph, to be kept; None if there is no room, or one is a cache that calls share.
 
-        A view of a larger storage is copied, so that the rest of it can be freed.
+        A view of a larger storage is copied, so that the rest of it can be freed. Token ids and masks are, too, since
+        the script may fill their buffer with those of its next call.
         """
         import torch
         from torch.utils._pytree import tree_map
@@ -56,9 +57,11 @@ class KeptArguments:
 
         def kept(value: Any) -> Any:
             is_tensor = isinstance(value, torch.Tensor)
-            if is_tensor and (nbytes := value.numel() * value.element_size()) < value.untyped_storage().nbytes():
-                add(nbytes)
-                value = value.clone()
+            if is_tensor:
+                nbytes = value.numel() * value.element_size()
+                if not value.is_floating_point() or nbytes < value.untyped_storage().nbytes():
+                    add(nbytes)
+                    value = value.clone()
             for tensor in _own_tensors(value):
                 add(tensor.untyped_storage().nbytes(), tensor.untyped_storage()._cdata)
             return value.detach() if is_tensor else value

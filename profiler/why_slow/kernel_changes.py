@@ -17,7 +17,7 @@ from profiler.device.device import compute_capability
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.caches import moving_window, static_cache, unwindowed
 from profiler.errors import RequestError, first_line
-from profiler.patching import patched, switched
+from profiler.patching import patched
 from profiler.units import duration
 from profiler.why_slow.call_settings import is_spread
 from profiler.why_slow.findings import DecodeFloor
@@ -228,12 +228,25 @@ def attention_kernel(model: Any) -> str | None:
 
 
 @contextlib.contextmanager
+def with_implementation(model: Any, part: str, name: str) -> Iterator[None]:
+    """A context in which a model's `attn` or `experts` have another implementation; its towers get back their own."""
+    attribute = f"_{part}_implementation"
+    parts = [each for each in model.modules() if hasattr(getattr(each, "config", None), attribute)]
+    before = {id(each.config): (each.config, getattr(each.config, attribute)) for each in parts}
+    try:
+        getattr(model, f"set{attribute}")(name)
+        yield
+    finally:
+        for config, own in before.values():  # an outer one first, as it also sets those within
+            setattr(config, attribute, own)
+
+
+@contextlib.contextmanager
 def _with_attention(model: Any, name: str) -> Iterator[None]:
     """A context in which the model attends with a kernel. Raises RequestError if the kernel is not on this machine."""
     with contextlib.ExitStack() as undo:
         with _from_this_machine(f"the kernel {name}"):
-            before = model.config._attn_implementation
-            undo.enter_context(switched(model.set_attn_implementation, name, before))
+            undo.enter_context(with_implementation(model, "attn", name))
         yield
 
 

@@ -18,7 +18,7 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.units import duration, percent
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import batch_inputs, prompt_ids
+from profiler.why_slow.call_settings import batch_inputs, option, prompt_ids
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, most_at_once, padding_share, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids
@@ -115,14 +115,18 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         for name, value in (noted.arguments or ((), {}))[1].items()
         if name != "inputs" and not (isinstance(value, torch.Tensor) and value.shape[:2] == (1, call.prompt_len))
     }
-    whole = {**named, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
     at_once = most_at_once(group.calls)
     how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
     evidence = f"{len(group.calls)} {'prompts' if group.generates else 'texts'} are passed {how}"
     change = f"pass {len(chosen)} at a time, padded{' on the left' if group.generates else ' with an attention mask'}"
-    if group.generates and all(torch.equal(row, ids[0]) for row in ids):
+    if group.generates and all(torch.equal(row, found[0][2]) for *_, row in found):
         evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
-        change = f"pass it once, with num_return_sequences={len(chosen)}"
+        answers, beams = len(chosen) * call.settings.answers, call.settings.beams
+        if not option(group.model, named, "do_sample"):
+            ids, change = ids[:1], "pass it once, and use its answer again: without sampling, all are the same"
+        elif beams == 1 or answers <= beams:  # transformers refuses more
+            change = f"pass it once, with num_return_sequences={answers}"
+    whole = {**named, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
     return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole), batching_change)
 
 
@@ -268,7 +272,7 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     first, noted = group.repeatable[0]
 
     def changed(steps: int) -> None:
-        with torch.set_grad_enabled(first.settings.gradients):
+        with noted.context.entered(), torch.set_grad_enabled(first.settings.gradients):
             if plain:
                 args, named = noted.arguments or ((), {})
                 model(*args, **named)

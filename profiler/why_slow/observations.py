@@ -110,11 +110,6 @@ class Call:
         return self.seconds if self.warm_s is None else min(self.seconds, self.warm_s)
 
     @property
-    def class_name(self) -> str:
-        """The class of the model."""
-        return self.model.partition(" (")[0]
-
-    @property
     def grows_a_cache(self) -> bool:
         """Whether it is a `generate` on a GPU that makes a cache whose tensors have a new shape at every token."""
         on_gpu = self.settings.device.startswith("cuda")

@@ -191,8 +191,9 @@ def _tokenizers(module: ModuleType, recorder: Recorder) -> None:
 _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "transformers.utils.logging": _warnings,
     "torch": _torch,
-    "torch._tensor": lambda module, recorder: _before(
-        recorder, module.Tensor, "backward", lambda _: setattr(recorder, "trained", True)
+    # Tensor.backward, autograd.backward and autograd.grad all call it.
+    "torch.autograd": lambda module, recorder: _before(
+        recorder, module, "_engine_run_backward", lambda _: setattr(recorder, "trained", True)
     ),
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,

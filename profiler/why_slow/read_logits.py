@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 # More reads of one forward's logits are not noted.
 _MOST_READS = 4096
@@ -25,6 +25,8 @@ _OF_PLACES = {
 """Operations that take some of the positions."""
 _OF_NOTHING = {"__get__", "size", "dim", "numel", "__len__", "is_floating_point", "stride", "element_size", "__hash__"}
 """Operations that read no value."""
+_OF_THE_CLASS = {"__repr__", "__format__", "__deepcopy__", "__reduce_ex__"}
+"""Operations that look at a tensor's class. Others get it as it is, since a gradient is that of one tensor."""
 
 
 @dataclass
@@ -64,8 +66,8 @@ class WatchedLogits(torch.Tensor):  # type: ignore[misc]
     """
 
     read: LogitsRead
-    places: torch.Tensor
-    """The number of the position that each value belongs to, with the shape of the logits."""
+    places: torch.Tensor | None
+    """The number of the position that each value belongs to, with the shape of the logits; None if all were noted."""
 
     @classmethod
     def __torch_function__(
@@ -73,21 +75,24 @@ class WatchedLogits(torch.Tensor):  # type: ignore[misc]
     ) -> Any:
         watched = [each for each in tree_leaves((args, kwargs)) if isinstance(each, WatchedLogits)]
         with torch._C.DisableTorchFunctionSubclass():
-            args, kwargs = tree_map_only(cls, lambda each: each.as_subclass(torch.Tensor), (args, kwargs or {}))
+            kwargs, name = kwargs or {}, getattr(function, "__name__", "")
+            if name in _OF_THE_CLASS:
+                args = (args[0].as_subclass(torch.Tensor), *args[1:])
             found = function(*args, **kwargs)
-            name = getattr(function, "__name__", "")
             # An attribute such as `data` or `mT` is a tensor, whose reads nobody watches.
             if name in _OF_NOTHING and not isinstance(found, torch.Tensor):
                 return found
-            first = watched[0]
-            if len(watched) == 1 and (places := _places(name, function, first.places, found, args, kwargs)) is not None:
+            first = watched[0] if len(watched) == 1 and args and args[0] is watched[0] else None
+            if first is not None and (places := _places(name, function, first.places, found, args, kwargs)) is not None:
                 if isinstance(found, torch.Tensor):
-                    return _with_places(found, places, first.read)
+                    return found if found is first else _with_places(found, places, first.read)
                 pairs = zip(found, places, strict=True)
                 return type(found)(_with_places(each, its, first.read) for each, its in pairs)
             for each in watched:
-                if len(each.read.places) < _MOST_READS:
+                if each.places is not None and len(each.read.places) < _MOST_READS:
                     each.read.add(each.places)
+                if found is each or each.places is None or each.shape != each.places.shape:
+                    each.places = None  # it was written to, maybe with another shape
             return found
 
 
@@ -118,8 +123,10 @@ def _with_places(tensor: torch.Tensor, places: torch.Tensor, read: LogitsRead) -
     return watched
 
 
-def _places(name: str, function: Callable[..., Any], places: torch.Tensor, found: Any, args: Any, kwargs: Any) -> Any:
+def _places(name: str, function: Callable[..., Any], places: Any, found: Any, args: Any, kwargs: Any) -> Any:
     """The positions of the values of a result; None if it is a read."""
+    if places is None:
+        return None
     if name in _OF_VALUES and isinstance(found, torch.Tensor):
         if name not in _OVER_A_DIM:
             return places if found.shape == places.shape else None
@@ -133,4 +140,13 @@ def _places(name: str, function: Callable[..., Any], places: torch.Tensor, found
     large = isinstance(found, torch.Tensor) and found.numel() > _MOST_COPIED
     if large and found.untyped_storage()._cdata != args[0].untyped_storage()._cdata:
         return None
+    if name == "__getitem__" and places.stride(-1) == 0 and _leaves_columns(args[1], places.dim()):
+        return function(places[..., :1], *args[1:]).expand(found.shape)
     return function(places, *args[1:], **kwargs)
+
+
+def _leaves_columns(index: Any, dims: int) -> bool:
+    """Whether an index takes all columns, so that the positions of one column are those of each."""
+    each = index if isinstance(index, tuple) else (index,)
+    more = sum(part.dim() - 1 for part in each if isinstance(part, torch.Tensor) and part.dtype == torch.bool)
+    return len(each) + more < dims and all(isinstance(part, int | slice | torch.Tensor) for part in each)

@@ -23,7 +23,7 @@ from profiler.json_document import view
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_line
-from profiler.why_slow.call_settings import batch_inputs, context_len, new_tokens, settings_of, tokens_of
+from profiler.why_slow.call_settings import batch_inputs, by_name, context_len, new_tokens, settings_of, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
@@ -77,7 +77,8 @@ class Recorder:
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
     _timed: set[type] = field(default_factory=set)
-    _numbers: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    _named: list[tuple[weakref.ref[Any], tuple[str, int]]] = field(default_factory=list)
+    """Models and their architectures, in the order of their numbers."""
     _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
     """Those of all calls: equal ones are one object, as a loop has many calls."""
     _plain: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
@@ -230,6 +231,7 @@ class Recorder:
             self._here.load_depth = 0
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
+                self._here.others_s += seconds
                 conversion, instead = _conversion(model, named)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
                 self._loaded.append(weakref.ref(model) if conversion else lambda: None)
@@ -263,6 +265,7 @@ class Recorder:
             if not self._here.depth:
                 spent_s = now_s() - start_s
                 self.text_s += spent_s
+                self._here.others_s += spent_s
                 self.text_where = self.text_where or users_line()
                 with self._errors_counted():
                     if encodes:
@@ -329,12 +332,18 @@ class Recorder:
         return [model() for model in self._loaded]
 
     def _between(self) -> tuple[LineTime, ...]:
-        """The script's own time between consecutive forwards of one line and thread, as in a decode loop."""
+        """The script's own time between consecutive forwards of one line and thread, as in a decode loop.
+
+        On a device that the host runs ahead of, it is the time in which no forward runs there: the host may wait.
+        """
         gaps_s = defaultdict[str, list[float]](list)
         for before, after in itertools.pairwise(self.notes):
-            same = (before.where, before.kind, before.thread) == (after.where, after.kind, after.thread)
-            if same and after.kind == "forward":
-                gaps_s[after.where].append(max(0.0, after.began_s - before.ended_s))
+            first, second = ((each.where, each.kind, each.thread, each.settings.device) for each in (before, after))
+            if first == second and after.kind == "forward":
+                gap_s = after.began_s - before.ended_s
+                if after.clock.ahead:
+                    [gap_s] = after.clock.seconds([before.end, after.start])
+                gaps_s[after.where].append(max(0.0, gap_s - (after.others_s - before.others_s)))
         return by_line(gaps_s)
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
@@ -358,16 +367,25 @@ class Recorder:
         )
 
     def _note(
-        self, kind: CallKind, model: Any, args: tuple[Any, ...], named: dict[str, Any], compiled: bool
+        self, kind: CallKind, model: Any, args: tuple[Any, ...], named: Mapping[str, Any], compiled: bool
     ) -> CallRecord:
         import torch
 
+        from profiler.why_slow.torch_context import TorchContext
+
         self.kept.look_at_memory()
-        plain = is_plain(model)
+        if not (plain := is_plain(model)):
+            args, named = by_name(kind, model, args, named)
         ids = token_ids(args, named) if plain else tokens_of(args, named)
         mask = named.get("attention_mask")
-        number = self._numbers.setdefault(model, len(self._numbers))
+        number, architecture = self._number(model)
         settings = settings_of(kind, model, named)
+        # Of the three ways to compile a model, only the module around it is seen from outside.
+        own_forward = vars(model).get("forward")
+        compiled = (
+            compiled or model._compiled_call_impl is not None or hasattr(own_forward, "_torchdynamo_orig_callable")
+        )
+        settings = replace(settings, compiled=compiled)
         settings = self._settings.setdefault(settings, settings)
         device = torch.device(settings.device)
         rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
@@ -376,14 +394,17 @@ class Recorder:
             kind=kind,
             model=weakref.ref(model),
             where=users_line(),
-            settings=replace(settings, compiled=True) if compiled else settings,
+            settings=settings,
             shape=shape,
             clock=clock_for(device),
+            context=TorchContext.current(device.type),
             start=None,
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             thread=threading.get_ident(),
-            name=type(model).__name__ + (f" ({number + 1})" if number else ""),
+            others_s=self._here.others_s,
+            name=architecture[0] + (f" ({number})" if number > 1 else ""),
+            architecture=architecture,
             plain=plain,
         )
         inputs = batch_inputs(args, named) if kind == "generate" and ids is None and (args or "inputs" in named) else ()
@@ -402,6 +423,17 @@ class Recorder:
             self.reads.watch()
         noted.start = noted.clock.mark()
         return noted
+
+    def _number(self, model: Any) -> tuple[int, tuple[str, int]]:
+        """The number of a model, that of one of its architecture if that no longer exists, and the architecture."""
+        for number, (known, architecture) in enumerate(self._named, 1):
+            if known() is model:
+                return number, architecture
+        architecture = type(model).__name__, sum(each.numel() for each in model.parameters())
+        gone = [n for n, (known, of) in enumerate(self._named) if known() is None and of == architecture]
+        at = gone[0] if gone else len(self._named)
+        self._named[at : at + 1] = [(weakref.ref(model), architecture)]
+        return at + 1, architecture
 
     def _watch_attention(self) -> None:
         """From now on, record the shapes of attention within calls of plain models."""

@@ -169,12 +169,12 @@ class RepeatedCall:
         if self.call.kind == "generate":
             named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
         named |= self.options
-        if self.noted.batched:
-            del named["min_new_tokens"]
-            return model.generate_batch(*args, **named)
         if named.get("assistant_model", True) is None:
             del named["assistant_model"]
-        with torch.set_grad_enabled(self.call.settings.gradients):
+        with self.noted.context.entered(), torch.set_grad_enabled(self.call.settings.gradients):
+            if self.noted.batched:
+                del named["min_new_tokens"]
+                return model.generate_batch(*args, **named)
             if self.call.context_len and not self.noted.plain:
                 named[argument_name(model)] = self._cache(model)
             return (model.generate if self.call.kind == "generate" else model)(*args, **named)
@@ -281,7 +281,7 @@ class CallGroup:
         """The counted work of the model and its roofs; None if they are unknown, or are not all that the calls run."""
         if self.floor is None or not self.floor.with_more.isdisjoint(call.number for call in self.calls):
             return None
-        return self.floor.subjects.get(type(self.model).__name__)
+        return self.floor.subjects.get(self.calls[0].model)
 
     def saved_share(self, before: Sequence[Call], after: Sequence[Call]) -> float:
         """Share of some calls that others save in their place: an estimate from the roofs and dispatch of their steps.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import functools
 import runpy
 import sys
 import threading
-import traceback
 import types
 from collections.abc import Callable, Sequence
 from concurrent.futures.thread import _threads_queues
@@ -31,12 +32,12 @@ def run_script(path: Path, arguments: Sequence[str]) -> int:
     except OSError as error:
         raise RequestError(f"{path} cannot be read: {error.strerror}.") from None
     try:
-        code = compile(source, str(path), "exec")
+        code = compile(source, str(path), "exec", dont_inherit=True)
     except (SyntaxError, ValueError) as error:
         raise RequestError(f"{path} is not a Python script: {error}.") from None
     main = types.ModuleType("__main__")
     main.__file__ = str(path)
-    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.argv = [str(path), *arguments]
     sys.path[0:1] = [str(path.resolve().parent)]
     sys.modules["__main__"] = main
@@ -71,8 +72,8 @@ def _exit_code_of(run: Callable[[], object]) -> int:
         frames, own = error.__traceback__, (str(Path(__file__).parents[1]), "<frozen runpy")
         while frames is not None and frames.tb_frame.f_code.co_filename.startswith(own):
             frames = frames.tb_next  # the traceback begins with the script
-        traceback.print_exception(type(error), error, frames)
-        code = 1
+        hook, sys.excepthook = sys.excepthook, sys.__excepthook__  # the script's own may fail or exit
+        code = _exit_code_of(functools.partial(hook, type(error), error.with_traceback(frames), frames)) or 1
     for thread in set(threading.enumerate()) - before:
         if not thread.daemon and thread not in _threads_queues:
             thread.join()

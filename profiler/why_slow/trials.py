@@ -8,14 +8,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from profiler import effort
 from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import describe_error, first_line
 from profiler.loading.meta_model import quiet_libraries
-from profiler.why_slow.call_record import CallRecord
+from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (
     DECISIVE,
@@ -92,7 +90,7 @@ def try_changes(
     deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
     trials: list[TriedChange] = []
     waiting: list[_Pending] = []
-    with quiet_libraries(), torch.random.fork_rng(devices=[]):
+    with quiet_libraries():
         try:
             pending = _pending([group for group in groups if group.seconds >= least_s], untried)
             while pending:
@@ -259,23 +257,21 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
 def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> list[CallGroup]:
     """Groups of calls that can be repeated, the most expensive first.
 
-    Calls whose model no longer exists are repeated on another model of the same class. `untried` gets the reasons why
+    Calls whose model no longer exists are repeated on another one of its architecture. `untried` gets the reasons why
     other calls cannot be repeated, if they take 2 % of the time.
     """
-    alive = {call.model: model for call, noted in zip(seen.calls, recorder.notes, strict=True)
-             if (model := noted.model()) is not None}  # fmt: skip
-    by_class = {type(model).__name__: model for model in alive.values()}
+    models = models_of(recorder.notes)
     by_key = defaultdict[tuple[object, ...], list[tuple[Call, CallRecord]]](list)
     for call, noted in zip(seen.calls, recorder.notes, strict=True):
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
-        key = (call.kind, call.class_name, call.where, call.context_len > 0, bool(call.failed), call.settings)
+        key = (call.kind, noted.architecture, call.where, call.context_len > 0, bool(call.failed), call.settings)
         by_key[key].append((call, noted))
     loaded_at = seen.loads[-1].where if seen.loads else ""
     groups = []
     for pairs in by_key.values():
         calls, notes = [call for call, _ in pairs], [noted for _, noted in pairs]
         first, last = calls[0], calls[-1]
-        model = alive.get(last.model, by_class.get(last.class_name))
+        model = models.get(last.model)
         if model is not None and any(noted.arguments is not None for noted in notes):
             groups.append(CallGroup(calls, notes, model, loaded_at or first.where, recorder))
         elif steady_s(calls) >= LEAST_SHARE * seen.steady_s:
@@ -300,7 +296,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     """
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
-    with quiet_libraries(), torch.random.fork_rng(devices=[]), contextlib.suppress(KeyboardInterrupt):
+    with quiet_libraries(), contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, Untried()):
             very_first, *others = group.firsts
             others = [] if grows_by_a_token(group.calls) else sorted(others, key=lambda pair: -pair[0].seconds)

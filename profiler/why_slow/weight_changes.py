@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -103,6 +104,8 @@ def other_dtype(group: CallGroup) -> Candidate | None:
     model, dtype, device = group.model, group.settings.dtype, torch.device(group.settings.device)
     if is_spread(model) or packed_linears(model) or (name := _faster_dtype(device, dtype)) is None:
         return None
+    if any(isinstance(vars(each).get("forward"), FunctionType) for each in model.modules()):
+        raise RequestError("a module's forward was replaced by a function, which in a copy would use its weights")
     wide, faster = dtype in _WIDE, getattr(torch, name)
 
     def converted() -> Any:

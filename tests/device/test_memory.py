@@ -39,23 +39,31 @@ def test_freed_memory_returns_to_the_system() -> None:
     assert int(done.stdout) > 100e6
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_cached_files_are_not_memory_in_use(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("version", "own"), [(1, "4:cpu,memory:"), (2, "0::")])
+@pytest.mark.parametrize("group", ["", "job"])
+def test_cached_files_are_not_memory_in_use(
+    version: int, own: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A container of 64 MiB with 60 in use, of which 54 cache a checkpoint that was just read: 58 are available.
+
+    A scheduler limits a job, and the process is in one of its steps, without a limit of its own.
 
     The files are in the kernel's format (admin-guide/cgroup-v2, cgroup-v1/memory); any real machine has more memory.
     """
     names = ("memory.max", "memory.current", "memory.stat")
     if version == 1:
-        names = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat")
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
     total = "total_" if version == 1 else ""
-    (tmp_path / "memory").mkdir()
+    folder = tmp_path / ("memory" if version == 1 else "") / group
+    (folder / "step").mkdir(parents=True)
+    (tmp_path / "own").write_text(f"3:cpuset:/\n{own}/{group}/step\n")
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
     stat = f"{total}anon {5 << 20}\n{total}inactive_file {54 << 20}\n{total}active_file {1 << 20}\n"
     for name, text in zip(names, (f"{64 << 20}\n", f"{60 << 20}\n", stat), strict=True):
-        (tmp_path / name).write_text(text)
+        (folder / name).write_text(text)
     monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
     assert HOST.available_bytes() == 58 << 20
-    (tmp_path / names[2]).unlink()
+    (folder / names[2]).unlink()
     assert HOST.available_bytes() == 4 << 20
 
 

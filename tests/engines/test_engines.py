@@ -380,6 +380,18 @@ def _visits(engine: CompileEngine, prompt: int, slots: int, visits: int = 2, ste
 
 
 @pytest.mark.slow
+def test_the_limit_of_recompilations_is_the_users_again(compiled: Recorded) -> None:
+    """Two shapes are compiled beyond a limit of one, and the user's own functions then run as before."""
+    config: Any = torch._dynamo.config
+    with config.patch(recompile_limit=1, fail_on_recompile_limit_hit=False):
+        engine = CompileEngine(small_model("Llama"), HOST)
+        for slots in (16, 24):
+            engine.prepare(1, slots)
+        assert len(compiled.compilations) == 2
+        assert (config.recompile_limit, config.fail_on_recompile_limit_hit) == (1, False)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "pieces"), [("Llama", 1), ("Mistral", 1), ("Mixtral", None)])
 def test_a_shape_is_compiled_once_and_no_position_is_an_input(
     kind: str, pieces: int | None, compiled: Recorded

@@ -18,7 +18,7 @@ from hurry import with_effort
 from planted_faults import changes_to, groups_of, tiny_llama
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import DynamicCache
+from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import profiler
 from profiler.device.clock import OwnTime
@@ -230,11 +230,92 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert torch.get_num_threads() + (change == "threads") == cores
 
 
+def test_trials_leave_a_model_and_torch_as_the_script_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the model is in eval mode, and the script has set its threads after the call."""
+    threads = torch.get_num_threads()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(threads + 2)), raising=False)
+    model = tiny_llama().train()
+    model.model.layers[0].eval()
+    found = changes_to(lambda: model(IDS))
+    modes = [each.training for each in model.modules()]
+    torch.set_num_threads(threads + 1)
+    for name in ("train-mode", "threads"):
+        with found[name].within():
+            assert (torch.get_num_threads() == threads + 2) == (name == "threads")
+            assert model.training == (name == "threads")
+    assert ([each.training for each in model.modules()], torch.get_num_threads()) == (modes, threads + 1)
+    torch.set_num_threads(threads)
+
+
+def test_a_tower_keeps_its_attention_after_a_trial_of_another() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = CLIPVisionConfig(**sizes, image_size=32, patch_size=16)
+    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**sizes, vocab_size=64), image_token_id=60)
+    model = LlavaForConditionalGeneration(config).eval()
+    mixed = {"": "eager", "text_config": "eager", "vision_config": "sdpa"}
+    model.set_attn_implementation(mixed)
+    parts = (model, model.model.language_model, model.model.vision_tower)
+    with changes_to(lambda: model(IDS))["slow-attention"].within():
+        assert [each.config._attn_implementation for each in parts] == ["sdpa"] * 3
+    assert [each.config._attn_implementation for each in parts] == list(mixed.values())
+
+
+def test_a_call_is_repeated_with_its_autocast_and_its_kernels_of_attention() -> None:
+    """Only the change to attention enables the fused kernels, which the script has switched off."""
+    model = tiny_llama()
+
+    def run() -> None:
+        with torch.autocast("cpu", torch.bfloat16), sdpa_kernel(SDPBackend.MATH):
+            model(IDS)
+
+    found = changes_to(run)["slow-attention"]
+    seen: list[tuple[torch.dtype, bool]] = []
+    model.model.layers[0].mlp.down_proj.register_forward_hook(
+        lambda _module, _args, output: seen.append((output.dtype, torch.backends.cuda.flash_sdp_enabled()))
+    )
+    found.as_is()
+    with found.within():
+        found.changed()
+    found.as_is()
+    assert seen == [(torch.bfloat16, False), (torch.bfloat16, True), (torch.bfloat16, False)]
+    assert (torch.is_autocast_enabled("cpu"), torch.backends.cuda.flash_sdp_enabled()) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda loss, _: loss.backward(),
+        lambda loss, _: torch.autograd.backward(loss),
+        lambda loss, by: torch.autograd.grad(loss, by),
+    ],
+)
+def test_gradients_that_are_used_are_no_fault(differentiate: Callable[[Any, Any], object]) -> None:
+    model = tiny_llama()
+
+    def run() -> None:
+        embedded = torch.randn(1, 4, 32, requires_grad=True)
+        with torch.enable_grad():
+            differentiate(model(inputs_embeds=embedded).logits.sum(), embedded)
+
+    assert "grad-on" not in changes_to(run)
+
+
 def test_a_copy_in_another_dtype_gets_features_in_it() -> None:
     """The script passes sounds or images in the dtype of its model. The copy in bfloat16 gets them in bfloat16."""
     model = tiny_llama()
     found = changes_to(lambda: model(inputs_embeds=torch.randn(1, 4, 32)))["wide-dtype"]
     assert found.changed().logits.dtype == torch.bfloat16  # type: ignore[attr-defined]
+
+
+def test_no_copy_is_tried_of_a_model_whose_layers_run_functions() -> None:
+    """The function of a layer's copy would compute with the weights of the script's own layer."""
+    model, untried = tiny_llama(), Untried()
+    layer = model.model.layers[0]
+    own = layer.forward
+    layer.forward = lambda *args, **named: own(*args, **named)
+    [group] = groups_of(lambda: model(IDS))
+    assert "wide-dtype" not in {each.id for each in changes.candidates(group, untried)}
+    assert any("forward was replaced by a function" in line for line in untried.lines(1.0))
 
 
 @pytest.mark.parametrize(("waits", "own_s"), [((3, 3), 0.2), ((3, 4), 5.0)])
@@ -321,12 +402,39 @@ def test_texts_are_tried_as_one_batch() -> None:
     assert named["attention_mask"][1].tolist() == [1, 1, 1, 0, 0, 0, 0, 0]
 
 
-def test_answers_to_one_prompt_are_tried_as_one_batch() -> None:
+@pytest.mark.parametrize(
+    ("options", "change", "rows"),
+    [
+        ({"do_sample": True}, "pass it once, with num_return_sequences=4", 4),
+        ({"do_sample": True, "num_return_sequences": 2}, "pass it once, with num_return_sequences=8", 8),
+        ({"do_sample": True, "num_beams": 2}, "pass 4 at a time, padded on the left", 4),
+        ({"num_beams": 4}, "pass it once, and use its answer again: without sampling, all are the same", 1),
+        ({}, "pass it once, and use its answer again: without sampling, all are the same", 1),
+    ],
+)
+def test_answers_to_one_prompt_are_computed_in_one_call(options: dict[str, Any], change: str, rows: int) -> None:
+    """transformers refuses `num_return_sequences` without sampling, and more of them than beams."""
     model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
-    mask = torch.ones_like(ids)
-    found = changes_to(lambda: [model.generate(ids, attention_mask=mask, max_new_tokens=2) for _ in range(4)])
-    assert found["one-by-one"].evidence == "the same prompt is passed 4 times, one by one"
-    assert found["one-by-one"].change == "pass it once, with num_return_sequences=4"
+
+    def once(**more: Any) -> Any:
+        return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=2, **options | more)
+
+    found = changes_to(lambda: [once() for _ in range(4)])["one-by-one"]
+    assert found.evidence == "the same prompt is passed 4 times, one by one"
+    assert found.change == change
+    assert len(found.changed()) == rows  # type: ignore[arg-type]
+    if "num_return_sequences" in change:
+        assert len(once(num_return_sequences=rows)) == rows
+
+
+def test_prompts_in_one_buffer_are_those_of_their_calls() -> None:
+    """The script fills one buffer with four prompts in turn; each row of their batch is that of its call."""
+    model, buffer = tiny_llama(), torch.zeros(1, 4, dtype=torch.long)
+    found = changes_to(lambda: [model(buffer.fill_(token)) for token in range(4)])["one-by-one"]
+    passed: list[torch.Tensor] = []
+    model.register_forward_pre_hook(lambda _, args, named: passed.append(named["input_ids"]), with_kwargs=True)
+    found.changed()
+    assert passed[0][:, 0].tolist() == [0, 1, 2, 3]
 
 
 def test_forwards_of_a_loop_are_not_batched() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from profiler.counting.floor import RoofSet
 from profiler.counting.walk import walk
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, SlowModule, judge_calls
-from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
+from profiler.why_slow.floor import Subject, floor_of_calls, subject_of, subjects_of
 from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import Call, CallSettings, LineTime, Observations
 from profiler.why_slow.render import why_sentences
@@ -84,6 +85,26 @@ def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("profiler.why_slow.floor.machine_for", Ahead)
     assert floor_of(model, CALL).seconds == pytest.approx(PREFILL_S + 3 * DECODE_S)
+
+
+def test_models_of_two_sizes_are_counted_and_repeated_as_what_they_are(model: Any) -> None:
+    """Four are called at one line. The last one has the size and the number of the first one, which is gone."""
+    models = [tiny_llama(num_hidden_layers=layers) for layers in (1, 2, 1)]
+    params = [sum(each.numel() for each in made.parameters()) for made in models]
+
+    def run() -> None:
+        for number in (0, 1, 2, -1):
+            if number < 0:
+                del models[0]
+                gc.collect()
+                models.append(tiny_llama(num_hidden_layers=1))
+            models[number](torch.ones(1, 4, dtype=torch.long))
+
+    groups = groups_of(run)
+    assert {group.model: len(group.calls) for group in groups} == {models[0]: 1, models[2]: 3}
+    notes = groups[0].recorder.notes
+    assert [noted.name.partition(" ")[2] for noted in notes] == ["", "(2)", "(3)", ""]
+    assert [subjects_of(notes)[noted.name].work.params for noted in notes] == [*params, params[0]]
 
 
 def test_unknown_dispatch_is_reported(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

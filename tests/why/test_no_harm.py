@@ -14,6 +14,7 @@ from hurry import with_effort
 from planted_faults import tiny_llama
 
 import profiler
+from profiler.counting.floor import RoofSet
 from profiler.why_slow import kept_arguments
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.patches import watched
@@ -105,20 +106,34 @@ def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_
     assert peak <= 1.2 * own, (peak, own)
 
 
+def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor builds a twin of the model, whose weights are random."""
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", 1e9, {"float32": 1e9}))
+    with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
+    model = tiny_llama()
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with profiler.why() as watching:
+        model(IDS)
+    assert watching.found.floor is not None
+    assert torch.equal(torch.rand(3), expected)
+
+
 def kept_bytes(kept: KeptArguments) -> int:
     return sum(kept.storages.values())
 
 
 def test_a_storage_counts_once_and_a_view_keeps_only_itself() -> None:
-    """Two calls with the same 800 bytes keep 800; 8 bytes of 8 MB keep 8."""
+    """Two calls with the same 400 bytes of numbers keep 400; 8 bytes of 8 MB keep 8."""
     kept = KeptArguments()
-    ids = torch.arange(100)
-    assert kept.keep((ids,), {"attention_mask": ids}, CPU) is not None
-    assert kept.keep((), {"input_ids": ids.view(10, 10)}, CPU) is not None
-    assert kept_bytes(kept) == 800
+    embedded = torch.arange(100.0)
+    assert kept.keep((), {"inputs_embeds": embedded, "again": embedded}, CPU) is not None
+    assert kept.keep((), {"inputs_embeds": embedded.view(10, 10)}, CPU) is not None
+    assert kept_bytes(kept) == 400
     large = torch.arange(1 << 20)
     found = kept.keep((large[5:6],), {}, CPU)
-    assert (found[0][0].tolist(), kept_bytes(kept)) == ([5], 808)
+    assert (found[0][0].tolist(), kept_bytes(kept)) == ([5], 408)
     assert found[0][0].untyped_storage().nbytes() == 8
 
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hurry import with_effort
-from planted_faults import changes_to, recorded, tiny_llama
+from planted_faults import changes_to, groups_of, recorded, tiny_llama
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import ContinuousBatchingConfig, GenerationConfig, PreTrainedTokenizerFast
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerFast
 
 import profiler
 from profiler.facts.step import Step
@@ -52,6 +52,16 @@ def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any
     assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for every beam and answer"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
     assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)
+
+
+def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts() -> None:
+    model, cache = tiny_llama(), DynamicCache()
+    prompt, token = torch.ones(1, 10, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
+    prefill, step = groups_of(lambda: [model(each, None, None, cache) for each in (prompt, token)])
+    assert {group.call.words for group in (prefill, step)} == {"forward 1 x 10", "forward 1 x 1 @ 10"}
+    prefill.repeated()()
+    step.repeated()()
+    assert cache.get_seq_length() == 11
 
 
 GENERATION = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
@@ -104,6 +114,8 @@ ONE_PER_ROW: dict[str, tuple[Callable[[Any], Any], int]] = {
     "the last of one row": (lambda x: x[0, -1], 1),
     "the last of each row in turn": (lambda x: torch.stack([row[-1] for row in x]), 1),
     "the last of each length": (lambda x: x[torch.arange(ROWS), LENGTHS - 1], 4),
+    "the last, by a mask": (lambda x: x[torch.arange(TOKENS).expand(ROWS, -1) == TOKENS - 1], 1),
+    "one column of the last, by a mask of one row": (lambda x: x[0][:, 2][torch.arange(TOKENS) == TOKENS - 1], 1),
     "in 32 bits": (lambda x: x.float()[:, -1], 1),
     "after a softmax": (lambda x: x.softmax(-1)[:, -1], 1),
     "after argmax, of the last": (lambda x: x[:, -1].argmax(dim=-1), 1),
@@ -135,6 +147,32 @@ def test_a_read_has_the_values_of_a_plain_tensor_and_its_positions_are_known(rea
     found, expected = how(logits), how(plain)
     assert torch.equal(torch.as_tensor(found.tolist()), torch.as_tensor(expected.tolist()))
     assert (logits.read.at_most_one_per_row, logits.read.last) == (read in ONE_PER_ROW, last)
+
+
+def test_a_read_of_all_columns_keeps_one_number_per_position() -> None:
+    """Of 3 rows: 3 numbers of 4 bytes, not one for each of the columns."""
+    logits = watched_logits(torch.randn(ROWS, TOKENS, VOCABULARY))
+    logits[torch.arange(ROWS), LENGTHS - 1].sum()
+    assert sum(each.untyped_storage().nbytes() for each in logits.read.places) == 4 * ROWS
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "a gradient": lambda x: torch.autograd.grad((x**2).sum(), x)[0],
+    "a gradient that it keeps": lambda x: (x.retain_grad(), (x.float() ** 2).sum().backward(), x.grad)[-1],
+    "a gradient of a leaf": lambda x: (x := x.detach(), x.requires_grad_(), (x**2).sum().backward(), x.grad)[-1],
+    "a hook": lambda x: (seen := [], x.register_hook(seen.append), (x**2).sum().backward(), seen[0])[-1],
+    "a transposition in place": lambda x: (x := x.detach(), x.transpose_(1, 2), x[:, -1])[-1],
+    "itself": lambda x: torch.tensor(x.float() is x),
+    "an index of a table": lambda x: torch.arange(VOCABULARY)[x[:, -1].argmax(-1)],
+    "its text": lambda x: torch.tensor(list(map(ord, f"{x.detach()} {x[0, 0, 0].detach():.2f}"))),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_logits_are_used_as_a_plain_tensor(use: str) -> None:
+    """Gradients are those of the tensor that the script has, not of an alias."""
+    base = torch.randn(ROWS, TOKENS, VOCABULARY, requires_grad=True)
+    assert torch.equal(USES[use](watched_logits(base * 1)), USES[use](base * 1))
 
 
 def test_a_shape_is_no_read() -> None:
@@ -255,6 +293,21 @@ def test_a_compiled_model_is_recorded() -> None:
     model = torch.compile(Plain().eval(), backend="eager")
     seen = recorded(lambda: model(ids(4))).seen("script")
     assert [(call.model, call.settings.compiled) for call in seen.calls] == [("Plain", True)]
+
+
+def compile_forward(model: Any) -> None:
+    model.forward = torch.compile(model.forward, backend="eager")
+
+
+@pytest.mark.parametrize("compile_", [lambda model: model.compile(backend="eager"), compile_forward])
+@pytest.mark.parametrize("make", [Plain, tiny_llama])
+def test_a_model_that_compiles_itself_counts_as_compiled(compile_: Callable[[Any], None], make: Any) -> None:
+    model = make().eval()
+    compile_(model)
+    recorder = Recorder()
+    with watched(recorder), torch.compiler.set_stance("force_eager"), torch.no_grad():
+        model(ids(4))
+    assert [(noted.settings.compiled, noted.arguments) for noted in recorder.notes] == [(True, None)]
 
 
 def test_its_work_is_that_of_torchs_counter() -> None:

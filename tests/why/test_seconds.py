@@ -20,6 +20,7 @@ from hurry import with_effort
 from planted_faults import recorded, tiny_llama
 
 import profiler
+from profiler.device.clock import Clock
 from profiler.json_document import json_text
 from profiler.why_slow import costs, trials
 from profiler.why_slow.costs import conversion_findings
@@ -188,6 +189,40 @@ def test_other_shapes_are_repeated_until_one_has_no_one_time_costs() -> None:
     recorder = recorded(lambda: [model(torch.ones(1, length, dtype=torch.long)) for length in (4, 9, 6, 8, 5)])
     calls = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
     assert [call.number for call in calls if call.warm_s is not None] == [0, 3, 4]
+
+
+class Queue(Clock):
+    """The clock of a device on which each forward takes COLD_S, for which the host does not wait."""
+
+    ahead, ready_ns = True, 0
+
+    def mark(self) -> int:
+        return max(time.perf_counter_ns(), self.ready_ns)
+
+    def submit(self, *_: object) -> None:
+        self.ready_ns = self.mark() + int(COLD_S * 1e9)
+
+
+@pytest.mark.parametrize("part", ["text", "load", "read"])
+def test_what_has_another_name_is_not_the_scripts_code_between_forwards(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script sleeps COLD_S after each forward: in a tokenizer, in a load, or until a device has its token."""
+    model, recorder, queue = tiny_llama(), Recorder(), Queue()
+    if part == "read":
+        monkeypatch.setattr("profiler.why_slow.recorder.clock_for", lambda _: queue)
+        model.register_forward_hook(queue.submit)
+    within: Callable[..., object] = {
+        "text": lambda run: recorder.text(run, ("a text",), {}),
+        "load": lambda run: recorder.load("a model", run, (), {}),
+        "read": lambda run: run(),
+    }[part]
+    with watched(recorder), torch.no_grad():
+        for _ in range(2):
+            model(torch.ones(1, 4, dtype=torch.long))
+            within(lambda *_: time.sleep(COLD_S))
+    [between] = recorder.seen("s.py").between
+    assert between.seconds < COLD_S / 2
 
 
 THREADS = 4

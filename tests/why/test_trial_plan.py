@@ -131,9 +131,9 @@ def test_a_shortened_call_runs_with_a_longer_prompt(monkeypatch: pytest.MonkeyPa
     lengths: list[tuple[int, int, int]] = []
     generate = model.generate
 
-    def recorded(ids: Any, attention_mask: Any, **options: Any) -> Any:
-        lengths.append((ids.shape[1], attention_mask.shape[1], options["max_new_tokens"]))
-        return generate(ids, attention_mask=attention_mask, **options)
+    def recorded(inputs: Any, attention_mask: Any, **options: Any) -> Any:
+        lengths.append((inputs.shape[1], attention_mask.shape[1], options["max_new_tokens"]))
+        return generate(inputs, attention_mask=attention_mask, **options)
 
     monkeypatch.setattr(model, "generate", recorded)
     for each, weights in ((without_cache, [1.0, 5.0, -5.0]), (call, [-4.0, 5.0])):

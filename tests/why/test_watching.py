@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ from planted_faults import run_watched, tiny_llama
 
 import profiler
 from profiler.errors import RequestError
-from profiler.why_slow.command import explained
+from profiler.why_slow.command import ScriptAnswer, explained, why_script
 from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations
 from profiler.why_slow.recorder import Recorder
@@ -53,18 +54,54 @@ def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None
     assert "nothing to explain" in answer
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "raise ValueError('mine')",
+        "import sys; sys.excepthook = lambda kind, *_: print(kind.__name__, file=sys.stderr); 1 / 0",
+        "import sys; sys.excepthook = lambda *_: sys.exit(5); 1 / 0",
+        "def g(x: int): pass\n    raise ValueError(g.__annotations__, __builtins__)",
+    ],
+)
 def test_an_exception_of_a_script_is_printed_as_by_the_interpreter(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    source: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "own.py"
-    path.write_text("def f():\n    raise ValueError('mine')\nf()\n")
+    path.write_text(f"def f():\n    {source}\nf()\n")
     plain = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
     with pytest.MonkeyPatch.context() as patch:
-        for owner, name in ((sys, "argv"), (sys, "path")):
-            patch.setattr(owner, name, list(getattr(owner, name)))
+        for name in ("argv", "path"):
+            patch.setattr(sys, name, list(getattr(sys, name)))
+        patch.setattr(sys, "excepthook", sys.excepthook)
         patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-        assert run_script(path, []) == plain.returncode == 1
+        assert run_script(path, []) == plain.returncode > 0
     assert capfd.readouterr().err == plain.stderr
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_the_answer_and_the_exit_code_survive_a_folder_that_cannot_be_written(
+    writable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative folder is where `why` was called, also if the script goes elsewhere."""
+    with_effort(monkeypatch, script_floor=False)
+    monkeypatch.chdir(tmp_path)
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    (tmp_path / "away").mkdir()
+    if not writable:
+        (tmp_path / "why").write_text("a file")
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import os, sys, torch\nfrom planted_faults import tiny_llama\nos.chdir('away')\n"
+        "tiny_llama()(torch.ones(1, 8, dtype=torch.long))\nsys.exit(3)\n"
+    )
+    answers: list[ScriptAnswer] = []
+    assert why_script(script, "", [], Path("why"), contextlib.nullcontext(), answers.append, budget_s=0.0) == 3
+    [answer] = answers
+    assert len(answer.why.seen.calls) == 1
+    assert (answer.folder, (tmp_path / "why" / "why.json").exists()) == (Path("why") if writable else None, writable)
+    assert [f"{tmp_path / 'why'} cannot be written" in line for line in answer.hints] == [True] * (not writable)
 
 
 @pytest.mark.slow

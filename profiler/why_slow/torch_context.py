@@ -1,0 +1,45 @@
+"""What a script sets in torch around a call, besides gradients: autocast, and the kernels that SDPA may run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_SWITCHES = torch.backends.cuda  # which apply to a CPU as well
+_ENABLED = {
+    SDPBackend.FLASH_ATTENTION: _SWITCHES.flash_sdp_enabled,
+    SDPBackend.EFFICIENT_ATTENTION: _SWITCHES.mem_efficient_sdp_enabled,
+    SDPBackend.CUDNN_ATTENTION: _SWITCHES.cudnn_sdp_enabled,
+    SDPBackend.MATH: _SWITCHES.math_sdp_enabled,
+}
+
+
+@dataclass(frozen=True)
+class TorchContext:
+    """The autocast of a device type, with its dtype if it is enabled, and the kernels of SDPA."""
+
+    device_type: str
+    autocast: torch.dtype | None
+    kernels: tuple[SDPBackend, ...] = tuple(_ENABLED)
+
+    @classmethod
+    def current(cls, device_type: str) -> TorchContext:
+        casts = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+        kernels = tuple(kernel for kernel, is_enabled in _ENABLED.items() if is_enabled())
+        return cls(device_type, torch.get_autocast_dtype(device_type) if casts else None, kernels)
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The context again, where another one is current."""
+        now = TorchContext.current(self.device_type)
+        with ExitStack() as around:
+            if self.autocast != now.autocast:
+                enabled = self.autocast is not None
+                around.enter_context(torch.autocast(self.device_type, self.autocast, enabled=enabled))
+            if self.kernels != now.kernels:
+                around.enter_context(sdpa_kernel(list(self.kernels)))
+            yield
