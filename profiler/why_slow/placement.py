@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from profiler.counting.floor import least
@@ -87,6 +88,7 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
     room = idle_room_bytes(device.type, total_bytes(device))
     attention: Attention = "eager" if call.settings.attention == "eager" else "sdpa"
     path = path_on(work, attention, fuses_grouped_heads=not machine.is_cuda or compute_capability(device) >= (8, 0))
+    path = replace(path, gathers_experts=machine.is_cuda)
 
     def needs(weights: float, prompt_len: int) -> float:
         step = Step(call.batch_size, max(1, prompt_len), 0)
