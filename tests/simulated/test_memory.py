@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow
 MIB = 1 << 20
 DENSE, MIXTURE = ("mistral-7b-v0.3", "float16", 14336), ("mixtral-8x7b", "bfloat16", 2 * 2 * 14336)
 """The width of the widest matmul: gate and up of two experts for each token of a mixture."""
+FUSED = (DENSE, A100, 16, 512, 16, {})
 PROBE = 270_000_000
 """The profiler's own buffers: 256 MiB of the drift probe, and some small ones."""
 
@@ -120,7 +121,7 @@ def test_fragmented_memory_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "truth", "layers", "prompt", "batch", "tried"),
     [
-        pytest.param(DENSE, A100, 16, 512, 16, {}, id="fused attention"),
+        pytest.param(*FUSED, id="fused attention"),
         pytest.param(DENSE, T4, 16, 2048, 8, {}, id="math attention, long prompts"),
         pytest.param(DENSE, T4, 4, 512, 64, {1.02: {"ok", "oom"}, 1.12: {"ok"}}, id="math attention, many prompts"),
         pytest.param(MIXTURE, A100, 4, 512, 64, {1.02: {"ok", "oom"}, 1.22: {"ok"}}, id="a mixture"),
