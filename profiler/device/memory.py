@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import resource
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ def available_bytes(device: torch.device) -> int:
     import psutil
 
     room = [int(psutil.virtual_memory().available)]
-    for folder, files in _cgroups():
+    for folder, files in _cgroups(CGROUP_FOLDER, OWN_CGROUPS):
         if (limit := _number(folder / files.limit)) is not None:
             room.append(limit - (_number(folder / files.used) or 0) + _reclaimable_bytes(folder, files))
     return min(room)
@@ -68,7 +69,11 @@ def total_bytes(device: torch.device) -> int:
         return int(torch.cuda.get_device_properties(device).total_memory)
     import psutil
 
-    limits = [limit for folder, files in _cgroups() if (limit := _number(folder / files.limit)) is not None]
+    limits = [
+        limit
+        for folder, files in _cgroups(CGROUP_FOLDER, OWN_CGROUPS)
+        if (limit := _number(folder / files.limit)) is not None
+    ]
     return min([int(psutil.virtual_memory().total), *limits])
 
 
@@ -134,20 +139,24 @@ def _segments(device: torch.device, pool_id: tuple[int, int]) -> list[dict[str, 
     ]
 
 
-def _cgroups() -> Iterator[tuple[Path, _CgroupFiles]]:
+@functools.cache
+def _cgroups(root: Path, own_file: Path) -> tuple[tuple[Path, _CgroupFiles], ...]:
     """The folders of this process's cgroups and of their ancestors, whose limits hold as well, and their files.
 
     The paths are those of cgroups(7), "/proc/[pid]/cgroup". In a container they may be missing: its root is its own.
+    They are looked for once, since `why` looks at the free memory within the calls of a script.
     """
+    found = []
     own: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for line in OWN_CGROUPS.read_text().splitlines():
+        for line in own_file.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             own |= dict.fromkeys(controllers.split(","), path.strip("/"))
     for files in _CGROUPS:
         group = PurePosixPath(own.get(files.controller, ""))
-        for each in (group, *group.parents):
-            yield CGROUP_FOLDER / files.controller / each, files
+        folders = (root / files.controller / each for each in (group, *group.parents))
+        found += [(folder, files) for folder in folders if (folder / files.limit).exists()]
+    return tuple(found)
 
 
 def _reclaimable_bytes(folder: Path, files: _CgroupFiles) -> int:

@@ -64,6 +64,8 @@ class Driver:
             "get_sync_debug_mode": lambda: self._cards[0].host.sync_debug_mode,
             "manual_seed_all": lambda seed: None,
             "manual_seed": lambda seed: None,
+            "get_rng_state": lambda device: torch.zeros(16, dtype=torch.uint8),
+            "set_rng_state": lambda state, device: None,
             **_classes(self),
         }
 
