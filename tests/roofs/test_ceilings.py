@@ -13,19 +13,27 @@ from clocks import FakeClock
 from machines import CPU, HOST, SmallMachine, small
 from memories import SimulatedMachine, SimulatedMemory
 
+from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
+from profiler.facts.telemetry import Reading
 from profiler.judge.demand import moved
 from profiler.roofs import gemm as products
 from profiler.roofs.bandwidth import measure_links, measure_page_fault_s
 from profiler.roofs.measure import measure, remeasure_roofs
-from profiler.roofs.sampler import sample
+from profiler.roofs.sampler import clocked, sample
 
 
 @pytest.fixture(scope="module")
 def of_fake_clock() -> Ceilings:
     return measure(small(clock=FakeClock()), ["float32"], model_dtype="float32", stage_budget_s=0.05)
+
+
+def test_a_cpus_roof_has_no_clock() -> None:
+    """Its cells are judged at no clock of their own, so a later roof must not be corrected by one."""
+    source = Mock(read=Mock(return_value=Reading(clock_hz=3e9)))
+    assert clocked(lambda: Roof(1e9, 1e9, 1e9, 3, "copy"), Machine(CPU, source=source)).clock_hz is None
 
 
 def test_rates_are_work_over_the_clocks_time(of_fake_clock: Ceilings) -> None:

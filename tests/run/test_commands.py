@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from profiler.loading.source import resolve
 from profiler.quant.registry import QuantOptions
 from profiler.run.options import Options
 from profiler.run.screens import warnings_of
+from profiler.run.validate import prepare as prepare_run
 from profiler.run.validate import repeating
 from profiler.store.folder import Run, read_run
 
@@ -135,3 +137,9 @@ def test_a_warning_of_all_precisions_is_said_once() -> None:
             for run in (in_precision("none"), in_precision("nf4"))]  # fmt: skip
     assert warnings_of(both) == ["others kept 2 cores busy."]
     assert warnings_of([both[0], with_a_gap(both[1])]) == ["others kept 2 cores busy.", f"nf4: {REASON}"]
+
+
+def test_the_command_that_repeats_a_run_quotes_names(tiny_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_folder, tmp_path / "my model")
+    request = prepare_run(Options(model=str(folder), device="cpu", prompt_lens="4", batch_sizes="1"))
+    assert request.command.startswith("roofscope run 'my model' ")
