@@ -22,14 +22,11 @@ import hypothesis
 import pytest
 import torch
 from hurry import hurry
-from machines import CPU
+from loaded import loaded
 from smollm2 import WHEEL, smollm2_gguf
 
 import profiler
-from profiler.loading.config import load_config
-from profiler.loading.load import load
-from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.source import resolve
+from profiler.loading.request import LoadedModel
 
 # A shared machine may stop for a second, and no property is about time.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -136,8 +133,7 @@ def profile_tiny(tiny_folder: Path, tmp_path: Path) -> Callable[..., profiler.Ru
 @pytest.fixture(scope="session")
 def smollm2(gguf_file: Path) -> LoadedModel:
     """SmolLM2-135M-Instruct in float32, loaded once: reading a GGUF file takes seconds."""
-    source = resolve(str(gguf_file))
-    return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source))
+    return loaded(gguf_file)
 
 
 @pytest.fixture(scope="session")
@@ -176,8 +172,7 @@ def _save_six_layers(model: LoadedModel, gguf_file: Path, folder: Path) -> None:
 @pytest.fixture(scope="session")
 def short_model(short_folder: Path) -> torch.nn.Module:
     """The first six layers of SmolLM2-135M-Instruct, loaded in float32."""
-    source = resolve(str(short_folder))
-    return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source)).module
+    return loaded(short_folder).module
 
 
 _PICTURE_FOLDERS = ("tests", "report", "store", "readers", "docs")

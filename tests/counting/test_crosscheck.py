@@ -6,21 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from small_models import small_model
 
 from profiler.counting.crosscheck import CounterDifference, crosscheck
 from profiler.facts.step import Step
 
+# small_model("Llama")
 HEADS, KV_HEADS, WIDTH, LAYERS = 4, 2, 16, 2
-
-
-def tiny_llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=HEADS * WIDTH, intermediate_size=96, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS, vocab_size=128, attn_implementation="eager",
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 def by_hand(batch: int, query: int, context: int) -> int:
@@ -33,7 +25,7 @@ def by_hand(batch: int, query: int, context: int) -> int:
 
 @pytest.mark.parametrize(("batch", "query", "context"), [(2, 8, 0), (1, 1, 5)])
 def test_both_counts_are_those_by_hand(batch: int, query: int, context: int) -> None:
-    check = crosscheck(tiny_llama(), Step(batch, query, context))
+    check = crosscheck(small_model("Llama", attn_implementation="eager"), Step(batch, query, context))
     assert check.equal, check.differences
     assert check.flops == check.walk_flops == by_hand(batch, query, context)
     # `inv_freq @ position_ids` up to transformers 5.17: [width / 2, 1] x [1, query], once for all sequences.
@@ -51,7 +43,7 @@ def test_rotary_angles_that_are_a_matrix_product_are_named_and_excluded(monkeypa
         return both.cos().to(x.dtype), both.sin().to(x.dtype)
 
     monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
-    check = crosscheck(tiny_llama(), Step(3, 8, 0))
+    check = crosscheck(small_model("Llama", attn_implementation="eager"), Step(3, 8, 0))
     assert check.equal, check.differences
     assert check.flops == by_hand(3, 8, 0)
     assert check.left_out == (CounterDifference("model.rotary_emb", 0, 2 * 1 * 8 * WIDTH // 2),)

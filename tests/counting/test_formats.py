@@ -5,22 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from loaded import on_meta, walked
+from machines import CPU
 from simulated import four_bit
 
 from profiler.counting.memory_need import cache_bytes, memory_need
 from profiler.counting.walk import walk
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step, StoredWeight
-from profiler.loading.config import load_config
-from profiler.loading.meta_model import build_on_meta
-from profiler.loading.source import resolve
 from profiler.quant.bitsandbytes import dense_rows
 from profiler.quant.registry import QuantOptions
 from profiler.quant.storage import stored
 
 pytestmark = pytest.mark.cpu
 
-CPU = torch.device("cpu")
 # The 4-bit formats have two layouts on a CPU: as quantised, and repacked for its fused kernel.
 
 
@@ -30,8 +28,7 @@ def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
 ) -> None:
     """Weights take 4 bits, and a matrix 16 codes. A block of 64 has a float32 absmax, or an unnested bfloat16 one."""
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: fused)
-    config = load_config(resolve("smollm2-135m"))
-    model = build_on_meta(config, torch.bfloat16, "nf4", options=QuantOptions(double=double), device=CPU)
+    model = on_meta("smollm2-135m", quant="nf4", options=QuantOptions(double=double), device=CPU)
     weights = 30 * (2 * 576 * 576 + 2 * 576 * 192 + 3 * 576 * 1536)
     matrices, norms = 30 * 7, 61 * 576 * 2
     expected = weights // 2 + weights // 64 * (2 if fused else 4) + matrices * 16 * 4 + 49152 * 576 * 2 + norms
@@ -39,13 +36,14 @@ def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     assert walk(model).work(Step(1, 1, 8)).weight_bytes == expected
     if not double:
         assert expected == (113_108_736 if fused else 116_426_496)
-    weight = stored(model.model.layers[0].mlp.up_proj)
-    assert weight.dense_from_rows == (None if fused else 1)
-    elsewhere = build_on_meta(config, torch.bfloat16, "nf4", device=torch.device("cuda")).model.layers[0].mlp.up_proj
-    assert stored(build_on_meta(config, torch.bfloat16, "nf4").model.layers[0].mlp.up_proj).weight_bytes == (
-        576 * 1536 // 2 + 576 * 1536 // 64 * 4 + 16 * 4
-    ), "without a device, the layout is that of the library"
-    assert not elsewhere.support_avx512bf16_for_cpu, "the kernel of this CPU does not apply to a card"
+    here, on_a_card, anywhere = (
+        each.model.layers[0].mlp.up_proj
+        for each in (model, *(on_meta("smollm2-135m", quant="nf4", device=to) for to in (torch.device("cuda"), None)))
+    )
+    assert stored(here).dense_from_rows == (None if fused else 1)
+    assert not on_a_card.support_avx512bf16_for_cpu, "the kernel of this CPU does not apply to a card"
+    library_bytes = 576 * 1536 // 2 + 576 * 1536 // 64 * 4 + 16 * 4
+    assert stored(anywhere).weight_bytes == library_bytes, "without a device, the layout is that of the library"
 
 
 def test_double_quantisation_is_4_127_bits() -> None:
@@ -66,10 +64,9 @@ def test_double_quantisation_is_4_127_bits() -> None:
 
 def test_cache_and_peak() -> None:
     """Llama-2-7B caches 524,288 bytes per token, 2 GiB at 4096. Mistral v0.1's window of 4096 keeps 4095."""
-    llama = walk(build_on_meta(load_config(resolve("llama-2-7b")), torch.float16))
+    llama, llama3 = walked("llama-2-7b"), walked("llama-3.1-8b")
     assert cache_bytes(llama, 1, 4096) == 2 * 2**30
-    mistral = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16))
-    assert cache_bytes(mistral, 2, 30_000) == 2 * 4095 * 131_072
+    assert cache_bytes(walked("mistral-7b-v0.1"), 2, 30_000) == 2 * 4095 * 131_072
     weights = 13_476_831_232
     peak = memory_need(llama, weights, Step(8, 2048, 0), 32, ExecutionPath()).peak_bytes
     cache = 8 * 2080 * 524_288
@@ -77,7 +74,6 @@ def test_cache_and_peak() -> None:
     widest = 8 * 2048 * (3 * 11008 + 4 * 4096) * 2
     assert peak == pytest.approx(weights + cache + widest, rel=0.001)
     # Llama-3.1's logits for all of 8 x 2048 positions are 4.2 GB of bfloat16, more than its widest layer.
-    llama3 = walk(build_on_meta(load_config(resolve("llama-3.1-8b")), torch.bfloat16))
     one = memory_need(llama3, 0, Step(8, 2048, 0), 32, ExecutionPath()).peak_bytes
     every = memory_need(llama3, 0, Step(8, 2048, 0), 32, ExecutionPath(all_logits=True)).peak_bytes
     cache = cache_bytes(llama3, 8, 2080)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loaded import walked
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
@@ -16,7 +17,6 @@ from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
-from profiler.counting.walk import walk
 from profiler.facts.step import ExecutionPath, Step, bytes_by_kind
 from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.config import config_from
@@ -85,13 +85,9 @@ def test_layers_that_share_keys_keep_none_and_run_the_last_position() -> None:
         "attention_k_eq_v": False,
     }  # fmt: skip
     whole = {**shared, "num_kv_shared_layers": 0}
-    assert cache_bytes(walk_of(shared), 1, 2048) * 2 == cache_bytes(walk_of(whole), 1, 2048)
-    prefill, decode = (mlp_flops(walk_of(shared), Step(1, query, 0)) for query in (100, 1))
+    assert cache_bytes(walked(shared), 1, 2048) * 2 == cache_bytes(walked(whole), 1, 2048)
+    prefill, decode = (mlp_flops(walked(shared), Step(1, query, 0)) for query in (100, 1))
     assert prefill == decode * (6 * 100 + 6) / 12
-
-
-def walk_of(raw: dict[str, Any]) -> ModelWork:
-    return walk(build_on_meta(config_from(raw, "model"), torch.bfloat16))
 
 
 def mlp_flops(work: ModelWork, step: Step) -> float:
@@ -105,7 +101,7 @@ def test_an_indexer_chooses_keys() -> None:
         "model_type": "deepseek_v32", "vocab_size": 128, "hidden_size": 256, "num_hidden_layers": 1,
         "mlp_layer_types": ["dense"], "intermediate_size": 128,
     }  # fmt: skip
-    work = walk_of(dsa)
+    work = walked(dsa)
     [core], [indexer] = work.of_kind(AttentionCore), work.of_kind(Indexer)
     found = core.work(Step(1, 1, 10_000), ExecutionPath())
     assert found.kv_read_bytes == 2048 * 576 * 2
@@ -176,7 +172,7 @@ def test_the_flops_of_a_recurrence(
     base = {"model_type": model_type, "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 1, **sizes}
     if model_type == "qwen3_5_text":
         base |= {"layer_types": ["linear_attention"], "num_attention_heads": 4, "num_key_value_heads": 2}
-    [state] = walk_of(base).of_kind(RecurrentState)
+    [state] = walked(base).of_kind(RecurrentState)
     width = 256
     with _Arithmetic() as arithmetic:
         next(recurrence(torch.zeros(width, width), torch.zeros(width), torch.zeros(width)))
@@ -189,13 +185,13 @@ def test_the_routers_own_number_of_experts() -> None:
         **GEMMA_31B, "num_hidden_layers": 6, "layer_types": GEMMA_31B["layer_types"][:6], "enable_moe_block": True,
         "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704,
     }  # fmt: skip
-    [experts] = walk_of(mixture).of_kind(Experts)
+    [experts] = walked(mixture).of_kind(Experts)
     assert (experts.per_token, experts.num_experts) == (8, 128)
     listed = {
         **LLAMA, "model_type": "hunyuan_v1_moe", "head_dim": 16, "num_experts": 4, "moe_topk": [3, 2],
         "num_shared_expert": [1, 1],
     }  # fmt: skip
-    assert [operator.per_token for operator in walk_of(listed).of_kind(Experts)] == [3, 2]
+    assert [operator.per_token for operator in walked(listed).of_kind(Experts)] == [3, 2]
 
 
 def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
@@ -204,7 +200,7 @@ def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
         "model_type": "recurrent_gemma", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
         "num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 64, "attention_window_size": 6,
     }  # fmt: skip
-    work = walk_of(griffin)
+    work = walked(griffin)
     [state] = work.of_kind(RecurrentState)
     gates = [operator for operator in work.of_kind(Linear) if "gate_weight" in operator.name]
     assert (state.count, state.kept_bytes(9), state.flops_per_element) == (2, 64 * 4, 5)
@@ -215,9 +211,9 @@ def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
 def test_a_norm_per_head_is_understood() -> None:
     """Command R+ has norms of 96 x 128 and 8 x 128 in each layer; here they are of 4 x 16 and 2 x 16."""
     cohere = {**LLAMA, "model_type": "cohere", "num_key_value_heads": 2, "use_qk_norm": True}
-    norms = [operator for operator in walk_of(cohere).of_kind(Elementwise) if operator.group == "norm"]
+    norms = [operator for operator in walked(cohere).of_kind(Elementwise) if operator.group == "norm"]
     assert sum(norm.count * norm.weight_bytes for norm in norms) == 2 * (2 * (64 + 4 * 16 + 2 * 16) + 64)
-    assert walk_of(cohere).coverage == 1
+    assert walked(cohere).coverage == 1
 
 
 def test_a_window_beyond_what_the_model_supports_never_fills() -> None:
@@ -238,8 +234,7 @@ def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     config = config_from({"model_type": "llava", "text_config": text, "vision_config": tower}, "model")
     config.save_pretrained(tmp_path)
     found = count(str(tmp_path))
-    assert found.whole is not None
-    work, alone = found.whole.work, walk_of(text)
+    work, alone = found.whole.work, walked(text)
     assert work.work(Step(1, 1, 9)).model_flops == alone.work(Step(1, 1, 9)).model_flops
     assert work.params - work.tower_params == alone.params
     patches = 256

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from machines import HOST
+from loaded import loaded, on_meta, walked
+from machines import CPU, HOST
+from small_models import small_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from traffic import Traffic
 
@@ -21,31 +23,18 @@ from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import CompileEngine, EagerEngine, StaticEngine
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
-from profiler.loading.config import load_config
-from profiler.loading.load import load
-from profiler.loading.meta_model import build_on_meta
-from profiler.loading.request import ModelRequest
-from profiler.loading.source import resolve
 from profiler.measure.captured_calls import ReusedCache, UsedCache
 from profiler.quant.storage import stored
 
 pytestmark = pytest.mark.cpu
 
-CPU = torch.device("cpu")
-
 
 def tiny_mistral(window: int | None) -> Any:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    config = MistralConfig(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, vocab_size=128, sliding_window=window, attn_implementation="sdpa",
-    )  # fmt: skip
-    return MistralForCausalLM(config).eval()
+    return small_model("Mistral", num_hidden_layers=1, sliding_window=window)
 
 
 def core_of(model: Any) -> AttentionCore:
-    return next(op for op in walk(model).operators if isinstance(op, AttentionCore))
+    return walk(model).of_kind(AttentionCore)[0]
 
 
 def test_a_query_for_a_head_of_any_width_takes_little_memory() -> None:
@@ -142,7 +131,7 @@ def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("query", [1, 16])
 def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype, masked: bool, query: int) -> None:
-    core = core_of(build_on_meta(load_config(resolve(model_name)), dtype))
+    core = core_of(on_meta(model_name, dtype))
     heads = core.query_heads
     q = torch.randn(1, heads, query, core.qk_dim, dtype=dtype)
     k = torch.randn(1, heads, 16, core.qk_dim, dtype=dtype)
@@ -181,23 +170,21 @@ def test_int8_conversions_of_one_product() -> None:
 
 
 def test_outlier_columns_are_those_that_the_library_found(tiny_folder: Any) -> None:
-    source = resolve(str(tiny_folder))
-    loaded = load(ModelRequest(source, CPU, torch.bfloat16, "int8", "random"), load_config(source))
-    engine = EagerEngine(loaded.module, HOST)
+    module: Any = loaded(tiny_folder, torch.bfloat16, quant="int8").module
+    engine = EagerEngine(module, HOST)
     greedy_tokens(engine, torch.arange(16)[None], 1)
-    assert outlier_columns(loaded.module) == {}
+    assert outlier_columns(module) == {}
     with torch.no_grad():
-        loaded.module.model.layers[0].input_layernorm.weight[[5, 9]] = 1000.0
+        module.model.layers[0].input_layernorm.weight[[5, 9]] = 1000.0
     greedy_tokens(engine, torch.arange(16)[None], 1)
-    columns = outlier_columns(loaded.module)
+    columns = outlier_columns(module)
     for name in ("q_proj", "k_proj", "v_proj"):
         assert columns[f"model.layers.*.self_attn.{name}"] == 1.0  # two columns in one of two layers
 
 
 def test_generate_upcasts_the_last_logits() -> None:
     """Mistral's 32,000 logits are read in 2 bytes, and written and read in 4."""
-    operators = walk(build_on_meta(load_config(resolve("mistral-7b-v0.1")), torch.float16)).operators
-    head = next(op for op in operators if isinstance(op, Linear) and op.group == "lm_head")
+    [head] = [op for op in walked("mistral-7b-v0.1").of_kind(Linear) if op.group == "lm_head"]
     work = head.work(Step(1, 1, 512), ExecutionPath(upcasts_logits=True))
     assert work.avoidable_bytes["logits upcast to float32"] == 32_000 * (2 + 4 + 4)
     assert "logits upcast to float32" not in head.work(Step(1, 1, 512), ExecutionPath()).avoidable_bytes

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from machines import HOST
+from small_models import small_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from traffic import Traffic
 
@@ -27,11 +28,6 @@ from profiler.quant.storage import model_storage_bytes
 pytestmark = pytest.mark.cpu
 
 BATCH, HEADS, KV_HEADS, WIDTH = 2, 16, 4, 32
-HALVES = (torch.float16, torch.bfloat16)
-
-
-def core_of(dtype: torch.dtype, kv_heads: int = KV_HEADS) -> AttentionCore:
-    return AttentionCore("core", dtype, HEADS, kv_heads, WIDTH, WIDTH)
 
 
 def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> ExecutionPath:
@@ -45,13 +41,9 @@ def attention(
     dtype: torch.dtype, query: int, keys: int, *, masked: bool, handed: Heads
 ) -> tuple[AttentionCore, Callable[[], torch.Tensor]]:
     """Return a core, and the kernel call that transformers makes for it."""
-    core = core_of(dtype)
-    groups = HEADS // KV_HEADS
-    heads, kv_heads, rows = HEADS, KV_HEADS, query
-    if handed == "packed":
-        heads, rows = KV_HEADS, groups
-    if handed == "repeated":
-        kv_heads = HEADS
+    core = AttentionCore("core", dtype, HEADS, KV_HEADS, WIDTH, WIDTH)
+    heads, rows = (KV_HEADS, HEADS // KV_HEADS) if handed == "packed" else (HEADS, query)
+    kv_heads = HEADS if handed == "repeated" else KV_HEADS
     q = torch.randn(BATCH, heads, rows, WIDTH, dtype=dtype)
     k, v = (torch.randn(BATCH, kv_heads, keys, WIDTH, dtype=dtype) for _ in range(2))
     mask = torch.ones(BATCH, 1, query, keys, dtype=torch.bool) if masked else None
@@ -83,7 +75,7 @@ def most_allocated(call: Callable[[], object]) -> int:
     return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
 
 
-@pytest.mark.parametrize("dtype", [*HALVES, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @SITUATIONS
 def test_traffic_and_scratch_are_those_of_torch(
     dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
@@ -114,13 +106,9 @@ def test_traffic_and_scratch_are_those_of_torch(
 @pytest.mark.parametrize("prompt", [64, pytest.param(512, marks=pytest.mark.slow)])
 def test_the_peak_of_a_prefill_is_what_the_allocator_gave(kernel: str, dtype: torch.dtype, prompt: int) -> None:
     """The model is TinyLlama with a quarter of the width and two layers. At 512 tokens, scores are most of its peak."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=512, intermediate_size=1408, num_hidden_layers=2, num_attention_heads=16, num_key_value_heads=4,
-        vocab_size=1000, attn_implementation="eager" if kernel == "eager" else "sdpa",
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).to(dtype).eval()
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 16, "num_key_value_heads": 4}
+    attention = "eager" if kernel == "eager" else "sdpa"
+    model = small_model("Llama", **sizes, vocab_size=1000, attn_implementation=attention).to(dtype)
     work = walk(model)
     engine = EagerEngine(model, HOST)
     ids = torch.zeros(2, prompt, dtype=torch.long)

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from loaded import loaded, on_meta, walked
 from safetensors.torch import save_file
+from small_models import small_model
 from torch import nn
 
 from profiler.counting.count import count
@@ -19,9 +21,7 @@ from profiler.device.memory import storage_bytes
 from profiler.facts.step import Step
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
-from profiler.loading.load import load
 from profiler.loading.meta_model import build_on_meta
-from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.quant.storage import conversion_calls, stored
 
@@ -33,12 +33,8 @@ W4A16 = {
 
 
 def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4, vocab_size=128
-    )
-    return LlamaForCausalLM(config).to(torch.bfloat16)
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4}
+    return small_model("Llama", **sizes, num_hidden_layers=1).to(torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
@@ -67,15 +63,11 @@ def compressed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> None:
     """transformers unpacks them in the first forward pass, so a decode step reads 16 bits per weight, not 4."""
-    source = resolve(str(compressed_folder))
-    config = load_config(source)
-    planned = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16)).work(Step(1, 1, 8)).weight_bytes
-    loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights="checkpoint"), config)
-    work = walk(loaded.module)
-    linears = [op for op in work.operators if isinstance(op, Linear) and op.group != "lm_head"]
-    assert all(op.weight.bits_per_weight == 16 for op in linears)
-    assert loaded.unpacked_from == "compressed-tensors"
-    assert work.work(Step(1, 1, 8)).weight_bytes == planned
+    model = loaded(compressed_folder, torch.bfloat16)
+    work = walk(model.module)
+    assert all(op.weight.bits_per_weight == 16 for op in work.of_kind(Linear))
+    assert model.unpacked_from == "compressed-tensors"
+    assert work.work(Step(1, 1, 8)).weight_bytes == walked(str(compressed_folder)).work(Step(1, 1, 8)).weight_bytes
     shown = count(str(compressed_folder))
     assert shown.published is None
     assert shown.note.startswith("the weights are stored as compressed-tensors, and counted as transformers runs them")
@@ -163,15 +155,14 @@ def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
     """On a GPU with triton's kernels, transformers removes the blocks from the parameters after loading."""
     from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
 
-    as_published = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
-    loaded = build_on_meta(load_config(resolve("gpt-oss-20b")), torch.bfloat16)
-    for name, _ in [pair for pair in loaded.named_modules() if pair[0].endswith(".experts")]:
+    in_layout = on_meta("gpt-oss-20b")
+    for name, _ in [pair for pair in in_layout.named_modules() if pair[0].endswith(".experts")]:
         with torch.device("meta"):
-            experts = Mxfp4GptOssExperts(loaded.config).to(torch.bfloat16)
+            experts = Mxfp4GptOssExperts(in_layout.config).to(torch.bfloat16)
         del experts._parameters["gate_up_proj"], experts._parameters["down_proj"]
         experts.gate_up_proj = experts.down_proj = object()
-        loaded.set_submodule(name, experts)
-    counted, expected = walk(loaded), walk(as_published)
+        in_layout.set_submodule(name, experts)
+    counted, expected = walk(in_layout), walked("gpt-oss-20b")
     assert (counted.params, counted.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
     found, step = (work.work(Step(1, 1, 512)) for work in (counted, expected))
     assert (found.model_bytes, found.model_flops) == (step.model_bytes, step.model_flops)
@@ -180,7 +171,7 @@ def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
 def test_fp8_experts_multiply_weights_and_not_scales() -> None:
     """Qwen/Qwen3-30B-A3B-FP8 has the FLOPs and parameters of bf16, with 8 bits and a float32 per block of 128 x 128."""
     fp8 = walk(planned("qwen3-30b-a3b", quant_method="fp8", weight_block_size=[128, 128]))
-    dense = walk(build_on_meta(load_config(resolve("qwen3-30b-a3b")), torch.bfloat16))
+    dense = walked("qwen3-30b-a3b")
     step = Step(1, 1, 512)
     assert (fp8.params, fp8.coverage) == (dense.params, 1.0) == (30_532_122_624, 1.0)
     assert fp8.work(step).model_flops == dense.work(step).model_flops
@@ -193,8 +184,7 @@ def test_packed_gguf_blocks() -> None:
     """Q8_0 is 34 bytes for 32 weights (ggml, `block_q8_0`), so 8.5 bits; a lookup reads only the blocks of its row."""
     from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
 
-    config = load_config(resolve("llama-2-7b"))
-    module: Any = build_on_meta(config, torch.float32)
+    module = on_meta("llama-2-7b", torch.float32)
     dense = walk(module)
     q8_0 = 8
     with torch.device("meta"):
@@ -240,19 +230,14 @@ def fp8_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def mxfp4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A gpt-oss of one layer with four experts, their weights in blocks of 32."""
-    from transformers import GptOssConfig, GptOssForCausalLM
-
-    config = GptOssConfig(
-        hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=16, num_local_experts=4, num_experts_per_tok=2, vocab_size=128, layer_types=["full_attention"],
-    )  # fmt: skip
-    model = GptOssForCausalLM(config).to(torch.bfloat16)
+    sizes = {"intermediate_size": 64, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = small_model("GptOss", **sizes, num_hidden_layers=1, layer_types=["full_attention"]).to(torch.bfloat16)
     tensors = dict(model.state_dict())
     for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
         experts, ins, outs = tensors.pop(name).shape
         tensors[f"{name}_blocks"] = torch.randint(0, 256, (experts, outs, ins // 32, 16), dtype=torch.uint8)
         tensors[f"{name}_scales"] = torch.full((experts, outs, ins // 32), 120, dtype=torch.uint8)
-    return saved(tmp_path_factory.mktemp("models") / "mxfp4", config, tensors, {"quant_method": "mxfp4"})
+    return saved(tmp_path_factory.mktemp("models") / "mxfp4", model.config, tensors, {"quant_method": "mxfp4"})
 
 
 @pytest.mark.parametrize(("fixture", "method"), [("fp8_folder", "fp8"), ("mxfp4_folder", "mxfp4")])
@@ -262,14 +247,11 @@ def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
     """Without kernels for these formats, transformers unpacks them at loading, and a step reads 16 bits per weight."""
     if torch.cuda.is_available():
         pytest.skip("a card may have the kernels")
-    source = resolve(str(request.getfixturevalue(fixture)))
-    config = load_config(source)
-    here = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16, as_run_here=True))
-    as_stored = walk(build_on_meta(copy.deepcopy(config), torch.bfloat16))
-    step = Step(1, 1, 8)
+    folder, step = str(request.getfixturevalue(fixture)), Step(1, 1, 8)
+    here, as_stored = walked(folder, as_run_here=True), walked(folder)
     for weights in ("checkpoint", "random"):
-        loaded = load(ModelRequest(source, torch.device("cpu"), torch.bfloat16, weights=weights), config)
-        assert loaded.unpacked_from == method
-        assert walk(loaded.module).work(step).weight_bytes == here.work(step).weight_bytes
+        model = loaded(folder, torch.bfloat16, weights=weights)
+        assert model.unpacked_from == method
+        assert walk(model.module).work(step).weight_bytes == here.work(step).weight_bytes
     assert as_stored.work(step).weight_bytes < 0.75 * here.work(step).weight_bytes
     assert as_stored.coverage == here.coverage == 1

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from transformers import LlamaConfig
+from small_models import small_model
 
 from profiler.counting.operators import Linear, padded_work
 from profiler.counting.walk import walk
@@ -13,7 +12,6 @@ from profiler.facts.step import ExecutionPath, Step, Work
 from profiler.grid.cells import CellKey, Phase
 from profiler.grid.ragged import Ragged, Request
 from profiler.grid.ranges import make_grid
-from profiler.loading.meta_model import build_on_meta
 
 LENS = (64, 128, 64, 128)
 
@@ -21,8 +19,7 @@ LENS = (64, 128, 64, 128)
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
     """Two of four prompts are half as long. Model work is that of separate prompts, executed work that of the batch."""
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = walk(build_on_meta(LlamaConfig(**sizes, vocab_size=96), torch.float32))
+    model = walk(small_model("Llama", num_key_value_heads=4))
     ragged = Ragged("made", tuple(Request(length, 8) for length in LENS))
     key = CellKey(phase, make_grid(ragged, [4], 8).cells[0])
     path = ExecutionPath(masks=True)

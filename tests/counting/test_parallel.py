@@ -44,10 +44,8 @@ def test_all_types_were_compared_with_it() -> None:
 
 @pytest.mark.parametrize(("ranks", "rank"), [(3, 0), (3, 2), (4, 3)])
 def test_uneven_lengths_are_cut_like_dtensors(ranks: int, rank: int) -> None:
-    config = LlamaConfig(
-        hidden_size=48, intermediate_size=70, num_attention_heads=12, num_key_value_heads=12, num_hidden_layers=2,
-        vocab_size=101,
-    )  # fmt: skip
+    sizes = {"hidden_size": 48, "intermediate_size": 70, "num_attention_heads": 12, "vocab_size": 101}
+    config = LlamaConfig(**sizes, num_hidden_layers=2)
     with sharded.group(ranks, rank) as mesh:
         theirs = sharded.sharded(config, mesh)
     mine = sharded.counted(config, ranks, rank)
@@ -57,7 +55,6 @@ def test_uneven_lengths_are_cut_like_dtensors(ranks: int, rank: int) -> None:
 def test_llama_sends_two_sums_per_layer() -> None:
     """Megatron-LM (arXiv:1909.08053, section 3): two all-reduces per layer in a forward pass, each [tokens, hidden]."""
     counted = count("llama-3.1-8b", batch=4, prompt=512, tp=2)
-    assert counted.share is not None
     sums = {item.name: (item.count, item.bytes) for item in counted.share.collectives}
     assert sums["model.layers.*.self_attn.o_proj.all_reduce"] == (32, 4 * 4096 * 2)
     assert sums["model.layers.*.mlp.down_proj.all_reduce"] == (32, 4 * 4096 * 2)
@@ -70,7 +67,6 @@ def test_llama_sends_two_sums_per_layer() -> None:
 
 def test_fewer_kv_heads_than_ranks_are_copied() -> None:
     share = count("llama-3.1-8b", prompt=512, tp=16).share
-    assert share is not None
     assert share.replicated_kv_heads == 8
     assert share.cache_bytes == 513 * 32 * 2 * 1 * 128 * 2  # one head of 8, on two ranks each
     kv_projections = 32 * 2 * 128 * 4096

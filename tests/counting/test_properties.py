@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loaded import walked
 
 from profiler.counting.attention import AttentionCore, causal_pairs
 from profiler.counting.intensity import attention_steps, combined, fused_attention, matmul
-from profiler.counting.operators import ModelWork
-from profiler.counting.walk import walk
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
-from profiler.loading.config import load_config
-from profiler.loading.meta_model import build_on_meta
-from profiler.loading.source import resolve
 
 NAMES = ("mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
 PATHS = (
@@ -25,13 +21,7 @@ PATHS = (
     ExecutionPath(attention="eager", all_logits=True),
     ExecutionPath(cache="static", static_cache_len=40_000),
 )
-WORKS: dict[str, ModelWork] = {}
-
-
-def work_of(name: str) -> ModelWork:
-    if name not in WORKS:
-        WORKS[name] = walk(build_on_meta(load_config(resolve(name)), torch.bfloat16))
-    return WORKS[name]
+work_of = cache(walked)
 
 
 steps = st.builds(Step, st.integers(1, 64), st.integers(1, 512), st.integers(0, 8192))
@@ -85,7 +75,7 @@ def test_latent_attention_is_expanded_again_at_every_step() -> None:
     Its 16 heads then multiply keys of 192 and values of 128, instead of latents of 576 and 512.
     """
     work = work_of("deepseek-v2-lite").work(Step(1, 1, 1000))
-    assert work.kv_read_bytes == 1000 * 576 * 27 * 2
+    assert (work.kv_read_bytes, work.kv_write_bytes) == (1000 * 576 * 27 * 2, 576 * 27 * 2)
     expanding, spared = 2 * 512 * 16 * 256 * 1000, 2 * 16 * (576 + 512 - 192 - 128) * 1001
     assert work.avoidable_flops["latent expanded again"] == 27 * (expanding - spared)
 

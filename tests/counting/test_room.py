@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
+from small_models import small_model
 from subjects import subject_of
 
 from profiler.data.datasheets import gpu_called
@@ -64,38 +62,19 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     assert (together >= batch) == (fits and not tight), "rent counts on what runs"
 
 
-def _tiny_need(folder: Path, batch: int, prompt: int, new: int) -> float:
-    """Bytes of the tiny Llama in 16 bits: 2 layers, hidden size 64, MLP of 128, and 2 KV heads of 16.
+def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Llama of 16 bits has 2 layers of width 64, an MLP of 96, 2 KV heads of 16, and two tables of 128 words.
 
-    The MLP has gate, up and their product, and four hidden states. Fragmentation takes 2.5 outputs of 128.
+    The MLP has gate, up and their product, and four hidden states. Fragmentation takes 2.5 outputs of 96.
+    After loading, the weights' memory is no longer free.
     """
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        weights = 2 * sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    cache = (prompt + new) * 2 * 2 * 2 * 16 * 2
-    return weights + batch * (cache + prompt * (3 * 128 + 4 * 64 + 2.5 * 128) * 2)
-
-
-def _room(patch: pytest.MonkeyPatch, nbytes: float, loaded_bytes: int = 0) -> None:
-    """Give this CPU room for `nbytes`, of which `loaded_bytes` are in use."""
-    for name in ("profiler.device.memory.available_bytes", "profiler.loading.device_map.available_bytes"):
-        patch.setattr(name, lambda _: int(nbytes / 0.9) + 1 - loaded_bytes)
-
-
-@pytest.fixture(scope="module")
-def wide_folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny Llama with 4096 positions."""
-    folder = tmp_path_factory.mktemp("wide") / "tiny"
-    shutil.copytree(tiny_folder, folder)
-    config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 4096}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def test_run_skips_exactly_what_does_not_fit(wide_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After loading, the weights' memory is no longer free."""
-    subject, _ = subject_of(str(wide_folder), dtype="bfloat16", prompt_lens=[2048], batch_sizes=[8], new_tokens=32)
+    small_model("Llama", max_position_embeddings=4096).save_pretrained(tmp_path)
+    subject, _ = subject_of(str(tmp_path), dtype="bfloat16", prompt_lens=[2048], batch_sizes=[8], new_tokens=32)
     [cell] = subject.grid.cells
-    need = _tiny_need(wide_folder, 8, 2048, 32)
+    weights = 2 * (2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64) + 64 + 2 * 128 * 64)
+    cache = (2048 + 32) * 2 * 2 * 2 * 16 * 2
+    need = weights + 8 * (cache + 2048 * (3 * 96 + 4 * 64 + 2.5 * 96) * 2)
     for share, skipped in ((1.002, False), (0.998, True)):
-        _room(monkeypatch, share * need, subject.model_bytes)
+        free = int(share * need / 0.9) + 1 - subject.model_bytes
+        monkeypatch.setattr("profiler.device.memory.available_bytes", lambda _, free=free: free)
         assert (subject.no_room(cell) is not None) == skipped

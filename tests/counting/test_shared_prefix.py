@@ -119,7 +119,6 @@ def test_the_counted_step() -> None:
     """A prefill of 768 tokens, 512 of them cached, at batch 8: it saves about two thirds."""
     prefill = count("llama-3.1-8b", phase="prefill", batch=BATCH, prompt=768, prefix=512)
     assert (prefill.step.query, prefill.step.context) == (256, 512)
-    assert prefill.prefix is not None
     assert prefill.prefix.unshared_cache_bytes == BATCH * 768 * 131_072
     assert prefill.prefix.cache_bytes == (512 + BATCH * 256) * 131_072
     plain = count("llama-3.1-8b", phase="prefill", batch=BATCH, prompt=768)

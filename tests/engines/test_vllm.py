@@ -179,7 +179,6 @@ def test_iterations_add_up_to_the_wall_time_of_the_call(engine: VllmEngine) -> N
     for number in range(3):
         timed = visit(engine, Cell(4, 256, 64, engine="vllm"), number, VisitContext(HOST, Prompts(VOCAB)))
         assert isinstance(timed, Visit)
-        assert timed.prefill_s is not None
         shares.append((timed.prefill_s + sum(timed.decode_s)) / timed.wall_s)
         if shares[-1] > 0.97:
             break

@@ -103,7 +103,6 @@ def test_a_preemption_is_reported_with_its_cost() -> None:
     batch, prompt, _, iterations = read("preempted")
     assert sum(row.prefill_tokens for row in iterations) == batch * prompt
     text = trouble(iterations, batch, OWNED)
-    assert text is not None
     assert text.startswith("preempted: 1 of 6 sequences, from decode step 9 on; its cache of 1280 tokens")
     recomputed = sum(row.decode_tokens - row.decode_requests for row in iterations)
     # The prompt and the generated tokens are recomputed, without the one token that is new.
@@ -114,7 +113,6 @@ def test_a_preemption_is_reported_with_its_cost() -> None:
 def test_a_sequence_without_a_block_waits_although_there_is_room_for_tokens() -> None:
     batch, _, _, iterations = read("waiting")
     text = trouble(iterations, batch, OWNED)
-    assert text is not None
     assert text.startswith("1 of 6 sequences had to wait for others to end: its cache of 1280 tokens")
 
 

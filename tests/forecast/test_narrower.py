@@ -59,7 +59,6 @@ def test_a_rank_takes_of_the_runs_own_time_what_both_take_here_of_each_other() -
     unscaled_s = shard_times(fitted, demanded, keys, [in_turn(keys[0], gate=1.0)]).alone_s[GATE]
     assert shard_s[:4] / unscaled_s[:4] == pytest.approx([0.5, np.sqrt(0.5 * 0.8), 0.8, 0.8])
     assert np.isnan(shard_s[4]), "no prefill was replayed"
-    assert whole_s is not None
     assert shard.seconds(gate, steps, np.zeros(len(steps)))[4] == whole_s[4]  # type: ignore[index]
     roofs_s = np.full(len(steps), 1.0)
     assert shard.seconds(gate, steps, roofs_s)[0] == 1.0, "nothing is faster than its roof"  # type: ignore[index]

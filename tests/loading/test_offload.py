@@ -112,5 +112,4 @@ def test_a_gpu_that_shares_the_memory_of_its_host_spills_to_it(
     with torch.device("meta"):
         module = LlamaForCausalLM(load_config(catalog.resolve(str(tiny_folder))))
     found = placement.plan_device_map(module, torch.device("cuda", 0), quantised=False)
-    assert found is not None
     assert set(found.device_map.values()) == {"cuda:0", "cpu"}
