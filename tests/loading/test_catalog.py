@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import torch
 import transformers
+from loaded import walked
 
-from profiler.counting.walk import walk
 from profiler.errors import ModelError
 from profiler.loading.config import load_config
-from profiler.loading.meta_model import auto_class, build_on_meta
+from profiler.loading.meta_model import auto_class
 from profiler.loading.source import load_preset, preset_names, resolve
 
 # Public parameter counts: the hub's safetensors metadata, or the model's paper.
@@ -25,9 +24,7 @@ PARAMS = {
 
 @pytest.mark.parametrize("name", preset_names())
 def test_preset_builds_to_its_public_parameter_count(name: str) -> None:
-    source = resolve(name)
-    config = load_config(source)
-    assert walk(build_on_meta(config, torch.bfloat16)).params == PARAMS[name] == source.preset.params
+    assert walked(name).params == PARAMS[name] == load_preset(name).params
 
 
 def test_presets_survive_the_config_class() -> None:

