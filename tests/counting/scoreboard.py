@@ -42,7 +42,7 @@ def score(model_type: str) -> tuple[str, str]:
     try:
         with quiet_libraries(), warnings.catch_warnings(), time_limit():
             warnings.simplefilter("ignore")
-            checks = [check for config in configs(model_type) for check in _checks(config)]
+            checks = [check for config in configs(model_type) for check in on_cpu_or_meta(config, _each_step)]
     except Exception as error:
         return "not run", reason(error)
     differing = sorted({item.module for check in checks for item in check.differences})
@@ -52,10 +52,6 @@ def score(model_type: str) -> tuple[str, str]:
 def reason(error: Exception) -> str:
     """Return why a type was not run, in one line."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:100]}"
-
-
-def _checks(config: object) -> list[Crosscheck]:
-    return on_cpu_or_meta(config, _each_step)
 
 
 def on_cpu_or_meta(config: Any, run: Callable[[nn.Module], T]) -> T:

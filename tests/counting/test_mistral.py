@@ -21,11 +21,6 @@ def mistral() -> ModelWork:
     return walked("mistral-7b-v0.1")
 
 
-def test_everything_is_understood(mistral: ModelWork) -> None:
-    assert mistral.params == 7_241_732_096 == 32 * LAYER_LINEARS + 2 * HEAD + NORMS
-    assert (mistral.coverage, mistral.unknown) == (1.0, ())
-
-
 def test_prefill_of_512(mistral: ModelWork) -> None:
     step = Step(1, 512, 0)
     causal = 4 * 32 * 128 * (512 * 513 // 2) * 32
@@ -38,6 +33,7 @@ def test_prefill_of_512(mistral: ModelWork) -> None:
 
 
 def test_decode_at_512(mistral: ModelWork) -> None:
+    assert (mistral.params, mistral.coverage) == (32 * LAYER_LINEARS + 2 * HEAD + NORMS, 1.0)
     work = mistral.work(Step(1, 1, 512))
     assert work.model_flops == 14_489_747_456
     assert work.weight_bytes == 14_221_320_192 == 2 * (32 * LAYER_LINEARS + HEAD + NORMS)

@@ -41,23 +41,23 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
     """An L4 has room for 22.7 GB: for the tensors of 56 sequences, of which 45 run in whatever pieces memory is."""
     need = WEIGHTS + batch * (CACHE + STATES)
     size = ("--batch-sizes", str(batch), "--prompt-lens", "512")
-    forecast = json.loads(
-        roofscope("forecast", "mistral-7b-v0.1", "--on", gpu, *size, "--new-tokens", "128", "--format", "json").out
-    )
+
+    def answer(command: str, *options: str) -> Any:
+        return json.loads(roofscope(command, "mistral-7b-v0.1", *options, "--format", "json").out)
+
+    forecast = answer("forecast", "--on", gpu, *size, "--new-tokens", "128")
     assert {(cell["fits"], cell["tight"]) for cell in forecast["cells"]} == {(fits, tight)}
-    arguments = ("mistral-7b-v0.1", "--phase", "prefill", "--batch", str(batch), "--prompt", "512", "--gpu", gpu)
-    [counted] = json.loads(roofscope("count", *arguments, "--format", "json").out)["gpus"]
+    [counted] = answer("count", "--phase", "prefill", "--batch", str(batch), "--prompt", "512", "--gpu", gpu)["gpus"]
     assert (counted["floor_s"] is not None, counted["tight"]) == (fits, tight)
     assert counted["room_bytes"] == gpu_called(gpu).room_bytes
     if gpu == "L4":  # a T4 adds the scores of its attention
         without_new = batch * 128 * CACHE / 640
         assert counted["needs_bytes"] == pytest.approx(need - without_new, rel=0.002)
         assert counted["safe_bytes"] == pytest.approx(need + batch * LOST - without_new, rel=0.002)
-    grid = json.loads(roofscope("count", "mistral-7b-v0.1", *size, "--gpu", gpu, "--format", "json").out)
+    grid = answer("count", *size, "--gpu", gpu)
     assert {(row["fits"], row["tight"]) for row in grid["rows"]} == {(fits, tight)}
-    planned = Planner("mistral-7b-v0.1", RentOptions("mistral-7b-v0.1", use="batch", prompt=512, new=128).load).plan(
-        "none", "eager"
-    )
+    load = RentOptions("mistral-7b-v0.1", use="batch", prompt=512, new=128).load
+    planned = Planner("mistral-7b-v0.1", load).plan("none", "eager")
     together = planned.largest_batch_on(gpu_called(gpu), together=True)
     assert (together >= batch) == (fits and not tight), "rent counts on what runs"
 

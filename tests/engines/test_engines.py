@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import recorded
 import torch
-from machines import HOST, small
+from machines import CPU, HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
-from profiler.device.machine import CudaMachine, Machine, machine_for
+from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
 from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
@@ -40,9 +40,18 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.c
 )
 def test_an_engine_gives_the_tokens_of_generate(short_model: Any, name: str) -> None:
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
-    expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
     tokens = greedy_tokens(ENGINES[name](short_model, HOST), prompt, 16)
-    assert tokens[:, : expected.shape[1]].tolist() == expected.tolist()
+    assert torch.equal(tokens, tokens_of_generate(short_model, prompt, 16))
+
+
+def tokens_of_generate(model: Any, prompt: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:
+    greedy = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    tokens: torch.Tensor = model.generate(prompt, max_new_tokens=new_tokens, **greedy, **options)
+    return tokens[:, prompt.shape[1] :]
+
+
+def random_prompt(batch: int, length: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(0, 128, (batch, length), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("name", ["eager", "generate"])
@@ -77,8 +86,7 @@ def test_a_recorded_graph_gives_the_tokens_of_generate(short_model: Any, monkeyp
     engine = ENGINES["graph"](short_model, recorded.machine(monkeypatch))
     for words in ([504, 3575, 282, 4649, 314], [28, 339, 5, 1021, 7]):
         prompt = torch.tensor([words])
-        expected = short_model.generate(prompt, max_new_tokens=16, do_sample=False)[:, prompt.shape[1] :]
-        assert greedy_tokens(engine, prompt, 16)[:, : expected.shape[1]].tolist() == expected.tolist()
+        assert torch.equal(greedy_tokens(engine, prompt, 16), tokens_of_generate(short_model, prompt, 16))
 
 
 @pytest.mark.parametrize(("free_bytes", "captures"), [(1 << 40, 2), (1 << 16, 3)])
@@ -93,7 +101,7 @@ def test_a_shape_is_captured_once_if_its_graph_can_be_kept(
     model = small_model("Mistral")
     engine, eager = ENGINES["graph"](model, recorded.machine(monkeypatch)), ENGINES["eager"](model, HOST)
     for batch, seed in ((2, 1), (1, 2), (2, 3)):
-        prompt = torch.randint(0, 128, (batch, 6), generator=torch.Generator().manual_seed(seed))
+        prompt = random_prompt(batch, 6, seed)
         assert torch.equal(greedy_tokens(engine, prompt, 8), greedy_tokens(eager, prompt, 8))
     assert len(captured) == captures
 
@@ -123,7 +131,7 @@ def test_caches_of_compiled_code_are_freed_the_oldest_first(
     monkeypatch.setattr(machine, "available_bytes", lambda: round((room + 0.5) * 6144 / 0.05))
     engine, eager = ENGINES["compile"](model, machine), ENGINES["eager"](model, HOST)
     for batch in (1, 2, 3, 4, 1):
-        prompt = torch.randint(0, 128, (batch, 4), generator=torch.Generator().manual_seed(batch))
+        prompt = random_prompt(batch, 4, seed=batch)
         assert torch.equal(greedy_tokens(engine, prompt, 8), greedy_tokens(eager, prompt, 8))
     gc.collect()
     assert len(caches) == made
@@ -133,16 +141,12 @@ def test_caches_of_compiled_code_are_freed_the_oldest_first(
 
 def test_a_recorded_graph_cannot_replay_a_moving_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host counts the position of the window. A replay does not: on a GPU it would write outside the cache."""
-    machine = recorded.machine(monkeypatch)
-    model = small_model("Mistral")
-    prompt = torch.randint(0, 128, (2, 10), generator=torch.Generator().manual_seed(1))
-
-    expected = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None)[:, 10:]
-    assert torch.equal(greedy_tokens(ENGINES["graph"](model, machine), prompt, 6), expected), (
-        "the window need not move within 16 slots"
-    )
+    model, prompt = small_model("Mistral"), random_prompt(2, 10)
+    engine = ENGINES["graph"](model, recorded.machine(monkeypatch))
+    within_16_slots = greedy_tokens(engine, prompt, 6)
+    assert torch.equal(within_16_slots, tokens_of_generate(model, prompt, 6)), "the window need not move"
     with pytest.raises(CaptureError, match="the host moves a window within 22 tokens"):
-        greedy_tokens(ENGINES["graph"](model, machine), prompt, 12)
+        greedy_tokens(engine, prompt, 12)
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
@@ -151,9 +155,9 @@ def test_windows_and_latents_past_their_edge(kind: str, name: str) -> None:
     """20 tokens and 8 more cross a window of 16 in the prefill; 10 and 12 more cross it while decoding."""
     model = small_model(kind)
     for prompt_len, new_tokens in ((20, 8), (10, 12)):
-        prompt = torch.randint(0, 128, (2, prompt_len), generator=torch.Generator().manual_seed(1))
-        expected = model.generate(prompt, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, eos_token_id=None)
-        assert torch.equal(greedy_tokens(ENGINES[name](model, HOST), prompt, new_tokens), expected[:, prompt_len:])
+        prompt = random_prompt(2, prompt_len)
+        tokens = greedy_tokens(ENGINES[name](model, HOST), prompt, new_tokens)
+        assert torch.equal(tokens, tokens_of_generate(model, prompt, new_tokens))
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Gemma2", "DeepseekV2"])
@@ -222,35 +226,36 @@ NEW = 6
 GPT2 = GPT2Config(n_layer=2, n_head=4, n_embd=32, vocab_size=128)
 
 
+def padded_engine(model: Any) -> PaddedEngine:
+    """The engine of a batch of these prompts."""
+    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
+    engine = PaddedEngine(model, HOST, {cell: tuple(Request(length, NEW) for length in LENS)}.get)
+    engine.announce(cell, None)
+    return engine
+
+
 @pytest.mark.parametrize(
     "model",
     [small_model("Llama"), small_model("Mistral", sliding_window=8), GPT2LMHeadModel(GPT2).eval()],
     ids=lambda model: model.config.model_type,
 )
 def test_tokens_are_those_of_each_prompt_in_a_batch_of_one(model: Any) -> None:
-    machine = machine_for(torch.device("cpu"))
     prompts = [torch.randint(1, 64, (1, length)) for length in LENS]
     ids = torch.full((len(LENS), max(LENS)), 63)
     for row, prompt in enumerate(prompts):
         ids[row, max(LENS) - LENS[row] :] = prompt
-    batch = tuple(Request(length, NEW) for length in LENS)
-    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
-    padded = PaddedEngine(model, machine, {cell: batch}.get)
-    padded.announce(cell, None)
+    padded = padded_engine(model)
     with torch.inference_mode():
         tokens = padded.call(ids, NEW, lambda: None)
-        singles = [EagerEngine(model, machine).call(prompt, NEW, lambda: None) for prompt in prompts]
+        singles = [EagerEngine(model, HOST).call(prompt, NEW, lambda: None) for prompt in prompts]
         # Without the mask the short prompts give other tokens, so the mask is effective.
-        unmasked = EagerEngine(model, machine).call(ids, NEW, lambda: None)
+        unmasked = EagerEngine(model, HOST).call(ids, NEW, lambda: None)
     assert torch.equal(tokens, torch.cat(singles))
     assert not torch.equal(unmasked, tokens)
 
 
 def test_a_filled_cache_masks_the_padding() -> None:
-    cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
-    batch = tuple(Request(length, NEW) for length in LENS)
-    engine = PaddedEngine(small_model("Llama"), machine_for(torch.device("cpu")), {cell: batch}.get)
-    engine.announce(cell, None)
+    engine = padded_engine(small_model("Llama"))
     with torch.inference_mode():
         state = engine.fill(len(LENS), 15, 20)
         assert state.mask_BS.sum(-1).tolist() == [15 - (12 - length) for length in LENS]
@@ -273,13 +278,9 @@ def backend(request: pytest.FixtureRequest, model: Any) -> str:
 
 
 def test_the_tokens_are_those_of_generate_on_the_same_cache(model: Any, backend: str) -> None:
-    prompt = torch.randint(0, 128, (2, 20), generator=torch.Generator().manual_seed(1))
-    cache = QuantizedCache(backend, model.config)
-    expected = model.generate(
-        prompt, past_key_values=cache, max_new_tokens=8, do_sample=False, pad_token_id=0, eos_token_id=None
-    )
+    prompt, cache = random_prompt(2, 20), QuantizedCache(backend, model.config)
     tokens = greedy_tokens(ENGINES[quantized_engines()[backend]](model, HOST), prompt, 8)
-    assert torch.equal(tokens, expected[:, 20:])
+    assert torch.equal(tokens, tokens_of_generate(model, prompt, 8, past_key_values=cache))
 
 
 def test_a_filled_cache_stores_as_much_as_a_prefilled_one(model: Any, backend: str) -> None:
@@ -345,7 +346,6 @@ class Recorded:
 
     skips: int = 0
     """Skipped CUDA graphs per compilation."""
-
     compilations: list[str] = field(default_factory=list)
     numbers: list[object] = field(default_factory=list)
 
@@ -397,7 +397,7 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
     kind: str, pieces: int | None, compiled: Recorded
 ) -> None:
     """A number that changes from step to step would be recorded as one more CUDA graph each time."""
-    engine = CompileEngine(small_model(kind), Capturing(torch.device("cpu")))
+    engine = CompileEngine(small_model(kind), Capturing(CPU))
     _visits(engine, prompt=6, slots=WINDOW, visits=1)
     first = len(compiled.compilations)
     assert pieces is None or first == pieces
@@ -412,7 +412,7 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
 @pytest.mark.slow
 def test_a_moving_window_is_not_captured(compiled: Recorded) -> None:
     """The host counts its position: compiled code may take it as an input, but each would need another CUDA graph."""
-    engine = CompileEngine(small_model("Mistral"), Capturing(torch.device("cpu")))
+    engine = CompileEngine(small_model("Mistral"), Capturing(CPU))
     _visits(engine, prompt=12, slots=24, visits=1, steps=8)
     assert set(compiled.compilations) == {"default"}
     first = len(compiled.compilations)
@@ -427,7 +427,7 @@ def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count
 ) -> None:
     """By default, torch makes sizes symbolic inputs of the compiled code from the second shape on."""
     compiled.skips = skips
-    engine = CompileEngine(small_model("Llama"), Capturing(torch.device("cpu")))
+    engine = CompileEngine(small_model("Llama"), Capturing(CPU))
     for slots in (16, 24, 32):
         _visits(engine, prompt=6, slots=slots, visits=1)
     assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips

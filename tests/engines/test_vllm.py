@@ -190,7 +190,8 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
         str(folder), prompt_lens=[16], batch_sizes=[1, 2], new_tokens=8, engine="eager,vllm", weights="random",
         budget_s=2, no_levers=True, out=tmp_path / "run",
     )  # fmt: skip
-    rows = {(row["engine"], row["phase"], row["batch_size"]): row for row in csv.DictReader(_open(run.folder))}
+    table = csv.DictReader((run.folder / "cells.csv").read_text().splitlines())
+    rows = {(row["engine"], row["phase"], row["batch_size"]): row for row in table}
     assert len(rows) == 8
     for (name, _, _), row in rows.items():
         assert row["status"] == "ok"
@@ -222,10 +223,6 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
     before_json = (run.folder / "cells.csv").read_bytes()
     assert judge_folder(run.folder).folder == run.folder
     assert (run.folder / "cells.csv").read_bytes() == before_json
-
-
-def _open(folder: Path) -> list[str]:
-    return (folder / "cells.csv").read_text().splitlines()
 
 
 def test_a_model_that_vllm_does_not_know_is_refused_before_anything_loads(tmp_path: Path) -> None:

@@ -29,12 +29,10 @@ from profiler.run.validate import prepare
         ("0.32.0", {"engine": "eager,vllm", "quant": "int8"}, "--quant int8 needs transformers"),
         ("0.32.0", {"cold": True}, "--cold works only with transformers' engines"),
         ("0.32.0", {"context_lens": "2048"}, "use --prompt-lens instead of --context-lens"),
-        (
-            "0.32.0",
-            {"engine": "eager", "prefix": 64},
-            "--prefix 64: only vLLM has a cache of prefixes; use --engine vllm",
+        *(
+            ("0.32.0", {"engine": engine, "prefix": 64}, "--prefix 64: only vLLM has a cache of prefixes; use --engine")
+            for engine in ("eager", "eager,vllm")
         ),
-        ("0.32.0", {"engine": "eager,vllm", "prefix": 64}, "only vLLM has a cache of prefixes; use --engine vllm"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
@@ -68,12 +66,11 @@ OWNED = OwnedModel("0.32.0", 1.0, "compiled", 1, 1, cache_tokens=1280, block_tok
 def read(name: str) -> tuple[int, int, int, list[SchedulerIterations]]:
     """(batch, prompt length, new tokens, iterations) of a file of vLLM's records."""
     document = json.loads((RECORDS / f"{name}.json").read_text())
-    iterations = [scheduled_of(_as_object(record)) for record in document["iterations"]]
+    records = [
+        {**each, "iteration_details": SimpleNamespace(**each["iteration_details"])} for each in document["iterations"]
+    ]
+    iterations = [scheduled_of(SimpleNamespace(**record)) for record in records]
     return document["batch"], document["prompt_len"], document["new_tokens"], iterations
-
-
-def _as_object(record: dict[str, Any]) -> SimpleNamespace:
-    return SimpleNamespace(**{**record, "iteration_details": SimpleNamespace(**record["iteration_details"])})
 
 
 def test_a_prefill_is_distinguished_from_its_decode_steps() -> None:

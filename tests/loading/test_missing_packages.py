@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from hidden import hide
-from hostile_models import gguf, layers, named
+from hostile_models import config, gguf, layers, named
 from loaded import on_meta
 
 from profiler import packages
@@ -23,50 +23,31 @@ from profiler.loading.source import resolve
 from profiler.quant.checkpoints import published_format
 from profiler.quant.registry import can_quantise, need_library
 
-OPTIONAL = ("bitsandbytes", "torchao", "compressed-tensors", "gguf")
+FEATURES = {
+    "bitsandbytes": "--quant nf4", "torchao": "--quant int8wo", "gguf": "a GGUF file",
+    "compressed-tensors": "a checkpoint stored as compressed-tensors",
+}  # fmt: skip
 
 
-@pytest.fixture
-def packed_folder(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A folder whose config says that its weights are 8-bit integers of compressed-tensors."""
-    weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
-    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
-    options = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
-    config = json.loads((tiny_folder / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": options}))
-    return tmp_path
-
-
-@pytest.fixture
-def gguf_header(tmp_path: Path) -> Path:
-    """A GGUF file with the header of a model of one layer."""
-    file = tmp_path / "tiny.gguf"
-    file.write_bytes(gguf(0, 2, named(b"llama") + layers(b"llama", 1)))
-    return file
-
-
-def refused(package: str, request: pytest.FixtureRequest) -> tuple[tuple[str, ...], str]:
-    """Return a command that needs `package`, and its error line without it."""
-    if package == "compressed-tensors":
-        folder = request.getfixturevalue("packed_folder")
-        assert published_format(load_config(resolve(str(folder)))) == package
-        command, feature = ("count", str(folder)), "a checkpoint stored as compressed-tensors"
-    elif package == "gguf":
-        command, feature = ("count", str(request.getfixturevalue("gguf_header"))), "a GGUF file"
-    else:
-        quant = {"bitsandbytes": "nf4", "torchao": "int8wo"}[package]
-        command, feature = ("count", "gpt2", "--quant", quant), f"--quant {quant}"
-    return command, f"roofscope: {feature} needs {package}: pip install {package}."
-
-
-@pytest.mark.parametrize("package", OPTIONAL)
+@pytest.mark.parametrize("package", FEATURES)
 def test_a_feature_without_its_package_says_how_to_install_it(
-    package: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
+    package: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
 ) -> None:
-    arguments, line = refused(package, request)
+    """The GGUF file has the header of a model of one layer; the checkpoint's weights are 8-bit integers."""
+    model = tmp_path / ("tiny.gguf" if package == "gguf" else "tiny")
+    if package == "gguf":
+        model.write_bytes(gguf(0, 2, named(b"llama") + layers(b"llama", 1)))
+    elif package == "compressed-tensors":
+        shutil.copytree(tiny_folder, model)
+        weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        options = {"quant_method": package, "format": "pack-quantized", "config_groups": groups}
+        config(quantization_config=options)(model)
+        assert published_format(load_config(resolve(str(model)))) == package
     hide(monkeypatch, package)
-    done = roofscope(*arguments)
-    assert (done.code, done.err.strip()) == (2, line)
+    feature = FEATURES[package]
+    done = roofscope("count", *(("gpt2", *feature.split()) if "--" in feature else (str(model),)))
+    assert (done.code, done.err.strip()) == (2, f"roofscope: {feature} needs {package}: pip install {package}.")
 
 
 def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign_files import FILES, changed
 
 from profiler.counting.floor import floor_on
 from profiler.counting.operators import Experts, operator_work
@@ -21,15 +21,11 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import preset_names
 from profiler.place.command import Shapes, place
 
-FILES = Path(__file__).parents[1] / "data" / "foreign"
-
 
 def table(path: Path, *rows: tuple[object, ...]) -> Path:
     """A plain table of (phase, batch_size, prompt_len, new_tokens, latency_s)."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["phase", "batch_size", "prompt_len", "new_tokens", "latency_s"])
-        writer.writerows(rows)
+    names = "phase,batch_size,prompt_len,new_tokens,latency_s"
+    path.write_text("\n".join([names, *(",".join(map(str, row)) for row in rows)]))
     return path
 
 
@@ -132,10 +128,8 @@ def test_another_model_or_device_is_reported() -> None:
 
 def test_a_cold_first_repetition_is_reported(tmp_path: Path) -> None:
     """A first repetition that takes 1.9 times as long as two others; one within the noise; only one other."""
-    [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
-    path = tmp_path / "file"
     for samples, is_cold in (([1.9e9, 1.0e9, 1.0e9], True), ([1.2e9, 1.0e9, 1.1e9], False), ([1.9e9, 1.0e9], False)):
-        path.write_text(json.dumps([{**record, "samples_ns": samples}]))
+        path = changed(tmp_path / "file", "llama-bench.json", {"samples_ns": samples})
         [row] = place(path, "smollm2-135m", gpu="T4").rows
         assert ("1.9 times as long as the others" in row.note) == is_cold
 
@@ -311,10 +305,8 @@ def test_several_gpus_share_a_step() -> None:
 
 def test_stages_take_turns(tmp_path: Path) -> None:
     """Llama-3.1-70B over eight H100 as stages: 137 GB from one at a time are 41 ms at 3.35 TB/s, and have room."""
-    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
-    path = tmp_path / "f"
-    path.write_text(json.dumps({**record, "accept_length": None, "server_info": {"tp_size": 1, "pp_size": 8}}))
-    found = place(path, "llama-3.1-70b", gpu="H100 SXM")
+    stages = {"accept_length": None, "server_info": {"tp_size": 1, "pp_size": 8}}
+    found = place(changed(tmp_path / "f", "sglang-mtp.jsonl", stages), "llama-3.1-70b", gpu="H100 SXM")
     assert found.rows[1].fits
     assert found.rows[1].floor_s == pytest.approx((137e9 + 8704 * 327_680) / 3.35e12, rel=0.02)
     assert "8 GPUs that hold layers in turn: the roofs are those of 1" in found.warnings[0]
@@ -322,11 +314,9 @@ def test_stages_take_turns(tmp_path: Path) -> None:
 
 def test_a_verifying_step_counts_its_tokens(tmp_path: Path) -> None:
     """Six tokens touch 128 x (1 - (1 - 8/128)^6) = 41 of 128 experts, not 8: a step reads that many more bytes."""
-    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
-    path = tmp_path / "f"
     floors = []
     for server in ({"tp_size": 1, "speculative_num_draft_tokens": 6}, {"tp_size": 1}):
-        path.write_text(json.dumps({**record, "server_info": server}))
+        path = changed(tmp_path / "f", "sglang-mtp.jsonl", {"server_info": server})
         floors.append(place(path, "qwen3-30b-a3b", gpu="H200 SXM").rows[1].floor_s)
     experts = 48 * 3 * 2048 * 768 * 2
     touched = [128 * (1 - (1 - 8 / 128) ** tokens) for tokens in (6, 3.5)]

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from foreign_files import changed, served
 
 from profiler.errors import RequestError
 from profiler.place.command import Shapes, place
 
-FILES = Path(__file__).parents[1] / "data" / "foreign"
 # Llama-3.1-8B in Q4_K: the bytes and parameters of its file, and the embedding's parameters, which no step reads.
 SIZE, PARAMS, EMBEDDING = 4_912_899_072, 8_030_261_248, 128_256 * 4096
 WEIGHTS = SIZE * (1 - EMBEDDING / PARAMS)
@@ -20,12 +20,11 @@ ELEMENTS_PER_TOKEN = 32 * 2 * 8 * 128
 
 def llama_bench(path: Path, *changes: dict[str, Any]) -> Path:
     """A file of decodes of 32 tokens at 9 ms each on an RTX 4090: one row for each of `changes`."""
-    [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
     model = {"model_type": "llama 8B Q4_K - Medium", "model_size": SIZE, "model_n_params": PARAMS}
     shape = {"gpu_info": "NVIDIA GeForce RTX 4090", "backends": "CUDA", "n_prompt": 0, "n_gen": 32, "n_depth": 0}
     times = {"avg_ns": 32 * 9e6, "stddev_ns": 0, "samples_ns": [32 * 9e6] * 5}
-    path.write_text(json.dumps([{**record, **model, **shape, **times, "n_gpu_layers": 99, **each} for each in changes]))
-    return path
+    usual = {**model, **shape, **times, "n_gpu_layers": 99}
+    return changed(path, "llama-bench.json", *(usual | each for each in changes))
 
 
 @pytest.mark.parametrize(
@@ -69,14 +68,6 @@ def test_markdown_names_a_cache_type_that_is_not_the_default(tmp_path: Path) -> 
     assert found.floor_s == pytest.approx((WEIGHTS + cache) / 1008e9, rel=5e-3)
 
 
-def served(path: Path, **changes: Any) -> Path:
-    """SGLang's bench_one_batch_server: 1,024 tokens in 50 ms, then 1,024 more at 2.5 ms each."""
-    record = json.loads((FILES / "sglang-server.jsonl").read_text().splitlines()[0])
-    shape = {"batch_size": 1, "input_len": 1024, "output_len": 1025, "input_throughput": 20480.0, "latency": 2.61}
-    path.write_text(json.dumps({**record, **shape, **changes}))
-    return path
-
-
 def test_a_speculative_step_gives_several_tokens(tmp_path: Path) -> None:
     """3.2 tokens per step with the bonus token: 1,024 tokens in 2.56 s are 320 steps of 8 ms, or 400 tokens/s."""
     _, decode = place(served(tmp_path / "f", acc_length=3.2), "llama-3.1-8b", gpu="H100 SXM").rows
@@ -108,10 +99,8 @@ def test_a_speculative_generation_has_fewer_steps(tmp_path: Path) -> None:
 
 def test_speculation_of_a_vllm_server_is_read(tmp_path: Path) -> None:
     """vLLM's spec_decode_acceptance_length: 10 ms per token are steps of 25 ms."""
-    content = json.loads((FILES / "vllm-serve.json").read_text())
-    path = tmp_path / "f"
-    path.write_text(json.dumps({**content, "median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}))
-    _, decode = place(path, "llama-3.1-8b", gpu="H100 SXM").rows
+    speculating = {"median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}
+    _, decode = place(changed(tmp_path / "f", "vllm-serve.json", speculating), "llama-3.1-8b", gpu="H100 SXM").rows
     assert decode.latency_s == pytest.approx(25e-3)
 
 
@@ -175,12 +164,3 @@ def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
     assert "10 of 32 layers were on the GPU" in found.rows[0].note
     assert "another, lower roof" in found.rows[1].note
     assert "lower roof" not in found.rows[2].note
-
-
-def test_older_tables_have_a_space_in_their_tests(tmp_path: Path) -> None:
-    """llama.cpp's README of 2023: `tg 128`, `pp 1024`."""
-    path = tmp_path / "t.md"
-    head = "| model | size | params | backend | ngl | test | t/s |\n| --- | --- | --- | --- | --- | --- | --- |\n"
-    path.write_text(head + "| llama 7B mostly Q4_0 | 3.56 GiB | 6.74 B | CUDA | 99 | tg 128 | 132.19 ± 0.55 |\n")
-    [row] = place(path, "llama-2-7b", gpu="RTX 3090").rows
-    assert (row.phase, row.new_tokens) == ("decode", 128)

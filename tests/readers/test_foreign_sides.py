@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from foreign_files import FILES, changed, record, served
 
 from profiler.comparison.command import compared, gated
 from profiler.comparison.compare import Comparison, compare_sides
@@ -21,21 +22,20 @@ from profiler.readers.detect import read_foreign
 from profiler.store.folder import read_document, read_gathered
 
 ROOT = Path(__file__).parents[2]
-FILES = ROOT / "tests" / "data" / "foreign"
 _EVEN = (0.99, 0.995, 1.0, 1.005, 1.01)
 
 
 def row(step_s: float, spread: Sequence[float] = _EVEN, **values: object) -> dict[str, Any]:
     """A row of llama-bench -n 128 with repetitions of `step_s` times each of `spread`; `values` override its keys."""
-    [record, *_] = json.loads((FILES / "llama-bench.json").read_text())
     nanoseconds = [1e9 * 128 * step_s * share for share in spread]
     times = {"avg_ns": float(np.mean(nanoseconds)), "samples_ns": nanoseconds, "n_prompt": 0, "n_gen": 128}
-    return {**record, **times, "stddev_ns": float(np.std(nanoseconds, ddof=min(1, len(spread) - 1))), **values}
+    times["stddev_ns"] = float(np.std(nanoseconds, ddof=min(1, len(spread) - 1)))
+    return record("llama-bench.json") | times | values
 
 
-def without_samples(record: dict[str, Any]) -> dict[str, Any]:
+def without_samples(row: dict[str, Any]) -> dict[str, Any]:
     """The row without its repetitions, as in CSV."""
-    return {name: value for name, value in record.items() if not name.startswith("samples")}
+    return {name: value for name, value in row.items() if not name.startswith("samples")}
 
 
 def written(path: Path, *rows: dict[str, Any]) -> Path:
@@ -116,10 +116,8 @@ def test_two_rows_that_nothing_distinguishes_are_refused(tmp_path: Path) -> None
 
 def test_loads_of_a_server_are_distinguished(tmp_path: Path) -> None:
     """Two loads of one server, one per line: the prefills have one shape, and wait longer under the second load."""
-    record = json.loads((FILES / "vllm-serve.json").read_text())
-    lines = [{**record, "max_concurrency": cap, "median_ttft_ms": ttft} for cap, ttft in ((4, 60), (64, 900))]
-    path = tmp_path / "serve.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
+    loads = [{"max_concurrency": cap, "median_ttft_ms": ttft} for cap, ttft in ((4, 60), (64, 900))]
+    path = changed(tmp_path / "serve.jsonl", "vllm-serve.json", *loads)
     times = {
         asked.settings: timed.median_s for asked, timed in read_side(path).cells.items() if asked.phase == "prefill"
     }
@@ -128,7 +126,7 @@ def test_loads_of_a_server_are_distinguished(tmp_path: Path) -> None:
 
 def test_configurations_of_one_shape_are_distinguished(tmp_path: Path) -> None:
     """transformers' benchmark_v2 runs a shape with several attentions."""
-    [result, *_] = json.loads((FILES / "transformers.json").read_text()).values()
+    [result, *_] = record("transformers.json").values()
     names = ("sdpa", "eager")
     results = {name: {**result, "config": {**result["config"], "attn_implementation": name}} for name in names}
     path = tmp_path / "t.json"
@@ -172,13 +170,11 @@ def test_repetitions_without_a_spread_are_inconclusive(tmp_path: Path) -> None:
 def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> None:
     """0.05 tokens/s is 0.045 to 0.055, or 18.2 to 22.2 s; 0.5 s in a table is 0.45 to 0.55."""
     [printed] = read_side(markdown(tmp_path / "a", "0.05 ± 0.00")).cells.values()
-    assert printed.low_s <= 1 / 0.055
-    assert printed.high_s >= 1 / 0.045
+    assert printed.low_s <= 1 / 0.055 < 1 / 0.045 <= printed.high_s
     path = tmp_path / "t.csv"
     path.write_text("batch_size,prompt_len,new_tokens,latency_s\n1,8,8,0.5\n")
     [timed] = read_side(path).cells.values()
-    assert timed.low_s <= 0.45
-    assert timed.high_s >= 0.55
+    assert timed.low_s <= 0.45 < 0.55 <= timed.high_s
 
 
 @pytest.mark.parametrize("spread", [0.003, 0.1])
@@ -190,27 +186,17 @@ def test_equal_machines_seldom_differ(spread: float, repeats: int, tmp_path: Pat
     """
     rng = np.random.default_rng(repeats)
     rows = [[row(0.1, 1 + spread * rng.standard_normal(repeats), n_threads=n) for n in range(100)] for _ in "ab"]
-    differs = [item.verdict in ("slower", "faster") for item in _sides(tmp_path, rows).changes]
-    assert len(differs) == 100
-    assert sum(differs) <= 5
-    means = [[without_samples(record) for record in side_rows] for side_rows in rows]
-    assert sum(item.verdict in ("slower", "faster") for item in _sides(tmp_path, means).changes) <= 5
-
-
-def _sides(tmp_path: Path, rows: Sequence[Sequence[dict[str, Any]]]) -> Comparison:
-    before, after = (side_of_file(read_foreign(written(tmp_path / "file", *side_rows))) for side_rows in rows)
-    return compare_sides(before, after)
+    for sides in (rows, [list(map(without_samples, side_rows)) for side_rows in rows]):
+        before, after = (side_of_file(read_foreign(written(tmp_path / "file", *side_rows))) for side_rows in sides)
+        differs = [item.verdict in ("slower", "faster") for item in compare_sides(before, after).changes]
+        assert len(differs) == 100
+        assert sum(differs) <= 5
 
 
 def test_decode_is_compared_per_token(tmp_path: Path) -> None:
     """2.5 ms per token, one by one or 3.2 of them every 8 ms, is the same for the user."""
-    record = json.loads((FILES / "sglang-server.jsonl").read_text().splitlines()[0])
-    shape = {"batch_size": 1, "input_len": 1024, "output_len": 1025, "input_throughput": 20480.0, "latency": 2.61}
-    paths = []
-    for accepted in (-1.0, 3.2):
-        paths.append(tmp_path / str(accepted))
-        paths[-1].write_text(json.dumps({**record, **shape, "acc_length": accepted}))
-    _, decode = compared(*paths).changes
+    before, after = (served(tmp_path / str(accepted), acc_length=accepted) for accepted in (-1.0, 3.2))
+    _, decode = compared(before, after).changes
     assert decode.asked.phase == "decode"
     assert decode.change == pytest.approx(0.0)
     assert decode.before.median_s == pytest.approx(2.5e-3)
@@ -233,35 +219,27 @@ def test_copied_samples_are_refused(tmp_path: Path) -> None:
 
 def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
     """Four GPUs share each step of a server with two pipeline stages."""
-    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
-    path = tmp_path / "other"
-    path.write_text(json.dumps({**record, "server_info": {"tp_size": 4, "pp_size": 2, "quantization": "w4afp8"}}))
-    before = tmp_path / "one"
-    before.write_text(json.dumps(record))
-    words = [item.words for item in compared(before, path, tp=(8, 4)).differences]
+    server = {"tp_size": 4, "pp_size": 2, "quantization": "w4afp8"}
+    before = changed(tmp_path / "one", "sglang-mtp.jsonl", {})
+    after = changed(tmp_path / "other", "sglang-mtp.jsonl", {"server_info": server})
+    words = [item.words for item in compared(before, after, tp=(8, 4)).differences]
     assert words == ["tp_size 8 -> 4", "quantization fp8 -> w4afp8"]
     for tp, message in (((2,), "says that 8 GPUs shared each step, not 2"), ((8, 4, 2), "each of the 2 sides")):
         with pytest.raises(RequestError, match=message):
-            compared(before, path, tp=tp)
+            compared(before, after, tp=tp)
 
 
 def test_settings_of_every_record_count(tmp_path: Path) -> None:
-    """SGLang's --output-file appends: what differs tells records apart, and unequal GPUs are refused."""
-    record = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
-    path = tmp_path / "f"
-    for name, values in (("quantization", ("fp8", "w4afp8")), ("tp_size", (1, 8))):
-        path.write_text("\n".join(json.dumps({**record, "server_info": {name: value}}) for value in values))
-        if name == "quantization":
-            assert {cell.settings for cell in read_side(path).cells} == {((name, value),) for value in values}
+    """SGLang's --output-file appends, and exports of AIPerf may be joined: what differs tells records apart."""
+    for name, setting, changes in (
+        ("sglang-mtp.jsonl", "quantization", {each: {"server_info": {"quantization": each}} for each in ("fp8", "w4")}),
+        ("aiperf.json", "model's name", {each: {"input_config": {"model": [each]}} for each in "ab"}),
+    ):
+        side = read_side(changed(tmp_path / "f", name, *changes.values()))
+        assert {cell.settings for cell in side.cells} == {((setting, value),) for value in changes}
+    unequal = ({"server_info": {"tp_size": gpus}} for gpus in (1, 8))
     with pytest.raises(RequestError, match="unequal numbers of GPUs"):
-        read_side(path)
-
-
-def test_exports_of_aiperf_are_told_apart(tmp_path: Path) -> None:
-    record = json.loads((FILES / "aiperf.json").read_text())
-    path = tmp_path / "f"
-    path.write_text("\n".join(json.dumps({**record, "input_config": {"model": [name]}}) for name in ("a", "b")))
-    assert {cell.settings for cell in read_side(path).cells} == {(("model's name", name),) for name in "ab"}
+        read_side(changed(tmp_path / "f", "sglang-mtp.jsonl", *unequal))
 
 
 def test_what_a_file_left_out_is_said(tmp_path: Path) -> None:

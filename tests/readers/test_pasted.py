@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+from foreign_files import FILES, changed
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import ForeignFile
 
-FILES = Path(__file__).parents[1] / "data" / "foreign"
 TABLE = (FILES / "llama-bench-moe.md").read_text()
 
 
@@ -68,6 +67,7 @@ VARIANTS = {
     "bold": TABLE.replace("391.20 ± 0.39", "**391.20 ± 0.39**"),
     "a table of something else": "| GPU | RAM |\n| --- | --- |\n| RTX | 96 GB |\n\n" + TABLE,
     "thousands": TABLE.replace("5127.80", "5,127.80"),
+    "a space in each test": TABLE.replace("pp128 |", "pp 128 |").replace("tg64 |", "tg 64 |"),
     "coloured": TABLE.replace("pp128 |", "\x1b[32mpp128\x1b[0m |"),
     "as PowerShell 5 redirects it": TABLE.replace("±", "┬▒"),
     "copied from a rendered page": "".join(
@@ -233,13 +233,13 @@ def test_what_cannot_be_read_names_the_option_that_writes_a_file(text: str, what
 
 def test_chunks_of_tokens_are_a_doubt(tmp_path: Path) -> None:
     """A time between arrivals of 3.5 times the time per token: several tokens arrive at once."""
-    content = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[0])
-    decode = read(json.dumps({**content, "accept_length": None}), tmp_path / "f").figures[1]
+    unsaid = {"accept_length": None}
+    decode = read_foreign(changed(tmp_path / "f", "sglang-mtp.jsonl", unsaid)).figures[1]
     assert decode.seconds == pytest.approx(5.124e-3, rel=1e-3)
     assert decode.may_speculate
     assert "tokens arrive about 3.5 at a time" in " ".join(decode.notes)
-    plain = {**content, "accept_length": None, "server_info": {"tp_size": 8, "speculative_algorithm": None}}
-    assert not read(json.dumps(plain), tmp_path / "f").figures[1].may_speculate, "the server says that it does not"
+    plain = changed(tmp_path / "f", "sglang-mtp.jsonl", unsaid | {"server_info": {"speculative_algorithm": None}})
+    assert not read_foreign(plain).figures[1].may_speculate, "the server says that it does not"
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:

@@ -10,12 +10,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from foreign_files import FILES, changed, record
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure
-
-FILES = Path(__file__).parents[1] / "data" / "foreign"
 
 
 def figures(name: str) -> tuple[Figure, ...]:
@@ -32,11 +31,10 @@ def test_llama_bench_has_sizes_and_spreads() -> None:
 
 def test_llama_bench_keeps_every_repetition() -> None:
     for name in ("llama-bench.json", "llama-bench.jsonl"):
-        records = [json.loads(line) for line in (FILES / name).read_text().splitlines()] if "jsonl" in name else None
-        records = records or json.loads((FILES / name).read_text())
-        for record, figure in zip(records, figures(name), strict=True):
-            steps = record["n_gen"] if not record["n_prompt"] else 1
-            assert figure.samples_s == pytest.approx([value / 1e9 / steps for value in record["samples_ns"]])
+        for index, figure in enumerate(figures(name)):
+            row = record(name, index)
+            steps = row["n_gen"] if not row["n_prompt"] else 1
+            assert figure.samples_s == pytest.approx([value / 1e9 / steps for value in row["samples_ns"]])
             assert figure.repeats == 3
 
 
@@ -68,7 +66,7 @@ def test_clients_measure_what_their_server_did(name: str) -> None:
 
 def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> None:
     """The end-to-end time is measured separately, by a fine clock: the first token, 15 steps and the end."""
-    results = json.loads((FILES / "transformers.json").read_text()).values()
+    results = record("transformers.json").values()
     for result, decode in zip(results, figures("transformers.json")[1::2], strict=True):
         measurements = result["measurements"]
         pairs = zip(measurements["e2e_latency"], measurements["time_to_first_token"], strict=True)
@@ -88,7 +86,7 @@ def test_a_coarse_clock_widens_the_interval() -> None:
 
 
 def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
-    content = json.loads((FILES / "transformers.json").read_text())
+    content = record("transformers.json")
     first_s = [0.0391, 0.0401, 0.0397, 0.0388, 0.0393]
     for result in content.values():
         result["measurements"]["time_to_first_token"] = first_s
@@ -110,17 +108,14 @@ def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
     ],
 )
 def test_other_versions_have_their_concurrency_elsewhere(name: str, config: object, cap: int, tmp_path: Path) -> None:
-    content = json.loads((FILES / name).read_text())
-    path = tmp_path / name
-    path.write_text(json.dumps({**content, "input_config": config}))
-    file, other = read_foreign(path), read_foreign(FILES / name)
+    file, other = read_foreign(changed(tmp_path / name, name, {"input_config": config})), read_foreign(FILES / name)
     assert (file.tool, file.settings["model's name"], file.figures[1].cap) == (other.tool, "m", cap)
 
 
 def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
     """GuideLLM has no latency between tokens for one token, or without streaming; counts of 0 are unknown shapes."""
     path = tmp_path / "g.json"
-    content = json.loads((FILES / "guidellm.json").read_text())
+    content = record("guidellm.json")
     metrics = content["benchmarks"][0]["metrics"]
     metrics["inter_token_latency_ms"]["successful"]["median"] = 0.0
     path.write_text(json.dumps(content))
@@ -133,7 +128,7 @@ def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
 
 def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     """optimum-benchmark times the 15 steps after the first token as one, and divides batch x 15 tokens by that time."""
-    report = json.loads((FILES / "optimum.json").read_text())["report"]["decode"]
+    report = record("optimum.json")["report"]["decode"]
     decode = figures("optimum.json")[1]
     assert decode.samples_s == pytest.approx([value / 15 for value in report["latency"]["values"]])
     assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
@@ -141,10 +136,11 @@ def test_a_whole_decode_loop_is_divided_into_steps() -> None:
 
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
-    content = json.loads((FILES / "genai-perf.json").read_text())
+    content = record("genai-perf.json")
+    content["time_to_first_token"] = content["request_latency"]
     del content["inter_token_latency"]
     path = tmp_path / "genai.json"
-    path.write_text(json.dumps({**content, "time_to_first_token": content["request_latency"]}))
+    path.write_text(json.dumps(content))
     with pytest.raises(RequestError, match="without --streaming"):
         read_foreign(path)
 
@@ -154,25 +150,20 @@ def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
 
     AIPerf counts them itself: 3.18 of 4, where its 328 tokens/s at 10.0 ms give 3.28.
     """
-    content = json.loads((FILES / "vllm-serve.json").read_text())
     load = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0}
     lengths = {"total_input_tokens": 153600, "total_output_tokens": 38400, "median_tpot_ms": 10.0}
-    path = tmp_path / "serve.json"
-    path.write_text(json.dumps({**content, **load, **lengths}))
-    decode = read_foreign(path).figures[1]
+    decode = read_foreign(changed(tmp_path / "f", "vllm-serve.json", load | lengths)).figures[1]
     assert (decode.batch_size, decode.cap) == (1, 256)
     assert "below the 256 that were allowed" in decode.notes[0]
     # 304 tokens/s at 10.65 ms per token: 3.2 at a time, of the four that were requested.
-    path.write_text(json.dumps({**content, "max_concurrency": None}))
-    decode = read_foreign(path).figures[1]
+    decode = read_foreign(changed(tmp_path / "f", "vllm-serve.json", {"max_concurrency": None})).figures[1]
     assert decode.batch_size == 3 == round(304.4 * 0.01065)
     assert "estimated" in decode.notes[0]
     counted = figures("aiperf.json")[1]
     assert (counted.batch_size, counted.cap) == (3, 4)
     assert "counted by the tool" in counted.notes[0]
-    content = json.loads((FILES / "aiperf.json").read_text())
-    path.write_text(json.dumps({**content, "effective_decode_concurrency": {"unit": "requests", "avg": 1.2}}))
-    assert read_foreign(path).figures[1].batch_size == 1
+    fewer = {"effective_decode_concurrency": {"unit": "requests", "avg": 1.2}}
+    assert read_foreign(changed(tmp_path / "f", "aiperf.json", fewer)).figures[1].batch_size == 1
 
 
 @pytest.mark.parametrize(
@@ -181,11 +172,9 @@ def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
 )
 def test_replicas_and_stages_have_a_batch_each(server: dict[str, object], batch_size: int, tmp_path: Path) -> None:
     """20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed; each of eight replicas decodes 30."""
-    content = json.loads((FILES / "sglang-mtp.jsonl").read_text().splitlines()[1])
     load = {"max_concurrency": 256, "median_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
-    path = tmp_path / "serve.json"
-    path.write_text(json.dumps({**content, **load, "server_info": {"tp_size": 8, **server}}))
-    decode = read_foreign(path).figures[1]
+    its = {"server_info": {"tp_size": 8, **server}}
+    decode = read_foreign(changed(tmp_path / "f", "sglang-mtp.jsonl", load | its, index=1)).figures[1]
     assert (decode.batch_size, decode.cap) == (batch_size, 256)
 
 

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 
 from profiler.data.datasheets import gpu_called
+from profiler.data.links import published_link
 from profiler.data.prices import prices
 from profiler.errors import RequestError
+from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.rent.command import RentDocument, rent
 from profiler.rent.offers import Offer
 from profiler.rent.options import RentOptions
+from profiler.rent.plan import Planner, times_on
 from profiler.rent.text import rent_sentences, rent_table
 
 TODAY = date(2026, 11, 20)
@@ -214,11 +217,6 @@ def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:
 
 def test_two_gpus_are_as_fast_as_forecast_says() -> None:
     """`rent` and `forecast --tp 2` count the same shares and the same collectives over NVLink 4."""
-    from profiler.data.datasheets import gpu_called
-    from profiler.data.links import published_link
-    from profiler.forecast.command import ForecastRequest, forecast_on
-    from profiler.rent.plan import Planner, times_on
-
     link = published_link("nvlink4", 2)
     answer = forecast_on("llama-3.1-8b", "H100 SXM", ForecastRequest("2048", "16", new_tokens=32, ranks=2, link=link))
     cell = next(cell for cell in answer.cells if cell.phase == "decode")

@@ -1,0 +1,29 @@
+"""Files of other tools: those of tests/data/foreign, and copies with other values."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FILES = Path(__file__).parent / "data" / "foreign"
+
+
+def record(name: str, index: int = 0) -> dict[str, Any]:
+    """One JSON record of a file: of its list, of its lines, or the whole file."""
+    text = (FILES / name).read_text()
+    found = [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
+    chosen: dict[str, Any] = found[index] if isinstance(found, list) else found
+    return chosen
+
+
+def changed(path: Path, name: str, *changes: dict[str, Any], index: int = 0) -> Path:
+    """Write a record of a file to `path`: on one line for each of `changes`, which override its keys."""
+    path.write_text("\n".join(json.dumps({**record(name, index), **each}) for each in changes))
+    return path
+
+
+def served(path: Path, **changes: Any) -> Path:
+    """SGLang's bench_one_batch_server: 1,024 tokens in 50 ms, then 1,024 more at 2.5 ms each."""
+    shape = {"batch_size": 1, "input_len": 1024, "output_len": 1025, "input_throughput": 20480.0, "latency": 2.61}
+    return changed(path, "sglang-server.jsonl", {**shape, **changes})
