@@ -42,6 +42,10 @@ _GLOBAL_HEADS = {
 _QWEN_HYBRID = {**_GROUPED, **_DELTA_NET, "num_hidden_layers": 4, "layer_types": _ONE_IN_FOUR}
 _QWEN_MIXTURE = {**_QWEN_HYBRID, **_ROUTED, "num_experts": 8, "shared_expert_intermediate_size": 32}
 _MAMBA_1 = {"vocab_size": 128, "hidden_size": 64, "state_size": 8, "conv_kernel": 4, "expand": 2, "time_step_rank": 4}
+_ZAMBA = {
+    **_TEXT, "num_hidden_layers": 6, "attention_hidden_size": 128, "attention_head_dim": 32, "num_key_value_heads": 4,
+    "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"],
+}
 _QWEN_4 = {
     **_QWEN_MIXTURE, "layer_types": [*_ONE_IN_FOUR[:3], "indexed_attention"], "hc_count": 4, "hc_lowrank": 8,
     "ple_layer_ids": [2], "ple_embed_dim": 64, "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 100,
@@ -97,16 +101,12 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
         "n_routed_experts": 8, "moe_shared_expert_intermediate_size": 48,
     }],
     "zamba": [{
-        **_TEXT, "num_hidden_layers": 6, "attention_hidden_size": 128, "attention_head_dim": 32,
-        "num_key_value_heads": 4, "n_mamba_heads": 2, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_dt_rank": 4,
-        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"], "use_mamba_kernels": False,
+        **_ZAMBA, "n_mamba_heads": 2, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_dt_rank": 4,
+        "use_mamba_kernels": False,
     }],
     "zamba2": [{
-        **_TEXT, "num_hidden_layers": 6, "attention_hidden_size": 128, "attention_head_dim": 32,
-        "num_key_value_heads": 4, "n_mamba_heads": 8, "mamba_headdim": 16, "mamba_d_state": 24,
-        "mamba_ngroups": 2, "num_mem_blocks": 2, "adapter_rank": 8, "use_mem_rope": True,
-        "layers_block_type": ["mamba", "mamba", "hybrid", "mamba", "hybrid", "mamba"], "hybrid_layer_ids": [2, 4],
-        "chunk_size": 8,
+        **_ZAMBA, "n_mamba_heads": 8, "mamba_headdim": 16, "mamba_d_state": 24, "mamba_ngroups": 2,
+        "num_mem_blocks": 2, "adapter_rank": 8, "use_mem_rope": True, "hybrid_layer_ids": [2, 4], "chunk_size": 8,
     }],
     "qwen3_next": [_QWEN_MIXTURE], "qwen3_5_text": [_QWEN_HYBRID], "qwen3_5": [{"text_config": _QWEN_HYBRID}],
     "qwen3_5_moe_text": [_QWEN_MIXTURE], "qwen3_5_moe": [{"text_config": _QWEN_MIXTURE}],

@@ -60,12 +60,6 @@ def group(ranks: int, rank: int = 0) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
-def tiny(model_type: str) -> Any:
-    """Return the small config of a type; raises whatever its library raises."""
-    with quiet_libraries():
-        return shrink(AutoConfig.for_model(model_type))
-
-
 def sharded(config: Any, mesh: Any) -> Sharded:
     """Split a model of `config` as transformers does, and run one prefill."""
     ranks = mesh.size()
@@ -150,8 +144,8 @@ def difference(mine: Sharded, theirs: Sharded) -> str:
 def score(model_type: str, mesh: Any) -> tuple[str, str]:
     """Return (`equal` | `weights equal` | `differs` | `no plan` | `not built`, the parts or the reason)."""
     try:
-        config = tiny(model_type)
         with quiet_libraries():
+            config = shrink(AutoConfig.for_model(model_type))
             plan = getattr(build_on_meta(config, torch.bfloat16), "tp_plan", None)
     except Exception as error:
         return "not built", str(error).splitlines()[0][:100]

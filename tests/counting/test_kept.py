@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from loaded import walked
+from small_models import SIZES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
@@ -37,10 +38,7 @@ GEMMA_31B = {
     "hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262144,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
 }  # fmt: skip
-LLAMA = {
-    "model_type": "llama", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-}  # fmt: skip
+LLAMA = {**SIZES, "model_type": "llama"}
 
 
 def counted(raw: dict[str, Any]) -> CountedModel:
@@ -196,11 +194,8 @@ def test_the_routers_own_number_of_experts() -> None:
 
 def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
     """RecurrentGemma has 2 layers of RG-LRU before attention: gates of 4 blocks of 16 x 16, a float32 a channel."""
-    griffin = {
-        "model_type": "recurrent_gemma", "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96,
-        "num_hidden_layers": 3, "num_attention_heads": 4, "lru_width": 64, "attention_window_size": 6,
-    }  # fmt: skip
-    work = walked(griffin)
+    sizes = {"num_hidden_layers": 3, "lru_width": 64, "attention_window_size": 6}
+    work = walked({**SIZES, "model_type": "recurrent_gemma", **sizes})
     [state] = work.of_kind(RecurrentState)
     gates = [operator for operator in work.of_kind(Linear) if "gate_weight" in operator.name]
     assert (state.count, state.kept_bytes(9), state.flops_per_element) == (2, 64 * 4, 5)
@@ -210,31 +205,29 @@ def test_a_gated_linear_recurrence_keeps_a_value_per_channel() -> None:
 
 def test_a_norm_per_head_is_understood() -> None:
     """Command R+ has norms of 96 x 128 and 8 x 128 in each layer; here they are of 4 x 16 and 2 x 16."""
-    cohere = {**LLAMA, "model_type": "cohere", "num_key_value_heads": 2, "use_qk_norm": True}
-    norms = [operator for operator in walked(cohere).of_kind(Elementwise) if operator.group == "norm"]
+    work = walked({**SIZES, "model_type": "cohere", "use_qk_norm": True})
+    norms = [operator for operator in work.of_kind(Elementwise) if operator.group == "norm"]
     assert sum(norm.count * norm.weight_bytes for norm in norms) == 2 * (2 * (64 + 4 * 16 + 2 * 16) + 64)
-    assert walked(cohere).coverage == 1
+    assert work.coverage == 1
 
 
 def test_a_window_beyond_what_the_model_supports_never_fills() -> None:
     """Phi-4-mini's window is 262,144 tokens, and it supports 131,072."""
-    found = numbers(
-        {**LLAMA, "model_type": "mistral", "sliding_window": 262_144, "max_position_embeddings": 131_072}, 64
-    )
+    window = {"sliding_window": 262_144, "max_position_embeddings": 131_072}
+    found = numbers({**SIZES, "model_type": "mistral", **window}, 64)
     assert (found.windows_full_at, found.kv_bytes_per_later_token) == (0, found.kv_bytes_per_token)
 
 
 def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     """A tower of 12 layers, 64 wide, reads a picture of 16 x 16 patches; a step of text does not."""
-    text = {**LLAMA, "hidden_size": 64, "intermediate_size": 96}
     tower = {
         "model_type": "siglip_vision_model", "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 12,
         "num_attention_heads": 4, "image_size": 224, "patch_size": 14, "vision_use_head": False,
     }  # fmt: skip
-    config = config_from({"model_type": "llava", "text_config": text, "vision_config": tower}, "model")
+    config = config_from({"model_type": "llava", "text_config": LLAMA, "vision_config": tower}, "model")
     config.save_pretrained(tmp_path)
     found = count(str(tmp_path))
-    work, alone = found.whole.work, walked(text)
+    work, alone = found.whole.work, walked(LLAMA)
     assert work.work(Step(1, 1, 9)).model_flops == alone.work(Step(1, 1, 9)).model_flops
     assert work.params - work.tower_params == alone.params
     patches = 256

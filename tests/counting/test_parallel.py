@@ -18,9 +18,7 @@ from profiler.errors import RequestError
 from profiler.loading.meta_model import build_on_meta
 
 # These types have every plan style of the causal LMs at least once.
-TYPES = (
-    "gemma2", "gpt_neox", "olmo2", "qwen3_moe", "llama4_text", "glm4_moe_lite", "mimo_v2_flash",
-)  # fmt: skip
+TYPES = ("gemma2", "gpt_neox", "olmo2", "qwen3_moe", "llama4_text", "glm4_moe_lite", "mimo_v2_flash")
 
 ROTARY_BYTES = 2 * 64 * 4
 """Buffers: the frequencies of a head of 128, scaled and original."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from small_models import SIZES
 from transformers import AutoConfig
 
 from profiler.counting.attention import AttentionCore
@@ -15,10 +16,7 @@ from profiler.explore.expressions import evaluate, symbolic_step, tree_of
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.meta_model import from_config
 
-SMALL = {
-    "vocab_size": 64, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "num_hidden_layers": 2, "intermediate_size": 96, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+SMALL = {**SIZES, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 GPT_NEO = {"num_layers": 2, "num_heads": 4, "window_size": 6, "attention_types": [[["global", "local"], 1]]}
 LLAMA_4 = {"attention_chunk_size": 6, "layer_types": ["full_attention", "chunked_attention"], "num_local_experts": 2}
 GEMMA = {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}

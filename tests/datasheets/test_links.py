@@ -13,6 +13,7 @@ from profiler.data.links import MessageTime, bus_share, fit_link, published_link
 
 KIB = 1 << 10
 SIZES = [KIB << n for n in range(17)]
+ROWS = list(csv.DictReader(Path(links.__file__).with_name("links.csv").read_text().splitlines()))
 
 
 def test_the_formulas_are_those_of_nccl_tests() -> None:
@@ -33,10 +34,8 @@ def test_a_planted_link_is_found(alpha_s: float, per_s: float, ranks: int) -> No
 
 
 def test_published_rows_have_sources_and_agree_with_their_bandwidth() -> None:
-    with Path(links.__file__).with_name("links.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) > 60
-    for row in rows:
+    assert len(ROWS) > 60
+    for row in ROWS:
         assert row["source"].startswith(("github:", "https://")), row
         if row["time_us"] and row["busbw_gb_per_s"]:
             point = MessageTime(int(row["gpu_count"]), int(row["message_bytes"]), float(row["time_us"]) * 1e-6)
@@ -46,8 +45,7 @@ def test_published_rows_have_sources_and_agree_with_their_bandwidth() -> None:
 
 def _first_bytes(name: str, ranks: int, own_process: bool = True) -> list[float]:
     """Seconds of the published all-reduces of at most 16 KiB, with or without one process per GPU."""
-    with Path(links.__file__).with_name("links.csv").open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if (row["name"], row["gpu_count"]) == (name, str(ranks))]
+    rows = [row for row in ROWS if (row["name"], row["gpu_count"]) == (name, str(ranks))]
     shared = ("-g 8", "all_reduce_bench")  # the time has the launches of eight GPUs, or of torch
     chosen = [row for row in rows if any(word in row["software"] for word in shared) != own_process]
     return [1e-6 * float(row["time_us"]) for row in chosen if row["time_us"] and int(row["message_bytes"]) <= 16 * KIB]

@@ -52,13 +52,6 @@ def figures(window: Chromium) -> dict[str, list[str]]:
     return found
 
 
-def settings(window: Chromium) -> dict[str, str]:
-    found: dict[str, str] = json.loads(
-        window.run("JSON.stringify(Object.fromEntries(new URLSearchParams(location.hash.slice(1))))")
-    )
-    return found
-
-
 def slide(window: Chromium, slider: str, place: int) -> int:
     """Move a slider as a user's drag does, and return the number that it now shows."""
     shown = window.run(
@@ -79,7 +72,8 @@ def test_sliders_show_what_count_says(window: Chromium, counted: CountedModel, p
         work = counted.work.work(step)
         assert int(shown[phase][0]) == work.model_flops
         assert int(shown[phase][1]) == work.model_bytes
-    kept = settings(window)
+    script = "JSON.stringify(Object.fromEntries(new URLSearchParams(location.hash.slice(1))))"
+    kept = json.loads(window.run(script))
     assert (kept["b"], kept["p"], kept["c"]) == (str(batch), str(prompt), str(context))
 
 

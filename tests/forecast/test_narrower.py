@@ -90,26 +90,28 @@ def test_linears_are_replayed_only_on_the_device_of_the_run(changed: dict[str, A
     assert re.search(words, reason)
 
 
+def whole_and_share() -> tuple[Any, Any]:
+    """The run's model, and one of three ranks of it."""
+    whole, share = (meta_model_of(EPYC, read_document(EPYC)) for _ in range(2))
+    walk_rank(share, 3)
+    return whole, share
+
+
 def test_the_share_has_more_layers_than_a_cache_holds() -> None:
     """A layer of a third of SmolLM2-135M has 4 x 1.18 MB: twice a cache of 2 MiB is one layer, twice 8 MiB is four."""
-    document = read_document(EPYC)
-    share = meta_model_of(EPYC, document)
-    walk_rank(share, 3)
-    layer_bytes = model_storage_bytes(share.model.layers[0])  # type: ignore[union-attr, index]
+    _, share = whole_and_share()
+    layer_bytes = model_storage_bytes(share.model.layers[0])
     assert layer_bytes == 4 * ((576 * 576 * 2 + 576 * 192 * 2 + 576 * 1536 * 3) // 3 + 2 * 576)
     for end, layers in ((2 << 20, 1), (8 << 20, 4)):
-        whole, share = meta_model_of(EPYC, document), meta_model_of(EPYC, document)
-        walk_rank(share, 3)
+        whole, share = whole_and_share()
         shorten(whole, share, of_caches(end))
         for module in (whole, share):
-            assert len(module.model.layers) == layers  # type: ignore[union-attr, arg-type]
+            assert len(module.model.layers) == layers
         assert layers * layer_bytes >= 2 * end > (layers - 1) * layer_bytes
 
 
 def test_cut_weights_cannot_be_trained_and_whole_ones_can() -> None:
-    document = read_document(EPYC)
-    whole, share = meta_model_of(EPYC, document), meta_model_of(EPYC, document)
-    walk_rank(share, 3)
+    whole, share = whole_and_share()
     trained_alike(whole, share)
     params = dict(share.named_parameters())
     assert not params["model.layers.0.mlp.gate_proj.weight"].requires_grad
