@@ -22,8 +22,6 @@ from profiler.rent.plan import MOST_GPUS
 # fp8 takes half a second per preset.
 EVERY_FORMAT = ("gpt2", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "smollm2-135m")
 STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
-
-
 QUICK = ("gpt2", "llama-2-7b", "mistral-7b-v0.3", "smollm2-1.7b")
 
 
@@ -34,8 +32,7 @@ def test_bundled_counts_are_up_to_date(card: str) -> None:
     """If this fails after an intended change, run `python tests/counting/counted.py` to write the file again."""
     quants = FORMATS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
     for quant, document in documents(card, quants).items():
-        bundled = preset_counts(card, quant)
-        assert counts_json(bundled) == document
+        assert counts_json(preset_counts(card, quant)) == document
 
 
 SPLIT_SLOWLY = ("deepseek-v2-lite", "qwen2.5-7b", "qwen3-30b-a3b")
@@ -51,8 +48,7 @@ def test_bundled_ranks_are_up_to_date(card: str) -> None:
             with pytest.raises(RequestError, match=re.escape(document)):
                 preset_counts(card, ranks=ranks)
         else:
-            bundled = preset_counts(card, ranks=ranks)
-            assert counts_json(bundled) == document
+            assert counts_json(preset_counts(card, ranks=ranks)) == document
 
 
 def test_every_preset_has_its_ranks() -> None:

@@ -25,22 +25,6 @@ BATCH, HEADS, WIDTH, PROMPT = 2, 3, 64, 256
 CONFIG = LlamaConfig(num_hidden_layers=1, hidden_size=HEADS * WIDTH, num_attention_heads=HEADS)
 
 
-def cache_of(backend: str) -> Any:
-    """Return an empty cache of transformers, or skip the test if its package is not installed."""
-    try:
-        return quantized_cache(CONFIG, CACHE_FORMATS[backend])
-    except RequestError as error:
-        pytest.skip(str(error))
-
-
-def core_in(dtype: torch.dtype) -> AttentionCore:
-    return AttentionCore("core", dtype, HEADS, HEADS, WIDTH, WIDTH)
-
-
-def path_of(backend: str, residual_tokens: int = 0) -> ExecutionPath:
-    return ExecutionPath(cache="quantized", cache_format=CACHE_FORMATS[backend], residual_tokens=residual_tokens)
-
-
 def states(tokens: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(BATCH, HEADS, tokens, WIDTH, dtype=dtype)
 
@@ -49,14 +33,18 @@ def states(tokens: int, dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
     """The step is the third token after a prompt. The attention kernel is not part of the cache's traffic."""
-    layer = cache_of(backend).layers[0]
+    stored, core = CACHE_FORMATS[backend], AttentionCore("core", dtype, HEADS, HEADS, WIDTH, WIDTH)
+    try:
+        layer: Any = quantized_cache(CONFIG, stored).layers[0]
+    except RequestError as error:
+        pytest.skip(str(error))
     for tokens in (PROMPT, 1, 1):
         layer.update(states(tokens, dtype), states(tokens, dtype))
     new = states(1, dtype)
     with Traffic() as traffic:
         keys, values = layer.update(new, new)
-    stored, core = CACHE_FORMATS[backend], core_in(dtype)
-    work = core.each(Step(BATCH, 1, PROMPT + 2), path_of(backend, stored.residual(2)))
+    path = ExecutionPath(cache="quantized", cache_format=stored, residual_tokens=stored.residual(2))
+    work = core.each(Step(BATCH, 1, PROMPT + 2), path)
     cached = (Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS)
     moved = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
     assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)

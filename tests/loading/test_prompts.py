@@ -60,6 +60,9 @@ def test_a_chat_template_wraps_texts_and_messages(tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "w5"}, {"role": "user", "content": "w6"}]
     lines = json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "w7"})
     assert _read(tmp_path, lines, chatting).real == ((1, 5, 1, 6, 2), (1, 7, 2))
+    refusing = _tokenizer(tmp_path, "{{ raise_exception('roles must alternate') }}")
+    with pytest.raises(RequestError, match=r"line 1 of asked.txt cannot be encoded: roles must alternate\.$"):
+        _read(tmp_path, lines, refusing)
 
 
 @pytest.mark.parametrize(
@@ -89,22 +92,14 @@ def test_what_gives_no_prompt_is_refused(
     assert str(raised.value).endswith(".")
 
 
-def test_a_missing_file_and_too_many_prompts(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_of_another_kind_are_refused(tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no such file; it has too many prompts; its tokens are not those of the model."""
     for path in (tmp_path / "none.txt", tmp_path):
         with pytest.raises(RequestError, match="cannot be read"):
             read_prompts(path, tokenizer, WORDS, math.inf)
     monkeypatch.setattr(module, "MOST_PROMPTS", 2)
     with pytest.raises(RequestError, match="has 3 prompts, and a run takes at most 2; draw some: shuf"):
         _read(tmp_path, "w3\n" * 3, tokenizer)
-
-
-def test_messages_that_the_template_refuses(tmp_path: Path) -> None:
-    refusing = _tokenizer(tmp_path, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(RequestError, match=r"line 1 of asked.txt cannot be encoded: roles must alternate\.$"):
-        _read(tmp_path, '{"messages": [{"role": "user", "content": "w3"}]}', refusing)
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, tokenizer: Any) -> None:
     (tmp_path / "asked.txt").write_text("w3\nw20")
     with pytest.raises(RequestError, match=r"line 2 of asked.txt gives token 20, but the model has 16"):
         read_prompts(tmp_path / "asked.txt", tokenizer, 16, math.inf)

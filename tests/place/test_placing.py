@@ -192,23 +192,18 @@ def test_here_uses_the_roofs_of_this_device(
 def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     """torch takes over a second to load, pandas a third of one."""
     file = str(table(tmp_path / "a", ("decode", 1, 64, 32, 1)))
-    loaded = _loaded_by(
-        ["compare", file, file],
-        ["place", file, "--model", "smollm2-135m", "--gpu", "T4"],
+    commands = (
+        ["compare", file, file], ["place", file, "--model", "smollm2-135m", "--gpu", "T4"],
         ["rent", "mistral-7b-v0.1", "--quant", "none,nf4,int4wo"],
-    )
-    assert {"profiler.comparison.compare", "profiler.place.place", "profiler.rent.plan"} <= loaded
-    assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
-
-
-def _loaded_by(*commands: list[str]) -> set[str]:
-    """The modules that commands have loaded at their end, in one new process."""
+    )  # fmt: skip
     script = (
         "import sys\nfrom profiler.cli.app import app\n"
         f"for command in {commands!r}:\n    app(command, standalone_mode=False)\nprint(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    return set(done.stdout.splitlines()[-1].split())
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert {"profiler.comparison.compare", "profiler.place.place", "profiler.rent.plan"} <= loaded
+    assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
 
 
 MIXTURES = [name for name in preset_names() if (counted := preset_counts(name)) and counted.work.of_kind(Experts)]
