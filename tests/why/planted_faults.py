@@ -1,4 +1,4 @@
-"""Scripts with planted faults, each with its fix, and functions that run them while they are recorded."""
+"""The planted faults of scripts, each with its fix, and functions that run scripts while they are recorded."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from scripts import SCRIPTS
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler import effort
@@ -26,8 +27,6 @@ from profiler.why_slow.repeat_call import CallGroup, Candidate
 from profiler.why_slow.script import run_script
 from profiler.why_slow.trials import call_groups
 
-SCRIPTS = Path(__file__).parent / "scripts"
-
 FAULTS = {
     # script: (finding, faulty text, its fix)
     "cache_off": ("cache-off", ", use_cache=False", ""),
@@ -38,7 +37,7 @@ FAULTS = {
         "        past, logits = found.past_key_values, found.logits\n",
     ),
     "gradients": ("grad-on", "torch.enable_grad()", "torch.inference_mode()"),
-    "train_mode": ("train-mode", "model.train()", "model.eval()"),
+    "train_mode": ("train-mode", ".train()", ".eval()"),
     "frozen": ("frozen-weights", "model.requires_grad_(False)", "model.eval()"),
     "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
     "float32": ("wide-dtype", "torch.float32", '"auto"'),
@@ -46,8 +45,8 @@ FAULTS = {
     "reranker": ("all-logits", "**pairs", "**pairs, logits_to_keep=1"),
     "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
     "paged_one_by_one": ("one-by-one", "[[question] for question in questions]", "[questions]"),
-    "adapters": ("unmerged-adapters", "with_adapters(Auto", "(Auto"),
-    "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
+    "adapters": ("unmerged-adapters", "with_adapters(load())", "load()"),
+    "eager_attention": ("slow-attention", 'attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
     "half_on_a_cpu": ("emulated-dtype", "torch.float16", '"auto"'),
@@ -55,7 +54,7 @@ FAULTS = {
     "experts_in_a_loop": ("slow-experts", '"eager"', '"grouped_mm"'),
     "tokenized_again": ("text-again", "    found = tokenizer", "    found = found or tokenizer"),
     "offloaded": ("offload", '"disk"', '"cpu"'),
-    "loaded_again": ("reloads", "    model = Auto", "    model = model or Auto"),
+    "loaded_again": ("reloads", "    model = load()", "    model = model or load()"),
 }
 
 THREE_FAULTS = {
@@ -81,9 +80,8 @@ THREE_FAULTS = {
 def fixed_source(name: str, finding: str | None = None) -> str:
     """The source of a script without its fault, or without one of its three faults."""
     wrong, right = FAULTS[name][1:] if finding is None else THREE_FAULTS[name][finding]
-    source = (SCRIPTS / f"{name}.py").read_text()
-    assert wrong in source
-    return source.replace(wrong, right)
+    assert wrong in SCRIPTS[name]
+    return SCRIPTS[name].replace(wrong, right)
 
 
 def tiny_llama(**options: Any) -> LlamaForCausalLM:
@@ -126,7 +124,7 @@ def run_watched(script: Path, model: Path) -> Recorder:
     recorder = Recorder()
     with (
         patch.object(sys, "argv", sys.argv),
-        patch.object(sys, "path", [*sys.path, str(SCRIPTS)]),
+        patch.object(sys, "path", [*sys.path]),
         patch.dict(sys.modules, {"__main__": sys.modules["__main__"]}),
         watched(recorder),
     ):

@@ -365,20 +365,21 @@ def test_a_chat_passes_its_cache_on() -> None:
     assert found.change == "pass past_key_values with the next prompt"
 
 
-@pytest.mark.parametrize("reason", ["few tokens", "padding", "a cache"])
-def test_other_prompts_share_nothing(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "options"),
+    [
+        ([prompt[40:] for prompt in QUESTIONS], dict),
+        (
+            [[0] * 80 + prompt[80:84] for prompt in QUESTIONS],
+            lambda: {"attention_mask": (torch.arange(84) > 79).long()[None]},
+        ),
+        ([DOCUMENT[: 64 + 8 * turn] for turn in range(3)], lambda: {"past_key_values": DynamicCache()}),
+    ],
+    ids=["few tokens", "padding", "a cache"],
+)
+def test_other_prompts_share_nothing(prompts: list[list[int]], options: Callable[[], dict[str, Any]]) -> None:
     model = tiny_llama()
-    prompts, options = QUESTIONS, {}
-    if reason == "few tokens":
-        prompts = [prompt[40:] for prompt in prompts]
-    elif reason == "padding":
-        prompts = [[0] * 80 + prompt[80:] for prompt in prompts]
-        options["attention_mask"] = torch.tensor([[0] * 80 + [1] * 4])
-        prompts = [prompt[:84] for prompt in prompts]
-    else:
-        options["past_key_values"] = DynamicCache(config=model.config)
-        prompts = [DOCUMENT[: 64 + 8 * turn] for turn in range(3)]
-    assert "shared-prefix" not in changes_to(lambda: generate_each(model, prompts, **options))
+    assert "shared-prefix" not in changes_to(lambda: generate_each(model, prompts, **options()))
 
 
 def test_texts_are_tried_as_one_batch() -> None:

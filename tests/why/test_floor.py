@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import SCRIPTS, changes_to, groups_of, run_watched, tiny_llama
+from planted_faults import changes_to, groups_of, run_watched, tiny_llama
+from scripts import SCRIPTS
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -298,7 +299,7 @@ def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(c
 @pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "fast"])
 def test_a_slow_tower_is_named_in_the_first_sentence(is_slow: bool, tmp_path: Path) -> None:
     """256 patches go one by one through a convolution, or together. The floor counts the tower either way."""
-    source = (SCRIPTS / "slow_tower.py").read_text()
+    source = SCRIPTS["slow_tower"]
     fault = "patch_embed.proj.__class__ = SlowConv3d"
     assert fault in source
     script = tmp_path / "tower.py"

@@ -54,10 +54,17 @@ def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any
     assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)
 
 
-def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts() -> None:
+@pytest.mark.parametrize("needless_gradients", [False, True])
+def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts(needless_gradients: bool) -> None:
+    """A cache of tensors with gradients cannot be copied as it is."""
     model, cache = tiny_llama(), DynamicCache()
-    prompt, token = torch.ones(1, 10, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
-    prefill, step = groups_of(lambda: [model(each, None, None, cache) for each in (prompt, token)])
+
+    def run() -> None:
+        with torch.set_grad_enabled(needless_gradients):
+            for tokens in (10, 1):
+                model(ids(tokens), None, None, cache)
+
+    prefill, step = groups_of(run)
     assert {group.call.words for group in (prefill, step)} == {"forward 1 x 10", "forward 1 x 1 @ 10"}
     prefill.repeated()()
     step.repeated()()
@@ -104,8 +111,6 @@ def test_only_repeated_encoding_is_recorded() -> None:
 
 
 ROWS, TOKENS, VOCABULARY = 3, 5, 7
-
-
 LENGTHS = torch.tensor([2, 3, 5])
 ONE_PER_ROW: dict[str, tuple[Callable[[Any], Any], int]] = {
     # read: (how, last positions that include it)
@@ -251,15 +256,8 @@ class Plain(nn.Module):
         return self.head(self.norm(x[:, -1:]))
 
 
-class Wrapped(nn.Module):
+class Wrapped(nn.Sequential):
     """A transformers model inside another module, as peft wraps it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = tiny_llama()
-
-    def forward(self, ids: Any) -> Any:
-        return self.model(ids)
 
 
 def ids(tokens: int) -> torch.Tensor:
@@ -284,7 +282,7 @@ def test_a_cached_step_has_its_context() -> None:
 
 
 def test_a_model_of_transformers_in_a_module_is_recorded_itself() -> None:
-    wrapped = Wrapped()
+    wrapped = Wrapped(tiny_llama())
     seen = recorded(lambda: wrapped(ids(4))).seen("script")
     assert [call.model for call in seen.calls] == ["LlamaForCausalLM"]
 
@@ -295,11 +293,13 @@ def test_a_compiled_model_is_recorded() -> None:
     assert [(call.model, call.settings.compiled) for call in seen.calls] == [("Plain", True)]
 
 
-def compile_forward(model: Any) -> None:
-    model.forward = torch.compile(model.forward, backend="eager")
-
-
-@pytest.mark.parametrize("compile_", [lambda model: model.compile(backend="eager"), compile_forward])
+@pytest.mark.parametrize(
+    "compile_",
+    [
+        lambda model: model.compile(backend="eager"),
+        lambda model: setattr(model, "forward", torch.compile(model.forward, backend="eager")),
+    ],
+)
 @pytest.mark.parametrize("make", [Plain, tiny_llama])
 def test_a_model_that_compiles_itself_counts_as_compiled(compile_: Callable[[Any], None], make: Any) -> None:
     model = make().eval()

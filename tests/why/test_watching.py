@@ -29,6 +29,11 @@ from profiler.why_slow.render import call_rows, html_why, note_lines, why_docume
 from profiler.why_slow.script import run_script
 
 HURRIED = Path(__file__).parents[1] / "hurry.py"
+LOAD = """import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.ones(2, 8, dtype=torch.long)
+"""
 
 
 def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -136,22 +141,14 @@ def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupted_script_is_explained(tiny_folder: Path, tmp_path: Path) -> None:
     """The answer covers all calls until the interrupt, each with the user's line."""
-    script = (
-        "import sys, torch\n"
-        "from transformers import AutoModelForCausalLM\n"
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
-        "for _ in range(2):\n"
-        "    print(model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False).shape[0])\n"
-        "raise KeyboardInterrupt\n"
-    )
-    done = ran(script, tmp_path, str(tiny_folder))
-    assert done.returncode == 130
-    assert done.stdout == "1\n1\n"
+    calls = "for _ in range(2):\n    print(model.generate(ids, max_new_tokens=4, do_sample=False).shape[0])\n"
+    done = ran(LOAD + calls + "raise KeyboardInterrupt\n", tmp_path, str(tiny_folder))
+    assert (done.returncode, done.stdout) == (130, "2\n2\n")
     assert "Interrupted: up to here" in done.stderr
     document = json.loads((tmp_path / "why" / "why.json").read_text())
     assert_follows("why", document)
     assert document["interrupted"]
-    assert [call["where"] for call in document["calls"]] == ["own.py:5", "own.py:5"]
+    assert [call["where"] for call in document["calls"]] == ["own.py:6", "own.py:6"]
     assert {call["new_tokens"] for call in document["calls"]} == {4}
     assert [load["where"] for load in document["loads"]] == ["own.py:3"]
     assert "<h1>Why is" in (tmp_path / "why" / "why.html").read_text()
@@ -282,20 +279,6 @@ def test_what_saves_little_or_nothing_gives_no_finding() -> None:
     assert "Nothing to change of 1 tried." in why_sentences(judge_calls(observations, [trial((1.0, 1.5))]))
 
 
-@pytest.mark.slow
-def test_forwards_with_a_cache_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a loop records needless gradients, a step without them is tried."""
-
-    with_effort(monkeypatch, script_floor=False)
-    model = tiny_llama()
-    with profiler.why() as watching:
-        found = model(torch.ones(1, 4, dtype=torch.long), use_cache=True)
-        for _ in range(6):
-            found = model(torch.ones(1, 1, dtype=torch.long), past_key_values=found.past_key_values, use_cache=True)
-    assert not [text for text in watching.found.not_tried if "grad-on" in text]
-    assert "forward 1 x 1" in {trial.shape.split(" @")[0] for trial in watching.found.tried if trial.id == "grad-on"}
-
-
 def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
     found = judge_calls(seen(call(0, 1.0)), [], CallFloor(0.1, 0.0), ["all other changes: interrupted"])
     assert "Nothing could be tried" in " ".join(why_sentences(found))
@@ -373,28 +356,8 @@ def test_a_cell_that_fails_or_calls_no_model_has_an_answer(shell: Any, capsys: p
     assert "ZeroDivisionError" in "".join(capsys.readouterr())
 
 
-LOAD = """import sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
-ids = torch.ones(2, 8, dtype=torch.long)
-"""
 # (source, output, kinds of the recorded calls).
 KINDS = {
-    "wraps": (
-        "class Whole(torch.nn.Module):\n"
-        "    def __init__(self, inner):\n"
-        "        super().__init__()\n"
-        "        self.inner = inner\n"
-        "    def forward(self, ids):\n"
-        "        return self.inner(ids).logits.shape[0]\n"
-        "print(Whole(model)(ids))\n",
-        "2\n", ["forward"],
-    ),
-    "compiles": (
-        "fast = torch.compile(model, backend='eager')\n"
-        "with torch.no_grad():\n    print(fast(ids).logits.shape[0])\n",
-        "2\n", ["forward"],
-    ),
     "accelerates": (
         "from accelerate import Accelerator\n"
         "ready = Accelerator(cpu=True).prepare(model)\n"
