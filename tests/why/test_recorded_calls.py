@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerFast
 
 import profiler
+from profiler.counting.floor import RoofSet
 from profiler.facts.step import Step
 from profiler.why_slow.findings import Untried, judge_calls
 from profiler.why_slow.floor import floor_of_calls, subjects_of
@@ -43,11 +44,10 @@ from profiler.why_slow.trials import call_groups
     ],
 )
 def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any], computed: int, words: str) -> None:
-    model, recorder, shapes = tiny_llama(), Recorder(), list[tuple[int, ...]]()
+    model, shapes = tiny_llama(), list[tuple[int, ...]]()
     model.model.layers[0].register_forward_pre_hook(lambda _layer, args: shapes.append(tuple(args[0].shape[:2])))
-    with watched(recorder):
-        model.generate(torch.ones(rows, 8, dtype=torch.long), max_new_tokens=3, **options)
-    seen = recorder.seen("s.py")
+    prompts = torch.ones(rows, 8, dtype=torch.long)
+    seen = recorded(lambda: model.generate(prompts, max_new_tokens=3, **options)).seen("s.py")
     [call] = seen.calls
     assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for every beam and answer"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
@@ -78,10 +78,8 @@ PROMPTS = [[3] * length for length in (4, 8, 6, 2)]
 
 def test_its_forwards_belong_to_the_line_of_the_call() -> None:
     """Two prompts of 4 and 8 tokens, three new tokens each."""
-    model, recorder = tiny_llama(), Recorder()
-    with watched(recorder):
-        model.generate_batch(PROMPTS[:2], GENERATION, BATCHING)
-    [call] = recorder.seen("s.py").calls
+    model = tiny_llama()
+    [call] = recorded(lambda: model.generate_batch(PROMPTS[:2], GENERATION, BATCHING)).seen("s.py").calls
     assert (call.words, call.settings.cache_class) == ("generate 2 x 6 + 3", "PagedAttentionCache")
     assert call.where.startswith("test_recorded_calls.py:")
     assert call.forwards >= 3
@@ -304,10 +302,9 @@ def test_a_compiled_model_is_recorded() -> None:
 def test_a_model_that_compiles_itself_counts_as_compiled(compile_: Callable[[Any], None], make: Any) -> None:
     model = make().eval()
     compile_(model)
-    recorder = Recorder()
-    with watched(recorder), torch.compiler.set_stance("force_eager"), torch.no_grad():
-        model(ids(4))
-    assert [(noted.settings.compiled, noted.arguments) for noted in recorder.notes] == [(True, None)]
+    with torch.compiler.set_stance("force_eager"):
+        notes = recorded(lambda: model(ids(4))).notes
+    assert [(noted.settings.compiled, noted.arguments) for noted in notes] == [(True, None)]
 
 
 def test_its_work_is_that_of_torchs_counter() -> None:
@@ -331,8 +328,6 @@ def test_its_work_is_that_of_torchs_counter() -> None:
 
 
 def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from profiler.counting.floor import RoofSet
-
     roofs = RoofSet("known", 1e9, {"float32": 1e9}, 0)
     monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: roofs)
     model = Plain().eval()

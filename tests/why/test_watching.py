@@ -18,6 +18,7 @@ from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
 from machines import Others
 from planted_faults import run_watched, tiny_llama
+from transformers import PreTrainedModel
 
 import profiler
 from profiler.errors import RequestError
@@ -154,14 +155,9 @@ def test_an_interrupted_script_is_explained(tiny_folder: Path, tmp_path: Path) -
     assert "<h1>Why is" in (tmp_path / "why" / "why.html").read_text()
 
 
-def test_a_block_is_recorded_if_transformers_is_imported_already(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AutoModelForCausalLM, PreTrainedModel
-
+def test_a_block_is_recorded_if_transformers_is_imported_already(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_floor=False, script_least_s=1.0)
-    before = PreTrainedModel.from_pretrained
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    model, before = tiny_llama(), PreTrainedModel.from_pretrained
     with profiler.why() as watching:
         model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=3, do_sample=False)
     [call] = watching.found.seen.calls
