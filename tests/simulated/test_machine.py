@@ -100,12 +100,6 @@ def test_a_step_that_reads_its_card_is_known_to_wait(tmp_path: Path) -> None:
     engines = "eager,static,graph,compile"
     run, _ = said(Scenario("mistral-7b-v0.3", 1, engine=engines, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
     dispatch = read_gathered(run.folder, run.document).dispatch
-    waits = {
-        ("eager", "prefill"): False,
-        ("eager", "decode"): False,
-        ("static", "prefill"): True,
-        ("static", "decode"): False,
-        ("graph", "prefill"): True,
-        ("compile", "prefill"): True,
-    }
-    assert {(engine, phase): dispatch[engine, phase, 1].waits for engine, phase in waits} == waits
+    waits = {engine: dispatch[engine, "prefill", 1].waits for engine in engines.split(",")}
+    assert waits == {"eager": False, "static": True, "graph": True, "compile": True}
+    assert not any(dispatch[engine, "decode", 1].waits for engine in ("eager", "static"))

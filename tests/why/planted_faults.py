@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 from scripts import SCRIPTS
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler import effort
@@ -42,10 +43,9 @@ FAULTS = {
     "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
     "float32": ("wide-dtype", "torch.float32", '"auto"'),
     "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),
-    "reranker": ("all-logits", "**pairs", "**pairs, logits_to_keep=1"),
     "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
     "paged_one_by_one": ("one-by-one", "[[question] for question in questions]", "[questions]"),
-    "adapters": ("unmerged-adapters", "with_adapters(load())", "load()"),
+    "adapters": ("unmerged-adapters", "with_linears(load(), partial(LowRank, rank=64))", "load()"),
     "eager_attention": ("slow-attention", 'attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
@@ -89,6 +89,29 @@ def tiny_llama(**options: Any) -> LlamaForCausalLM:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     config = LlamaConfig(**{"num_hidden_layers": 1, "eos_token_id": None, "pad_token_id": 0, **sizes, **options})
     return LlamaForCausalLM(config).eval()
+
+
+def with_linears(model: Any, make: Callable[[nn.Linear], nn.Module]) -> Any:
+    """The model with other modules in place of the linears of its layers."""
+    for layer in model.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(block, name, make(child))
+    return model
+
+
+class LowRank(nn.Module):
+    """LoRA with children (Hu et al. 2021): W x + B A x."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False, dtype=base.weight.dtype)
+        self.up = nn.Linear(rank, base.out_features, bias=False, dtype=base.weight.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
 
 
 def save_small_llama(folder: Path) -> None:

@@ -71,23 +71,12 @@ for _ in range(3):
     # A hand-written loop with a cache, whose prompt computes the logits of every position.
     "all_logits": """
 model = load()
-with torch.no_grad():
+with torch.inference_mode():
     for _ in range(5):
-        ids = prompts(4, 256)
-        found = model(ids, use_cache=True)
+        found = model(prompts(4, 256), use_cache=True)
         for _ in range(2):
             token = found.logits[:, -1:].argmax(-1)
             found = model(token, past_key_values=found.past_key_values)
-""",
-    # Scores of pairs by the logits of two words at the last position, of which every position is computed.
-    "reranker": """
-model = load()
-for _ in range(4):
-    ids = prompts(4, 192)
-    pairs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    with torch.inference_mode():
-        last = model(**pairs).logits[:, -1]
-    print(last[:, [5, 9]].float().softmax(-1)[:, 1].tolist())
 """,
     # Eight questions, one after the other.
     "one_by_one": """
@@ -107,27 +96,9 @@ for batch in [[question] for question in questions]:
 """,
     # A low-rank adapter next to every linear, as after fine-tuning, is never merged.
     "adapters": """
-from torch import nn
-
-class Adapted(nn.Module):
-    def __init__(self, base):
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 64, bias=False, dtype=base.weight.dtype)
-        self.up = nn.Linear(64, base.out_features, bias=False, dtype=base.weight.dtype)
-
-    def forward(self, x):
-        return self.base(x) + self.up(self.down(x))
-
-def with_adapters(model):
-    for layer in model.model.layers:
-        for parent in (layer.self_attn, layer.mlp):
-            for name, child in list(parent.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(parent, name, Adapted(child))
-    return model
-
-model = with_adapters(load())
+from functools import partial
+from planted_faults import LowRank, with_linears
+model = with_linears(load(), partial(LowRank, rank=64))
 for _ in range(3):
     model.generate(prompts(2, 16), max_new_tokens=32, do_sample=False)
 """,

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import changes_to, groups_of, tiny_llama
+from planted_faults import LowRank, changes_to, groups_of, tiny_llama, with_linears
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -47,16 +47,6 @@ class WordLinear(nn.Module):
             parts = [(self.qweight >> (4 * place)) & 15 for place in range(8)]
             weight = torch.cat(parts, 0).to(x.dtype)
         return x @ weight
-
-
-def with_linears(model: Any, make: Callable[[nn.Linear], nn.Module]) -> Any:
-    """The model with other modules in place of the linears of its layers."""
-    for layer in model.model.layers:
-        for block in (layer.self_attn, layer.mlp):
-            for name, child in list(block.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(block, name, make(child))
-    return model
 
 
 def with_bitsandbytes(name: str) -> Any:
@@ -143,19 +133,6 @@ def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeyp
     assert "weights are packed (WordLinear), their kernel is aten::" in first.evidence
     assert "and in a decode step dense weights are faster at batch 1 to " in first.evidence
     assert isinstance(model.model.layers[0].mlp.up_proj, WordLinear), "the script's model is unchanged"
-
-
-class LowRank(nn.Module):
-    """LoRA with children (Hu et al. 2021): W x + B A x."""
-
-    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.up(self.down(x))
 
 
 class Decomposed(LowRank):
