@@ -184,19 +184,12 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
     link_s = sum(kernel.work.link_s for kernel in middle)
     idle_s = max(0.0, latency_s - device_s)
     return {
-        "latency_s": latency_s,
+        "latency_s": latency_s, "device_s": device_s, "exposed_dispatch_s": idle_s, "weights_s": weights_s,
+        "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
+        "cache_resident": resident, "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
         "regime": _regime(steps, truth, latency_s, idle_s),
-        "device_s": device_s,
-        "exposed_dispatch_s": idle_s,
         "launches": sum(kernel.launched for kernel in middle),
-        "weights_s": weights_s,
-        "kv_s": kv_s,
-        "compute_s": compute_s,
-        "dequantise_s": dequantise_s,
-        "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
-        "link_s": link_s,
-        "cache_resident": resident,
-    }
+    }  # fmt: skip
 
 
 def _part(kernel: Kernel) -> str | None:

@@ -21,7 +21,7 @@ from profiler import effort
 from profiler.device.clock import CoreClock
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import CallFloor, Untried
-from profiler.why_slow.observations import Observations
+from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate
@@ -178,6 +178,16 @@ def changes_to(
         group.floor = floor(group.recorder)
         found |= {candidate.id: candidate for candidate in candidates(group, Untried())}
     return found
+
+
+def generate(number: int, seconds: float, **more: Any) -> Call:
+    """A call of `generate` with these seconds, as if it had been recorded."""
+    return Call(number, "generate", "Llama", 1, 8, 0, 4, 4, seconds, "s.py:4", **{"settings": CallSettings(), **more})
+
+
+def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
+    """A script of such calls."""
+    return replace(Observations("s.py", wall_s, calls, (), 0.0, "", 0.0), **more)
 
 
 def taken_s(seen: Observations) -> float:

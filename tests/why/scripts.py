@@ -151,13 +151,9 @@ model = MixtralForCausalLM._from_config(config, dtype=torch.float32, experts_imp
     + forwards(12, 2, 64),
     # Puts the same long document before every question and tokenizes it each time.
     "tokenized_again": """
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
-words = {f"w{number}": number for number in range(3, 900)}
-tokenizer = Tokenizer(models.WordLevel({"?": 0, **words}, unk_token="?"))
-tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-document = " ".join(list(words) * 100)
+from tokenized import word_tokenizer
+words = [f"w{number}" for number in range(900)]
+tokenizer, document = word_tokenizer(words), " ".join(words[3:] * 100)
 model, found = load(), None
 for _ in range(8):
     found = tokenizer(document)["input_ids"]

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from hurry import with_effort
 from planted_faults import changes_to, groups_of, recorded, tiny_llama
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenized import word_tokenizer
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerFast
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 import profiler
 from profiler.counting.floor import RoofSet
@@ -96,9 +96,7 @@ def test_prompts_one_by_one_are_tried_in_one_call() -> None:
 
 def test_only_repeated_encoding_is_recorded() -> None:
     """One line encodes a text three times, so two of them are repeats. Prefixes are decoded twice."""
-    words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer, recorder = PreTrainedTokenizerFast(tokenizer_object=words), Recorder()
+    tokenizer, recorder = word_tokenizer(["?", "one", "two"]), Recorder()
     with watched(recorder):
         for _ in range(3):
             ids = tokenizer("one two one two")["input_ids"]

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import recorded, tiny_llama
+from planted_faults import generate, recorded, script, tiny_llama
 
 import profiler
 from profiler.device.clock import Clock
@@ -25,19 +25,11 @@ from profiler.why_slow import costs, trials
 from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import CallFloor, TriedChange, Untried, judge_calls, new_finding, tried_change
 from profiler.why_slow.loop_changes import batching_change
-from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations, covered_s, most_at_once
+from profiler.why_slow.observations import LineTime, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
 from profiler.why_slow.trials import once_warm
-
-
-def generate(number: int, seconds: float, **more: Any) -> Call:
-    return Call(number, "generate", "Llama", 1, 8, 0, 4, 4, seconds, "s.py:4", CallSettings(), **more)
-
-
-def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
-    return replace(Observations("s.py", wall_s, calls, (), 0.0, "", 0.0), **more)
 
 
 def parts_of(seen: Observations, floor: CallFloor | None = None) -> dict[str, float]:
