@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -13,11 +14,18 @@ TEMPLATE = "{% for m in messages %}w1 {{ m.content }} {% endfor %}{% if add_gene
 """A chat template that begins each message with the word `w1`, and the answer with `w2`."""
 
 
+def word_tokenizer(words: Iterable[str]) -> PreTrainedTokenizerFast:
+    """A tokenizer whose token n is the n-th of these words, and whose token 0 is also any other word."""
+    unknown, *others = words
+    ids = {word: number for number, word in enumerate((unknown, *others))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=unknown))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unknown)
+
+
 def save_tokenizer(folder: Path, words: int, template: str | None = None) -> None:
     """Save a tokenizer in which the word `w7` is token 7, and any other word is the unknown token 0."""
-    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(words)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0")
+    fast = word_tokenizer(f"w{number}" for number in range(words))
     fast.chat_template = template
     fast.save_pretrained(folder)
 

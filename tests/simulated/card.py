@@ -101,17 +101,9 @@ def _kernel(*noted: Any) -> Kernel:
 
 def speeds(truth: Truth) -> Any:
     """Return the fields of a truth that determine durations."""
-    return native().Speeds(
-        truth.bytes_per_s,
-        truth.l2_bytes_per_s,
-        truth.ramp_s,
-        truth.smallest_kernel_s,
-        truth.launch_s,
-        truth.graph_launch_s,
-        truth.host_operator_s,
-        dict(truth.flops_per_s),
-        list(truth.kernel_share.items()),
-    )
+    kernels = truth.bytes_per_s, truth.l2_bytes_per_s, truth.ramp_s, truth.smallest_kernel_s
+    host = truth.launch_s, truth.graph_launch_s, truth.host_operator_s
+    return native().Speeds(*kernels, *host, dict(truth.flops_per_s), list(truth.kernel_share.items()))
 
 
 def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:

@@ -83,9 +83,8 @@ class Driver:
                 stream.core.free_workspace(card.memory)
 
     def _set_sync_debug_mode(self, mode: int | str) -> None:
-        self._cards[0].host.sync_debug_mode = (
-            ("default", "warn", "error").index(mode) if isinstance(mode, str) else mode
-        )
+        modes = ("default", "warn", "error")
+        self._cards[0].host.sync_debug_mode = modes.index(mode) if isinstance(mode, str) else mode
 
     def _set_device(self, device: Any) -> None:
         self._known.current = self.card(device).index
@@ -93,16 +92,10 @@ class Driver:
     def _properties(self, device: Any = None) -> Any:
         card = self.card(device)
         truth = card.truth
-        return types.SimpleNamespace(
-            name=truth.name,
-            major=truth.capability[0],
-            minor=truth.capability[1],
-            total_memory=truth.memory_bytes,
-            multi_processor_count=truth.processors,
-            L2_cache_size=truth.l2_bytes,
-            uuid=uuid_of(card),
-            warp_size=32,
-        )
+        major, minor = truth.capability
+        sizes = {"total_memory": truth.memory_bytes, "L2_cache_size": truth.l2_bytes, "warp_size": 32}
+        named = {"name": truth.name, "uuid": uuid_of(card), "multi_processor_count": truth.processors}
+        return types.SimpleNamespace(**named, major=major, minor=minor, **sizes)
 
     def _mem_get_info(self, device: Any = None) -> tuple[int, int]:
         memory = self.card(device).memory

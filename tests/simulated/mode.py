@@ -89,13 +89,8 @@ class CardMode(TorchDispatchMode):
             "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
         """Operators of libraries that are not always imported."""
-        self.known = native().Known(
-            self,
-            host.core,
-            [card.core for card in cards],
-            {func.name() for func in self._fused},
-            {func.name() for func in self._pinning},
-        )
+        fused, pinning = ({func.name() for func in funcs} for funcs in (self._fused, self._pinning))
+        self.known = native().Known(self, host.core, [card.core for card in cards], fused, pinning)
         self._calls = Calls(cards, self.known, self._fused)
         self._plans: set[Hashable] = set()
         self._looked: list[bool] = []

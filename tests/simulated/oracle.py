@@ -27,12 +27,8 @@ _BY_EXPERTS = "aten._grouped_mm.default"
 _PRODUCTS = (*(str(func) for func in PRODUCTS), _BY_EXPERTS, _PACKED, "bitsandbytes.int8_linear_matmul")
 _LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
 """Kernels that look for columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
-_DEQUANTISING = (
-    "bitsandbytes.dequantize",
-    *_LOOKING,
-    "bitsandbytes.int8_vectorwise_quant",
-    "bitsandbytes.int8_mm_dequant",
-)
+_CONVERTING = ("dequantize", "int8_vectorwise_quant", "int8_mm_dequant")
+_DEQUANTISING = (*(f"bitsandbytes.{name}" for name in _CONVERTING), *_LOOKING)
 """Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
 _ATTENTION = tuple(attention.NAMES.values())
 _OF_HEADS = str(aten.bmm.default)
@@ -188,19 +184,12 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
     link_s = sum(kernel.work.link_s for kernel in middle)
     idle_s = max(0.0, latency_s - device_s)
     return {
-        "latency_s": latency_s,
+        "latency_s": latency_s, "device_s": device_s, "exposed_dispatch_s": idle_s, "weights_s": weights_s,
+        "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
+        "cache_resident": resident, "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
         "regime": _regime(steps, truth, latency_s, idle_s),
-        "device_s": device_s,
-        "exposed_dispatch_s": idle_s,
         "launches": sum(kernel.launched for kernel in middle),
-        "weights_s": weights_s,
-        "kv_s": kv_s,
-        "compute_s": compute_s,
-        "dequantise_s": dequantise_s,
-        "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
-        "link_s": link_s,
-        "cache_resident": resident,
-    }
+    }  # fmt: skip
 
 
 def _part(kernel: Kernel) -> str | None:
@@ -274,11 +263,10 @@ def _faster(truth: Truth) -> dict[str, Truth]:
     }
 
 
-Prefill = Callable[[torch.Tensor], torch.Tensor]
-Decode = Callable[[torch.Tensor], torch.Tensor]
+Step = Callable[[torch.Tensor], torch.Tensor]
 
 
-def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) -> tuple[Prefill, Decode]:
+def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) -> tuple[Step, Step]:
     """Step with a new cache for each prompt; `kept`: with one cache, which is reset."""
     held: dict[str, Any] = {}
 
@@ -297,13 +285,13 @@ def _stepped(model: Any, new_cache: Callable[[], Any], *, kept: bool = False) ->
     return prefill, lambda token: stepped(token, held["cache"])
 
 
-def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Prefill, Decode]:
+def _static(model: Any, batch: int, slots: int, *, kept: bool = False) -> tuple[Step, Step]:
     from transformers import StaticCache
 
     return _stepped(model, lambda: StaticCache(config=model.config, max_cache_len=slots), kept=kept)
 
 
-def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
+def _graph(model: Any, batch: int, slots: int) -> tuple[Step, Step]:
     """Return a prefill, and a recorded step that reads and writes a token in its own memory."""
     prefill, step = _static(model, batch, slots, kept=True)  # a graph contains the address of its cache
     token = prefill(torch.zeros(batch, 1, dtype=torch.long, device="cuda"))
@@ -319,7 +307,7 @@ def _graph(model: Any, batch: int, slots: int) -> tuple[Prefill, Decode]:
     return lambda ids: token.copy_(prefill(ids)), decode
 
 
-_ENGINES: dict[str, Callable[[Any, int, int], tuple[Prefill, Decode]]] = {
+_ENGINES: dict[str, Callable[[Any, int, int], tuple[Step, Step]]] = {
     "eager": lambda model, batch, slots: _stepped(model, lambda: None),
     "static": _static,
     "graph": _graph,

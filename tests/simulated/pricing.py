@@ -12,27 +12,18 @@ from torch.utils._pytree import tree_map
 aten = torch.ops.aten
 
 ALLOCATIONS = {
-    aten.empty.memory_format,
-    aten.empty_strided.default,
-    aten.empty_like.default,
-    aten.new_empty.default,
-    aten.new_empty_strided.default,
-    aten.empty_permuted.default,
-}
+    aten.empty.memory_format, aten.empty_strided.default, aten.empty_like.default, aten.new_empty.default,
+    aten.new_empty_strided.default, aten.empty_permuted.default,
+}  # fmt: skip
 """Operators that allocate memory and run no kernel."""
 
 GATHERS = {aten.embedding.default: 0, aten.index.Tensor: 0, aten.index_select.default: 0, aten.gather.default: 0}
 """Operators, and the position of the argument of which they read only the bytes that they write."""
 
 SCATTERS = {
-    aten.index_copy_.default,
-    aten.index_put_.default,
-    aten.index_add_.default,
-    aten.scatter_.src,
-    aten.scatter_.value,
-    aten.scatter_add_.default,
-    aten.slice_scatter.default,
-}
+    aten.index_copy_.default, aten.index_put_.default, aten.index_add_.default, aten.scatter_.src,
+    aten.scatter_.value, aten.scatter_add_.default, aten.slice_scatter.default,
+}  # fmt: skip
 """Operators that write only part of their output: the bytes that they are given."""
 
 

@@ -70,15 +70,9 @@ class Scenario:
 
     def options(self) -> dict[str, Any]:
         """Return the options of `roofscope run` for the request."""
-        return {
-            "dtype": self.dtype,
-            "quant": self.quant,
-            "engine": self.engine,
-            "prompt_lens": _listed(self.prompt_lens),
-            "batch_sizes": _listed(self.batch_sizes),
-            "new_tokens": self.new_tokens,
-            "no_levers": True,
-        }
+        cells = {"prompt_lens": _listed(self.prompt_lens), "batch_sizes": _listed(self.batch_sizes)}
+        how = {name: getattr(self, name) for name in ("dtype", "quant", "engine", "new_tokens")}
+        return {**cells, **how, "no_levers": True}
 
 
 def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: Any) -> tuple[Run, World]:

@@ -56,23 +56,20 @@ CORNERS = {(1, 64), (1, 512), (16, 64), (16, 512)}
 BUDGET_S = 20.0
 
 
-def profiled(folder: Path, out: Path, **options: object) -> tuple[int, Run, float]:
-    """Return (exit code, run, simulated seconds without loading) of a run of the scenario."""
-    with simulated(T4) as world:
-        start_s = world.host.now_s
-        code = command_line("run", str(folder), **SCENARIO.options(), fresh=True, out=out, **options)
-        took_s = world.host.now_s - start_s
-    run = read_run(out)
-    return code, run, took_s - run.document.stage_s["loading"]
-
-
 @pytest.fixture(scope="module")
 def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Run, float]:
+    """(exit code, run, simulated seconds without loading) of a run of the scenario in a short time."""
     folder = tmp_path_factory.mktemp("short")
+    model, out = str(SCENARIO.folder(folder)), folder / "run"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         with_effort(patch, whole_grid=False, more_prefills_s=0.8, warm_up_s=1.0)
-        return profiled(SCENARIO.folder(folder), folder / "run", budget=BUDGET_S)
+        with simulated(T4) as world:
+            start_s = world.host.now_s
+            code = command_line("run", model, **SCENARIO.options(), fresh=True, out=out, budget=BUDGET_S)
+            took_s = world.host.now_s - start_s
+    run = read_run(out)
+    return code, run, took_s - run.document.stage_s["loading"]
 
 
 @pytest.mark.ci

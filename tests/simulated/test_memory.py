@@ -166,14 +166,8 @@ def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
 
 def test_generate_copies_the_experts_of_a_decode_step(tmp_path: Path) -> None:
     """32 sequences of Qwen3-30B-A3B use 8 experts each, of three of 2048 x 768: 2.4 GB. A loop copies none."""
-    scenario = Scenario("qwen3-30b-a3b", 2, prompt_lens=[16], batch_sizes=[32], new_tokens=4, dtype="bfloat16")
-    with simulated(A100):
-        folder, engines = str(scenario.folder(tmp_path)), "eager,generate"
-        command_line(
-            "run", folder, prompt_lens=16, batch_sizes=32, new_tokens=4, dtype="bfloat16", engine=engines,
-            no_levers=True, out=tmp_path / "run",
-        )  # fmt: skip
-    run = read_run(tmp_path / "run")
+    scenario = Scenario("qwen3-30b-a3b", 2, "bfloat16", "eager,generate", [16], [32], new_tokens=4)
+    run, _ = said(scenario, [A100], tmp_path)
     peaks = run.cells.groupby("engine")["peak_memory_bytes"].first()
     counted = {cell.engine: cell.predicted_peak_memory_bytes for cell in run.document.evidence}
     assert peaks["generate"] - peaks["eager"] == pytest.approx(32 * 8 * 3 * 2048 * 768 * 2, rel=0.05)

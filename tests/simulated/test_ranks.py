@@ -79,6 +79,3 @@ def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
         if row.phase == "decode":
             assert (row.regime == "link-bound") is binds
             assert (true_s > row.latency_s / 2) is binds
-
-
-"""Bytes of the weights of Mistral-7B in 16 bits."""

@@ -31,13 +31,7 @@ from .mode import CardMode, copied
 from .native import native
 from .truth import Truth
 
-TIMED = (
-    "profiler.device.clock",
-    "profiler.device.machine",
-    "profiler.device.telemetry",
-    "profiler.roofs.measure",
-    "profiler.device.contention",
-)
+TIMED = ("device.clock", "device.machine", "device.telemetry", "roofs.measure", "device.contention")
 """Modules of the profiler that read a clock."""
 
 ENOUGH = {
@@ -133,7 +127,7 @@ def _replaced(driver: Driver, host: Host) -> Iterator[tuple[Any, str, Any]]:
     yield FakeTensor, "__new__", staticmethod(copied(FakeTensor.__new__))
     yield torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)
     for module in TIMED:
-        yield importlib.import_module(module), "time", SimulatedTime(host)
+        yield importlib.import_module(f"profiler.{module}"), "time", SimulatedTime(host)
     yield importlib.import_module("profiler.device.telemetry"), "threading", SimulatedThreading(host)
 
 

@@ -1,4 +1,4 @@
-"""Scripts with planted faults, each with its fix, and functions that run them while they are recorded."""
+"""The planted faults of scripts, each with its fix, and functions that run scripts while they are recorded."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from scripts import SCRIPTS
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler import effort
 from profiler.device.clock import CoreClock
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import CallFloor, Untried
-from profiler.why_slow.observations import Observations
+from profiler.why_slow.observations import Call, CallSettings, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import CallGroup, Candidate
 from profiler.why_slow.script import run_script
 from profiler.why_slow.trials import call_groups
-
-SCRIPTS = Path(__file__).parent / "scripts"
 
 FAULTS = {
     # script: (finding, faulty text, its fix)
@@ -38,16 +38,15 @@ FAULTS = {
         "        past, logits = found.past_key_values, found.logits\n",
     ),
     "gradients": ("grad-on", "torch.enable_grad()", "torch.inference_mode()"),
-    "train_mode": ("train-mode", "model.train()", "model.eval()"),
+    "train_mode": ("train-mode", ".train()", ".eval()"),
     "frozen": ("frozen-weights", "model.requires_grad_(False)", "model.eval()"),
     "padded_to_the_maximum": ("padding", "length = 384", "length = 48"),
     "float32": ("wide-dtype", "torch.float32", '"auto"'),
     "all_logits": ("all-logits", "use_cache=True", "use_cache=True, logits_to_keep=1"),
-    "reranker": ("all-logits", "**pairs", "**pairs, logits_to_keep=1"),
     "one_by_one": ("one-by-one", "questions.split(1)", "questions.split(8)"),
     "paged_one_by_one": ("one-by-one", "[[question] for question in questions]", "[questions]"),
-    "adapters": ("unmerged-adapters", "with_adapters(Auto", "(Auto"),
-    "eager_attention": ("slow-attention", ', attn_implementation="eager"', ""),
+    "adapters": ("unmerged-adapters", "with_linears(load(), partial(LowRank, rank=64))", "load()"),
+    "eager_attention": ("slow-attention", 'attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
     "half_on_a_cpu": ("emulated-dtype", "torch.float16", '"auto"'),
@@ -55,7 +54,7 @@ FAULTS = {
     "experts_in_a_loop": ("slow-experts", '"eager"', '"grouped_mm"'),
     "tokenized_again": ("text-again", "    found = tokenizer", "    found = found or tokenizer"),
     "offloaded": ("offload", '"disk"', '"cpu"'),
-    "loaded_again": ("reloads", "    model = Auto", "    model = model or Auto"),
+    "loaded_again": ("reloads", "    model = load()", "    model = model or load()"),
 }
 
 THREE_FAULTS = {
@@ -81,9 +80,8 @@ THREE_FAULTS = {
 def fixed_source(name: str, finding: str | None = None) -> str:
     """The source of a script without its fault, or without one of its three faults."""
     wrong, right = FAULTS[name][1:] if finding is None else THREE_FAULTS[name][finding]
-    source = (SCRIPTS / f"{name}.py").read_text()
-    assert wrong in source
-    return source.replace(wrong, right)
+    assert wrong in SCRIPTS[name]
+    return SCRIPTS[name].replace(wrong, right)
 
 
 def tiny_llama(**options: Any) -> LlamaForCausalLM:
@@ -91,6 +89,29 @@ def tiny_llama(**options: Any) -> LlamaForCausalLM:
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
     config = LlamaConfig(**{"num_hidden_layers": 1, "eos_token_id": None, "pad_token_id": 0, **sizes, **options})
     return LlamaForCausalLM(config).eval()
+
+
+def with_linears(model: Any, make: Callable[[nn.Linear], nn.Module]) -> Any:
+    """The model with other modules in place of the linears of its layers."""
+    for layer in model.model.layers:
+        for block in (layer.self_attn, layer.mlp):
+            for name, child in list(block.named_children()):
+                if isinstance(child, nn.Linear):
+                    setattr(block, name, make(child))
+    return model
+
+
+class LowRank(nn.Module):
+    """LoRA with children (Hu et al. 2021): W x + B A x."""
+
+    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False, dtype=base.weight.dtype)
+        self.up = nn.Linear(rank, base.out_features, bias=False, dtype=base.weight.dtype)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.up(self.down(x))
 
 
 def save_small_llama(folder: Path) -> None:
@@ -126,7 +147,7 @@ def run_watched(script: Path, model: Path) -> Recorder:
     recorder = Recorder()
     with (
         patch.object(sys, "argv", sys.argv),
-        patch.object(sys, "path", [*sys.path, str(SCRIPTS)]),
+        patch.object(sys, "path", [*sys.path]),
         patch.dict(sys.modules, {"__main__": sys.modules["__main__"]}),
         watched(recorder),
     ):
@@ -157,6 +178,16 @@ def changes_to(
         group.floor = floor(group.recorder)
         found |= {candidate.id: candidate for candidate in candidates(group, Untried())}
     return found
+
+
+def generate(number: int, seconds: float, **more: Any) -> Call:
+    """A call of `generate` with these seconds, as if it had been recorded."""
+    return Call(number, "generate", "Llama", 1, 8, 0, 4, 4, seconds, "s.py:4", **{"settings": CallSettings(), **more})
+
+
+def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
+    """A script of such calls."""
+    return replace(Observations("s.py", wall_s, calls, (), 0.0, "", 0.0), **more)
 
 
 def taken_s(seen: Observations) -> float:

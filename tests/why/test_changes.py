@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import changes_to, groups_of, tiny_llama
+from planted_faults import LowRank, changes_to, groups_of, tiny_llama, with_linears
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
@@ -47,16 +47,6 @@ class WordLinear(nn.Module):
             parts = [(self.qweight >> (4 * place)) & 15 for place in range(8)]
             weight = torch.cat(parts, 0).to(x.dtype)
         return x @ weight
-
-
-def with_linears(model: Any, make: Callable[[nn.Linear], nn.Module]) -> Any:
-    """The model with other modules in place of the linears of its layers."""
-    for layer in model.model.layers:
-        for block in (layer.self_attn, layer.mlp):
-            for name, child in list(block.named_children()):
-                if isinstance(child, nn.Linear):
-                    setattr(block, name, make(child))
-    return model
 
 
 def with_bitsandbytes(name: str) -> Any:
@@ -93,18 +83,13 @@ def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> No
     before = [each.module for each in linears]
     twins = dense_twins(linears, model.dtype, 1e9)
     with torch.no_grad(), replaced(linears, twins):
-        assert packed_linears(model) == []
+        assert packed_linears(model) == [], "a dense model has none"
         assert model(IDS).logits.isfinite().all()
         assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
         assert model.model.layers[0].mlp.up_proj.weight.shape == (
             model.config.intermediate_size, model.config.hidden_size,
         )  # fmt: skip
     assert [each.module for each in packed_linears(model)] == before
-
-
-def test_a_dense_model_has_no_packed_linears() -> None:
-    assert packed_linears(tiny_llama()) == []
-    assert packed_linears(tiny_llama().to(torch.bfloat16)) == []
 
 
 def test_layers_share_dense_weights_where_memory_is_short() -> None:
@@ -143,19 +128,6 @@ def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeyp
     assert "weights are packed (WordLinear), their kernel is aten::" in first.evidence
     assert "and in a decode step dense weights are faster at batch 1 to " in first.evidence
     assert isinstance(model.model.layers[0].mlp.up_proj, WordLinear), "the script's model is unchanged"
-
-
-class LowRank(nn.Module):
-    """LoRA with children (Hu et al. 2021): W x + B A x."""
-
-    def __init__(self, base: nn.Linear, rank: int = 4) -> None:
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, rank, bias=False)
-        self.up = nn.Linear(rank, base.out_features, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + self.up(self.down(x))
 
 
 class Decomposed(LowRank):
@@ -365,20 +337,21 @@ def test_a_chat_passes_its_cache_on() -> None:
     assert found.change == "pass past_key_values with the next prompt"
 
 
-@pytest.mark.parametrize("reason", ["few tokens", "padding", "a cache"])
-def test_other_prompts_share_nothing(reason: str) -> None:
+@pytest.mark.parametrize(
+    ("prompts", "options"),
+    [
+        ([prompt[40:] for prompt in QUESTIONS], dict),
+        (
+            [[0] * 80 + prompt[80:84] for prompt in QUESTIONS],
+            lambda: {"attention_mask": (torch.arange(84) > 79).long()[None]},
+        ),
+        ([DOCUMENT[: 64 + 8 * turn] for turn in range(3)], lambda: {"past_key_values": DynamicCache()}),
+    ],
+    ids=["few tokens", "padding", "a cache"],
+)
+def test_other_prompts_share_nothing(prompts: list[list[int]], options: Callable[[], dict[str, Any]]) -> None:
     model = tiny_llama()
-    prompts, options = QUESTIONS, {}
-    if reason == "few tokens":
-        prompts = [prompt[40:] for prompt in prompts]
-    elif reason == "padding":
-        prompts = [[0] * 80 + prompt[80:] for prompt in prompts]
-        options["attention_mask"] = torch.tensor([[0] * 80 + [1] * 4])
-        prompts = [prompt[:84] for prompt in prompts]
-    else:
-        options["past_key_values"] = DynamicCache(config=model.config)
-        prompts = [DOCUMENT[: 64 + 8 * turn] for turn in range(3)]
-    assert "shared-prefix" not in changes_to(lambda: generate_each(model, prompts, **options))
+    assert "shared-prefix" not in changes_to(lambda: generate_each(model, prompts, **options()))
 
 
 def test_texts_are_tried_as_one_batch() -> None:
@@ -441,16 +414,12 @@ def test_forwards_of_a_loop_are_not_batched() -> None:
     """Each forward of a loop needs the previous token, with or without a cache."""
     model = tiny_llama()
 
-    def without_cache() -> None:
-        for length in range(3, 12):
-            model(torch.ones(1, length, dtype=torch.long))
-
     def with_cache() -> None:
         for _ in range(4):
             cache = model(torch.ones(1, 4, dtype=torch.long), use_cache=True).past_key_values
             model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
 
-    assert "one-by-one" not in changes_to(without_cache)
+    assert "one-by-one" not in changes_to(lambda: [model(torch.ones(1, n, dtype=torch.long)) for n in range(3, 12)])
     assert "one-by-one" not in changes_to(with_cache)
 
 

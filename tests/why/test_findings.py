@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator
@@ -10,16 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from planted_faults import (
-    FAULTS,
-    SCRIPTS,
-    THREE_FAULTS,
-    fixed_source,
-    on_one_core,
-    run_watched,
-    save_small_llama,
-    taken_s,
-)
+from planted_faults import FAULTS, THREE_FAULTS, fixed_source, on_one_core, run_watched, save_small_llama, taken_s
+from scripts import SCRIPTS
 
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import Why
@@ -34,12 +25,12 @@ TRIES = 3
 # A fault that costs less than this is skipped: 16 bits are slower than 32 on some machines.
 WORTH_S = 0.1
 
-HEALTHY = sorted(path.stem for path in SCRIPTS.glob("healthy_*.py"))
+HEALTHY = [name for name in SCRIPTS if name.startswith("healthy_")]
 # Its trial does not fit its time while another test takes a core.
 ALONE = "paged_one_by_one"
 
 
-Ran = Callable[[Path], Recorder]
+Ran = Callable[[str, str], Recorder]
 
 
 @pytest.fixture(scope="module")
@@ -50,10 +41,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ran(folder: Path) -> Iterator[Ran]:
-    """A function that runs and records a script in this process, on one core."""
+def ran(folder: Path, tmp_path: Path) -> Iterator[Ran]:
+    """A function that runs and records a script in this process, on one core: its name and source."""
+
+    def run(name: str, source: str) -> Recorder:
+        script = tmp_path / f"{name}.py"
+        script.write_text(source)
+        return run_watched(script, folder)
+
     with on_one_core():
-        yield functools.partial(run_watched, model=folder)
+        yield run
 
 
 def why(recorder: Recorder, name: str) -> Why:
@@ -65,19 +62,18 @@ def why(recorder: Recorder, name: str) -> Why:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.timing] if name == ALONE else []) for name in FAULTS]
 )
-def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran, tmp_path: Path) -> None:
+def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran) -> None:
     """The reported saving equals the measured saving of the fixed script.
 
     If other processes disturb the run, the test repeats it up to twice and compares the medians.
     """
     identity = FAULTS[name][0]
-    (tmp_path / f"{name}.py").write_text(fixed_source(name))
-    ran(tmp_path / f"{name}.py")
+    ran(name, fixed_source(name))
     reported: list[list[tuple[str, float]]] = []
     saved: list[float] = []
     for _ in range(TRIES):
-        found = why(ran(SCRIPTS / f"{name}.py"), name)
-        saved.append(taken_s(found.seen) - taken_s(ran(tmp_path / f"{name}.py").seen(name)))
+        found = why(ran(name, SCRIPTS[name]), name)
+        saved.append(taken_s(found.seen) - taken_s(ran(name, fixed_source(name)).seen(name)))
         reported.append([(item.id, item.saves_s) for item in found.findings])
         reported_s = statistics.median(dict(items).get(identity, 0.0) for items in reported)
         first = found.findings[0] if found.findings else None
@@ -97,7 +93,7 @@ def test_a_healthy_script_has_no_finding(name: str, ran: Ran) -> None:
     """If other processes disturb the run, the test repeats it up to twice. A real fault would be found each time."""
     common, cheap = set[str](), False
     for turn in range(TRIES):
-        found = why(ran(SCRIPTS / f"{name}.py"), name)
+        found = why(ran(name, SCRIPTS[name]), name)
         assert found.seen.calls
         ids = {item.id for item in found.findings}
         common, cheap = (ids & common if turn else ids), cheap or is_cheap(found.seen)
@@ -112,21 +108,19 @@ def is_cheap(seen: Observations) -> bool:
 
 
 @pytest.mark.parametrize("name", THREE_FAULTS)
-def test_three_faults_are_all_found_the_most_expensive_first(name: str, ran: Ran, tmp_path: Path) -> None:
+def test_three_faults_are_all_found_the_most_expensive_first(name: str, ran: Ran) -> None:
     """Findings are in the order of the measured savings. The test repeats up to twice if pairs do not agree."""
     faults = set(THREE_FAULTS[name])
     if not torch.cpu._is_avx512_bf16_supported():
         faults.remove("wide-dtype")  # float32 may cost nothing on this CPU
-    script = tmp_path / f"{name}.py"
     pairs_s: list[dict[str, tuple[float, float]]] = []
     for _ in range(TRIES):
-        found = why(ran(SCRIPTS / f"{name}.py"), name)
+        found = why(ran(name, SCRIPTS[name]), name)
         reported_s = {item.id: item.saves_s for item in found.findings[: len(faults)]}
         assert faults <= set(reported_s) | {trial.id for trial in found.tried if not trial.claimed}
         saved_s = {}
         for finding in faults:
-            script.write_text(fixed_source(name, finding))
-            saved_s[finding] = taken_s(found.seen) - taken_s(ran(script).seen(name))
+            saved_s[finding] = taken_s(found.seen) - taken_s(ran(name, fixed_source(name, finding)).seen(name))
         pairs_s.append({finding: (reported_s.get(finding, 0.0), saved_s[finding]) for finding in faults})
         # Two faults with nearly equal savings may come in either order.
         in_order = all(saved_s[first] > (1 - ROOM) * saved_s[then] for first, then in itertools.pairwise(reported_s))

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import SCRIPTS, changes_to, groups_of, run_watched, tiny_llama
+from planted_faults import changes_to, groups_of, run_watched, tiny_llama
+from scripts import SCRIPTS
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
@@ -144,12 +145,6 @@ def on_roofs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
-def about(on_roofs: Any) -> Any:
-    """A function that gives the share of its calls that such a change is computed to save."""
-    return lambda *args: on_roofs(*args).about
-
-
-@pytest.fixture
 def wide() -> Any:
     """A model whose time is in its weights: 32 times more of them than keys and values of a short text."""
     return tiny_llama(hidden_size=256, intermediate_size=1024, num_hidden_layers=2)
@@ -158,39 +153,36 @@ def wide() -> Any:
 FOUR = {"max_new_tokens": 4, "do_sample": False}
 
 
-def test_beams_cost_little_where_weights_are_read_and_in_proportion_where_products_count(about: Any, wide: Any) -> None:
+def test_beams_cost_little_where_weights_are_read_and_much_where_products_count(on_roofs: Any, wide: Any) -> None:
     """A step of four beams reads the weights once, and computes four times as much."""
 
     def run(model: Any) -> None:
         model.generate(IDS[:1], num_beams=4, **FOUR)
 
-    assert about("beams", MEMORY, wide, run) < 0.1
-    assert about("beams", COMPUTE, wide, run) == pytest.approx(0.75, abs=0.01)
+    assert on_roofs("beams", MEMORY, wide, run).about < 0.1
+    assert on_roofs("beams", COMPUTE, wide, run).about == pytest.approx(0.75, abs=0.01)
 
 
-def one_by_one(model: Any) -> None:
-    for ids in IDS.split(1):
-        model.generate(ids, **FOUR)
+def test_prompts_one_by_one_save_the_weights_that_a_batch_reads_once(on_roofs: Any, wide: Any) -> None:
+    """Four prompts of one length: a batch reads a quarter of the weights, and computes as much.
 
+    Two of them as one batch read half of the weights, and the trial says that more save more.
+    """
 
-def test_prompts_one_by_one_save_the_weights_that_a_batch_reads_once(about: Any, wide: Any) -> None:
-    """Four prompts of one length: a batch reads a quarter of the weights, and computes as much."""
+    def one_by_one(model: Any) -> None:
+        for ids in IDS.split(1):
+            model.generate(ids, **FOUR)
 
-    assert about("one-by-one", MEMORY, wide, one_by_one) == pytest.approx(0.75, abs=0.05)
-    assert about("one-by-one", COMPUTE, wide, one_by_one) == pytest.approx(0.0, abs=0.01)
-
-
-def test_a_trial_of_half_the_prompts_says_that_more_save_more(on_roofs: Any, wide: Any) -> None:
-    """Two of four prompts as one batch read half of the weights, all four a quarter."""
-
+    assert on_roofs("one-by-one", COMPUTE, wide, one_by_one).about == pytest.approx(0.0, abs=0.01)
     whole = on_roofs("one-by-one", MEMORY, wide, one_by_one)
+    assert whole.about == pytest.approx(0.75, abs=0.05)
     half = whole.fewer()
     assert whole.shape == "4 of the prompts"
     assert half.about == pytest.approx(0.5, abs=0.05)
     assert half.shape == "2 of the prompts (more at once save more)"
 
 
-def test_padding_saves_in_the_prompt_only(about: Any, wide: Any) -> None:
+def test_padding_saves_in_the_prompt_only(on_roofs: Any, wide: Any) -> None:
     """Half of 8 tokens is padding; three of the four steps compute one token per row, with it or without."""
     mask = torch.ones_like(IDS)
     mask[:, :4] = 0
@@ -198,18 +190,17 @@ def test_padding_saves_in_the_prompt_only(about: Any, wide: Any) -> None:
     def run(model: Any) -> None:
         model.generate(IDS, attention_mask=mask, **FOUR)
 
-    assert about("padding", COMPUTE, wide, run) == pytest.approx(4 / (8 + 3), abs=0.02)
-    assert about("padding", MEMORY, wide, run) < 0.1
+    assert on_roofs("padding", COMPUTE, wide, run).about == pytest.approx(4 / (8 + 3), abs=0.02)
+    assert on_roofs("padding", MEMORY, wide, run).about < 0.1
 
 
-def test_unread_logits_save_the_products_of_the_head(about: Any) -> None:
+def test_unread_logits_save_the_products_of_the_head(on_roofs: Any) -> None:
     """At 8 positions: 7 of 8 rows of a head of 4096 x 32, next to 4 x 32 x 32 + 3 x 32 x 64 weights for all 8."""
     head, layer = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
     expected = 7 * head / (8 * head + 8 * layer)
-    saved = about(
-        "all-logits", COMPUTE, tiny_llama(vocab_size=4096), lambda model: model(IDS).logits[:, -1].argmax(-1).tolist()
-    )
-    assert saved == pytest.approx(expected, abs=0.01)
+    model = tiny_llama(vocab_size=4096)
+    found = on_roofs("all-logits", COMPUTE, model, lambda model: model(IDS).logits[:, -1].argmax(-1).tolist())
+    assert found.about == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize(("has", "name"), [((), "float32"), (("bfloat16",), "bfloat16")])
@@ -298,7 +289,7 @@ def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(c
 @pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "fast"])
 def test_a_slow_tower_is_named_in_the_first_sentence(is_slow: bool, tmp_path: Path) -> None:
     """256 patches go one by one through a convolution, or together. The floor counts the tower either way."""
-    source = (SCRIPTS / "slow_tower.py").read_text()
+    source = SCRIPTS["slow_tower"]
     fault = "patch_embed.proj.__class__ = SlowConv3d"
     assert fault in source
     script = tmp_path / "tower.py"

@@ -12,14 +12,15 @@ import torch
 import torch.nn.functional as F
 from hurry import with_effort
 from planted_faults import changes_to, groups_of, recorded, tiny_llama
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenized import word_tokenizer
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig, PreTrainedTokenizerFast
+from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 import profiler
+from profiler.counting.floor import RoofSet
 from profiler.facts.step import Step
 from profiler.why_slow.findings import Untried, judge_calls
 from profiler.why_slow.floor import floor_of_calls, subjects_of
@@ -43,21 +44,27 @@ from profiler.why_slow.trials import call_groups
     ],
 )
 def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any], computed: int, words: str) -> None:
-    model, recorder, shapes = tiny_llama(), Recorder(), list[tuple[int, ...]]()
+    model, shapes = tiny_llama(), list[tuple[int, ...]]()
     model.model.layers[0].register_forward_pre_hook(lambda _layer, args: shapes.append(tuple(args[0].shape[:2])))
-    with watched(recorder):
-        model.generate(torch.ones(rows, 8, dtype=torch.long), max_new_tokens=3, **options)
-    seen = recorder.seen("s.py")
+    prompts = torch.ones(rows, 8, dtype=torch.long)
+    seen = recorded(lambda: model.generate(prompts, max_new_tokens=3, **options)).seen("s.py")
     [call] = seen.calls
     assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for every beam and answer"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
     assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)
 
 
-def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts() -> None:
+@pytest.mark.parametrize("needless_gradients", [False, True])
+def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts(needless_gradients: bool) -> None:
+    """A cache of tensors with gradients cannot be copied as it is."""
     model, cache = tiny_llama(), DynamicCache()
-    prompt, token = torch.ones(1, 10, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
-    prefill, step = groups_of(lambda: [model(each, None, None, cache) for each in (prompt, token)])
+
+    def run() -> None:
+        with torch.set_grad_enabled(needless_gradients):
+            for tokens in (10, 1):
+                model(ids(tokens), None, None, cache)
+
+    prefill, step = groups_of(run)
     assert {group.call.words for group in (prefill, step)} == {"forward 1 x 10", "forward 1 x 1 @ 10"}
     prefill.repeated()()
     step.repeated()()
@@ -71,10 +78,8 @@ PROMPTS = [[3] * length for length in (4, 8, 6, 2)]
 
 def test_its_forwards_belong_to_the_line_of_the_call() -> None:
     """Two prompts of 4 and 8 tokens, three new tokens each."""
-    model, recorder = tiny_llama(), Recorder()
-    with watched(recorder):
-        model.generate_batch(PROMPTS[:2], GENERATION, BATCHING)
-    [call] = recorder.seen("s.py").calls
+    model = tiny_llama()
+    [call] = recorded(lambda: model.generate_batch(PROMPTS[:2], GENERATION, BATCHING)).seen("s.py").calls
     assert (call.words, call.settings.cache_class) == ("generate 2 x 6 + 3", "PagedAttentionCache")
     assert call.where.startswith("test_recorded_calls.py:")
     assert call.forwards >= 3
@@ -91,9 +96,7 @@ def test_prompts_one_by_one_are_tried_in_one_call() -> None:
 
 def test_only_repeated_encoding_is_recorded() -> None:
     """One line encodes a text three times, so two of them are repeats. Prefixes are decoded twice."""
-    words = Tokenizer(models.WordLevel({"?": 0, "one": 1, "two": 2}, unk_token="?"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer, recorder = PreTrainedTokenizerFast(tokenizer_object=words), Recorder()
+    tokenizer, recorder = word_tokenizer(["?", "one", "two"]), Recorder()
     with watched(recorder):
         for _ in range(3):
             ids = tokenizer("one two one two")["input_ids"]
@@ -104,8 +107,6 @@ def test_only_repeated_encoding_is_recorded() -> None:
 
 
 ROWS, TOKENS, VOCABULARY = 3, 5, 7
-
-
 LENGTHS = torch.tensor([2, 3, 5])
 ONE_PER_ROW: dict[str, tuple[Callable[[Any], Any], int]] = {
     # read: (how, last positions that include it)
@@ -251,15 +252,8 @@ class Plain(nn.Module):
         return self.head(self.norm(x[:, -1:]))
 
 
-class Wrapped(nn.Module):
+class Wrapped(nn.Sequential):
     """A transformers model inside another module, as peft wraps it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.model = tiny_llama()
-
-    def forward(self, ids: Any) -> Any:
-        return self.model(ids)
 
 
 def ids(tokens: int) -> torch.Tensor:
@@ -284,7 +278,7 @@ def test_a_cached_step_has_its_context() -> None:
 
 
 def test_a_model_of_transformers_in_a_module_is_recorded_itself() -> None:
-    wrapped = Wrapped()
+    wrapped = Wrapped(tiny_llama())
     seen = recorded(lambda: wrapped(ids(4))).seen("script")
     assert [call.model for call in seen.calls] == ["LlamaForCausalLM"]
 
@@ -295,19 +289,20 @@ def test_a_compiled_model_is_recorded() -> None:
     assert [(call.model, call.settings.compiled) for call in seen.calls] == [("Plain", True)]
 
 
-def compile_forward(model: Any) -> None:
-    model.forward = torch.compile(model.forward, backend="eager")
-
-
-@pytest.mark.parametrize("compile_", [lambda model: model.compile(backend="eager"), compile_forward])
+@pytest.mark.parametrize(
+    "compile_",
+    [
+        lambda model: model.compile(backend="eager"),
+        lambda model: setattr(model, "forward", torch.compile(model.forward, backend="eager")),
+    ],
+)
 @pytest.mark.parametrize("make", [Plain, tiny_llama])
 def test_a_model_that_compiles_itself_counts_as_compiled(compile_: Callable[[Any], None], make: Any) -> None:
     model = make().eval()
     compile_(model)
-    recorder = Recorder()
-    with watched(recorder), torch.compiler.set_stance("force_eager"), torch.no_grad():
-        model(ids(4))
-    assert [(noted.settings.compiled, noted.arguments) for noted in recorder.notes] == [(True, None)]
+    with torch.compiler.set_stance("force_eager"):
+        notes = recorded(lambda: model(ids(4))).notes
+    assert [(noted.settings.compiled, noted.arguments) for noted in notes] == [(True, None)]
 
 
 def test_its_work_is_that_of_torchs_counter() -> None:
@@ -331,8 +326,6 @@ def test_its_work_is_that_of_torchs_counter() -> None:
 
 
 def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    from profiler.counting.floor import RoofSet
-
     roofs = RoofSet("known", 1e9, {"float32": 1e9}, 0)
     monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: roofs)
     model = Plain().eval()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import operator
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import recorded, tiny_llama
+from planted_faults import generate, recorded, script, tiny_llama
 
 import profiler
 from profiler.device.clock import Clock
@@ -26,19 +25,11 @@ from profiler.why_slow import costs, trials
 from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import CallFloor, TriedChange, Untried, judge_calls, new_finding, tried_change
 from profiler.why_slow.loop_changes import batching_change
-from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations, covered_s, most_at_once
+from profiler.why_slow.observations import LineTime, Load, Observations, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
 from profiler.why_slow.trials import once_warm
-
-
-def generate(number: int, seconds: float, **more: Any) -> Call:
-    return Call(number, "generate", "Llama", 1, 8, 0, 4, 4, seconds, "s.py:4", CallSettings(), **more)
-
-
-def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
-    return replace(Observations("s.py", wall_s, calls, (), 0.0, "", 0.0), **more)
 
 
 def parts_of(seen: Observations, floor: CallFloor | None = None) -> dict[str, float]:
@@ -249,8 +240,7 @@ def test_time_in_calls_is_the_union_of_their_intervals(
 def test_no_finding_saves_more_than_its_calls_cover() -> None:
     """A change that saves three quarters of four simultaneous calls of 1 s saves 0.75 s of 1 s, not 3 s of 4 s."""
     calls = tuple(generate(number, 1.0, began_s=0.0) for number in range(THREADS))
-    trial = tried_change("cache-off", (0, 1, 2, 3), ((1.0, 0.25),) * 3, "s.py:4", "use_cache=False", "remove it", "one")
-    found = judge_calls(script(1.5, *calls), [trial])
+    found = judge_calls(script(1.5, *calls), [tried(0.75, 0, 1, 2, 3)])
     [finding] = found.findings
     assert (finding.saves_s, finding.share) == (pytest.approx(0.75), pytest.approx(0.75))
     assert why_sentences(found)[0] == (
@@ -312,44 +302,31 @@ def test_calls_from_threads_are_repeated_in_threads(monkeypatch: pytest.MonkeyPa
 TOKENS = {"inputs": torch.ones(1, 4, dtype=torch.long), "max_new_tokens": 2, "do_sample": False}
 
 
-def lines_of_calls(begin: Callable[[Any], None]) -> list[str]:
-    """The lines of the model calls in `begin`."""
-    return [noted.where for noted in recorded(lambda: begin(tiny_llama())).notes]
-
-
-def next_line() -> int:
-    """The number of the line after the caller's line."""
-    frame = inspect.currentframe()
-    return frame.f_back.f_lineno + 1
+def lines_of_calls(begin: Callable[[Any], None]) -> list[int]:
+    """The lines of the model calls in `begin`, counted from its `def`."""
+    notes = recorded(lambda: begin(tiny_llama())).notes
+    return [int(noted.where.removeprefix("test_seconds.py:")) - begin.__code__.co_firstlineno for noted in notes]
 
 
 def test_a_call_is_at_the_line_that_starts_its_thread() -> None:
     """Chat pages that read TextIteratorStreamer start such threads."""
-    expected = 0
 
     def begin(model: Any) -> None:
-        nonlocal expected
         thread = threading.Thread(target=model.generate, kwargs=TOKENS)
-        expected = next_line()
         thread.start()
         thread.join()
 
-    assert lines_of_calls(begin) == [f"test_seconds.py:{expected}"]
+    assert lines_of_calls(begin) == [2]
 
 
 def test_calls_of_one_worker_are_at_the_lines_that_submit_them() -> None:
-    first = second = 0
-
     def begin(model: Any) -> None:
-        nonlocal first, second
         with ThreadPoolExecutor(1) as pool:
-            first = next_line()
             one: Future[Any] = pool.submit(model.generate, **TOKENS)
             one.result()
-            second = next_line()
             pool.submit(model.generate, **TOKENS).result()
 
-    assert lines_of_calls(begin) == [f"test_seconds.py:{first}", f"test_seconds.py:{second}"]
+    assert lines_of_calls(begin) == [2, 4]
 
 
 def test_an_unknown_line_is_said_to_be_that_of_a_library() -> None:

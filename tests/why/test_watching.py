@@ -17,18 +17,24 @@ from docs.schemas import assert_follows
 from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
 from machines import Others
-from planted_faults import run_watched, tiny_llama
+from planted_faults import generate, run_watched, script, tiny_llama
+from transformers import PreTrainedModel
 
 import profiler
 from profiler.errors import RequestError
 from profiler.why_slow.command import ScriptAnswer, explained, why_script
 from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
-from profiler.why_slow.observations import Call, CallSettings, Load, Observations
+from profiler.why_slow.observations import CallSettings, Observations
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.script import run_script
 
 HURRIED = Path(__file__).parents[1] / "hurry.py"
+LOAD = """import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+ids = torch.ones(2, 8, dtype=torch.long)
+"""
 
 
 def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -136,35 +142,22 @@ def test_a_module_is_run_as_the_interpreter_runs_it(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_interrupted_script_is_explained(tiny_folder: Path, tmp_path: Path) -> None:
     """The answer covers all calls until the interrupt, each with the user's line."""
-    script = (
-        "import sys, torch\n"
-        "from transformers import AutoModelForCausalLM\n"
-        "model = AutoModelForCausalLM.from_pretrained(sys.argv[1])\n"
-        "for _ in range(2):\n"
-        "    print(model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False).shape[0])\n"
-        "raise KeyboardInterrupt\n"
-    )
-    done = ran(script, tmp_path, str(tiny_folder))
-    assert done.returncode == 130
-    assert done.stdout == "1\n1\n"
+    calls = "for _ in range(2):\n    print(model.generate(ids, max_new_tokens=4, do_sample=False).shape[0])\n"
+    done = ran(LOAD + calls + "raise KeyboardInterrupt\n", tmp_path, str(tiny_folder))
+    assert (done.returncode, done.stdout) == (130, "2\n2\n")
     assert "Interrupted: up to here" in done.stderr
     document = json.loads((tmp_path / "why" / "why.json").read_text())
     assert_follows("why", document)
     assert document["interrupted"]
-    assert [call["where"] for call in document["calls"]] == ["own.py:5", "own.py:5"]
+    assert [call["where"] for call in document["calls"]] == ["own.py:6", "own.py:6"]
     assert {call["new_tokens"] for call in document["calls"]} == {4}
     assert [load["where"] for load in document["loads"]] == ["own.py:3"]
     assert "<h1>Why is" in (tmp_path / "why" / "why.html").read_text()
 
 
-def test_a_block_is_recorded_if_transformers_is_imported_already(
-    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from transformers import AutoModelForCausalLM, PreTrainedModel
-
+def test_a_block_is_recorded_if_transformers_is_imported_already(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_floor=False, script_least_s=1.0)
-    before = PreTrainedModel.from_pretrained
-    model = AutoModelForCausalLM.from_pretrained(tiny_folder)
+    model, before = tiny_llama(), PreTrainedModel.from_pretrained
     with profiler.why() as watching:
         model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=3, do_sample=False)
     [call] = watching.found.seen.calls
@@ -242,25 +235,18 @@ def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyP
     assert first.saves_s <= watching.found.seen.calls_s
 
 
-def call(number: int, seconds: float) -> Call:
-    settings = CallSettings("float32", attention="sdpa", cache=False, training=True)
-    return Call(number, "generate", "Llama", 1, 64, 0, 32, 32, seconds, "s.py:4", settings)
+SETTINGS = CallSettings("float32", attention="sdpa", cache=False, training=True)
+TWO = script(20.0, generate(0, 2.0, settings=SETTINGS), generate(1, 6.0, settings=SETTINGS))
+ONE = script(20.0, generate(0, 1.0))
 
 
 def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> TriedChange:
-    words = ("s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 64 + 32")
-    return tried_change("cache-off", calls, rounds, *words)
-
-
-def seen(*calls: Call, loads: tuple[Load, ...] = ()) -> Observations:
-    return Observations("s.py", 20.0, calls, loads, 0.0, "", 1e-4)
+    return tried_change("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 8 + 4")
 
 
 def test_a_trial_saves_seconds_of_all_its_calls() -> None:
     """After the change a call takes a quarter of its time, which saves 6 s of 2 + 6 s, or 75 %."""
-    found = judge_calls(
-        seen(call(0, 2.0), call(1, 6.0)), [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=CallFloor(1.0, 0.25)
-    )
+    found = judge_calls(TWO, [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=CallFloor(1.0, 0.25))
     [finding] = found.findings
     assert finding.saves_s == pytest.approx(6.0)
     assert finding.share == pytest.approx(0.75)
@@ -268,7 +254,7 @@ def test_a_trial_saves_seconds_of_all_its_calls() -> None:
     assert "the same tokens need 1.00 s on this machine, 250 ms of it dispatch." in why_sentences(found)[0]
     assert "6.00 s (75 %)" in why_sentences(found)[1]
     assert call_rows(found) == [
-        ["s.py:4", "2", "generate 1 x 64 + 32", "8.00 s", "4.00 s", "float32, sdpa, no cache, train mode"]
+        ["s.py:4", "2", "generate 1 x 8 + 4", "8.00 s", "4.00 s", "float32, sdpa, no cache, train mode"]
     ]
     assert "&lt;b&gt;" in html_why(found)
     assert "<b>" not in html_why(found)
@@ -276,32 +262,17 @@ def test_a_trial_saves_seconds_of_all_its_calls() -> None:
 
 def test_what_saves_little_or_nothing_gives_no_finding() -> None:
     """A change that is slower, and one that saves under 2 % of the script."""
-    observations = seen(call(0, 2.0), call(1, 6.0))
     for changed_s in (1.5, 0.985):
-        assert not judge_calls(observations, [trial(*[(1.0, changed_s)] * 5)]).findings
-    assert "Nothing to change of 1 tried." in why_sentences(judge_calls(observations, [trial((1.0, 1.5))]))
-
-
-@pytest.mark.slow
-def test_forwards_with_a_cache_are_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a loop records needless gradients, a step without them is tried."""
-
-    with_effort(monkeypatch, script_floor=False)
-    model = tiny_llama()
-    with profiler.why() as watching:
-        found = model(torch.ones(1, 4, dtype=torch.long), use_cache=True)
-        for _ in range(6):
-            found = model(torch.ones(1, 1, dtype=torch.long), past_key_values=found.past_key_values, use_cache=True)
-    assert not [text for text in watching.found.not_tried if "grad-on" in text]
-    assert "forward 1 x 1" in {trial.shape.split(" @")[0] for trial in watching.found.tried if trial.id == "grad-on"}
+        assert not judge_calls(TWO, [trial(*[(1.0, changed_s)] * 5)]).findings
+    assert "Nothing to change of 1 tried." in why_sentences(judge_calls(TWO, [trial((1.0, 1.5))]))
 
 
 def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
-    found = judge_calls(seen(call(0, 1.0)), [], CallFloor(0.1, 0.0), ["all other changes: interrupted"])
+    found = judge_calls(ONE, [], CallFloor(0.1, 0.0), ["all other changes: interrupted"])
     assert "Nothing could be tried" in " ".join(why_sentences(found))
     assert "Nothing to change" not in " ".join(why_sentences(found))
     one = trial((1.0, 1.5), calls=(0,))
-    partly = why_sentences(judge_calls(seen(call(0, 1.0)), [one], CallFloor(0.1, 0.0), ["padding: no time was left"]))
+    partly = why_sentences(judge_calls(ONE, [one], CallFloor(0.1, 0.0), ["padding: no time was left"]))
     assert partly[1].startswith("Nothing was found in 1 trial, and others could not be made (listed below).")
 
 
@@ -310,12 +281,11 @@ def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
 )
 def test_busy_cores_are_a_warning(device: str, busy: float, warned: bool) -> None:
     """Calls with two threads need both cores; calls on a GPU need one."""
-    made = call(0, 1.0)
-    here = replace(made, settings=replace(made.settings, device=device, threads=2))
+    here = script(20.0, generate(0, 1.0, settings=replace(SETTINGS, device=device, threads=2)))
 
     class FixedRecorder(Recorder):
         def seen(self, script: str, *, interrupted: bool = False) -> Observations:
-            return seen(here)
+            return here
 
     found = explained(FixedRecorder(), "s.py", Others(busy, 2), interrupted=True)
     assert ["1.5 of 2 cores busy" in text for text in why_document(found).warnings] == [True] * warned
@@ -373,28 +343,8 @@ def test_a_cell_that_fails_or_calls_no_model_has_an_answer(shell: Any, capsys: p
     assert "ZeroDivisionError" in "".join(capsys.readouterr())
 
 
-LOAD = """import sys, torch
-from transformers import AutoModelForCausalLM
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
-ids = torch.ones(2, 8, dtype=torch.long)
-"""
 # (source, output, kinds of the recorded calls).
 KINDS = {
-    "wraps": (
-        "class Whole(torch.nn.Module):\n"
-        "    def __init__(self, inner):\n"
-        "        super().__init__()\n"
-        "        self.inner = inner\n"
-        "    def forward(self, ids):\n"
-        "        return self.inner(ids).logits.shape[0]\n"
-        "print(Whole(model)(ids))\n",
-        "2\n", ["forward"],
-    ),
-    "compiles": (
-        "fast = torch.compile(model, backend='eager')\n"
-        "with torch.no_grad():\n    print(fast(ids).logits.shape[0])\n",
-        "2\n", ["forward"],
-    ),
     "accelerates": (
         "from accelerate import Accelerator\n"
         "ready = Accelerator(cpu=True).prepare(model)\n"
@@ -410,11 +360,10 @@ KINDS = {
         "2\n", ["forward"],
     ),
     "pipes": (
-        "from tokenizers import Tokenizer, models, pre_tokenizers\n"
-        "from transformers import PreTrainedTokenizerFast, pipeline\n"
-        "words = Tokenizer(models.WordLevel({'?': 0, 'one': 1, 'two': 2}, unk_token='?'))\n"
-        "words.pre_tokenizer = pre_tokenizers.Whitespace()\n"
-        "words = PreTrainedTokenizerFast(tokenizer_object=words, pad_token='?')\n"
+        "from tokenized import word_tokenizer\n"
+        "from transformers import pipeline\n"
+        "words = word_tokenizer(['?', 'one', 'two'])\n"
+        "words.pad_token = '?'\n"
         "generate = pipeline('text-generation', model=model, tokenizer=words, device='cpu')\n"
         "print(len(generate('one two one', max_new_tokens=3, do_sample=False)))\n",
         "1\n", ["generate"],
