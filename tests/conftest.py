@@ -26,10 +26,12 @@ from machines import CPU
 from smollm2 import WHEEL, smollm2_gguf
 
 import profiler
+from profiler.facts.run_facts import Facts
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
+from profiler.store.folder import read_document, read_facts, read_gathered
 
 # A shared machine may stop for a second, and no property is about time.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -138,6 +140,14 @@ def smollm2(gguf_file: Path) -> LoadedModel:
     """SmolLM2-135M-Instruct in float32, loaded once: reading a GGUF file takes seconds."""
     source = resolve(str(gguf_file))
     return load(ModelRequest(source, CPU, torch.float32, weights="checkpoint"), load_config(source))
+
+
+@pytest.fixture(scope="session")
+def xeon_facts() -> Facts:
+    """The facts of a committed run of SmolLM2-135M on a Xeon."""
+    folder = Path(__file__).parents[1] / "runs" / "reference" / "smollm2-135m-xeon"
+    document = read_document(folder)
+    return read_facts(folder, document, read_gathered(folder, document))
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,15 @@ import torch
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
 from profiler.device.machine import Machine, machine_for
+from profiler.facts.roofs import Roof
 
 CPU = torch.device("cpu")
 HOST = machine_for(CPU)
+
+
+def roof(per_s: float) -> Roof:
+    """A roof that is known exactly."""
+    return Roof(per_s, per_s, per_s, 9, "given")
 
 
 class SmallMachine(Machine):

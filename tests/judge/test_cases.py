@@ -85,6 +85,8 @@ def test_a_step_clearly_above_its_roof_has_low_confidence() -> None:
         ("A100 decode batch 64 KV", Flag.KV_BOUND),
         ("Llama-2-7B batch 256 H100-64GB vLLM", Flag.KV_BOUND),
         ("H100 prefill at half clock", Flag.THROTTLED),
+        ("nf4 dense copy L4 batch 8", Flag.INEFFICIENT_KERNELS),
+        ("CPU with a copied cache", Flag.WASTEFUL_PATH),
     ],
 )
 def test_what_limits_a_step_is_flagged(name: str, flag: Flag) -> None:
@@ -96,6 +98,7 @@ def test_what_limits_a_step_is_flagged(name: str, flag: Flag) -> None:
     [
         *((name, "high") for name in ("Llama-2-7B batch 1 A100 gpt-fast", "H100 decode batch 1 graph")),
         ("a product at 85 % of its roof", "high"),
+        ("slow wall without replays", "low"),
         # A label that holds over the whole interval is medium at most, however wide the interval is.
         ("interval of 12 % that clears the threshold", "medium"),
     ],
