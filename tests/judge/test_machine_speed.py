@@ -68,10 +68,7 @@ def widest(judgement: Judgement) -> float:
 
 
 def test_a_shared_swing_is_divided_out(xeon_facts: Facts) -> None:
-    calm, swung = (
-        judge_run(on_machine(xeon_facts, steady, steady)),
-        judge_run(on_machine(xeon_facts, swinging, swinging)),
-    )
+    calm, swung = (judge_run(on_machine(xeon_facts, pace, pace)) for pace in (steady, swinging))
     for key, ratio in shape(swung).items():
         assert ratio == pytest.approx(shape(calm)[key], rel=0.05), key
     assert widest(swung) < 0.06

@@ -15,8 +15,9 @@ from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "tiny_run"
-WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
-PRECISIONS = ROOT / "runs" / "reference" / "smollm2-135m-precisions"
+REFERENCE = ROOT / "runs" / "reference"
+WHOLE = REFERENCE / "smollm2-135m-2-cores"
+PRECISIONS = REFERENCE / "smollm2-135m-precisions"
 
 
 def old_run() -> Run:
