@@ -73,26 +73,21 @@ def test_a_library_that_fails_in_any_way_is_a_line() -> None:
         run_check("x", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
 
 
-def test_a_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("built_for", "says"),
+    [
+        ("13.0", "built for CUDA 13.0, but the driver supports CUDA up to 12.2: install a torch built for CUDA 12"),
+        ("12.8", "torch finds no GPU"),
+        (None, "a CPU build next to an NVIDIA driver"),
+    ],
+)
+def test_a_build_that_its_driver_cannot_run(monkeypatch: pytest.MonkeyPatch, built_for: str | None, says: str) -> None:
     """CUDA's minor versions are compatible (CUDA Compatibility, NVIDIA); the driver must support the major version."""
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "cuda", built_for)
     driver(monkeypatch, 12020)
     assert checks.driver()[1] == "NVIDIA 535.104, supports CUDA up to 12.2"
-    result = checks.torch_build()
-    assert result[0] is False
-    advice = "install a torch built for CUDA 12"
-    assert f"built for CUDA 13.0, but the driver supports CUDA up to 12.2: {advice}" in result[1]
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    result = checks.torch_build()
-    assert result[0] is False
-    assert "torch finds no GPU" in result[1], "the torch of this environment has no CUDA"
-
-
-def test_a_cpu_build_next_to_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    driver(monkeypatch, 12020)
-    result = checks.torch_build()
-    assert (result[0], "a CPU build next to an NVIDIA driver" in result[1]) == (False, True)
+    works, words = checks.torch_build()
+    assert (works, says in words) == (False, True)
 
 
 def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -29,13 +29,8 @@ def roofs() -> Ceilings:
 
 
 LABELS = {
-    ("compute-bound", ""),
-    ("memory-bound", ""),
-    ("overhead-bound", ""),
-    ("mixed", ""),
-    ("kernel-bound", "kernels below the roof"),
-    ("kernel-bound", "dequantisation"),
-    ("link-bound", ""),
+    *((regime, "") for regime in ("compute-bound", "memory-bound", "overhead-bound", "mixed", "link-bound")),
+    *(("kernel-bound", cause) for cause in ("kernels below the roof", "dequantisation")),
 }
 
 

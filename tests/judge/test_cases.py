@@ -12,7 +12,6 @@ from profiler.judge.breakdown import Demand, StepRoofs, break_down, with_engine
 from profiler.judge.regimes import Flag, Measurement, Verdict, judge_cell
 
 W, P = 1e12, 100e12
-MS = 1e-3
 CASES = list(csv.DictReader((Path(__file__).parent / "cases.csv").read_text().splitlines()))
 
 
@@ -21,7 +20,7 @@ def verdict(case: dict[str, str]) -> Verdict:
 
     `replayed` is the share of them that was replayed, which shows the losses and conversions of their kernels.
     """
-    ms = {name: float(text) * MS for name, text in case.items() if name.endswith("_ms") and text}
+    ms = {name: float(text) * 1e-3 for name, text in case.items() if name.endswith("_ms") and text}
     times = {name: ms[f"{name}_ms"] for name in ("weights", "kv", "compute")}
     whole_s = sum(times.values())
     clock_share = float(case["clock_share"])

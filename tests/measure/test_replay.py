@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import recorded
 import torch
-from clocks import FakeClock
-from machines import HOST, small
+from machines import HOST, FakeClock, small
 from small_models import SIZES, small_model
 from subjects import of_caches, subject_of
 from torch import nn

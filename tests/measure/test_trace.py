@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from clocks import FakeClock
-from machines import CPU, HOST
+from machines import CPU, HOST, FakeClock
 
 import profiler
 from profiler.device.machine import CudaMachine, Machine
@@ -114,7 +114,7 @@ def test_what_carries_the_residual_is_named(
         return plain(self, hidden_states)
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", sleepy)
-    monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", _no_twin)
+    monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", Mock(side_effect=RuntimeError("no twin today")))
     run = profile_tiny(prompt_lens=[16], batch_sizes=[3], budget_s=4, no_levers=False)
     assert not (run.folder / TRACE).exists(), "no trace was asked for"
     assert run.document.activity == ()
@@ -126,10 +126,6 @@ def test_what_carries_the_residual_is_named(
     assert prefill["kernel_s"] > 4 * 20e-3
     assert not found.get("prefill")
     assert all("norm (" in line for line in time_breakdown.activity(run).blocks[0].lines)
-
-
-def _no_twin(*_: object) -> None:
-    raise RuntimeError("no twin today")
 
 
 def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from machines import Others
+from machines import HOST, Others, roof
 
 from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
-from profiler.facts.roofs import Ceilings, Roof
+from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.judge.judge_run import judge_run
@@ -23,7 +23,6 @@ from profiler.judge.warnings import health_warnings
 from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import RunBudget, Stages
 from profiler.run.warnings import busy_words, device_warnings
-from tests.machines import HOST
 
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
@@ -34,12 +33,7 @@ def card(name: str) -> Device:
 
 
 def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceilings:
-    return Ceilings(
-        compute={dtype: Roof(flops_per_s, flops_per_s, flops_per_s, 1, "a product")},
-        memory={"copy": Roof(copy_bytes_per_s, copy_bytes_per_s, copy_bytes_per_s, 1, "a copy")},
-        stream_bytes=1 << 30,
-        beyond_cache=True,
-    )
+    return Ceilings({dtype: roof(flops_per_s)}, {"copy": roof(copy_bytes_per_s)}, 1 << 30, beyond_cache=True)
 
 
 @pytest.mark.parametrize(
