@@ -108,20 +108,15 @@ def test_bitsandbytes_that_does_not_import(monkeypatch: pytest.MonkeyPatch, brok
     assert "does not import" in result[1]
 
 
-def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str] | None, installed: dict[str, str]) -> None:
-    """Replace the requirements in roofscope's metadata (None: it is not installed) and the installed versions."""
-
-    def requires(_: str) -> list[str]:
-        if required is None:
-            raise metadata.PackageNotFoundError("roofscope")
-        return required
+def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str], installed: dict[str, str]) -> None:
+    """Replace the requirements in roofscope's metadata and the installed versions."""
 
     def version(name: str) -> str:
         if name not in installed:
             raise metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(metadata, "requires", requires)
+    monkeypatch.setattr(metadata, "requires", lambda _: required)
     monkeypatch.setattr(metadata, "version", version)
 
 

@@ -17,16 +17,9 @@ from profiler.run.options import Options
 from profiler.run.stages import RunBudget, RunPart
 
 EFFORT = replace(
-    effort.Effort(),
-    roofs_again_share=0.05,
-    replays_share=0.10,
-    between_share=0.0,
-    generate_share=0.0,
-    queue_share=0.0,
-    trials_share=0.20,
-    unexplained_share=0.0,
-    report_share=0.05,
-)
+    effort.Effort(), roofs_again_share=0.05, replays_share=0.10, trials_share=0.20, report_share=0.05,
+    **dict.fromkeys(("between_share", "generate_share", "queue_share", "unexplained_share"), 0.0),
+)  # fmt: skip
 
 
 class SetClock:

@@ -120,6 +120,11 @@ def test_a_quantised_cache_next_to_a_growing_one(profile_tiny: Callable[..., pro
     saved_bytes = rows["eager", 16].model_bytes - rows["fp8-cache", 16].model_bytes
     assert saved_bytes == 2 * 64 * (4 - 1) * (22 + 1)
     assert rows["fp8-cache", 16].executed_bytes > rows["eager", 16].executed_bytes
+
+
+@pytest.mark.slow
+def test_the_report_names_the_cache(profile_tiny: Callable[..., profiler.Run]) -> None:
+    run = profile_tiny(prompt_lens=[8], new_tokens=4, cache="quantized")
     assert "quantised, converted at every step: fp8, 8 bits" in (run.folder / "report.md").read_text()
 
 
