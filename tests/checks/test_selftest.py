@@ -34,7 +34,6 @@ LABELS = {
 }
 
 
-@pytest.mark.slow
 def test_every_known_kernel_gets_its_label_or_none(
     roofscope,  # type: ignore[no-untyped-def]
     roofs: Ceilings,

@@ -87,9 +87,8 @@ def test_an_idle_device_votes_for_the_host_and_a_busy_one_for_nothing() -> None:
 
 def test_time_that_grows_with_the_prompt_as_flops_do_is_a_signal() -> None:
     found = graph_case(None, depth_side="compute")
-    assert [item.vote for item in found.evidence if item.signal == "doubling the prompt or context"] == [
-        "compute-bound"
-    ]
+    votes = [item.vote for item in found.evidence if item.signal == "doubling the prompt or context"]
+    assert votes == ["compute-bound"]
     assert any("prompt" in item.signal for item in found.conflicts)  # graph_case is bound by its host
 
 

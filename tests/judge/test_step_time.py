@@ -120,14 +120,9 @@ def test_parts_of_both_loops_are_differences() -> None:
     """Of 10 ms, 2 are reads, 1 stopping and 3 inputs. The forward takes 20 ms, not 18, and its cache 5 ms, not 4."""
     within = {"read": 2e-3, "stopping": 1e-3, "processors": 0.0, "inputs": 3e-3, "cache": 5e-3, "forward": 20e-3}
     own = {"cache": 4e-3, "forward": 18e-3, "read": 0.0, "stopping": 0.0, "processors": 0.0, "inputs": 0.0}
-    steps = GenerateSteps(
-        Cell(1, 8, 4, engine="generate"),
-        "5.0",
-        {name: (value, value, 1.0) for name, value in within.items()},
-        {name: (value,) for name, value in own.items()},
-        (2e-3,),
-        1.0,
-    )
+    in_turns = {name: (value, value, 1.0) for name, value in within.items()}
+    once = {name: (value,) for name, value in own.items()}
+    steps = GenerateSteps(Cell(1, 8, 4, engine="generate"), "5.0", in_turns, once, (2e-3,), 1.0)
     expected = {"read": 2e-3, "stopping": 1e-3, "processors": 0.0, "inputs": 3e-3, "cache": 1e-3, "forward": 1e-3}
     assert parts_of(steps, 10e-3) == pytest.approx({**expected, "rest": 2e-3})
 

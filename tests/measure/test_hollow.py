@@ -62,15 +62,10 @@ def test_same_operators_as_the_model(name: str) -> None:
         text.layer_types = text.layer_types[:2]
     twin, twin_params = decode_operators(name, hollow_config(config))
     model, model_params = decode_operators(name, config)
-    assert _without_experts(twin, name) == _without_experts(model, name)
+    if name == "mixtral-8x7b":  # the experts of a token depend on its values, and so does the number of their products
+        twin, model = sorted(set(twin)), sorted(set(model))
+    assert twin == model
     assert twin_params < model_params / 20
-
-
-def _without_experts(names: list[str], model: str) -> list[str]:
-    """The experts of a token depend on its values, so a mixture runs a varying number of equal products."""
-    if "mixtral" not in model:
-        return names
-    return sorted(set(names))
 
 
 def test_layers_with_other_heads_keep_their_grouping() -> None:

@@ -64,11 +64,8 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
             time_range=SimpleNamespace(start=start_us, end=end_us),
         )
 
-    events = [
-        event(0.0, 1000.0, annotation=False),
-        event(3000.0, 4000.0, annotation=False),
-        event(0.0, 4000.0, annotation=True),
-    ]
+    kernels = [event(start_us, start_us + 1000.0, annotation=False) for start_us in (0.0, 3000.0)]
+    events = [*kernels, event(0.0, 4000.0, annotation=True)]
     profiler_of_torch = SimpleNamespace(events=lambda: events)
     monkeypatch.setattr("profiler.measure.trace.recorded", lambda *, cuda: contextlib.nullcontext(profiler_of_torch))
     subject: Any = SimpleNamespace(

@@ -52,11 +52,8 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
     [bar] = breakdown_bars([cell], 8)
     text = bar_text(bar)
-    assert [(span.style, span.end - span.start) for span in text.spans] == [
-        ("blue", 24),
-        ("yellow", 12),
-        ("magenta", 12),
-    ]
+    widths = [(span.style, span.end - span.start) for span in text.spans]
+    assert widths == [("blue", 24), ("yellow", 12), ("magenta", 12)]
     [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
     assert bar_text(bar) == text
     assert bar.below_zero == "unexplained -8 %"
