@@ -26,7 +26,9 @@ from loaded import loaded
 from smollm2 import WHEEL, smollm2_gguf
 
 import profiler
+from profiler.facts.run_facts import Facts
 from profiler.loading.request import LoadedModel
+from profiler.store.folder import read_document, read_facts, read_gathered
 
 # A shared machine may stop for a second, and no property is about time.
 hypothesis.settings.register_profile("any machine", deadline=None)
@@ -134,6 +136,14 @@ def profile_tiny(tiny_folder: Path, tmp_path: Path) -> Callable[..., profiler.Ru
 def smollm2(gguf_file: Path) -> LoadedModel:
     """SmolLM2-135M-Instruct in float32, loaded once: reading a GGUF file takes seconds."""
     return loaded(gguf_file)
+
+
+@pytest.fixture(scope="session")
+def xeon_facts() -> Facts:
+    """The facts of a committed run of SmolLM2-135M on a Xeon."""
+    folder = Path(__file__).parents[1] / "runs" / "reference" / "smollm2-135m-xeon"
+    document = read_document(folder)
+    return read_facts(folder, document, read_gathered(folder, document))
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +14,34 @@ import torch
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
 from profiler.device.machine import Machine, machine_for
+from profiler.facts.roofs import Roof
 
 CPU = torch.device("cpu")
 HOST = machine_for(CPU)
+
+
+def roof(per_s: float) -> Roof:
+    """A roof that is known exactly."""
+    return Roof(per_s, per_s, per_s, 9, "given")
+
+
+class FakeClock:
+    """A clock whose every mark is one second after the previous one; or between whose marks are the given seconds."""
+
+    ahead = False
+
+    def __init__(self, *given: float) -> None:
+        self.now, self.given = 0.0, list(given)
+
+    def mark(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def synchronize(self) -> None:
+        pass
+
+    def seconds(self, marks: Sequence[float]) -> list[float]:
+        return self.given or [after - before for before, after in itertools.pairwise(marks)]
 
 
 class SmallMachine(Machine):

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
-from clocks import FakeClock
-from machines import CPU, SmallMachine
+from machines import CPU, FakeClock, SmallMachine
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 

@@ -113,11 +113,6 @@ def family_of_point(point: PublishedFigure) -> str:
     return family_of(point.format, point.batch, point.query_tokens)
 
 
-def residuals(points: Sequence[PublishedFigure], shares: Shares) -> Array:
-    """log(published / typical time) [n] of each point."""
-    return np.asarray(np.log([point.latency_s for point in points]) - np.log(shares.step_s(steps_of(points))))
-
-
 @dataclass(frozen=True)
 class Stray:
     """A published figure's deviation from a fit to the figures of other publishers."""
@@ -137,8 +132,9 @@ def strays(points: Sequence[PublishedFigure], kind: EngineKind) -> list[Stray]:
         dense = dense_shares(others, kind)
         for family in sorted({family_of_point(point) for point in left_out}):
             chosen = [point for point in left_out if family_of_point(point) == family]
-            log_ratios = residuals(chosen, shares_of(others, kind, family, dense)).tolist()
-            deviations += [Stray(*pair) for pair in zip(chosen, log_ratios, strict=True)]
+            typical_s = shares_of(others, kind, family, dense).step_s(steps_of(chosen)).tolist()
+            pairs = zip(chosen, typical_s, strict=True)
+            deviations += [Stray(point, math.log(point.latency_s / step_s)) for point, step_s in pairs]
     return deviations
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from machines import HOST
+from machines import HOST, roof
 
 from profiler.counting.walk import walk
-from profiler.facts.roofs import READ, Ceilings, CurvePoint, Roof
+from profiler.facts.roofs import READ, Ceilings, CurvePoint
 from profiler.loading.load import load
 from profiler.measure.subject import Subject, execution_paths
 from profiler.run.options import Options
 from profiler.run.setup import make_engines
 from profiler.run.validate import prepare
 
-PLANTED = Roof(1e10, 1e10, 1e10, 9, "planted")
+PLANTED = roof(1e10)
+MEMORY = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
 
 
 def subject_of(model: str, **options: Any) -> tuple[Subject, Any]:

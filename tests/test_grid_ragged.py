@@ -8,15 +8,7 @@ import pytest
 
 from profiler.errors import GridError
 from profiler.grid.cells import CellKey
-from profiler.grid.ragged import (
-    Ragged,
-    Request,
-    bucketed_batches,
-    parse_ragged,
-    positions,
-    sorted_batches,
-    waiting,
-)
+from profiler.grid.ragged import Ragged, Request, bucketed_batches, parse_ragged, positions, sorted_batches, waiting
 from profiler.grid.ranges import make_grid
 
 

@@ -99,26 +99,38 @@ def test_one_door_to_the_device(word: str) -> None:
     assert all(name.startswith(("device/", "checks/")) for name in named), named
 
 
-JUDGE = """
+WITHOUT_TORCH = """
 import sys
 for name in ("torch", "transformers", "accelerate", "bitsandbytes", "pynvml"):
     sys.modules[name] = None
+import importlib, pkgutil
 from pathlib import Path
-from profiler.run.judge_folder import judge_folder
-from profiler.report.write import write_reports
-from profiler.report.terminal import screen
+import profiler.report
+for module in pkgutil.walk_packages(profiler.report.__path__, "profiler.report."):
+    importlib.import_module(module.name)
 from profiler.report.sections import run_sections
-from profiler.report.terminal import print_sections
+from profiler.report.terminal import print_sections, screen
+from profiler.report.write import write_reports
+from profiler.run.judge_folder import judge_folder
+from profiler.run.screens import comparison_sections, doubling_sections, write_comparison
+from profiler.store.folder import read_run
 run = judge_folder(Path(sys.argv[1]))
 (run.folder / "roofline.png").unlink()
 write_reports([run])
 print_sections(run_sections(run), screen())
+print_sections(doubling_sections(run, "decode"), screen())
+runs = [read_run(Path(folder)) for folder in sys.argv[2:]]
+write_comparison(runs, run.folder.parent)
+print_sections(comparison_sections(runs, [""] * len(runs)), screen())
 """
 
 
 @pytest.mark.slow
-def test_a_run_is_judged_again_without_torch_to_the_byte(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.ci
+def test_a_run_is_judged_and_reported_again_without_torch_to_the_byte(tiny_folder: Path, tmp_path: Path) -> None:
     import profiler
+
+    precisions = [PACKAGE.parent / "runs/reference/smollm2-135m-precisions" / name for name in ("none", "nf4")]
 
     run = profiler.profile(
         str(tiny_folder), prompt_lens=[8], batch_sizes=[1, 2], new_tokens=8, engine="eager,static", budget_s=1,
@@ -126,11 +138,11 @@ def test_a_run_is_judged_again_without_torch_to_the_byte(tiny_folder: Path, tmp_
     )  # fmt: skip
     names = ("cells.csv", "run.json", "operators.csv")
     before = {name: (run.folder / name).read_bytes() for name in names}
-    done = subprocess.run(
-        [sys.executable, "-c", JUDGE, str(run.folder)], capture_output=True, text=True, check=False, timeout=60
-    )
+    command = [sys.executable, "-c", WITHOUT_TORCH, run.folder, *precisions]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr
     assert {name: (run.folder / name).read_bytes() for name in names} == before
     assert (run.folder / "roofline.png").stat().st_size > 10_000
-    assert "Decode at batch 1 is" in done.stdout
+    assert (tmp_path / "report.html").stat().st_size > 5000
+    assert all(words in done.stdout for words in ("Decode at batch 1 is", "evidence", "speed-up"))
     assert max(map(len, done.stdout.splitlines())) <= 100

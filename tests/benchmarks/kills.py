@@ -149,7 +149,7 @@ def main() -> int:
     from hurry import hurry, small_gpu_profile
 
     torch.set_num_threads(1)
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from small_models import small_model
 
     for name in ("profiler.report.write", "profiler.run.pipeline", "profiler.why_slow.command"):
         importlib.import_module(name)  # here, so no forked process imports it
@@ -160,8 +160,7 @@ def main() -> int:
     patch.setattr("profiler.roofs.bandwidth._STREAM_CACHE_MULTIPLE", 0)
     patch.setattr("profiler.roofs.gemm.measurable_dtypes", lambda _device: ["float32"])
     patch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 32)
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=128, max_position_embeddings=256)).save_pretrained(model)
+    small_model("Llama", max_position_embeddings=256).save_pretrained(model)
     done = base / "done"
     killed(["run", str(model), *GRID, "--out", str(done)], base)
     moments, faults = random.Random(options.seed), 0

@@ -73,26 +73,21 @@ def test_a_library_that_fails_in_any_way_is_a_line() -> None:
         run_check("x", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
 
 
-def test_a_driver_older_than_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("built_for", "says"),
+    [
+        ("13.0", "built for CUDA 13.0, but the driver supports CUDA up to 12.2: install a torch built for CUDA 12"),
+        ("12.8", "torch finds no GPU"),
+        (None, "a CPU build next to an NVIDIA driver"),
+    ],
+)
+def test_a_build_that_its_driver_cannot_run(monkeypatch: pytest.MonkeyPatch, built_for: str | None, says: str) -> None:
     """CUDA's minor versions are compatible (CUDA Compatibility, NVIDIA); the driver must support the major version."""
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.version, "cuda", built_for)
     driver(monkeypatch, 12020)
     assert checks.driver()[1] == "NVIDIA 535.104, supports CUDA up to 12.2"
-    result = checks.torch_build()
-    assert result[0] is False
-    advice = "install a torch built for CUDA 12"
-    assert f"built for CUDA 13.0, but the driver supports CUDA up to 12.2: {advice}" in result[1]
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    result = checks.torch_build()
-    assert result[0] is False
-    assert "torch finds no GPU" in result[1], "the torch of this environment has no CUDA"
-
-
-def test_a_cpu_build_next_to_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    driver(monkeypatch, 12020)
-    result = checks.torch_build()
-    assert (result[0], "a CPU build next to an NVIDIA driver" in result[1]) == (False, True)
+    works, words = checks.torch_build()
+    assert (works, says in words) == (False, True)
 
 
 def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -113,20 +108,15 @@ def test_bitsandbytes_that_does_not_import(monkeypatch: pytest.MonkeyPatch, brok
     assert "does not import" in result[1]
 
 
-def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str] | None, installed: dict[str, str]) -> None:
-    """Replace the requirements in roofscope's metadata (None: it is not installed) and the installed versions."""
-
-    def requires(_: str) -> list[str]:
-        if required is None:
-            raise metadata.PackageNotFoundError("roofscope")
-        return required
+def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str], installed: dict[str, str]) -> None:
+    """Replace the requirements in roofscope's metadata and the installed versions."""
 
     def version(name: str) -> str:
         if name not in installed:
             raise metadata.PackageNotFoundError(name)
         return installed[name]
 
-    monkeypatch.setattr(metadata, "requires", requires)
+    monkeypatch.setattr(metadata, "requires", lambda _: required)
     monkeypatch.setattr(metadata, "version", version)
 
 

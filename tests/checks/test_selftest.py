@@ -29,17 +29,11 @@ def roofs() -> Ceilings:
 
 
 LABELS = {
-    ("compute-bound", ""),
-    ("memory-bound", ""),
-    ("overhead-bound", ""),
-    ("mixed", ""),
-    ("kernel-bound", "kernels below the roof"),
-    ("kernel-bound", "dequantisation"),
-    ("link-bound", ""),
+    *((regime, "") for regime in ("compute-bound", "memory-bound", "overhead-bound", "mixed", "link-bound")),
+    *(("kernel-bound", cause) for cause in ("kernels below the roof", "dequantisation")),
 }
 
 
-@pytest.mark.slow
 def test_every_known_kernel_gets_its_label_or_none(
     roofscope,  # type: ignore[no-untyped-def]
     roofs: Ceilings,

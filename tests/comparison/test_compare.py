@@ -11,7 +11,7 @@ from sides import asked, side, timed, witness
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides, history
-from profiler.comparison.side import NOT_TOLD, MatchKey, Side, differences, read_side, side_of_file
+from profiler.comparison.side import NOT_TOLD, CellTime, MatchKey, Side, differences, read_side, side_of_file
 from profiler.comparison.text import change_words, difference_lines, history_sentences
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
@@ -48,23 +48,22 @@ def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
     assert change_words(change).endswith("slower: no term stands out")
 
 
-def test_changes_within_the_intervals_are_the_same_or_inconclusive() -> None:
-    quiet = side({asked(): timed(0.0100)})
-    assert compare_sides(quiet, side({asked(): timed(0.01005)})).changes[0].verdict == "same"
-    assert compare_sides(quiet, side({asked(): timed(0.0104, 0.06)})).changes[0].verdict == "inconclusive"
-    assert compare_sides(side({asked(): timed(0.0107)}), quiet).changes[0].verdict == "faster"
-
-
-def test_one_visit_each_proves_nothing() -> None:
-    [change] = compare_sides(side({asked(): timed(0.01, visits=1)}), side({asked(): timed(0.02, visits=1)})).changes
-    assert (change.verdict, change.because, change.moved) == ("inconclusive", "one visit each", None)
-
-
-def test_a_busy_neighbour_proves_nothing() -> None:
-    disturbed = replace(timed(0.02), foreign_cores=0.9)
-    [change] = compare_sides(side({asked(): timed(0.01)}), side({asked(): disturbed})).changes
-    assert change.verdict == "inconclusive"
-    assert change.because == "others kept 0.9 cores busy"
+@pytest.mark.parametrize(
+    ("first", "later", "verdict", "because"),
+    [
+        (timed(0.01), timed(0.01005), "same", ""),
+        (timed(0.01), timed(0.0104, 0.06), "inconclusive", ""),
+        (timed(0.0107), timed(0.01), "faster", ""),
+        (timed(0.01, visits=1), timed(0.02, visits=1), "inconclusive", "one visit each"),
+        (timed(0.01), replace(timed(0.02), foreign_cores=0.9), "inconclusive", "others kept 0.9 cores busy"),
+    ],
+)
+def test_a_claim_needs_a_clear_interval_two_visits_and_a_quiet_machine(
+    first: CellTime, later: CellTime, verdict: str, because: str
+) -> None:
+    [change] = compare_sides(side({asked(): first}), side({asked(): later})).changes
+    assert (change.verdict, change.because) == (verdict, because)
+    assert change.moved is None or change.is_claim
 
 
 def test_the_machine_is_divided_out() -> None:
@@ -78,16 +77,11 @@ def test_the_machine_is_divided_out() -> None:
     assert change.verdict == "same"
 
 
-def test_a_sentinel_that_wavers_divides_nothing() -> None:
-    after = side({asked(): timed(0.0104)}, witness=witness(1.04, 1.04, spread=0.2, at=1.0))
-    assert compare_sides(before(), after).changes[0].machine == 0
-
-
-def test_roofs_that_contradict_the_sentinel_divide_nothing() -> None:
-    fallen = witness(1.04, 1.04, at=1.0)
-    risen = replace(fallen, roofs={"memory": (104e9, 0.01), "compute": (1.04e12, 0.01)})
-    after = side({asked(): timed(0.0104)}, witness=risen)
-    assert compare_sides(before(), after).changes[0].machine == 0
+def test_a_sentinel_that_wavers_or_contradicts_the_roofs_divides_nothing() -> None:
+    wavering, risen = witness(1.04, 1.04, spread=0.2, at=1.0), {"memory": (104e9, 0.01), "compute": (1.04e12, 0.01)}
+    for doubtful in (wavering, replace(witness(1.04, 1.04, at=1.0), roofs=risen)):
+        after = side({asked(): timed(0.0104)}, witness=doubtful)
+        assert compare_sides(before(), after).changes[0].machine == 0
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.9])

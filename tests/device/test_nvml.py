@@ -101,8 +101,6 @@ def test_every_figure_is_read(nvml: State) -> None:
     assert "Set" not in SOURCE.read_text()
 
 
-PROCESSES = ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2")
-REASONS = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
 FIELDS = {
     ("nvmlDeviceGetClockInfo",): ("clock", {"clock_hz"}),
     ("nvmlDeviceGetPowerUsage",): ("power", {"power_w"}),
@@ -110,8 +108,8 @@ FIELDS = {
     ("nvmlDeviceGetTemperature",): ("temperature", {"temperature_c"}),
     ("nvmlDeviceGetMemoryInfo",): ("memory", {"memory_used_bytes"}),
     ("nvmlDeviceGetUtilizationRates",): ("activity", {"sm_active", "memory_active"}),
-    PROCESSES: ("other processes", {"other_processes"}),
-    REASONS: ("throttle reasons", {"throttle"}),
+    tuple(f"nvmlDeviceGetComputeRunningProcesses_v{n}" for n in (3, 2)): ("other processes", {"other_processes"}),
+    tuple(f"nvmlDeviceGetCurrentClocks{of}Reasons" for of in ("Event", "Throttle")): ("throttle reasons", {"throttle"}),
 }
 
 

@@ -5,7 +5,6 @@ All faults: python -m tests.faults
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from simulated.native import why_not
 
 from profiler.run.stages import Stages
+from profiler.store.samples import read_records
 
 from .campaign import Recorded, recorded
 from .oracles import Case, failures
@@ -87,11 +87,6 @@ def test_a_card_that_is_lost(known: Recorded, tmp_path: Path) -> None:
     assert "illegal memory access" in first.err
     measured = {key for key, row in first.folder.rows.items() if row["status"] == "ok"}
     assert 0 < len(measured) < len(known.base.folder.rows)
-    after = (tmp_path / "samples.jsonl").read_text()
-    assert after.startswith(before)
-    visits = [
-        (record["prompt_len"], record["batch_size"], record["round"])
-        for record in map(json.loads, after.splitlines())
-        if "round" in record
-    ]
+    assert (tmp_path / "samples.jsonl").read_text().startswith(before)
+    visits = [(one["prompt_len"], one["batch_size"], one["round"]) for one in read_records(tmp_path) if "round" in one]
     assert len(visits) == len(set(visits))

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from machines import roof
 
 from profiler.counting.floor import floor_s
 from profiler.counting.operators import Linear
 from profiler.errors import RequestError
-from profiler.facts.roofs import Ceilings, Roof
+from profiler.facts.roofs import Ceilings
 from profiler.facts.step import StoredWeight
 from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
@@ -34,10 +35,6 @@ from profiler.predict.operator_arrays import OperatorColumn, StepArrays
 
 FLOPS_PER_S, BYTES_PER_S = 1.0e11, 2.0e10
 LAYER_S, CALLS_S = 3e-4, 1e-4
-
-
-def roof(per_s: float) -> Roof:
-    return Roof(per_s, per_s, per_s, 9, "planted")
 
 
 def share(rows: float, width: float) -> float:

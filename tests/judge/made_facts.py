@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from machines import roof
+
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import READ, Ceilings, Roof
+from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
 from profiler.grid.cells import Cell, CellKey, Grid
+from profiler.judge.breakdown import TERMS, TimeBreakdown
 
 CELL = Cell(batch_size=1, prompt_len=64, new_tokens=8)
 KEY = CellKey("decode", CELL)
 
 
-def roof(per_s: float) -> Roof:
-    return Roof(per_s, per_s, per_s, 9, "given")
+def terms(parts: TimeBreakdown) -> float:
+    return sum(float(getattr(parts, name)) for name in TERMS)
 
 
 def model(**parts: Any) -> ModelFacts:

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_facts import facts, roof
+from machines import roof
+from made_facts import facts
 
 from profiler.facts.measurements import GRAPHED
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
@@ -36,11 +37,9 @@ def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdo
     )  # fmt: skip
 
 
-def visit(engine: str, decode_s: float) -> Visit:
-    return Visit(
-        replace(CELL, engine=engine), round=0, prefill_s=None, decode_s=(decode_s,) * 8, wall_s=2.0, warm_up_s=(),
-        peak_memory_bytes=1, at_unix_s=0.0,
-    )  # fmt: skip
+def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, **more: Any) -> JudgedCell:
+    """Return a judged step with these parts, under roofs of 1 TB/s and 100 TFLOP/s."""
+    return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, Verdict(regime, "high", (), ()), **more)
 
 
 def measured(of: Facts, **seconds: float) -> Facts:
@@ -51,7 +50,9 @@ def measured(of: Facts, **seconds: float) -> Facts:
         operators={replace(KEY, cell=cell): work for cell in cells.values() for work in of.operators.values()},
         grid=Grid((), (1,), 8, context_lens=(64,), engines=tuple(seconds)),
         predicted_peak_bytes=dict.fromkeys(cells.values(), 1),
-        visits={cell: [visit(name, seconds[name])] * 4 for name, cell in cells.items()},
+        visits={
+            cell: [Visit(cell, 0, None, (seconds[name],) * 8, 2.0, (), 1, 0.0)] * 4 for name, cell in cells.items()
+        },
     )
 
 
@@ -62,17 +63,15 @@ def measured(of: Facts, **seconds: float) -> Facts:
 ])  # fmt: skip
 def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplained: float, words: str) -> None:
     parts = breakdown(1e-2, attained * 1e-2, unexplained_s=unexplained * 1e-2)
-    verdict = Verdict("memory-bound" if attained > 0.6 else "inconclusive", "high", (), ())
-    cell = JudgedCell(KEY, 100.0, 1e9, attained * 1e12, 1e12, 100e12, parts, verdict)
-    [*_, change] = answer([cell], SETTING)
+    cell = of_parts(parts, "memory-bound" if attained > 0.6 else "inconclusive")
+    [*_, change] = answer([replace(cell, bytes_per_s=attained * 1e12)], SETTING)
     assert change.startswith(words)
 
 
 def test_parts_that_took_longer_than_the_step_are_named_as_such() -> None:
     """A decode took 127 ms, but its kernels lost 318 ms when they were measured later, while other work ran."""
     parts = breakdown(0.127, 0.013, kernel_s=0.318, dispatch_s=0.025, unexplained_s=-0.229)
-    cell = JudgedCell(KEY, 100.0, 1e9, 4e9, 43e9, 187e9, parts, Verdict("inconclusive", "low", (), ()))
-    [first, *_] = answer([cell], SETTING)
+    [first, *_] = answer([of_parts(parts, "inconclusive")], SETTING)
     assert "parts took 356 ms when each was measured by itself, and the whole step only 127 ms" in first
 
 
@@ -131,8 +130,7 @@ def step(phase: Phase, batch: int, dispatch_s: float, **more: Any) -> JudgedCell
     """A step with 8 ms of weights and this dispatch."""
     parts = breakdown(8e-3 + dispatch_s, 8e-3, dispatch_s=dispatch_s)
     key = CellKey(phase, replace(CELL, batch_size=batch, prompt_len=64, context_len=0))
-    verdict = Verdict("mixed", "high", (), ())
-    return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, verdict, **more)
+    return of_parts(parts, "mixed", key, **more)
 
 
 def test_an_engine_named_for_a_prefill_is_still_compared_at_decode() -> None:
@@ -157,9 +155,8 @@ def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
     cells = []
     for batch, latency_s in ((1, 10e-3), (8, 15e-3), (64, 600e-3)):
         parts = breakdown(latency_s, 8e-3, unexplained_s=latency_s - 8e-3)
-        key = CellKey("decode", replace(CELL, batch_size=batch))
-        verdict = Verdict("memory-bound", "high", (), ())
-        cells.append(JudgedCell(key, batch / latency_s, 1e9, 1e12, 1e12, 100e12, parts, verdict))
+        cell = of_parts(parts, "memory-bound", CellKey("decode", replace(CELL, batch_size=batch)))
+        cells.append(replace(cell, tokens_per_s=batch / latency_s))
     [*_, change] = answer(cells, SETTING)
     assert "batch 8 gives 5.3x the tokens/s for 1.5x the step" in change
 

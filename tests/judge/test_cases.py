@@ -12,7 +12,6 @@ from profiler.judge.breakdown import Demand, StepRoofs, break_down, with_engine
 from profiler.judge.regimes import Flag, Measurement, Verdict, judge_cell
 
 W, P = 1e12, 100e12
-MS = 1e-3
 CASES = list(csv.DictReader((Path(__file__).parent / "cases.csv").read_text().splitlines()))
 
 
@@ -21,7 +20,7 @@ def verdict(case: dict[str, str]) -> Verdict:
 
     `replayed` is the share of them that was replayed, which shows the losses and conversions of their kernels.
     """
-    ms = {name: float(text) * MS for name, text in case.items() if name.endswith("_ms") and text}
+    ms = {name: float(text) * 1e-3 for name, text in case.items() if name.endswith("_ms") and text}
     times = {name: ms[f"{name}_ms"] for name in ("weights", "kv", "compute")}
     whole_s = sum(times.values())
     clock_share = float(case["clock_share"])
@@ -85,6 +84,8 @@ def test_a_step_clearly_above_its_roof_has_low_confidence() -> None:
         ("A100 decode batch 64 KV", Flag.KV_BOUND),
         ("Llama-2-7B batch 256 H100-64GB vLLM", Flag.KV_BOUND),
         ("H100 prefill at half clock", Flag.THROTTLED),
+        ("nf4 dense copy L4 batch 8", Flag.INEFFICIENT_KERNELS),
+        ("CPU with a copied cache", Flag.WASTEFUL_PATH),
     ],
 )
 def test_what_limits_a_step_is_flagged(name: str, flag: Flag) -> None:
@@ -96,6 +97,7 @@ def test_what_limits_a_step_is_flagged(name: str, flag: Flag) -> None:
     [
         *((name, "high") for name in ("Llama-2-7B batch 1 A100 gpt-fast", "H100 decode batch 1 graph")),
         ("a product at 85 % of its roof", "high"),
+        ("slow wall without replays", "low"),
         # A label that holds over the whole interval is medium at most, however wide the interval is.
         ("interval of 12 % that clears the threshold", "medium"),
     ],

@@ -18,7 +18,6 @@ from profiler.store.folder import Run, read_document, read_facts, read_gathered,
 FOLDERS = sorted(
     file.parent for file in (Path(__file__).parents[2] / "runs" / "reference").rglob("cells.csv") if file.is_file()
 )
-EXPLAINED = 0.20
 COMPUTE: set[Regime] = {"compute-bound"}
 KERNELS: set[Regime] = {"kernel-bound"}
 EXPERT: dict[str, dict[str, set[Regime]]] = {
@@ -76,7 +75,7 @@ def _of_terms(run: Run, result: CellResult) -> Regime:
 
 
 def _explained(results: Iterable[tuple[CellResult, Regime]]) -> list[tuple[CellResult, Regime]]:
-    return [(result, regime) for result, regime in results if abs(result.unexplained_s) <= EXPLAINED * result.latency_s]
+    return [(result, regime) for result, regime in results if abs(result.unexplained_s) <= 0.20 * result.latency_s]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)

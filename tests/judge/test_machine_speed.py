@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,17 +15,9 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.machine_speed import at_median_speed, swing_words
-from profiler.store.folder import read_document, read_facts, read_gathered
 
-RUN = Path(__file__).resolve().parents[2] / "runs" / "reference" / "smollm2-135m-xeon"
 VISITS = 4
 Pace = Callable[[float], float]
-
-
-@pytest.fixture(scope="module")
-def facts() -> Facts:
-    document = read_document(RUN)
-    return read_facts(RUN, document, read_gathered(RUN, document))
 
 
 def steady(_at_s: float) -> float:
@@ -76,18 +67,18 @@ def widest(judgement: Judgement) -> float:
     return max((cell.latency_high_s - cell.latency_low_s) / 2 / cell.latency_s for cell in judgement.cells)
 
 
-def test_a_shared_swing_is_divided_out(facts: Facts) -> None:
-    calm, swung = judge_run(on_machine(facts, steady, steady)), judge_run(on_machine(facts, swinging, swinging))
+def test_a_shared_swing_is_divided_out(xeon_facts: Facts) -> None:
+    calm, swung = (judge_run(on_machine(xeon_facts, pace, pace)) for pace in (steady, swinging))
     for key, ratio in shape(swung).items():
         assert ratio == pytest.approx(shape(calm)[key], rel=0.05), key
     assert widest(swung) < 0.06
-    assert widest(judge_run(on_machine(facts, swinging, steady))) > 0.15, "a steady probe cannot correct a swing"
+    assert widest(judge_run(on_machine(xeon_facts, swinging, steady))) > 0.15, "a steady probe cannot correct a swing"
 
 
 @pytest.mark.parametrize("pace", UNSTEADY.values(), ids=UNSTEADY)
-def test_labels_do_not_change_if_the_probe_measures_the_swing(facts: Facts, pace: Pace) -> None:
+def test_labels_do_not_change_if_the_probe_measures_the_swing(xeon_facts: Facts, pace: Pace) -> None:
     """Labels on an unsteady machine are those of a steady one, or mixed; at most one in ten is inconclusive."""
-    calm, swung = judge_run(on_machine(facts, steady, steady)), judge_run(on_machine(facts, pace, pace))
+    calm, swung = judge_run(on_machine(xeon_facts, steady, steady)), judge_run(on_machine(xeon_facts, pace, pace))
     labels = {cell.key: cell.regime for cell in calm.cells}
     found = [(cell.regime, labels[cell.key]) for cell in swung.cells]
     claimed = [(label, truth) for label, truth in found if label != "inconclusive"]
@@ -95,17 +86,17 @@ def test_labels_do_not_change_if_the_probe_measures_the_swing(facts: Facts, pace
     assert len(claimed) >= 0.9 * sum(truth != "inconclusive" for _, truth in found)
 
 
-def test_a_probe_that_swings_by_itself_or_once_a_round_changes_no_time(facts: Facts) -> None:
-    assert at_median_speed(facts)[0] is facts
-    swung = on_machine(facts, steady, swinging)
+def test_a_probe_that_swings_by_itself_or_once_a_round_changes_no_time(xeon_facts: Facts) -> None:
+    assert at_median_speed(xeon_facts)[0] is xeon_facts
+    swung = on_machine(xeon_facts, steady, swinging)
     steadied, swings = at_median_speed(swung)
     assert not swings
     assert steadied.visits == swung.visits
     assert swing_words(swung) == []
 
 
-def test_a_sentence_names_the_swing_that_was_divided_out(facts: Facts) -> None:
-    [sentence] = swing_words(on_machine(facts, swinging, swinging))
+def test_a_sentence_names_the_swing_that_was_divided_out(xeon_facts: Facts) -> None:
+    [sentence] = swing_words(on_machine(xeon_facts, swinging, swinging))
     assert "times are those at its median speed" in sentence
     assert "of a prefill" in sentence
     assert "of a decode" in sentence

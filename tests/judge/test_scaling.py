@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from made_facts import roof
+from machines import roof
 
 from profiler.counting.cache import counted_model
 from profiler.counting.floor import RoofSet
@@ -17,13 +17,7 @@ from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
-from profiler.judge.scaling import (
-    ScalingPoint,
-    compute_bound_by_counts,
-    doubling_tests,
-    scaling,
-    scaling_sentences,
-)
+from profiler.judge.scaling import ScalingPoint, compute_bound_by_counts, doubling_tests, scaling, scaling_sentences
 from profiler.loading.source import resolve
 
 A100_P, A100_W = 312e12, 2.039e12
@@ -81,10 +75,8 @@ def test_a_run_says_the_same_batch_as_count(model: str, context: int, batches: l
 
 def test_a_prefill_is_compute_bound_from_the_ridge_in_tokens() -> None:
     """One layer's product passes P / W = 153 FLOP/byte at 154 tokens, whatever the sequences they belong to."""
-    found = {
-        prompt: compute_bound_by_counts(by_batch("llama-2-7b", prompt, [1, 4], "prefill"), A100) for prompt in (16, 64)
-    }
-    assert found == {16: 10, 64: 3}
+    for prompt, batch in ((16, 10), (64, 3)):
+        assert compute_bound_by_counts(by_batch("llama-2-7b", prompt, [1, 4], "prefill"), A100) == batch
 
 
 def test_a_flat_series_is_memory_bound_and_a_proportional_one_compute_bound() -> None:
@@ -113,10 +105,7 @@ def test_overhead_hides_the_bytes() -> None:
 
 
 def test_a_wide_interval_decides_nothing() -> None:
-    wide = [
-        ScalingPoint(p.size, p.time_s, 0.5 * p.time_s, 2 * p.time_s, p.flops, p.bytes, p.tokens_per_s)
-        for p in points(16, [1, 2])
-    ]
+    wide = [replace(point, low_s=0.5 * point.time_s, high_s=2 * point.time_s) for point in points(16, [1, 2])]
     assert scaling(wide).doublings[0].side == "undecided"
 
 

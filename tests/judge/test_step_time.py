@@ -6,20 +6,12 @@ import math
 from dataclasses import replace
 
 import pytest
+from made_facts import terms
 
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import GenerateSteps
 from profiler.grid.cells import Cell
-from profiler.judge.breakdown import (
-    TERMS,
-    Demand,
-    StepRoofs,
-    TimeBreakdown,
-    adds_up,
-    break_down,
-    with_engine,
-    with_generate,
-)
+from profiler.judge.breakdown import TERMS, Demand, StepRoofs, adds_up, break_down, with_engine, with_generate
 from profiler.judge.engine_differences import parts_of
 
 W = 1e12  # bytes/s
@@ -32,10 +24,6 @@ def demand(flops: float, weight: float, kv: float = 0.0, replayed_s: float | Non
 
 CUDA = StepRoofs(W, Dispatch(4e-3, 0.0), overlaps=True)
 CPU = StepRoofs(W, Dispatch(4e-3, 1e-3), overlaps=False)
-
-
-def terms(s: TimeBreakdown) -> float:
-    return sum(float(getattr(s, name)) for name in TERMS)
 
 
 @pytest.mark.parametrize("roofs", [CUDA, CPU])
@@ -132,14 +120,9 @@ def test_parts_of_both_loops_are_differences() -> None:
     """Of 10 ms, 2 are reads, 1 stopping and 3 inputs. The forward takes 20 ms, not 18, and its cache 5 ms, not 4."""
     within = {"read": 2e-3, "stopping": 1e-3, "processors": 0.0, "inputs": 3e-3, "cache": 5e-3, "forward": 20e-3}
     own = {"cache": 4e-3, "forward": 18e-3, "read": 0.0, "stopping": 0.0, "processors": 0.0, "inputs": 0.0}
-    steps = GenerateSteps(
-        Cell(1, 8, 4, engine="generate"),
-        "5.0",
-        {name: (value, value, 1.0) for name, value in within.items()},
-        {name: (value,) for name, value in own.items()},
-        (2e-3,),
-        1.0,
-    )
+    in_turns = {name: (value, value, 1.0) for name, value in within.items()}
+    once = {name: (value,) for name, value in own.items()}
+    steps = GenerateSteps(Cell(1, 8, 4, engine="generate"), "5.0", in_turns, once, (2e-3,), 1.0)
     expected = {"read": 2e-3, "stopping": 1e-3, "processors": 0.0, "inputs": 3e-3, "cache": 1e-3, "forward": 1e-3}
     assert parts_of(steps, 10e-3) == pytest.approx({**expected, "rest": 2e-3})
 
@@ -156,22 +139,14 @@ def test_the_overhead_of_generate_is_a_term_with_an_interval() -> None:
     assert found.half_widths_s["unexplained_s"] == pytest.approx(math.hypot(0.3e-3, 0.4e-3))
 
 
-def test_time_beyond_the_roofs_is_the_engines() -> None:
-    """1 GB of weights and 0.1 GB of cache at 100 GB/s need 11 of 15 ms. The engine takes 4 ms, and none is left."""
+@pytest.mark.parametrize(("latency_s", "engine_s", "unexplained_s"), [(15e-3, 4e-3, 0.0), (9e-3, 0.0, -2e-3)])
+def test_time_beyond_the_roofs_is_the_engines(latency_s: float, engine_s: float, unexplained_s: float) -> None:
+    """1 GB of weights and 0.1 GB of cache at 100 GB/s need 11 ms. An engine takes the rest, but no time below zero."""
     roofs = StepRoofs(100e9, None, overlaps=False)
-    parts = break_down(15e-3, [Demand("op", "mlp", 1e6, 1e9, 0.1e9, 1e12)], 0.0, roofs, 0.2e-3)
-    found = with_engine(parts)
-    assert found.engine_s == pytest.approx(4e-3)
-    assert found.unexplained_s == 0
-    assert terms(found) == pytest.approx(15e-3)
+    found = with_engine(break_down(latency_s, [demand(1e6, 1e9, 0.1e9)], 0.0, roofs, 0.2e-3))
+    assert (found.engine_s, found.unexplained_s) == (pytest.approx(engine_s), pytest.approx(unexplained_s))
+    assert terms(found) == pytest.approx(latency_s)
     assert found.half_widths_s["engine_s"] >= 0.2e-3
-
-
-def test_a_step_above_its_roof_has_no_engine_term_below_zero() -> None:
-    parts = break_down(8e-3, [Demand("op", "mlp", 1e6, 1e9, 0.0, 1e12)], 0.0, StepRoofs(100e9, None, overlaps=False))
-    found = with_engine(parts)
-    assert found.engine_s == 0
-    assert found.unexplained_s == pytest.approx(-2e-3)
 
 
 def test_a_breakdown_adds_up_if_little_is_unexplained_or_negative() -> None:

@@ -13,12 +13,11 @@ import pytest
 import torch
 from machines import HOST
 from small_models import small_model
-from subjects import PLANTED, subject_of
+from subjects import MEMORY, subject_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
-from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.cells import CellEvidence
@@ -146,8 +145,7 @@ def test_attention_kernels_are_tried_with_and_without_a_mask(
     )
     [cell] = subject.grid.cells
     hidden: dict[tuple[str, str], list[int]] = {}
-    ceilings = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
-    for trial in try_variants(subject, config, ceilings, dict.fromkeys(cell.keys, 1e-4), 60.0):
+    for trial in try_variants(subject, config, MEMORY, dict.fromkeys(cell.keys, 1e-4), 60.0):
         found = [mask for mask in masks if mask is not None]
         hidden[trial.form, trial.key.phase] = [int((~mask).sum()) for mask in found[-1]] if found else []
         masks.clear()
@@ -164,9 +162,9 @@ def test_trials_stay_within_a_table_of_positions(tmp_path: Path) -> None:
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     subject, config = subject_of(str(tmp_path), prompt_lens=[56], batch_sizes=[1], new_tokens=8)
     [cell] = subject.grid.cells
-    ceilings, failed = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True), list[str]()
+    failed: list[str] = []
     seconds = {key: 1e-4 for key in cell.keys if key.phase == "decode"}
-    found = try_variants(subject, config, ceilings, seconds, 2.0, on_failure=lambda form, _: failed.append(form))
+    found = try_variants(subject, config, MEMORY, seconds, 2.0, on_failure=lambda form, _: failed.append(form))
     assert "math attention" in {trial.form for trial in found}
     assert "math attention" not in failed
 

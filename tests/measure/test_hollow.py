@@ -62,29 +62,19 @@ def test_same_operators_as_the_model(name: str) -> None:
         text.layer_types = text.layer_types[:2]
     twin, twin_params = decode_operators(name, hollow_config(config))
     model, model_params = decode_operators(name, config)
-    assert _without_experts(twin, name) == _without_experts(model, name)
+    if name == "mixtral-8x7b":  # the experts of a token depend on its values, and so does the number of their products
+        twin, model = sorted(set(twin)), sorted(set(model))
+    assert twin == model
     assert twin_params < model_params / 20
-
-
-def _without_experts(names: list[str], model: str) -> list[str]:
-    """The experts of a token depend on its values, so a mixture runs a varying number of equal products."""
-    if "mixtral" not in model:
-        return names
-    return sorted(set(names))
 
 
 def test_layers_with_other_heads_keep_their_grouping() -> None:
     """Gemma-4-31B has 2 query heads per key in windowed layers, and 8 in global ones; the twin has 4 query heads."""
     layers = {
-        "model_type": "gemma4_text",
-        "num_hidden_layers": 6,
+        "model_type": "gemma4_text", "num_hidden_layers": 6, "num_attention_heads": 32, "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "num_global_key_value_heads": 4,
-        "attention_k_eq_v": True,
-        "hidden_size_per_layer_input": 0,
-    }
+    }  # fmt: skip
     twin = from_config(hollow_config(config_from(layers, "model")), torch.float32, None)
     assert [layer.self_attn.num_key_value_groups for layer in twin.model.layers] == [2] * 5 + [4]
     assert sum(parameter.numel() for parameter in twin.parameters()) < 1_000_000

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import recorded
 import torch
-from clocks import FakeClock
-from machines import HOST, small
+from machines import HOST, FakeClock, small
 from small_models import SIZES, small_model
 from subjects import of_caches, subject_of
 from torch import nn
@@ -46,14 +45,8 @@ class Seen(nn.Linear):
 def test_the_last_positions_come_as_a_slice_of_hidden_states() -> None:
     """transformers passes `hidden_states[:, -1:, :]` to the LM head; torch may use another kernel for such strides."""
     layer, head = Seen(8, 8), Seen(8, 16)
-    found = replay_linears(
-        {"layer": [layer], "head": [head]},
-        {"layer": 12, "head": 3},
-        HOST,
-        dtype=torch.float32,
-        budget_s=0.01,
-        sliced=["head"],
-    )
+    linears, rows = {"layer": [layer], "head": [head]}, {"layer": 12, "head": 3}
+    found = replay_linears(linears, rows, HOST, dtype=torch.float32, budget_s=0.01, sliced=["head"])
     assert min(found["layer"]) > 0
     assert (layer.shape, layer.strides) == ((1, 12, 8), (96, 8, 1))
     states = torch.empty(3, 5, 8)[:, -1:, :]

@@ -9,11 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from clocks import FakeClock
-from machines import CPU, HOST
+from machines import CPU, HOST, FakeClock
 
 import profiler
 from profiler.device.machine import CudaMachine, Machine
@@ -64,11 +64,8 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
             time_range=SimpleNamespace(start=start_us, end=end_us),
         )
 
-    events = [
-        event(0.0, 1000.0, annotation=False),
-        event(3000.0, 4000.0, annotation=False),
-        event(0.0, 4000.0, annotation=True),
-    ]
+    kernels = [event(start_us, start_us + 1000.0, annotation=False) for start_us in (0.0, 3000.0)]
+    events = [*kernels, event(0.0, 4000.0, annotation=True)]
     profiler_of_torch = SimpleNamespace(events=lambda: events)
     monkeypatch.setattr("profiler.measure.trace.recorded", lambda *, cuda: contextlib.nullcontext(profiler_of_torch))
     subject: Any = SimpleNamespace(
@@ -114,7 +111,7 @@ def test_what_carries_the_residual_is_named(
         return plain(self, hidden_states)
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", sleepy)
-    monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", _no_twin)
+    monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", Mock(side_effect=RuntimeError("no twin today")))
     run = profile_tiny(prompt_lens=[16], batch_sizes=[3], budget_s=4, no_levers=False)
     assert not (run.folder / TRACE).exists(), "no trace was asked for"
     assert run.document.activity == ()
@@ -126,10 +123,6 @@ def test_what_carries_the_residual_is_named(
     assert prefill["kernel_s"] > 4 * 20e-3
     assert not found.get("prefill")
     assert all("norm (" in line for line in time_breakdown.activity(run).blocks[0].lines)
-
-
-def _no_twin(*_: object) -> None:
-    raise RuntimeError("no twin today")
 
 
 def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,9 @@ from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]
 OLD = ROOT / "tests" / "data" / "tiny_run"
-WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
-PRECISIONS = ROOT / "runs" / "reference" / "smollm2-135m-precisions"
+REFERENCE = ROOT / "runs" / "reference"
+WHOLE = REFERENCE / "smollm2-135m-2-cores"
+PRECISIONS = REFERENCE / "smollm2-135m-precisions"
 
 
 def old_run() -> Run:
@@ -47,38 +48,17 @@ def result(of: CellKey, latency_s: float = 1.0, **columns: Any) -> CellResult:
     """Return a measured cell whose time is all weights, unless columns say otherwise."""
     terms = {term: 0.0 for term in TERMS if term not in ("weights_s", "unexplained_s")}
     figures: dict[str, Any] = {
-        "latency_s": latency_s,
-        "latency_low_s": 0.99 * latency_s,
-        "latency_high_s": 1.01 * latency_s,
-        "samples": 40,
-        "tokens_per_s": of.tokens / latency_s,
-        "model_flops": 1000,
-        "model_bytes": 500,
-        "intensity": 2.0,
-        "flops_per_s": 1000 / latency_s,
-        "bytes_per_s": 500 / latency_s,
-        "attained": 0.5,
-        "regime": "memory-bound",
-        "confidence": "high",
-        "noise": "quiet",
-        **terms,
-        "weights_s": latency_s,
-        "unexplained_s": 0.0,
-        **columns,
-    }
+        "latency_s": latency_s, "latency_low_s": 0.99 * latency_s, "latency_high_s": 1.01 * latency_s, "samples": 40,
+        "tokens_per_s": of.tokens / latency_s, "model_flops": 1000, "model_bytes": 500, "intensity": 2.0,
+        "flops_per_s": 1000 / latency_s, "bytes_per_s": 500 / latency_s, "attained": 0.5, "regime": "memory-bound",
+        "confidence": "high", "noise": "quiet", **terms, "weights_s": latency_s, "unexplained_s": 0.0, **columns,
+    }  # fmt: skip
     return CellResult(**{**columns_of(of), "status": "ok", **figures})
 
 
 def evidence(of: CellKey, **columns: Any) -> CellEvidence:
     figures: dict[str, Any] = {
-        "regime": "memory-bound",
-        "confidence": "high",
-        "flags": (),
-        "signals": (),
-        "conflicts": (),
-        "split_half_widths_s": {},
-        "noise_reasons": (),
-        "predicted_peak_memory_bytes": 10**9,
-        **columns,
-    }
+        "regime": "memory-bound", "confidence": "high", "flags": (), "signals": (), "conflicts": (),
+        "split_half_widths_s": {}, "noise_reasons": (), "predicted_peak_memory_bytes": 10**9, **columns,
+    }  # fmt: skip
     return CellEvidence(**columns_of(of), **figures)

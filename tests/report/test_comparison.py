@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import PRECISIONS, ROOT, key, old_run, result, with_document
+from made_runs import PRECISIONS, REFERENCE, key, old_run, result, with_document
 from pages import Page
 
 from profiler.comparison.command import compared
@@ -169,9 +169,6 @@ def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("speed-up" in line for line in lines)
 
 
-RUNS = Path(__file__).parents[2] / "runs" / "reference"
-
-
 @pytest.mark.slow
 def test_the_page_holds_both(tmp_path: Path) -> None:
     before = read_run(shutil.copytree(PRECISIONS / "none", tmp_path / "none"))
@@ -192,7 +189,7 @@ def test_the_page_holds_both(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_that_are_not_comparable_have_no_waterfall() -> None:
-    xeon, epyc = (read_run(ROOT / "runs" / "reference" / f"smollm2-135m-{name}") for name in ("xeon", "zen4"))
+    xeon, epyc = (read_run(REFERENCE / f"smollm2-135m-{name}") for name in ("xeon", "zen4"))
     page = Page(html_changes(xeon, epyc, Path("/runs")))
     assert page.count("svg") == 3, "two splits, both rooflines"
     assert "Not comparable (device Intel(R) Xeon(R) Processor -> AMD EPYC)" in page.words
@@ -207,7 +204,7 @@ def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
     If the machine was 25 % faster, the report says that drift is taken off. If the drift is unknown, the report says
     that it is not taken off.
     """
-    epyc, zen4 = (RUNS / f"smollm2-135m-{name}" for name in ("epyc", "zen4"))
+    epyc, zen4 = (REFERENCE / f"smollm2-135m-{name}" for name in ("epyc", "zen4"))
     comparison = compared(epyc, zen4)
     assert any(item.low > 0 and item.verdict == "inconclusive" for item in comparison.changes)
     print_sections([changes_section(comparison)], screen())
@@ -230,7 +227,7 @@ def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
 )
 def test_runs_that_are_not_comparable_have_no_waterfall(other: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        draw([read_run(RUNS / "smollm2-135m-xeon"), read_run(RUNS / other)], "waterfall")
+        draw([read_run(REFERENCE / "smollm2-135m-xeon"), read_run(REFERENCE / other)], "waterfall")
 
 
 def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
@@ -247,7 +244,7 @@ def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
 def test_two_without_a_common_cell_get_no_page(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     """Runs with different batches and prompts get their own reports, and one line instead of a page of changes."""
     names = ("smollm2-135m-zen4", "smollm2-135m-xeon-float32")
-    one, other = (str(shutil.copytree(PRECISIONS.parent / name, tmp_path / name)) for name in names)
+    one, other = (str(shutil.copytree(REFERENCE / name, tmp_path / name)) for name in names)
     outcome = roofscope("report", one, other)
     assert outcome.code == 0
     assert all((Path(run) / "report.html").exists() for run in (one, other))

@@ -37,13 +37,7 @@ def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:
 
 
 def test_a_roof_is_next_to_its_datasheet(capsys: pytest.CaptureFixture[str]) -> None:
-    ceilings = Ceilings(
-        compute={"float32": roof(8e12)},
-        memory={"read": roof(1.5e11)},
-        stream_bytes=1 << 30,
-        beyond_cache=True,
-        launch={"host_s": 4e-6},
-    )
+    ceilings = Ceilings({"float32": roof(8e12)}, {"read": roof(1.5e11)}, 1 << 30, True, launch={"host_s": 4e-6})
     lines = printed(capsys, ceilings_table(ceilings, {"float32": 1e13, "bandwidth": 3e11}))
     assert "float32 8.00 TFLOP/s 7.20 T to 8.80 T 80 % - 8 by hand" in lines
     assert "read 150 GB/s 135 G to 165 G 50 % - 8 by hand" in lines
@@ -169,19 +163,10 @@ def test_two_ranks_on_this_machine(tmp_path: Path) -> None:
 def checked(name: str, expected: Regime, regime: Regime) -> SelftestRow:
     """The result for a 1 ms kernel, 90 % of it bytes at 10 GB/s: its regime is `expected`, its verdict `regime`."""
     demand = Demand(name, "other", 1.0, 9e6, 0.0, 1e12)
+    split = break_down(1e-3, [demand], 0.0, StepRoofs(1e10, Dispatch(2e-5, 0.0), overlaps=False))
     return SelftestRow(
-        name=name,
-        expected=expected,
-        expected_cause="",
-        regime=regime,
-        cause="",
-        confidence="high",
-        right=regime == expected,
-        wrong=regime not in (expected, "inconclusive"),
-        rounds={regime: 7, "mixed": 1},
-        latency_s=1e-3,
-        split=break_down(1e-3, [demand], 0.0, StepRoofs(1e10, Dispatch(2e-5, 0.0), overlaps=False)),
-        memory_bytes_per_s=(9e9, 1.1e10),
-        compute_flops_per_s=(1e12, 1.2e12),
+        name=name, expected=expected, expected_cause="", regime=regime, cause="", confidence="high",
+        right=regime == expected, wrong=regime not in (expected, "inconclusive"), rounds={regime: 7, "mixed": 1},
+        latency_s=1e-3, split=split, memory_bytes_per_s=(9e9, 1.1e10), compute_flops_per_s=(1e12, 1.2e12),
         signals=(Evidence("memory share", 0.9, ">= 0.6", "memory-bound", 1.0),),
-    )
+    )  # fmt: skip

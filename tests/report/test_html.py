@@ -24,11 +24,6 @@ from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import html_why
 
 
-@pytest.fixture
-def run() -> Run:
-    return old_run()
-
-
 @pytest.fixture(scope="module")
 def old_page() -> str:
     return html_report(old_run())
@@ -94,7 +89,8 @@ def test_nothing_is_fetched(old_page: str) -> None:
     assert len(old_page) < 3_000_000
 
 
-def test_an_empty_run_and_a_partly_failed_one(run: Run, tmp_path: Path) -> None:
+def test_an_empty_run_and_a_partly_failed_one(tmp_path: Path) -> None:
+    run = old_run()
     nothing = with_results(run, lambda result: replace(result, status="failed", latency_s=math.nan, regime=None))
     nothing = replace(with_document(nothing, answer=(), evidence=()), folder=tmp_path)
     write_reports([nothing])

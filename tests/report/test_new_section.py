@@ -20,12 +20,8 @@ def toy(run: Run) -> Section:
     return Section("A toy section", [Lines([f"cooked for {run.model.id}"]), table], "made up")
 
 
-@pytest.fixture(autouse=True)
-def _toy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_report_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.report.sections.SECTIONS", [*SECTIONS, toy])
-
-
-def test_every_report_has_it() -> None:
     run = old_run()
     screen = io.StringIO()
     print_sections(run_sections(run), Console(file=screen, width=100, markup=False))

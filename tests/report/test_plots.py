@@ -11,7 +11,7 @@ import matplotlib.image
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from made_runs import PRECISIONS, ROOT, WHOLE, key, result, whole_run, with_document
+from made_runs import PRECISIONS, REFERENCE, WHOLE, key, result, whole_run, with_document
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
@@ -20,7 +20,6 @@ from profiler.report.plots import COMPARISONS, PLOTS, draw, save
 from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
-REFERENCE = ROOT / "runs" / "reference"
 RUNS = sorted(file.parent for file in REFERENCE.glob("*/run.json"))
 OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast", "cost", "engines")]
 """Pictures of one run; forecasts, costs (tests/forecast, tests/rent) and several engines need other folders."""
@@ -182,12 +181,8 @@ def test_a_picture_that_these_runs_do_not_have_is_refused(runs: list[Run], name:
         draw(runs, name)
 
 
-def _one_cell() -> Run:
-    return replace(whole_run(), results=(result(key(), 20e-3),))
-
-
 def test_a_single_cell_is_named_once() -> None:
-    [axes] = draw([_one_cell()], "roofline").axes
+    [axes] = draw([replace(whole_run(), results=(result(key(), 20e-3),))], "roofline").axes
     assert [text.get_text() for text in axes.texts].count(key().cell.name) == 1
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import key, old_run, result, roof, with_document
+from made_runs import REFERENCE, key, old_run, result, roof, with_document
 from pages import Page
 
 from profiler.errors import RequestError
@@ -19,6 +19,8 @@ from profiler.report.roofline_data import RoofLine, group_points, roof_lines
 from profiler.report.time_breakdown import gemms
 from profiler.report.write import html_report
 from profiler.store.folder import Run, read_run
+
+XEON = REFERENCE / "smollm2-135m-xeon-float32"
 
 
 @pytest.fixture
@@ -85,12 +87,9 @@ def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
     assert cache.corners(5.0, 1000.0) == []
 
 
-REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-xeon-float32"
-
-
 def test_groups_add_up_to_the_step() -> None:
     """SmolLM2-135M in float32: all weights except norms are in products, and a decode step reads each once."""
-    run = read_run(REFERENCE)
+    run = read_run(XEON)
     points = group_points(run)
     assert {cell.phase for cell in points} == {"prefill", "decode"}
     for cell, groups in points.items():
@@ -105,9 +104,9 @@ def test_groups_add_up_to_the_step() -> None:
 
 @pytest.mark.slow
 def test_the_page_draws_them_and_a_run_without_replays_has_no_such_section(tmp_path: Path) -> None:
-    page = Page(html_report(read_run(REFERENCE)))
+    page = Page(html_report(read_run(XEON)))
     assert "Operators under the roof" in page.words
-    folder = shutil.copytree(REFERENCE, tmp_path / "run")
+    folder = shutil.copytree(XEON, tmp_path / "run")
     with (folder / "operators.csv").open(newline="") as file:
         rows = [{**row, "replayed_s": ""} for row in csv.DictReader(file)]
     with (folder / "operators.csv").open("w", newline="") as file:
@@ -118,9 +117,6 @@ def test_the_page_draws_them_and_a_run_without_replays_has_no_such_section(tmp_p
     assert "Operators under the roof" not in Page(html_report(run)).words
     with pytest.raises(RequestError, match="no replayed kernels"):
         draw([run], "operators")
-
-
-H100 = Path(__file__).parents[2] / "runs" / "reference" / "mistral-7b-h100"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +141,7 @@ def test_an_h100s_small_projections_are_far_below_the_roof() -> None:
 
     At the 2.94 TB/s of this run that is 2.85 us a call, of the 11.6 us measured; a gate of [4096 x 14336] has 92 %.
     """
-    rows = gemms(read_run(H100)).blocks[0].rows
+    rows = gemms(read_run(REFERENCE / "mistral-7b-h100")).blocks[0].rows
     start = next(number for number, row in enumerate(rows) if row[0] == "decode 16 x 512")
     found = {row[0]: row[1:] for row in rows[start + 1 :]}
     calls, time, _, of_roof, tiles, aligned = found["16 x 1024 x 4096"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,12 +26,14 @@ def run() -> Run:
     return whole_run()
 
 
-def show(run: Run, console: Console) -> None:
-    print_sections(run_sections(run), console)
+def lines_of(sections: Sequence[Section | None], width: int = 100, most_lines: int | None = None) -> list[str]:
+    stream = io.StringIO()
+    print_sections(sections, Console(file=stream, width=width, markup=False, emoji=False), most_lines)
+    return stream.getvalue().splitlines()
 
 
 def test_the_answer_comes_first_and_all_fits_a_hundred_columns(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
-    show(run, screen())
+    print_sections(run_sections(run), screen())
     lines = capsys.readouterr().out.splitlines()
     first = next(line for line in lines if line)
     assert first.startswith(run.answer[0][:40])
@@ -49,57 +52,43 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
     [bar] = breakdown_bars([cell], 8)
     text = bar_text(bar)
-    assert [(span.style, span.end - span.start) for span in text.spans] == [
-        ("blue", 24),
-        ("yellow", 12),
-        ("magenta", 12),
-    ]
+    widths = [(span.style, span.end - span.start) for span in text.spans]
+    assert widths == [("blue", 24), ("yellow", 12), ("magenta", 12)]
     [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
     assert bar_text(bar) == text
     assert bar.below_zero == "unexplained -8 %"
 
 
-def test_only_a_cells_own_noise_marks_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_a_cells_own_noise_marks_it() -> None:
     """Drift of the machine made all cells noisy and is reported once; one cell also has its own reason."""
     keys = [key("prefill"), key("decode", 1), key("decode", 2)]
     drift = "the machine itself drifted by 23 %"
     reasons = [(drift,), (drift,), (drift, "time known to within 4.0 %")]
     items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
     run = replace(with_document(old_run(), evidence=items), results=tuple(result(of, noise="noisy") for of in keys))
-    show(run, screen())
-    out = capsys.readouterr().out
+    out = "\n".join(lines_of(run_sections(run)))
     assert out.count("~") == 1
     assert out.count(drift) == 1
     assert f"all 3 cells: {drift}" in out
 
 
-def test_engines_and_a_datasheet_still_fit(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_engines_and_a_datasheet_still_fit(run: Run) -> None:
     """MFU and MBU replace the rates that they repeat."""
     both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
     stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
     run = replace(with_document(run, stage_s=stages), results=tuple(both))
-    show(run, screen())
-    out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100
-    assert "compile" in out
-    assert "MBU" in out
-    assert "compute-bound" in out
-    assert "wall time 2:05: timing 70 s, replays 50 s, loading 4 s" in out, "the longest first"
-    lines = shown_at(run, 80)
-    assert "…" not in "".join(lines)
-    assert max(map(len, lines)) <= 80
-
-
-def shown_at(run: Run, width: int) -> list[str]:
-    stream = io.StringIO()
-    show(run, Console(file=stream, width=width, markup=False, emoji=False))
-    return stream.getvalue().splitlines()
+    wide, narrow = (lines_of(run_sections(run), width) for width in (100, 80))
+    assert max(map(len, wide)) <= 100
+    assert {"compile", "MBU", "compute-bound"} <= set(" ".join(wide).split())
+    assert any("wall time 2:05: timing 70 s, replays 50 s, loading 4 s" in line for line in wide), "the longest first"
+    assert "…" not in "".join(narrow)
+    assert max(map(len, narrow)) <= 80
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(100, []), (90, ["TFLOP/s"]), (80, ["TFLOP/s", "GB/s", "tok/s"])])
 def test_a_narrow_screen_has_fewer_columns_and_cuts_none(run: Run, width: int, left_out: list[str]) -> None:
     """Columns that others imply are omitted first; digits and units are never cut."""
-    lines = shown_at(run, width)
+    lines = lines_of(run_sections(run), width)
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= width
     [heads] = [line.split() for line in lines if line.startswith("phase")]
@@ -114,15 +103,11 @@ def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> No
     headings = ("operator", "linears bound by compute", "FLOP/byte", "share", "bytes", "tokens per s at most", "count")
     rows = [[name, "from 10", "11.9", "12.5 %", "1.23 MB", "12345", "48"] for name in names]
     line = "parameters: " + ", ".join(f"group {number} of {number}.25 GB ({number} %)" for number in range(10, 30))
-    stream = io.StringIO()
     shares = text_table(("cell", "share"), [["1 x 64", line]], wrapped=("share",), caption=line)
     blocks = [Sentences([line]), Lines([line]), Definitions([("MFU", line)]), shares, text_table(headings, rows)]
-    print_sections([Section("", blocks)], Console(file=stream, width=width))
-    text = stream.getvalue()
-    lines = text.splitlines()
+    lines = lines_of([Section("", blocks)], width)
     assert max(len(part.rstrip()) for part in lines) <= width
-    shown = set(re.findall(r"\S+", text))
-    assert {word for heading in headings for word in heading.split()} <= shown
+    assert {word for heading in headings for word in heading.split()} <= set(" ".join(lines).split())
     assert not any(re.match(r"\s*(%|GB)", part) for part in lines)
     assert all(any(cell in part for part in lines) for cell in rows[0][1:])
 
@@ -131,13 +116,11 @@ def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None
     """Of 100 rows a screen of 45 lines has the first, or evenly picked ones from the first to the last."""
     rows = [[f"row {number}", "1"] for number in range(100)]
     for ranked in (True, False):
-        stream = io.StringIO()
-        table = text_table(("name", "value"), rows, ranked=ranked)
-        print_sections([Section("", [table])], Console(file=stream, width=80), 45)
-        shown = [line.split("  ")[0] for line in stream.getvalue().splitlines() if line.startswith("row ")]
+        lines = lines_of([Section("", [text_table(("name", "value"), rows, ranked=ranked)])], 80, most_lines=45)
+        shown = [line.split("  ")[0] for line in lines if line.startswith("row ")]
         assert shown[0] == "row 0"
         assert shown[-1] == (f"row {len(shown) - 1}" if ranked else "row 99")
-        assert f"{len(shown)} of 100 rows" in " ".join(stream.getvalue().split())
+        assert f"{len(shown)} of 100 rows" in " ".join(" ".join(lines).split())
 
 
 def test_negative_terms_are_left_of_zero() -> None:
@@ -149,11 +132,8 @@ def test_negative_terms_are_left_of_zero() -> None:
     assert spans["unexplained_s"] == (pytest.approx(-0.10), pytest.approx(-0.02))
     assert sum(item.share for item in bar.segments) == pytest.approx(1.0)
     assert bar.below_zero == "unexplained -8 %"
-
-
-def test_a_tiny_negative_term_is_not_mentioned() -> None:
-    [bar] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
-    assert bar.below_zero == ""
+    [tiny] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
+    assert tiny.below_zero == ""
 
 
 def test_parts_of_more_than_twice_the_time_are_not_drawn() -> None:

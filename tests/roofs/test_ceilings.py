@@ -9,8 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from clocks import FakeClock
-from machines import CPU, HOST, SmallMachine, small
+from machines import CPU, HOST, FakeClock, SmallMachine, roof, small
 from memories import SimulatedMachine, SimulatedMemory
 
 from profiler.device.machine import Machine
@@ -168,7 +167,7 @@ def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyP
 def read_at(per_s: float, sizes: Mapping[int, float]) -> Ceilings:
     """Ceilings of a memory of `per_s` bytes/s whose curve reads these sizes at these rates."""
     curve = tuple(CurvePoint(nbytes, rate) for nbytes, rate in sizes.items())
-    return Ceilings({}, {"read": Roof(per_s, per_s, per_s, 9, "given")}, max(sizes), True, curve)
+    return Ceilings({}, {"read": roof(per_s)}, max(sizes), True, curve)
 
 
 def test_a_size_between_two_of_the_curve_can_be_either() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from machines import CPU
+from machines import CPU, FakeClock
 
 from profiler.device.machine import Machine
 from profiler.facts.roofs import DriftReading, drift
@@ -29,24 +29,11 @@ def test_a_gpus_own_heat_is_no_drift() -> None:
     assert drift(looks, on_gpu=False) > 0.05
 
 
-class Settling:
+class Settling(FakeClock):
     """Seconds of successive calls: slow at first, as after a large prefill, then steady."""
 
-    ahead = False
-
-    def __init__(self, seconds: list[float]) -> None:
-        self._seconds = seconds
-        self._at = 0
-
-    def mark(self) -> int:
-        self._at += 1
-        return self._at
-
-    def synchronize(self) -> None:
-        pass
-
-    def seconds(self, marks: Sequence[int]) -> list[float]:
-        return [self._seconds[min(mark // 8, len(self._seconds) - 1)] for mark in marks[1:]]
+    def seconds(self, marks: Sequence[float]) -> list[float]:
+        return [self.given[min(int(mark) // 8, len(self.given) - 1)] for mark in marks[1:]]
 
 
 class Timeless(Machine):
@@ -65,17 +52,17 @@ def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small_work")
 def test_a_look_waits_until_the_machine_has_settled() -> None:
-    sentinel = DriftProbe(Timeless(CPU, clock=Settling([1.2e-3, 1.1e-3, 1e-3, 1e-3, 1e-3, 1e-3])))
+    sentinel = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
     assert sentinel.look().memory == pytest.approx(1e-3)
-    never = DriftProbe(Timeless(CPU, clock=Settling([1e-3 * number for number in range(1, 40)])))
+    never = DriftProbe(Timeless(CPU, clock=Settling(*(1e-3 * number for number in range(1, 40)))))
     assert never.look().memory > 4e-3  # it does not wait forever
 
 
 @pytest.mark.usefixtures("small_work")
 def test_a_look_at_a_busy_machine_takes_a_few_calls() -> None:
     """Calls of 0.4 s: two per burst instead of seven, as many as fit into a second."""
-    clock = Settling([0.4] * 40)
+    clock = Settling(0.4)
     DriftProbe(Timeless(CPU, clock=clock)).look()
-    quiet = Settling([0.4e-3] * 40)
+    quiet = Settling(0.4e-3)
     DriftProbe(Timeless(CPU, clock=quiet)).look()
     assert clock.mark() < 0.5 * quiet.mark()

@@ -7,25 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from machines import roof
 
 from profiler import effort
 from profiler.errors import RequestError
-from profiler.facts.roofs import READ, Ceilings, Roof
+from profiler.facts.roofs import READ, Ceilings
 from profiler.run import batch_test
 from profiler.run.options import Options
 from profiler.run.stages import RunBudget, RunPart
 
 EFFORT = replace(
-    effort.Effort(),
-    roofs_again_share=0.05,
-    replays_share=0.10,
-    between_share=0.0,
-    generate_share=0.0,
-    queue_share=0.0,
-    trials_share=0.20,
-    unexplained_share=0.0,
-    report_share=0.05,
-)
+    effort.Effort(), roofs_again_share=0.05, replays_share=0.10, trials_share=0.20, report_share=0.05,
+    **dict.fromkeys(("between_share", "generate_share", "queue_share", "unexplained_share"), 0.0),
+)  # fmt: skip
 
 
 class SetClock:
@@ -93,10 +87,6 @@ def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
     machine.seconds += 30.0
     assert made.part_s(RunPart.TRIALS) == 0.0
     assert made.left_s == 0.0
-
-
-def roof(per_s: float) -> Roof:
-    return Roof(per_s, per_s, per_s, 9, "given")
 
 
 def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(

@@ -42,14 +42,9 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
     assert [name for name, value in OTHER_THAN_DEFAULT.items() if value == defaults[name]] == []
     options = Options(**OTHER_THAN_DEFAULT)  # type: ignore[arg-type]
     request = ModelRequest(
-        source=resolve("smollm2-135m"),
-        device=torch.device("cuda:1"),
-        dtype=torch.bfloat16,
-        quant="nf4",
-        quant_options=QuantOptions(True, torch.float16),
-        weights="random",
-        attn="eager",
-    )
+        resolve("smollm2-135m"), torch.device("cuda:1"), torch.bfloat16, quant="nf4",
+        quant_options=QuantOptions(True, torch.float16), weights="random", attn="eager",
+    )  # fmt: skip
     read: list[Options] = []
 
     def prepare(asked: Options) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import read_run
 from profiler.store.samples import read_records
 
+ROOT = Path(__file__).parents[2]
 CELL = Cell(1, 8, 8)
 
 
@@ -167,20 +167,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
 @pytest.fixture
 def stored(tmp_path: Path) -> profiler.Run:
     """A copy of a committed run."""
-    return read_run(
-        Path(shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen5-bfloat16", tmp_path / "copy"))
-    )
-
-
-ROOT = Path(__file__).parents[2]
-HURRIED = ROOT / "tests" / "hurry.py"
-
-
-def run_cli(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, str(HURRIED), "run", *arguments]
-    # A suite in a shell's background ignores Ctrl-C, and so would the processes that it starts.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return read_run(shutil.copytree(ROOT / "runs/reference/smollm2-135m-zen5-bfloat16", tmp_path / "copy"))
 
 
 @pytest.mark.slow
@@ -188,7 +175,8 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     """After SIGKILL in a sweep and a torn last line, --resume loses no visit and repeats none."""
     folder = tmp_path / "killed"
     options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
-    process = run_cli(str(tiny_folder), *options, "--out", str(folder), "--quiet")
+    command = [sys.executable, ROOT / "tests" / "hurry.py", "run", tiny_folder, *options, "--out", folder, "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     samples = folder / "samples.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
@@ -215,12 +203,8 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     assert (run.cells["status"] == "ok").all()
     after = samples.read_text().splitlines()
     assert after[: len(before)] == before
-    visits = [
-        (record["batch_size"], record["prompt_len"], record["round"])
-        for record in read_records(folder)
-        if "round" in record
-    ]
-    assert sorted(visits) == sorted(set(visits)), "no visit is repeated"
+    visits = [(one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one]
+    assert len(visits) == len(set(visits)), "no visit is repeated"
     assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run is not changed"
 
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hurry import with_effort
 from machines import HOST
+from plain_engine import PlainEngine
 
 import profiler
 from profiler.counting.operators import Linear
@@ -114,10 +114,7 @@ def test_a_quantised_cache_next_to_a_growing_one(profile_tiny: Callable[..., pro
     sizes = {"prompt_lens": [16], "context_lens": [64], "new_tokens": 12}
     run = profile_tiny(**sizes, cache="dynamic,fp8", budget_s=5)
     assert run.document.engine.names == ("eager", "fp8-cache")
-    assert {(row.engine, row.status) for row in run.results if row.status != "forecast"} >= {
-        ("eager", "ok"),
-        ("fp8-cache", "ok"),
-    }
+    assert {(row.engine, row.status) for row in run.results} >= {("eager", "ok"), ("fp8-cache", "ok")}
     assert "--engine eager,fp8-cache" in run.document.command
     rows = {(row.engine, row.key.cell.prompt_len): row for row in run.results if row.phase == "decode"}
     saved_bytes = rows["eager", 16].model_bytes - rows["fp8-cache", 16].model_bytes
@@ -128,7 +125,6 @@ def test_a_quantised_cache_next_to_a_growing_one(profile_tiny: Callable[..., pro
 @pytest.mark.slow
 def test_the_report_names_the_cache(profile_tiny: Callable[..., profiler.Run]) -> None:
     run = profile_tiny(prompt_lens=[8], new_tokens=4, cache="quantized")
-    assert run.document.engine.names == ("fp8-cache",)
     assert "quantised, converted at every step: fp8, 8 bits" in (run.folder / "report.md").read_text()
 
 
@@ -169,20 +165,10 @@ def test_what_lies_within_noise_pays_for_nothing(bounds_s: tuple[float, float], 
     assert text in line
 
 
-class Sleepy:
+class Sleepy(PlainEngine):
     """An engine whose first step after idle time takes 20 ms longer."""
 
-    def __init__(self) -> None:
-        self.rested = False
-
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        assert steps is None
-
-    def prepare(self, batch: int, slots: int) -> None:
-        assert slots > 16
-
-    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
-        return DecodeState(None, torch.zeros(batch, 1, dtype=torch.long))
+    rested = False
 
     def decode(self, state: DecodeState) -> DecodeState:
         if self.rested:

@@ -138,9 +138,8 @@ def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
     text = "".join(file.read_text() for file in sorted((tmp_path / "run").iterdir()) if file.suffix != ".png")
     assert "w3" not in text
     assert str(tmp_path) not in json.loads((tmp_path / "run" / "run.json").read_text())["command"]
-    (tmp_path / "run" / "run.json").write_text(
-        (tmp_path / "run" / "run.json").read_text().replace('"finished": true', '"finished": false')
-    )
+    document = tmp_path / "run" / "run.json"
+    document.write_text(document.read_text().replace('"finished": true', '"finished": false'))
     with pytest.raises(RunError, match=r"ran the prompts of asked\.txt and does not hold them; give --prompts"):
         prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu"))
     again = prepare_resume(tmp_path / "run", Options(model=str(one_expert), device="cpu", prompts=asked))

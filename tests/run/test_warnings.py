@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from machines import Others
+from machines import HOST, Others, roof
 
 from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
-from profiler.facts.roofs import Ceilings, Roof
+from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.judge.judge_run import judge_run
@@ -23,8 +23,6 @@ from profiler.judge.warnings import health_warnings
 from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import RunBudget, Stages
 from profiler.run.warnings import busy_words, device_warnings
-from profiler.store.folder import read_document, read_facts, read_gathered
-from tests.machines import HOST
 
 SHEETS = {gpu.gpu: gpu for gpu in gpus()}
 
@@ -35,12 +33,7 @@ def card(name: str) -> Device:
 
 
 def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceilings:
-    return Ceilings(
-        compute={dtype: Roof(flops_per_s, flops_per_s, flops_per_s, 1, "a product")},
-        memory={"copy": Roof(copy_bytes_per_s, copy_bytes_per_s, copy_bytes_per_s, 1, "a copy")},
-        stream_bytes=1 << 30,
-        beyond_cache=True,
-    )
+    return Ceilings({dtype: roof(flops_per_s)}, {"copy": roof(copy_bytes_per_s)}, 1 << 30, beyond_cache=True)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +89,6 @@ def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
     assert "copies" in slow
 
 
-RUN = Path(__file__).resolve().parents[2] / "runs" / "reference" / "smollm2-135m-xeon"
 QUIET = Contention(0.0, 1)
 BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
 
@@ -133,19 +125,13 @@ def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[
     assert sum(waits) == 1.0
 
 
-@pytest.fixture(scope="module")
-def facts() -> Facts:
-    document = read_document(RUN)
-    return read_facts(RUN, document, read_gathered(RUN, document))
-
-
 def busy(facts: Facts, cores: float) -> Facts:
     visits = {cell: [replace(visit, foreign_cores=cores) for visit in known] for cell, known in facts.visits.items()}
     return replace(facts, visits=visits, others={**facts.others, Contention: [replace(BUSY, of_cores=2)]})
 
 
-def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(facts: Facts) -> None:
-    quiet, disturbed = judge_run(facts), judge_run(busy(facts, 0.9))
+def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(xeon_facts: Facts) -> None:
+    quiet, disturbed = judge_run(xeon_facts), judge_run(busy(xeon_facts, 0.9))
     assert "This machine was busy: backup (pid 7) kept up to 1.0 of 2 cores busy in" in disturbed.answer[0]
     assert "no saving is named" in disturbed.answer[1]
     assert any("save" in sentence for sentence in quiet.answer)
@@ -153,6 +139,6 @@ def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(facts: Fa
     assert {lever.basis for item in disturbed.evidence for lever in item.levers} <= {"tried"}
 
 
-def test_the_systems_own_work_is_no_neighbour(facts: Facts) -> None:
-    idle = replace(busy(facts, 0.02), others=facts.others)
-    assert judge_run(idle).answer == judge_run(facts).answer
+def test_the_systems_own_work_is_no_neighbour(xeon_facts: Facts) -> None:
+    idle = replace(busy(xeon_facts, 0.02), others=xeon_facts.others)
+    assert judge_run(idle).answer == judge_run(xeon_facts).answer

@@ -180,10 +180,6 @@ class Interrupting(QuietListener):
             raise KeyboardInterrupt
 
 
-BEFORE_THE_FOLDER = ("loading", "roofs", "dispatch")
-
-
-SLOW = pytest.mark.slow
 LATER = ("roofs", "dispatch", "replaying", "writing the report")
 
 
@@ -198,7 +194,7 @@ def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> 
             str(tiny_folder), prompt_lens=[16], batch_sizes=[1], new_tokens=8, budget_s=0.5, weights="random",
             out=folder, listener=Interrupting(stage),
         )  # fmt: skip
-    if stage in BEFORE_THE_FOLDER:
+    if stage in ("loading", "roofs", "dispatch"):
         assert not folder.exists()
         return
     cells = read_run(folder).cells
