@@ -121,8 +121,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     if regime == "compute-bound":
         return (
             f"compute-bound{_throttled(cell)}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the {scaled(cell.roof_flops_per_s, 'FLOP/s')}"
-            f" {_source(setting)}"
+            f" {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the {_compute_roof(cell, setting)}"
         )
     if regime == "overhead-bound":
         quiet_s = cell.undisturbed_s
@@ -163,6 +162,13 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
 def _source(setting: Setting) -> str:
     """Where the roofs come from, in words that follow a roof."""
     return "measured here" if setting.measured else "expected"
+
+
+def _compute_roof(cell: JudgedCell, setting: Setting) -> str:
+    """A cell's compute roof: at its clock, with the measured one if the clock was another then."""
+    roof, at_clock = scaled(cell.roof_flops_per_s / cell.clock_share, "FLOP/s"), scaled(cell.roof_flops_per_s, "FLOP/s")
+    source = _source(setting)
+    return f"{roof} {source}" if roof == at_clock else f"{at_clock} at its clock ({roof} {source})"
 
 
 def _overhead(cell: JudgedCell, setting: Setting) -> str:
@@ -216,12 +222,17 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     best = max(prefills, key=lambda cell: cell.flops_per_s)
     others = [cell.key.tokens for cell in prefills if cell.verdict.regime != "compute-bound"]
     bound = [cell for cell in prefills if cell.key.tokens > max(others, default=0)]
+    if Flag.ABOVE_ROOF in best.verdict.flags:
+        return (
+            f"Prefill at batch {best.key.cell.name} is faster than a measured roof allows"
+            f" ({significant(best.tokens_per_s)} tokens/s): the roof or the count is too low."
+        )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
         share = best.flops_per_s / best.roof_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {scaled(best.roof_flops_per_s, 'FLOP/s')} {_source(setting)},"
+            f" of the {_compute_roof(best, setting)},"
             f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
@@ -281,8 +292,8 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
     times_s = ((cell.first_use_s, cell.split.latency_s) for cell in decodes if cell.first_use_s is not None)
     return [
         f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds a"
-        f" plan per length, batch size and process. {how_to(WITHOUT_CUDNN, on_gpu=True).line} saves"
-        f" {duration(first_s - later_s)} there; a static cache has one length."
+        f" plan per length, batch size and process. {how_to(WITHOUT_CUDNN, on_gpu=True).line} would"
+        f" save about {duration(first_s - later_s)} there; a static cache has one length."
         for first_s, later_s in itertools.islice(times_s, 1)
     ]
 

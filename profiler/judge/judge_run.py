@@ -50,6 +50,7 @@ from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
+from profiler.quant.registry import FORMATS
 from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, undisturbed
 
 _SIXTEEN_BIT = ("bfloat16", "float16")
@@ -177,6 +178,13 @@ def setting_of(facts: Facts) -> Setting:
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
         weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,
         can_graph=device.kind == "cuda",
+        packs=model.kind != "gguf",
+        packed_kernels=tuple(
+            item.name
+            for item in FORMATS.values()
+            if item.multiplies_packed
+            if device.kind != "cuda" or item.least_capability <= float(device.compute_capability or 0)
+        ),
         measured=ceilings.measured(model.dtype),
         weights=float(model.linear_weights),
         cache_bits=8.0 * model.cache_itemsize,

@@ -28,7 +28,7 @@ from profiler.quant.registry import FORMATS
 from profiler.stats import CLAIM_VISITS
 from profiler.units import duration, scaled
 
-_PACKED_KERNEL = "a kernel that multiplies the packed weights (int4wo, int8wo), or 16-bit weights"
+_PACKED_KERNEL = "a kernel that multiplies the packed weights, or 16-bit weights"
 _OTHER_KERNELS = "other kernels for these shapes (another format or library)"
 _FUSED_ATTENTION = "a fused attention kernel"
 _OTHER_ATTENTION = "another attention kernel"
@@ -86,6 +86,10 @@ class Setting:
     """Stored bits per weight of the blocks' linears, including scales."""
     can_graph: bool
     """Whether the device has CUDA graphs."""
+    packs: bool = True
+    """Whether the loader can pack the weights; it does not pack those of a GGUF file."""
+    packed_kernels: tuple[str, ...] = ()
+    """Formats whose kernels multiply packed weights on this device."""
     measured: bool = True
     """Whether both roofs were measured; otherwise one is a datasheet's peak or another dtype's roof."""
     weights: float = 0.0
@@ -137,7 +141,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         *_four_bit_weights(cell, setting),
         *_cache(cell, setting),
         *_path(cell),
-        *_kernels(cell),
+        *_kernels(cell, setting),
         *_sixteen_bit_dtype(cell, setting),
         *_card(cell, setting),
     ]
@@ -165,7 +169,8 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     ranked = []
     for lever in sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s):
         how = how_to(lever.change, setting.can_graph, setting.sixteen_bit_dtype)
-        ranked.append(replace(lever, how=how.line, measured_by="" if lever.basis == "measured" else how.options))
+        measured_by = "" if lever.basis == "measured" or _is_split(cell) else how.options
+        ranked.append(replace(lever, how=how.line, measured_by=measured_by))
     return ranked
 
 
@@ -292,7 +297,7 @@ def _bound(change: str, saves_s: float, because: str, half_width_s: float = 0.0)
 
 def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
     bits = setting.weight_bits
-    if bits < _SIXTEEN_BITS:
+    if bits < _SIXTEEN_BITS or not setting.packs or _is_split(cell):
         return []
     dense_from, dense_s = setting.four_bit_dense_from_rows, 0.0
     because = "if their kernel reaches the memory roof"
@@ -307,7 +312,18 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
     else:
         streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
         saves_s = packed * (split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_products(cell))
+        saves_s += _offloaded_s(cell)  # smaller weights may all fit
     return [_bound(FOUR_BIT_WEIGHTS, saves_s - dense_s, because + _caution("nf4"))]
+
+
+def _offloaded_s(cell: JudgedCell) -> float:
+    """Seconds in which offloaded weights cross a link."""
+    return 0.0 if _is_split(cell) else cell.split.link_s
+
+
+def _is_split(cell: JudgedCell) -> bool:
+    """Whether several ranks compute the step."""
+    return any(item.group == COLLECTIVE for item in cell.operators)
 
 
 def _in_linears(cell: JudgedCell, setting: Setting) -> float:
@@ -372,7 +388,7 @@ def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
     copies_s = _copies_s(cell)
     masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + cell.split.kv_s)
     fastest_s = split.busy_s - (1 - few) * cell.small_kernels_s - copies_s
-    slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s
+    slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s + max(0.0, split.unexplained_s)
     most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
     if least_s <= 0:
         return []
@@ -407,7 +423,7 @@ def _path(cell: JudgedCell) -> list[Lever]:
     products = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_PRODUCTS)
     moved_s = sum(float(item.activation_bytes) for item in products) / cell.roof_bytes_per_s
     link = ("memory for all weights on the device", "none would cross the link at every step")
-    if any(item.group == COLLECTIVE for item in cell.operators):
+    if _is_split(cell):
         link = ("a faster link, or fewer GPUs", "ranks would not wait for each other's results")
     return [
         Lever(_FUSED_ATTENTION, unfused_s, "scores and repeated heads would stay on chip"),
@@ -430,14 +446,15 @@ def _path(cell: JudgedCell) -> list[Lever]:
     ]
 
 
-def _kernels(cell: JudgedCell) -> list[Lever]:
+def _kernels(cell: JudgedCell, setting: Setting) -> list[Lever]:
     """The losses of products in isolation, which better kernels could recover."""
+    packed = "".join(f"; {name} has one here" for name in setting.packed_kernels[:1])
     most_s = max(0.0, cell.split.latency_s - cell.split.floor_s)
     return [
         _bound(
             _PACKED_KERNEL,
             min(cell.split.dequantise_s, most_s),
-            "nothing would be converted first",
+            f"nothing would be converted first{packed}",
             cell.split.half_widths_s.get("dequantise_s", 0.0),
         ),
         _bound(
@@ -498,6 +515,7 @@ def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
     others = [item for item in cell.operators if item.group != "attention"]
     wide_s = _floor_s(cell, others, setting.compute_flops_per_s)
     least_s = wide_s - _floor_s(cell, others, roof, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
+    least_s += _offloaded_s(cell) / 2  # at most half of the bytes still cross
     return [Lever(SIXTEEN_BIT_DTYPE, max(most_s, least_s), because, at_least_s=least_s)]
 
 
@@ -532,7 +550,7 @@ def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
     if not floors:
         return []
     name = min(floors, key=lambda card: floors[card])
-    saves_s = cell.split.device_s - floors[name]
+    saves_s = cell.split.busy_s - floors[name]
     return [_bound(f"another GPU ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
 
 

@@ -221,10 +221,16 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
     return "undecided"
 
 
-def scaling_sentences(result: Scaling, what: Axis = "batch", predicted: float | None = None) -> list[str]:
-    """Sentences on the knee and the best size of a series; `predicted` is its `DoublingTest.knee_predicted`."""
+def scaling_sentences(
+    result: Scaling, what: Axis = "batch", predicted: float | None = None, no_room: int | None = None
+) -> list[str]:
+    """Sentences on the knee and the best size of a series; `predicted` is its `DoublingTest.knee_predicted`.
+
+    `no_room` is the smallest size that ran out of memory.
+    """
     sentences = []
     first, knee = result.doublings[0].smaller, result.knee_measured
+    then = f", so a larger {what} costs little" if no_room is None else f"; {what} {no_room} ran out of memory"
     if result.knee_between is not None:
         low, high = result.knee_between
         drifted = f", with the {percent(result.drift)} by which the machine drifted," if result.drift > _AS_GOOD else ""
@@ -233,10 +239,7 @@ def scaling_sentences(result: Scaling, what: Axis = "batch", predicted: float | 
             f" time that grows with the {what} and for time that does not."
         )
     elif knee is None:
-        sentences.append(
-            f"Up to {what} {result.largest}, time grows clearly more slowly than the {what}, so a larger {what} costs"
-            " little."
-        )
+        sentences.append(f"Up to {what} {result.largest}, time grows clearly more slowly than the {what}{then}.")
     elif knee == first:
         sentences.append(f"Time grows with the {what} from the first doubling on.")
     else:
@@ -323,10 +326,14 @@ def doubling_tests(
     `operators` has the counted work of every cell. `drift` is the machine's drift over the run, as a share.
     """
     groups: dict[Series, list[CellResult]] = {}
+    no_room: dict[Series, int] = {}
     for cell in cells:
-        if cell.status == "ok":
-            for series in series_of(cell):
+        for series in series_of(cell):
+            if cell.status == "ok":
                 groups.setdefault(series, []).append(cell)
+            elif cell.status == "oom":
+                size = getattr(cell, SIZE_OF[series[0]])
+                no_room[series] = min(size, no_room.get(series, size))
     tests = []
     for (axis, values), group in groups.items():
         if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
@@ -340,7 +347,7 @@ def doubling_tests(
                     axis=axis,
                     fixed=dict(zip(_FIXED[axis], values, strict=True)),
                     knee_predicted=predicted,
-                    sentences=tuple(scaling_sentences(result, axis, predicted)),
+                    sentences=tuple(scaling_sentences(result, axis, predicted, no_room.get((axis, values)))),
                 )
             )
     return sorted(tests, key=lambda test: list(_FIXED).index(test.axis))

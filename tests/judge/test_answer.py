@@ -188,6 +188,12 @@ def test_a_prefill_is_compute_bound_from_where_all_larger_ones_are(regimes: list
         for batch, regime in zip((1, 8, 32), regimes, strict=True)
     ]
     assert words in answer(cells, SETTING)[0]
+    below = [replace(cell, clock_share=0.5, roof_flops_per_s=50e12) for cell in cells]
+    assert ("50.0 TFLOP/s at its clock (100 TFLOP/s measured here)" in answer(below, SETTING)[0]) == (
+        "is mixed" not in words
+    )
+    above = [replace(cell, verdict=Verdict("compute-bound", "low", (), (Flag.ABOVE_ROOF,))) for cell in cells]
+    assert "faster than a measured roof allows" in answer(above, SETTING)[0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from profiler.data.datasheets import gpu_called
 from profiler.facts.measurements import COMPILED, GRAPHED
-from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult, with_nearby_trials
@@ -79,6 +79,7 @@ QWEN = [
 ]
 IN_BLOCKS = replace(SETTING, weights=float(BLOCKS))
 COPIES = {Cause.CACHE_COPIES: 3e-3, Cause.REPEATED_HEADS: 2e-3, Cause.ATTENTION_MATRIX: 1e-3, Cause.OPERANDS: 5e-3}
+REDUCED = OperatorWork("all_reduce", COLLECTIVE, 64, "bfloat16", 0, 0, 0, 0)
 QUANTISED = cell(weights_s=9e-3, kv_s=2e-3, parts={Cause.CACHE_CONVERSION: 3e-3, Cause.CONVERTED_READS: 1e-3})
 FOUR_BITS = cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KERNEL_BOUND)
 
@@ -91,6 +92,10 @@ FOUR_BITS = cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KE
         ("4-bit weights", 14e-3 * (1 - 4.5 / 16), cell(batch=4, weights_s=14e-3), DENSE),
         ("4-bit weights", 0, cell(batch=8, weights_s=14e-3), DENSE),
         ("4-bit weights", 0, cell(compute_s=50e-3), SETTING),
+        # A link of 10 ms may no longer be crossed, or the weights of a GGUF file or of several ranks are not packed.
+        ("4-bit weights", 14e-3 * (1 - 4.5 / 16) + 10e-3, cell(weights_s=14e-3, link_s=10e-3), SETTING),
+        ("4-bit weights", 0, cell(weights_s=14e-3), replace(SETTING, packs=False)),
+        ("4-bit weights", 0, cell(REDUCED, weights_s=14e-3, link_s=10e-3), SETTING),
         # 28 GB of float32 weights and 2 GB of cache are halved; 4-bit kernels multiply in 16 bits, so halve the cache.
         ("a 16-bit dtype", 15e-3, FOUR_STEP, FLOAT32),
         ("4-bit weights", 30e-3 - 28e-3 * 4.5 / 32 - 1e-3, FOUR_STEP, FLOAT32),
@@ -145,6 +150,7 @@ def test_the_largest_saving_is_first() -> None:
     assert levers(HOST_BOUND, SETTING)[0].change == GRAPHED
     assert "compile" in levers(HOST_BOUND, replace(SETTING, can_graph=False))[0].change
     assert levers(FOUR_BITS, SETTING)[0].change.startswith("a kernel that multiplies the packed weights")
+    assert levers(FOUR_BITS, replace(SETTING, packed_kernels=("int4wo",)))[0].because.endswith("int4wo has one here")
 
 
 def test_a_bound_an_estimate_and_a_measurement_have_their_own_words() -> None:
@@ -170,6 +176,10 @@ def test_a_16_bit_dtype_saves_between_its_floors_and_its_roofs() -> None:
     assert lever.at_least_s == pytest.approx(187.5e-3)
     assert lever.saves_s == pytest.approx(307.5e-3)
     assert lever.amount == "between 188 ms and 308 ms"
+    linked = replace(prefill, split=replace(prefill.split, latency_s=500e-3, link_s=100e-3))
+    (lever,) = (item for item in levers(linked, FLOAT32) if item.change == "a 16-bit dtype")
+    # At most half of the bytes of an offloaded model still cross; perhaps none.
+    assert (lever.at_least_s, lever.saves_s) == (pytest.approx(237.5e-3), pytest.approx(407.5e-3))
 
 
 def test_few_rows_on_a_cpu_have_only_a_bound() -> None:
@@ -258,6 +268,11 @@ def test_a_compiled_step_saves_the_host_and_most_of_its_small_kernels() -> None:
     assert found.amount == "between 19.1 ms and 20.0 ms"
     assert "cache_implementation" in found.how
     assert found.measured_by == "--engine eager,compile"
+    unknown = replace(step, split=replace(step.split, latency_s=28.1e-3, unexplained_s=2e-3))
+    [doubted] = [item for item in levers(unknown, SETTING) if item.change == COMPILED]
+    assert doubted.at_least_s == pytest.approx(found.at_least_s), "time without a cause is not sure to go"
+    split = replace(step, operators=(CORE, REDUCED))
+    assert {item.measured_by for item in levers(split, SETTING)} == {""}, "run --tp takes no engine and no format"
 
 
 def test_a_tried_change_is_advised_before_a_computed_one() -> None:
@@ -295,6 +310,8 @@ def test_another_card_by_its_roofs() -> None:
     found = levers(here, setting)
     assert saved(found, "another GPU (twice)") == pytest.approx(52e-3 - 16e-3)
     assert saved(found, "another GPU (small)") == 0.0
+    slow = replace(here, split=replace(here.split, latency_s=82e-3, kernel_s=10e-3, link_s=20e-3))
+    assert saved(levers(slow, setting), "another GPU (twice)") == pytest.approx(82e-3 - 16e-3), "no loss is certain"
     assert saved(levers(here, replace(setting, can_graph=False)), "another GPU") == 0.0, "not of a CPU"
 
 
