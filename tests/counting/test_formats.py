@@ -46,6 +46,19 @@ def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     assert stored(anywhere).weight_bytes == library_bytes, "without a device, the layout is that of the library"
 
 
+def test_double_quantisation_is_4_127_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """4 + 8/64 + 32/(64 x 256) bits, and about a kilobyte of code book per matrix."""
+    from bitsandbytes.nn import LinearNF4
+
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
+    real, planned = (LinearNF4(2048, 1024, bias=False, device=device).to(device) for device in ("cpu", "meta"))
+    real.compute_dtype = planned.compute_dtype = torch.bfloat16
+    assert real.weight.bnb_quantized
+    assert stored(real).weight_bytes == stored(planned).weight_bytes
+    code_books = (16 + 256 + 1) * 4
+    assert (stored(real).weight_bytes - code_books) * 8 / (2048 * 1024) == pytest.approx(4.126953, abs=1e-6)
+
+
 def test_cache_and_peak() -> None:
     """Llama-2-7B caches 524,288 bytes per token, 2 GiB at 4096. Mistral v0.1's window of 4096 keeps 4095."""
     llama, llama3 = walked("llama-2-7b"), walked("llama-3.1-8b")

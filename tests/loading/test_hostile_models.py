@@ -113,7 +113,8 @@ def test_custom_code_runs_if_it_is_trusted(roofscope, folder: Path, monkeypatch:
 def test_the_config_in_a_run_folder(tiny_folder: Path) -> None:
     """A run folder contains a config, from which other cells are counted; it may come from somebody else."""
     content = json.loads((tiny_folder / "config.json").read_text())
-    for name, value in (("num_hidden_layers", 10**9), ("vocab_size", -1), ("attn_implementation", "stranger/kernel")):
+    named = {"model_type": "nonsense", "attn_implementation": "stranger/kernel"}
+    for name, value in {"num_hidden_layers": 10**9, "vocab_size": -1, **named}.items():
         with pytest.raises(ModelError, match=str(value) if isinstance(value, str) else name):
             config_from({**content, name: value}, "run/config.json")
     auto_map = {"AutoModelForCausalLM": "stranger/repository--modeling_own.OwnModel"}

@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from loaded import loaded
+from loaded import loaded, on_meta
 from small_models import small_model
 
 import profiler
 from profiler.errors import ModelError
 from profiler.loading import device_map as placement
-from profiler.loading import source as catalog
-from profiler.loading.config import load_config
 
 # The tiny Llama is in float32. A layer has two norms, and matrices of 2 x 64 x 64 (q, o), 2 x 64 x 32 (k, v) and
 # 3 x 64 x 128. There is room for the embedding, one layer, and another one to fetch into, which accelerate reserves.
@@ -88,12 +86,10 @@ def test_a_gpu_that_shares_the_memory_of_its_host_spills_to_it(
 ) -> None:
     """accelerate's `get_max_memory` has no entry for the host of such a GPU, and opens a context on every GPU."""
     import accelerate.utils
-    from transformers import LlamaForCausalLM
 
     monkeypatch.setattr(accelerate.utils, "get_max_memory", dict)
     spare_bytes = FREE_BYTES - LAYER_BYTES
     monkeypatch.setattr(placement, "available_bytes", lambda device: spare_bytes if device.type == "cuda" else 1 << 30)
-    with torch.device("meta"):
-        module = LlamaForCausalLM(load_config(catalog.resolve(str(tiny_folder))))
+    module = on_meta(str(tiny_folder), torch.float32)
     found = placement.plan_device_map(module, torch.device("cuda", 0), quantised=False)
     assert set(found.device_map.values()) == {"cuda:0", "cpu"}

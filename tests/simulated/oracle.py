@@ -256,9 +256,7 @@ def _faster(truth: Truth) -> dict[str, Truth]:
         ),
         "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
         "overhead-bound": truth.but(
-            launch_s=truth.launch_s / _FASTER,
-            graph_launch_s=truth.graph_launch_s / _FASTER,
-            host_operator_s=truth.host_operator_s / _FASTER,
+            **{name: getattr(truth, name) / _FASTER for name in ("launch_s", "graph_launch_s", "host_operator_s")}
         ),
     }
 

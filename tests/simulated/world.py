@@ -35,18 +35,12 @@ TIMED = ("device.clock", "device.machine", "device.telemetry", "roofs.measure", 
 """Modules of the profiler that read a clock."""
 
 ENOUGH = {
-    "profiler.roofs.sampler.MOST_SAMPLES": 8,
-    "profiler.roofs.sampler.CLOCK_LOOKS_S": 2e-3,
-    "profiler.measure.dispatch.TWIN_STEPS": 8,
-    "profiler.measure.replay.ENOUGH_SAMPLES": 8,
-    "profiler.measure.rounds.MORE_PREFILLS": 1,
-    "profiler.measure.rounds.TAIL_PREFILLS": 2,
-    "profiler.roofs.fixed_work.HOST_PACE_STEPS": 4,
-    "profiler.checks.known_kernels.CHAIN_LENGTH": 200,
-    "profiler.checks.selftest.MOST_KERNEL_ROUNDS": 2,
-    "profiler.checks.selftest.LEAST_KERNEL_ROUNDS": 2,
-    "profiler.checks.known_kernels.KERNEL_LOOK_S": 1e-3,
-}
+    "roofs.sampler.MOST_SAMPLES": 8, "roofs.sampler.CLOCK_LOOKS_S": 2e-3, "roofs.fixed_work.HOST_PACE_STEPS": 4,
+    "measure.dispatch.TWIN_STEPS": 8, "measure.replay.ENOUGH_SAMPLES": 8,
+    "measure.rounds.MORE_PREFILLS": 1, "measure.rounds.TAIL_PREFILLS": 2,
+    "checks.known_kernels.CHAIN_LENGTH": 200, "checks.known_kernels.KERNEL_LOOK_S": 1e-3,
+    "checks.selftest.MOST_KERNEL_ROUNDS": 2, "checks.selftest.LEAST_KERNEL_ROUNDS": 2,
+}  # fmt: skip
 """Sample counts: a card without noise needs few samples, and its clock must be read despite so few."""
 
 
@@ -92,8 +86,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
             stack.enter_context(four_bit.asked_anew())
         brief = replace(effort.STANDARD, roof_s=0.1, weight_read_s=0.0, host_pace_s=1e-3)
-        for name, value in {**ENOUGH, "profiler.effort.STANDARD": brief}.items() if hurried else ():
-            stack.enter_context(mock.patch(name, value))
+        for name, value in {**ENOUGH, "effort.STANDARD": brief}.items() if hurried else ():
+            stack.enter_context(mock.patch(f"profiler.{name}", value))
         forget = sys.modules["profiler.device.machine"].side_stream.cache_clear
         forget()
         stack.callback(forget)  # a stream belongs to its card

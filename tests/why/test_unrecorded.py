@@ -130,17 +130,14 @@ def test_a_failed_call_counts_with_its_time(floor_calls: list[list[int]]) -> Non
 def test_an_answer_without_successful_calls(floor_calls: list[list[int]]) -> None:
     model = tiny_llama()
 
-    class StopError(Exception):
-        pass
-
     def stop(*_: Any) -> Any:
-        raise StopError
+        raise LookupError
 
     with profiler.why() as watching:
         for _ in range(4):
-            with pytest.raises(StopError):
+            with pytest.raises(LookupError):
                 model.generate(IDS, max_new_tokens=4, do_sample=False, stopping_criteria=[stop])
-    assert [call.failed for call in watching.found.seen.calls] == ["StopError"] * 4
+    assert [call.failed for call in watching.found.seen.calls] == ["LookupError"] * 4
     assert "4 of them failed" in watching.answer
     assert "Nothing to change" not in watching.answer
     assert floor_calls == []
