@@ -127,7 +127,7 @@ def try_changes(
     return trials
 
 
-# Share of a call that a change usually saves where it applies, in scripts with one planted fault (tests/why/scripts).
+# Share of a call that a change usually saves where it applies, in scripts with one fault (tests/why/scripts.py).
 _USUAL_SAVING = {
     "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "uncompiled": 0.6,
     "shared-prefix": 0.5, "threads": 0.1, "growing-cache": 0.1,
