@@ -164,7 +164,7 @@ def test_trials_stay_within_a_table_of_positions(tmp_path: Path) -> None:
     [cell] = subject.grid.cells
     failed: list[str] = []
     seconds = {key: 1e-4 for key in cell.keys if key.phase == "decode"}
-    found = try_variants(subject, config, MEMORY, seconds, 2.0, on_failure=lambda form, _: failed.append(form))
+    found = try_variants(subject, config, MEMORY, seconds, 20.0, on_failure=lambda form, _: failed.append(form))
     assert "math attention" in {trial.form for trial in found}
     assert "math attention" not in failed
 
