@@ -274,7 +274,7 @@ def _needs(figure: Figure, counted: CountedModel) -> float:
     """Bytes of the stored weights and of the cache."""
     cores = counted.work.of_kind(AttentionCore)
     width = figure.kv_itemsize / cores[0].itemsize if figure.kv_itemsize and cores else 1.0
-    cache = float(cache_bytes(counted.work, figure.batch_size or 1, _tokens(figure)))
+    cache = float(cache_bytes(counted.work, figure.batch_size or 1, _tokens(figure), shared=figure.shared))
     return _weight_bytes(figure, counted) + cache * width
 
 
@@ -355,16 +355,16 @@ def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
 
     Floats, since counts may exceed int64. A verifying step processes all drafted tokens.
     """
-    batch, prompt, cached_len, new = (
+    batch, prompt, cached_len, new, shared = (
         np.array([float(getattr(figure, name) or 0) for figure in figures])
-        for name in ("batch_size", "prompt_len", "context_len", "new_tokens")
+        for name in ("batch_size", "prompt_len", "context_len", "new_tokens", "shared")
     )
     covers = np.array([figure.covers for figure in figures])
     given = np.array([figure.step_tokens for figure in figures])
     # The prefill of a generation makes its first new token.
     steps = np.select([covers == "generate", covers == "decode"], [(new - 1) / given, 1.0], 0.0)
     query = np.maximum(given, [figure.verified_tokens or 1.0 for figure in figures])
-    decode = Step(batch, query, prompt + cached_len + new // 2, asked=query)
+    decode = Step(batch, query, prompt + cached_len + new // 2, shared, asked=query)
     return steps, Step(batch, np.maximum(1, prompt), cached_len), decode
 
 

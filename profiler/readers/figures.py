@@ -55,6 +55,8 @@ class Figure:
     """The model's parameters, if the file gives them."""
     kv_itemsize: float | None = None
     """Bytes per element of the cache, averaged over keys and values."""
+    shared: int = 0
+    """The first of the cached tokens, which all sequences share: they are kept once."""
     cap: int | None = None
     """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
     step_tokens: float = 1.0

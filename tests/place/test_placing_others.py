@@ -158,3 +158,19 @@ def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
     assert "10 of 32 layers were on the GPU" in found.rows[0].note
     assert "another, lower roof" in found.rows[1].note
     assert "lower roof" not in found.rows[2].note
+
+
+@pytest.mark.parametrize(("n_kv", "cells"), [(8192 + 32 * 128, 8192 + 32 * 64), (32 * (8192 + 128), 32 * (8192 + 64))])
+def test_a_shared_prompt_is_cached_once(n_kv: int, cells: int, tmp_path: Path) -> None:
+    """batched-bench.cpp: a unified cache has PP + B x TG cells (n_ctx_req), any other one B x (PP + TG).
+
+    15.01 GB of weights and, on average, half of the TG cells, each of 131,072 bytes, over 3.35 TB/s.
+    """
+    row = {"pp": 8192, "tg": 128, "pl": 32, "n_kv": n_kv, "is_pp_shared": 1, "t_pp": 0.6, "t_tg": 2.56}
+    prefill, decode = place(
+        changed(tmp_path / "f", "llama-batched-bench.jsonl", row), "llama-3.1-8b", gpu="H100 SXM"
+    ).rows
+    assert (prefill.batch_size, decode.batch_size) == (1, 32)
+    assert decode.floor_s == pytest.approx((15.01e9 + cells * 131_072) / 3.35e12, rel=5e-3)
+    # 16.06 GB of weights and 1.3 GB of cache have room in 24 GB; 35 GB of cache do not.
+    assert place(tmp_path / "f", "llama-3.1-8b", gpu="RTX 4090").rows[1].fits == (cells < 16_384)
