@@ -75,8 +75,8 @@ def place(
     on_gpu = [figure for figure in figures if is_cpu or figure.gpu_layers != 0]
     if not on_gpu:
         raise RequestError(
-            f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"
-            " with a GPU's roofs."
+            f"{path}: no layer was on the GPU (n_gpu_layers 0 or devices none), so its figures are the host's and"
+            " cannot be compared with a GPU's roofs."
         )
     named = [value for figure in on_gpu for name, value in figure.settings if name == "device"]
     devices = sorted({file.settings.get("device", ""), *named} - {""})
@@ -118,7 +118,7 @@ def place(
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(file.figures) - len(on_gpu):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
-        warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0).")
+        warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0 or devices none).")
     if here and any(row.regime is None for row in rows):
         warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
     if here and file.packed_dtype and any(map(_is_packed, figures)):

@@ -135,18 +135,43 @@ def test_shapes_that_contradict_a_loop_are_refused(tmp_path: Path) -> None:
         place(report(path, throughput=None), "smollm2-135m", gpu="T4", shapes=Shapes((128,), (4,)))
 
 
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.mark.parametrize(
+    ("ran", "gpus", "stages"),
+    [
+        ({"split_mode": "row"}, 2, 1),
+        ({"split_mode": "row", "devices": "CUDA1"}, 1, 1),
+        ({"split_mode": "row", "gpu_info": f"{A100}/{A100}"}, 2, 1),
+        ({"split_mode": "layer", "devices": "auto"}, 1, 2),
+        ({"split_mode": "layer", "devices": "CUDA0/CUDA1"}, 1, 2),
+        ({"split_mode": "layer", "tensor_split": "1.00"}, 1, 1),
+        ({"split_mode": "layer", "tensor_split": "0.00/1.00"}, 1, 1),
+        ({"split_mode": "layer", "tensor_split": "0.00"}, 1, 2),
+        ({"split_mode": "layer", "gpu_info": f"{A100}, AMD Radeon Graphics (RADV RAPHAEL_MENDOCINO)"}, 1, 1),
+        ({"split_mode": "none", "main_gpu": 1, "gpu_info": f"NVIDIA L4, {A100}"}, 1, 1),
+    ],
+)
+def test_only_the_gpus_that_ran_count(ran: dict[str, Any], gpus: int, stages: int, tmp_path: Path) -> None:
+    """`gpu_info` lists the machine's GPUs; `devices`, `tensor_split` and `split_mode` say which of them ran."""
+    found = place(llama_bench(tmp_path / "f", {"gpu_info": f"{A100}, {A100}", **ran}), "llama-3.1-8b")
+    assert found.roofs.name == f"{'2 x ' if gpus > 1 else ''}A100 80GB SXM, datasheet"
+    assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
+
+
 def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
-    """-ngl 0,99: the first row is left out with a warning; a file with only that row is refused."""
-    rows = ({"n_gpu_layers": 0, "avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}, {"n_gpu_layers": 99})
+    """-ngl 0,99 and -dev none: two rows are left out with a warning; a file with only such a row is refused."""
+    host = {"avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}
+    rows = ({"n_gpu_layers": 0, **host}, {"n_gpu_layers": 99}, {"devices": "none", **host})
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b")
     [decode] = found.rows
     assert "n_gpu_layers 99" in decode.settings
     [doubt] = found.warnings
-    assert "1 figure is left out" in doubt
-    assert "n_gpu_layers 0" in doubt
-    for gpu in ("", "RTX 4090"):
+    assert "2 figures are left out" in doubt
+    for row in (rows[0], rows[2]):
         with pytest.raises(RequestError, match="its figures are the host's"):
-            place(llama_bench(tmp_path / "f", rows[0]), "llama-3.1-8b", gpu=gpu)
+            place(llama_bench(tmp_path / "f", row), "llama-3.1-8b")
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
