@@ -359,11 +359,8 @@ def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
         np.array([float(getattr(figure, name) or 0) for figure in figures])
         for name in ("batch_size", "prompt_len", "context_len", "new_tokens", "shared")
     )
-    covers = np.array([figure.covers for figure in figures])
-    given = np.array([figure.step_tokens for figure in figures])
-    # The prefill of a generation makes its first new token.
-    steps = np.select([covers == "generate", covers == "decode"], [(new - 1) / given, 1.0], 0.0)
-    query = np.maximum(given, [figure.verified_tokens or 1.0 for figure in figures])
+    steps = np.array([figure.decode_steps for figure in figures])
+    query = np.array([max(figure.step_tokens, figure.verified_tokens or 1.0) for figure in figures])
     decode = Step(batch, query, prompt + cached_len + new // 2, shared, asked=query)
     return steps, Step(batch, np.maximum(1, prompt), cached_len), decode
 

@@ -195,6 +195,7 @@ def _figure(record: Record, shape: Sequence[int], time_s: Measured, size: object
         prompt_len=prompt or None,
         context_len=depth if depth or not prompt else None,
         new_tokens=new or None,
+        prefill_makes_token=False,  # test_gen decodes a token for each of n_gen, and samples none
         chunk_tokens=min(whole_of(record.get(name) or default, name, 1) for name, default in _DEFAULTS.items()),
         weight_bytes=measured(size, "size", BYTES).value / count if size and count else None,
         params=round(count) if count else None,

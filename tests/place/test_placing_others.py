@@ -138,6 +138,14 @@ def test_shapes_that_contradict_a_loop_are_refused(tmp_path: Path) -> None:
 A100 = "NVIDIA A100-SXM4-80GB"
 
 
+@pytest.mark.parametrize("new", [1, 4])
+def test_a_generation_of_llama_bench_has_a_step_for_each_token(new: int, tmp_path: Path) -> None:
+    """llama-bench.cpp: after the prompt, test_gen calls llama_decode n_gen times; each reads all weights."""
+    both = {"n_prompt": 16, "n_gen": new, "avg_ns": 1e9, "samples_ns": [1e9] * 5}
+    [found] = place(llama_bench(tmp_path / "f", both), "llama-3.1-8b").rows
+    assert found.floor_s == pytest.approx((1 + new) * WEIGHTS / 1008e9, rel=5e-3)
+
+
 @pytest.mark.parametrize(
     ("ran", "gpus", "stages"),
     [
