@@ -43,11 +43,14 @@ def read_optimum_benchmark(source: Source) -> ForeignFile | None:
         time_s = Measured(median(mean_s.values), values=mean_s.values) if mean_s.values else mean_s
         figure = Figure(phase, loop_tokens=loop_tokens, notes=notes)
         figures.append(figure.timed(time_s).with_shapes(**shape))
+    on_cpu = inner(config, "backend.device") == "cpu"
+    # Of the GPUs of the machine, any number may have run.
+    device = first_of(config, *(() if on_cpu else ("environment.gpu",)), "environment.cpu")
     settings = {
         "model's name": inner(config, "backend.model"),
         "precision": inner(config, "backend.torch_dtype"),
         "attention": inner(config, "backend.attn_implementation"),
-        "device": first_of(config, "environment.gpu", "environment.cpu"),
+        "device": ", ".join(dict.fromkeys(map(str, device))) if isinstance(device, list) else device,
         "transformers": inner(config, "environment.transformers_version"),
         "optimum-benchmark": inner(config, "environment.optimum_benchmark_version"),
     }

@@ -134,6 +134,26 @@ def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
 
 
+def optimum(path: Path, **changes: dict[str, object]) -> Path:
+    """optimum-benchmark's file with other values in parts of its configuration."""
+    config = record("optimum.json")["config"]
+    return changed(path, "optimum.json", {"config": config | {name: config[name] | changes[name] for name in changes}})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "named"),
+    [
+        (["NVIDIA L4"] * 8, "cuda", "NVIDIA L4"),
+        (["NVIDIA L4", "Tesla T4"], "cuda", "NVIDIA L4, Tesla T4"),
+        (["NVIDIA L4"], "cpu", "AMD EPYC"),
+    ],
+)
+def test_the_gpus_of_optimum_benchmark_are_a_list(gpus: list[str], device: str, named: str, tmp_path: Path) -> None:
+    """It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus)."""
+    file = read_foreign(optimum(tmp_path / "f", environment={"gpu": gpus}, backend={"device": device}))
+    assert file.settings["device"] == named
+
+
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     content = record("genai-perf.json")
