@@ -180,14 +180,16 @@ def _of_one_batch(figure: Figure, counted: CountedModel, room_bytes: int | None)
 
 
 def _with_offload(figure: Figure, work: ModelWork) -> Figure:
-    """The figure with a note if a part of the weights is in the host's memory, so that they need not fit the GPU."""
+    """The figure with a note if a part of its bytes is in the host's memory, so that it need not fit the GPU."""
     layers = sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     few = figure.gpu_layers is not None and figure.gpu_layers < layers
-    if not few and not figure.weights_on_host:
-        return figure
-    what = f"{figure.gpu_layers} of {layers} layers were on the GPU" if few else "experts were in the host's memory"
-    note = f"{what}: the host's memory has another, lower roof"
-    return replace(figure, weights_on_host=True, notes=(*figure.notes, note))
+    parts = [
+        *([f"{figure.gpu_layers} of {layers} layers were on the GPU"] if few else []),
+        *(["experts were in the host's memory"] if figure.weights_on_host and not few else []),
+        *(["the cache was in the host's memory"] if figure.cache_on_host else []),
+    ]
+    notes = [f"{part}: the host's memory has another, lower roof" for part in parts]
+    return replace(figure, weights_on_host=few or figure.weights_on_host, notes=(*figure.notes, *notes))
 
 
 def _gpus(file: ForeignFile, tp: int, here: bool) -> int:
@@ -271,7 +273,9 @@ def _tokens(figure: Figure) -> int:
 
 
 def _needs(figure: Figure, counted: CountedModel) -> float:
-    """Bytes of the stored weights and of the cache."""
+    """Bytes of the stored weights, and of the cache if it is on the GPU."""
+    if figure.cache_on_host:
+        return _weight_bytes(figure, counted)
     cores = counted.work.of_kind(AttentionCore)
     width = figure.kv_itemsize / cores[0].itemsize if figure.kv_itemsize and cores else 1.0
     cache = float(cache_bytes(counted.work, figure.batch_size or 1, _tokens(figure), shared=figure.shared))

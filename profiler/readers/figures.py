@@ -73,6 +73,8 @@ class Figure:
     """Layers on the GPU, if the file says how many; 0 is none, more than the model has are all."""
     weights_on_host: bool = False
     """Whether some weights, such as experts, are in the host's memory."""
+    cache_on_host: bool = False
+    """Whether the cache is in the host's memory."""
     settings: Settings = ()
     """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()

@@ -201,8 +201,14 @@ def _figure(record: Record, shape: Sequence[int], time_s: Measured, size: object
         params=round(count) if count else None,
         kv_itemsize=kv_itemsize,
         gpu_layers=_gpu_layers(record),
-        weights_on_host=any(str(record.get(name) or "0") != "0" for name in ("n_cpu_moe", "ncmoe"))
+        weights_on_host=_is_set(record, "n_cpu_moe", "ncmoe")
         or "CPU" in str(record.get("tensor_buft_overrides") or record.get("ot")),
+        cache_on_host=_is_set(record, "no_kv_offload", "nkvo"),
         notes=tuple(notes),
     )
     return figure.timed(time_s.times(1 / new) if covers == "decode" else time_s)
+
+
+def _is_set(record: Record, *names: str) -> bool:
+    """Whether a number or a switch is neither 0 nor false, by one of its names."""
+    return any(str(record.get(name) or "0") != "0" for name in names)

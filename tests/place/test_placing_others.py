@@ -193,6 +193,18 @@ def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
     assert "lower roof" not in found.rows[2].note
 
 
+def test_a_cache_in_the_hosts_memory_needs_no_room(tmp_path: Path) -> None:
+    """-nkvo 1: 180,000 tokens of 131,072 bytes are 23.6 GB, next to 4.9 GB of weights on a GPU of 24 GB."""
+    rows = [{"n_depth": 180_000, "no_kv_offload": host, "avg_ns": 32e9, "samples_ns": []} for host in (True, False)]
+    there, here = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b").rows
+    assert (there.fits, here.fits) == (True, False)
+    assert "the cache was in the host's memory" in there.note
+    assert "the cache" not in here.note
+    weights = {"no_kv_offload": True, "model_size": 2 * PARAMS}
+    [too_large] = place(llama_bench(tmp_path / "f", weights), "llama-3.1-8b", gpu="RTX 3060 12GB").rows
+    assert not too_large.fits
+
+
 @pytest.mark.parametrize(("n_kv", "cells"), [(8192 + 32 * 128, 8192 + 32 * 64), (32 * (8192 + 128), 32 * (8192 + 64))])
 def test_a_shared_prompt_is_cached_once(n_kv: int, cells: int, tmp_path: Path) -> None:
     """batched-bench.cpp: a unified cache has PP + B x TG cells (n_ctx_req), any other one B x (PP + TG).
