@@ -154,6 +154,15 @@ def test_the_gpus_of_optimum_benchmark_are_a_list(gpus: list[str], device: str, 
     assert file.settings["device"] == named
 
 
+@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
+def test_beams_and_answers_are_sequences(name: str, tmp_path: Path) -> None:
+    """Two prompts with four beams each run as eight sequences from the prefill on."""
+    options = record("optimum.json")["config"]["scenario"]["generate_kwargs"]
+    file = read_foreign(optimum(tmp_path / "f", scenario={"generate_kwargs": options | {name: 4}}))
+    assert [(figure.covers, figure.batch_size) for figure in file.figures] == [("prefill", 8), ("decode", 8)]
+    assert file.figures[1].seconds == pytest.approx(figures("optimum.json")[1].seconds)
+
+
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     content = record("genai-perf.json")
