@@ -201,10 +201,23 @@ def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
 )
 def test_replicas_and_stages_have_a_batch_each(server: dict[str, object], batch_size: int, tmp_path: Path) -> None:
     """20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed; each of eight replicas decodes 30."""
-    load = {"max_concurrency": 256, "median_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
+    load = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
     its = {"server_info": {"tp_size": 8, **server}}
     decode = read_foreign(changed(tmp_path / "f", "sglang-mtp.jsonl", load | its, index=1)).figures[1]
     assert (decode.batch_size, decode.cap) == (batch_size, 256)
+
+
+def test_littles_law_needs_the_mean(tmp_path: Path) -> None:
+    """1,000 tokens/s of a mean of 24 ms are 24 sequences in flight, though half of the requests take 8 ms a token.
+
+    5 requests/s that wait 2 s on average are 10, though half of them wait 0.2 s. Without a mean, the median is used.
+    """
+    load = {"max_concurrency": None, "completed": 300, "duration": 60.0, "total_output_tokens": 60_000}
+    times = {"mean_tpot_ms": 24.0, "median_tpot_ms": 8.0, "mean_ttft_ms": 2000.0, "median_ttft_ms": 200.0}
+    path = changed(tmp_path / "f", "vllm-serve.json", load | times, load | times | {"mean_tpot_ms": None})
+    prefill, skewed, _, without = read_foreign(path).figures
+    assert (skewed.batch_size, skewed.seconds, without.batch_size) == (24, pytest.approx(8e-3), 8)
+    assert "queueing: 10 requests wait" in prefill.notes[-1]
 
 
 BROKEN = {
