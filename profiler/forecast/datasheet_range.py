@@ -28,6 +28,7 @@ from profiler.predict.published_efficiency import (
     executed,
     host_index_of,
     no_basis,
+    obstacle_on,
     peak_of,
     step_ranges,
 )
@@ -55,12 +56,15 @@ def in_range(
 ) -> Answer:
     """The range of each step on a GPU in an engine kind; `link` connects the ranks of a shared model.
 
-    Raises RequestError if no figure of the format and engine kind is published, or the GPU has no peak of the dtype.
+    Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
+    no peak of the dtype.
     """
     format_ = published_as(model.quant)
     if basis_for(format_, engine) is None:
         raise RequestError(f"{sheet.gpu} has {no_basis(model.quant, engine)}")
     counted = model.counted
+    if why := obstacle_on(sheet, engine, format_, counted.published if model.quant == "none" else None):
+        raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
     paths = dict.fromkeys(PHASES, path_of(engine, counted.attention))
     needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
     if engine == "eager":

@@ -75,8 +75,8 @@ def place(
     on_gpu = [figure for figure in figures if is_cpu or figure.gpu_layers != 0]
     if not on_gpu:
         raise RequestError(
-            f"{path}: no layer was on the GPU (n_gpu_layers 0), so its figures are the host's and cannot be compared"
-            " with a GPU's roofs."
+            f"{path}: no layer was on the GPU (n_gpu_layers 0 or devices none), so its figures are the host's and"
+            " cannot be compared with a GPU's roofs."
         )
     named = [value for figure in on_gpu for name, value in figure.settings if name == "device"]
     devices = sorted({file.settings.get("device", ""), *named} - {""})
@@ -118,7 +118,7 @@ def place(
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(file.figures) - len(on_gpu):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
-        warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0).")
+        warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0 or devices none).")
     if here and any(row.regime is None for row in rows):
         warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
     if here and file.packed_dtype and any(map(_is_packed, figures)):
@@ -180,14 +180,16 @@ def _of_one_batch(figure: Figure, counted: CountedModel, room_bytes: int | None)
 
 
 def _with_offload(figure: Figure, work: ModelWork) -> Figure:
-    """The figure with a note if a part of the weights is in the host's memory, so that they need not fit the GPU."""
+    """The figure with a note if a part of its bytes is in the host's memory, so that it need not fit the GPU."""
     layers = sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     few = figure.gpu_layers is not None and figure.gpu_layers < layers
-    if not few and not figure.weights_on_host:
-        return figure
-    what = f"{figure.gpu_layers} of {layers} layers were on the GPU" if few else "experts were in the host's memory"
-    note = f"{what}: the host's memory has another, lower roof"
-    return replace(figure, weights_on_host=True, notes=(*figure.notes, note))
+    parts = [
+        *([f"{figure.gpu_layers} of {layers} layers were on the GPU"] if few else []),
+        *(["experts were in the host's memory"] if figure.weights_on_host and not few else []),
+        *(["the cache was in the host's memory"] if figure.cache_on_host else []),
+    ]
+    notes = [f"{part}: the host's memory has another, lower roof" for part in parts]
+    return replace(figure, weights_on_host=few or figure.weights_on_host, notes=(*figure.notes, *notes))
 
 
 def _gpus(file: ForeignFile, tp: int, here: bool) -> int:
@@ -271,10 +273,12 @@ def _tokens(figure: Figure) -> int:
 
 
 def _needs(figure: Figure, counted: CountedModel) -> float:
-    """Bytes of the stored weights and of the cache."""
+    """Bytes of the stored weights, and of the cache if it is on the GPU."""
+    if figure.cache_on_host:
+        return _weight_bytes(figure, counted)
     cores = counted.work.of_kind(AttentionCore)
     width = figure.kv_itemsize / cores[0].itemsize if figure.kv_itemsize and cores else 1.0
-    cache = float(cache_bytes(counted.work, figure.batch_size or 1, _tokens(figure)))
+    cache = float(cache_bytes(counted.work, figure.batch_size or 1, _tokens(figure), shared=figure.shared))
     return _weight_bytes(figure, counted) + cache * width
 
 
@@ -355,16 +359,13 @@ def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
 
     Floats, since counts may exceed int64. A verifying step processes all drafted tokens.
     """
-    batch, prompt, cached_len, new = (
+    batch, prompt, cached_len, new, shared = (
         np.array([float(getattr(figure, name) or 0) for figure in figures])
-        for name in ("batch_size", "prompt_len", "context_len", "new_tokens")
+        for name in ("batch_size", "prompt_len", "context_len", "new_tokens", "shared")
     )
-    covers = np.array([figure.covers for figure in figures])
-    given = np.array([figure.step_tokens for figure in figures])
-    # The prefill of a generation makes its first new token.
-    steps = np.select([covers == "generate", covers == "decode"], [(new - 1) / given, 1.0], 0.0)
-    query = np.maximum(given, [figure.verified_tokens or 1.0 for figure in figures])
-    decode = Step(batch, query, prompt + cached_len + new // 2, asked=query)
+    steps = np.array([figure.decode_steps for figure in figures])
+    query = np.array([max(figure.step_tokens, figure.verified_tokens or 1.0) for figure in figures])
+    decode = Step(batch, query, prompt + cached_len + new // 2, shared, asked=query)
     return steps, Step(batch, np.maximum(1, prompt), cached_len), decode
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from operator import itemgetter
 
 import numpy as np
 
@@ -230,6 +231,34 @@ NO_MIXTURE = "No published figure of a mixture of experts is in these ranges, so
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
     """`engine` if it has published figures of a format; else None, since other engines have other kernels."""
     return engine if format_ in formats_of(engine) else None
+
+
+# The lowest CUDA compute capability of a kind of engine: that of vLLM (0.14, docs/getting_started/installation/gpu).
+_OF_ENGINE: dict[EngineKind, float] = {"compiled": 7.0}
+# And of weights that are published packed: vLLM's Mxfp4Config, and its documentation of FP8 and AWQ; transformers'
+# quantizer_mxfp4 and quantizer_finegrained_fp8, which make the weights dense below it.
+_OF_PUBLISHED: dict[tuple[EngineKind, str], float] = {
+    ("compiled", "mxfp4"): 8.0,
+    ("compiled", "fp8"): 7.5,
+    ("compiled", "awq"): 7.5,
+    ("eager", "mxfp4"): 7.5,
+    ("eager", "fp8"): 8.9,
+}
+
+
+def obstacle_on(sheet: Datasheet, engine: EngineKind, format_: str, published: str | None) -> str:
+    """Why an engine has no kernels on a GPU for a format of `--quant` or for weights `published` packed; else empty."""
+    of_format = FORMATS[format_].least_capability if format_ in FORMATS else 0.0
+    if sheet.vendor != "NVIDIA":
+        return f"has neither published figures nor a known torchao kernel of {format_}" if of_format else ""
+    needs = {
+        ENGINE_WORDS[engine]: _OF_ENGINE.get(engine, 0.0),
+        format_: of_format,
+        published or "": _OF_PUBLISHED.get((engine, published or ""), 0.0),
+    }
+    what, needed = max(needs.items(), key=itemgetter(1))
+    has = float(sheet.compute_capability)
+    return f"needs compute capability {needed} for {what}, and has {has}" if has < needed else ""
 
 
 def no_basis(quant: str, engine: EngineKind) -> str:

@@ -56,6 +56,7 @@ def _figures(record: Record) -> list[Figure]:
         output_per_s=needed(record, "output_token_throughput.avg"),
         ttft_s=_time_s(record, "time_to_first_token"),
         tpot_s=tpot_s,
+        mean_tpot_s=_time_s(record, "inter_token_latency", "avg"),
         decoding=number_at(record, "effective_decode_concurrency.avg"),
     )
 
@@ -69,7 +70,7 @@ def _concurrency(asked: Record) -> object:
     return first_of(asked, *_CONCURRENCY)
 
 
-def _time_s(record: Record, metric: str) -> float | None:
-    """The median of a time in seconds, or its mean if the file has no median; None if it was not measured."""
-    value = number_at(record, f"{metric}.p50", f"{metric}.avg")
+def _time_s(record: Record, metric: str, *statistics: str) -> float | None:
+    """A time in seconds: the first of `statistics` that the file has, by default the median, else the mean."""
+    value = number_at(record, *(f"{metric}.{statistic}" for statistic in statistics or ("p50", "avg")))
     return value * SECONDS.get(str(inner(record, f"{metric}.unit")), 1e-3) if value else None

@@ -55,8 +55,12 @@ class Figure:
     """The model's parameters, if the file gives them."""
     kv_itemsize: float | None = None
     """Bytes per element of the cache, averaged over keys and values."""
+    shared: int = 0
+    """The first of the cached tokens, which all sequences share: they are kept once."""
     cap: int | None = None
     """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
+    prefill_makes_token: bool = True
+    """Whether the prefill of a generation makes the first of its new tokens."""
     step_tokens: float = 1.0
     """Tokens per sequence that a decode step gives; more than one with speculative decoding."""
     verified_tokens: float | None = None
@@ -69,6 +73,8 @@ class Figure:
     """Layers on the GPU, if the file says how many; 0 is none, more than the model has are all."""
     weights_on_host: bool = False
     """Whether some weights, such as experts, are in the host's memory."""
+    cache_on_host: bool = False
+    """Whether the cache is in the host's memory."""
     settings: Settings = ()
     """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()
@@ -85,6 +91,13 @@ class Figure:
         """Tokens of the context and the prompt, those that the file names; None if it names neither."""
         lengths = [length for length in (self.prompt_len, self.context_len) if length is not None]
         return sum(lengths) if lengths else None
+
+    @property
+    def decode_steps(self) -> float:
+        """Decode steps of what `covers` names."""
+        if self.covers != "generate":
+            return 1.0 if self.covers == "decode" else 0.0
+        return ((self.new_tokens or 0) - self.prefill_makes_token) / self.step_tokens
 
     @property
     def step_phase(self) -> Phase:

@@ -35,6 +35,7 @@ def _figures(benchmark: Record) -> list[Figure]:
         output_per_s=number_at(benchmark, "metrics.output_tokens_per_second.successful.mean") or 0.0,
         ttft_s=ttft_s,
         tpot_s=tpot_s,
+        mean_tpot_s=milliseconds(benchmark, "metrics.inter_token_latency_ms.successful.mean"),
     )
 
 

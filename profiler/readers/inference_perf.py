@@ -23,7 +23,7 @@ def read_inference_perf(source: Source) -> ForeignFile | None:
 
 def _figures(report: Record) -> list[Figure]:
     found = report["successes"]
-    tpot = "latency.time_per_output_token"
+    ttft, tpot = "latency.time_to_first_token", "latency.time_per_output_token"
     if not inner(found, f"{tpot}.mean"):
         raise RequestError(
             "it has no time between tokens; measure with `streaming: true` in the tool's `api` settings."
@@ -33,7 +33,9 @@ def _figures(report: Record) -> list[Figure]:
         new_tokens=needed(found, "output_len.mean"),
         cap=inner(report, "load_summary.concurrency"),
         output_per_s=needed(found, "throughput.output_tokens_per_sec"),
-        ttft_s=number_at(found, "latency.time_to_first_token.median", "latency.time_to_first_token.mean"),
+        ttft_s=number_at(found, f"{ttft}.median", f"{ttft}.mean"),
         tpot_s=number_at(found, f"{tpot}.median", f"{tpot}.mean"),
+        mean_ttft_s=number_at(found, f"{ttft}.mean"),
+        mean_tpot_s=number_at(found, f"{tpot}.mean"),
         requests_per_s=needed(found, "throughput.requests_per_sec"),
     )

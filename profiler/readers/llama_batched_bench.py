@@ -1,8 +1,8 @@
 """Read llama.cpp's llama-batched-bench and ik_llama.cpp's sweep-bench: JSON lines or a table.
 
 Formats: tools/batched-bench/batched-bench.cpp and examples/sweep-bench/sweep-bench.cpp. A row has the prefill of B
-prompts and the decode of TG tokens of each. If they share one prompt, N_KV is PP + B x TG. A sweep has B = 1 and starts
-each row with a cache of N_KV tokens. Each row is measured once.
+prompts and the decode of TG tokens of each. If they share one prompt and its cache, N_KV is PP + B x TG (n_ctx_req). A
+sweep has B = 1 and starts each row with a cache of N_KV tokens. Each row is measured once.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def read_llama_batched_bench(source: Source) -> ForeignFile | None:
 def _figures(row: Record) -> list[Figure]:
     prompt, new = whole_of(row["pp"], "PP"), whole_of(row["tg"], "TG")
     batch = whole_of(row.get("pl") or 1, "B", 1)
-    is_shared = str(row.get("is_pp_shared")) == "1" or (batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new))
+    # A cache that is not unified has a copy of a shared prompt for each sequence.
+    is_kept_once = batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new)
+    is_shared = is_kept_once or str(row.get("is_pp_shared")) == "1"
     # One sequence after the other: as many steps for each, at batch 1.
     is_separate = str(row.get("is_tg_separate", 0)) == "1"
     is_sweep = "pl" not in row
@@ -81,6 +83,8 @@ def _figures(row: Record) -> list[Figure]:
         prompt_len=None if is_sweep else prefill.prompt_len,
         context_len=cached if is_sweep or prompt else 0,
         chunk_tokens=None,
+        shared=prompt if is_kept_once else 0,
+        notes=(*prefill.notes, *(["all sequences share the prompt's cache"] if is_kept_once else [])),
     )
     figures = [prefill.timed(measured(row["t_pp"], "T_PP"))] if prompt else []
     steps = new * (batch if is_separate else 1)

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import LLAMA_CPP_PACKED_DTYPE, Covers, Figure, ForeignFile, told_apart
+from profiler.readers.figures import LLAMA_CPP_PACKED_DTYPE, Covers, Figure, ForeignFile, shared_gpus, told_apart
 from profiler.readers.sources import Source
-from profiler.readers.values import BYTES, COUNTS, PER_SECOND, Measured, Record, escaped, measured, not_read, whole_of
+from profiler.readers.values import BYTES, COUNTS, PER_SECOND, Measured, Record, measured, not_read, whole_of
 
 _TEST = re.compile(r"(?:pp ?(?P<prompt>\d+))?(?:\+?tg ?(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
 # Bytes per element. Blocks of 32 elements have a scale of 2 bytes; `_1` formats also have a minimum, and 5-bit formats
@@ -64,6 +64,9 @@ _OTHERS = re.compile(
 # Tests of llama-benchy, which mean something else.
 _NOT_ITS_OWN = re.compile(r"ctx_.*|.*\(c\d+\)")
 _DEVICE = re.compile(r"^\s*Device (?P<number>\d+): (?P<name>.+?), (?:compute|gfx|VMM)", re.MULTILINE)
+# Between the names of `gpu_info`: `/` in files until 2024, which is also in the names of some GPUs, before a digit.
+_BETWEEN = re.compile(r", |/(?=[A-Z])")
+_INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris")
 # In tokens. A batch runs in chunks, which are never longer than it (src/llama-context.cpp).
 _DEFAULTS = {"n_batch": 2048, "n_ubatch": 512}
 
@@ -76,26 +79,62 @@ def read_llama_bench(source: Source) -> ForeignFile | None:
         return None
     if not is_table and not {"model_type", "n_prompt", "n_gen", "avg_ns"} <= first.keys():
         return None
-    figures, shared = told_apart(records, _settings, lambda record: [_of_row(record) if is_table else _of_json(record)])
-    devices: list[str] = []
+    above: list[str] = []
     for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
-        devices = [*devices[: int(found["number"])], found["name"]]
-    devices = devices or (shared.get("device") or "").split(", ")
-    if len(set(devices)) == 1 and devices[0]:
-        shared["device"] = escaped(devices[0])
-    if shared.get("split_mode") == "none":
-        del devices[1:]
-    splits_layers = shared.get("split_mode", "layer") == "layer"
+        above = [*above[: int(found["number"])], found["name"]]
+    figures, shared = told_apart(
+        records,
+        lambda record: _settings(record, above),
+        lambda record: [_of_row(record) if is_table else _of_json(record)],
+    )
+    on_gpu = [record for record in records if _gpu_layers(record) != 0] or records[:1]
+    gpus, stages = shared_gpus(_shared_by(record, len(_gpus(record, above))) for record in on_gpu)
     return ForeignFile(
         "llama-bench",
         figures,
         created=str(first.get("test_time") or ""),
         settings=shared,
-        gpus=len(devices) if len(devices) > 1 and not splits_layers else None,
-        stages=len(devices) if splits_layers else 1,
+        gpus=gpus,
+        stages=stages,
         packed_dtype=LLAMA_CPP_PACKED_DTYPE,
         remarks=not_read((name for name in first if not _is_setting(name)), _NOT_SETTINGS),
     )
+
+
+def _gpus(record: Record, above: Sequence[str]) -> list[str]:
+    """The names of the GPUs that ran a row, of those `above` its table or in its `gpu_info`; empty where not known.
+
+    By default all ran, but no integrated one beside others (src/llama.cpp). A GPU whose share in `tensor_split` is 0
+    did not; shares that are left out at its end are 0, and a single 0 is the default.
+    """
+    listed = list(above) or [name for name in _BETWEEN.split(str(record.get("gpu_info") or "")) if name]
+    if (named := _named(record)) == "auto":
+        ran = [name for name in listed if not _INTEGRATED.search(name)] or listed
+    else:
+        numbers = [int(found[0]) if (found := re.search(r"\d+$", name)) else len(listed) for name in named.split("/")]
+        ran = [listed[number] if number < len(listed) else "" for number in numbers]
+    shares = [share.strip("0. ") for share in str(record.get("tensor_split") or record.get("ts") or "").split("/")]
+    if any(shares):
+        ran = [name for name, share in zip(ran, shares, strict=False) if share]
+    if _split_mode(record) == "none":
+        main = whole_of(record.get("main_gpu") or record.get("mg") or 0, "main_gpu")
+        return ran[main : main + 1]
+    return ran
+
+
+def _named(record: Record) -> str:
+    """The devices that the user named, such as `CUDA0/CUDA1` or `none`; `auto` without any."""
+    return str(record.get("devices") or record.get("dev") or "auto")
+
+
+def _split_mode(record: Record) -> str:
+    return str(record.get("split_mode") or record.get("sm") or "layer")
+
+
+def _shared_by(record: Record, count: int) -> tuple[int | None, int]:
+    """(GPUs that shared each step of a row, GPUs that held layers in turn)."""
+    in_turn = _split_mode(record) == "layer"
+    return count if count > 1 and not in_turn else None, max(1, count) if in_turn else 1
 
 
 def _is_setting(name: str) -> bool:
@@ -103,16 +142,18 @@ def _is_setting(name: str) -> bool:
     return is_known and name not in _NOT_SETTINGS
 
 
-def _settings(record: Record) -> Mapping[str, object]:
+def _settings(record: Record, above: Sequence[str]) -> Mapping[str, object]:
     """The settings of a row, by the names that a comparison uses."""
     settings = {_NAMES.get(name, name): value for name, value in record.items() if _is_setting(name)}
-    gpu = None if _gpu_layers(record) == 0 else record.get("gpu_info")
-    device = gpu or record.get("cpu_info")
+    gpus = [] if _gpu_layers(record) == 0 else _gpus(record, above)
+    device = ", ".join(filter(None, dict.fromkeys(gpus))) or record.get("cpu_info")
     return {**settings, "device": device} if device else settings
 
 
 def _gpu_layers(record: Record) -> int | None:
     """Layers on the GPU of a machine that has one; Markdown has the column only on such a machine."""
+    if _named(record) == "none":
+        return 0
     layers = str(record.get("n_gpu_layers" if record.get("gpu_info") else "ngl"))
     return int(layers) if layers.isdecimal() else None
 
@@ -154,13 +195,20 @@ def _figure(record: Record, shape: Sequence[int], time_s: Measured, size: object
         prompt_len=prompt or None,
         context_len=depth if depth or not prompt else None,
         new_tokens=new or None,
+        prefill_makes_token=False,  # test_gen decodes a token for each of n_gen, and samples none
         chunk_tokens=min(whole_of(record.get(name) or default, name, 1) for name, default in _DEFAULTS.items()),
         weight_bytes=measured(size, "size", BYTES).value / count if size and count else None,
         params=round(count) if count else None,
         kv_itemsize=kv_itemsize,
         gpu_layers=_gpu_layers(record),
-        weights_on_host=any(str(record.get(name) or "0") != "0" for name in ("n_cpu_moe", "ncmoe"))
+        weights_on_host=_is_set(record, "n_cpu_moe", "ncmoe")
         or "CPU" in str(record.get("tensor_buft_overrides") or record.get("ot")),
+        cache_on_host=_is_set(record, "no_kv_offload", "nkvo"),
         notes=tuple(notes),
     )
     return figure.timed(time_s.times(1 / new) if covers == "decode" else time_s)
+
+
+def _is_set(record: Record, *names: str) -> bool:
+    """Whether a number or a switch is neither 0 nor false, by one of its names."""
+    return any(str(record.get(name) or "0") != "0" for name in names)

@@ -28,9 +28,18 @@ def read_optimum_benchmark(source: Source) -> ForeignFile | None:
         "new_tokens": inner(config, "scenario.generate_kwargs.max_new_tokens"),
     }
     shape = {name: None if value is None else whole_of(value, name, 1) for name, value in sizes.items()}
+    # Before the prefill, `generate` repeats each prompt as often as the larger of the two (transformers 5.23,
+    # generation/utils.py, _expand_inputs_for_generation).
+    options = inner(config, "scenario.generate_kwargs") or {}
+    copies = max(whole_of(options.get(name) or 1, name, 1) for name in ("num_beams", "num_return_sequences"))
+    if shape["batch_size"]:
+        shape["batch_size"] *= copies
     # Its launcher `process` polls its child without a pause on a core that the model may need.
     polls = inner(config, "launcher.name") == "process"
-    notes = ("its launcher kept one core busy during the measurement",) if polls else ()
+    notes = (
+        *(["its launcher kept one core busy during the measurement"] if polls else []),
+        *([f"each prompt runs as {copies} sequences: beams, or answers"] if copies > 1 else []),
+    )
     figures = []
     for phase in PHASES:
         if (latency := inner(report, f"{phase}.latency")) is None:
@@ -43,11 +52,14 @@ def read_optimum_benchmark(source: Source) -> ForeignFile | None:
         time_s = Measured(median(mean_s.values), values=mean_s.values) if mean_s.values else mean_s
         figure = Figure(phase, loop_tokens=loop_tokens, notes=notes)
         figures.append(figure.timed(time_s).with_shapes(**shape))
+    on_cpu = inner(config, "backend.device") == "cpu"
+    # Of the GPUs of the machine, any number may have run.
+    device = first_of(config, *(() if on_cpu else ("environment.gpu",)), "environment.cpu")
     settings = {
         "model's name": inner(config, "backend.model"),
         "precision": inner(config, "backend.torch_dtype"),
         "attention": inner(config, "backend.attn_implementation"),
-        "device": first_of(config, "environment.gpu", "environment.cpu"),
+        "device": ", ".join(dict.fromkeys(map(str, device))) if isinstance(device, list) else device,
         "transformers": inner(config, "environment.transformers_version"),
         "optimum-benchmark": inner(config, "environment.optimum_benchmark_version"),
     }

@@ -125,6 +125,8 @@ def _figures(record: Record) -> list[Figure]:
         output_per_s=output_tokens / duration_s,
         ttft_s=milliseconds(record, "median_ttft_ms", "mean_ttft_ms"),
         tpot_s=milliseconds(record, "median_tpot_ms", "mean_tpot_ms"),
+        mean_ttft_s=milliseconds(record, "mean_ttft_ms"),
+        mean_tpot_s=milliseconds(record, "mean_tpot_ms"),
         itl_s=milliseconds(record, "median_itl_ms", "mean_itl_ms"),
         requests_per_s=completed / duration_s,
         acceptance=acceptance,
@@ -153,6 +155,8 @@ def served(
     output_per_s: float,
     ttft_s: float | None,
     tpot_s: float | None,
+    mean_ttft_s: float | None = None,
+    mean_tpot_s: float | None = None,
     itl_s: float | None = None,
     requests_per_s: float = 0.0,
     decoding: float | None = None,
@@ -162,15 +166,16 @@ def served(
 ) -> list[Figure]:
     """The figures of a prefill and a decode step of a loaded server, as its client measures them.
 
-    The batch of a decode step is `decoding` if the tool counted it. Otherwise it follows from the rate and the time per
-    token (Little, Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first
-    token. It is never more than the cap. `acceptance` is the file's acceptance length, `verified` the tokens per
-    sequence that a step processes. `groups` of GPUs, replicas or pipeline stages, have a batch each at a time.
+    The batch of a decode step is `decoding` if the tool counted it. Otherwise it follows from the rate and the mean
+    time per token (Little, Operations Research 9, 1961, 383-387), and so does the number of requests that wait for
+    their first token; without a mean, from the median. It is never more than the cap. `acceptance` is the file's
+    acceptance length, `verified` the tokens per sequence that a step processes. `groups` of GPUs, replicas or pipeline
+    stages, have a batch each at a time.
     """
     most = math.inf if cap is None else number_of(cap, "the concurrency")
-    batch = min(most, decoding or output_per_s * (tpot_s or 0.0) or most)
+    batch = min(most, decoding or output_per_s * (mean_tpot_s or tpot_s or 0.0) or most)
     per_step = step_tokens(acceptance)
-    waiting = round(requests_per_s * (ttft_s or 0.0))
+    waiting = round(requests_per_s * (mean_ttft_s or ttft_s or 0.0))
     prefill = Figure(
         covers="prefill",
         seconds=ttft_s or 0.0,

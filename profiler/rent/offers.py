@@ -13,8 +13,7 @@ import numpy as np
 from profiler.data.datasheets import Datasheet
 from profiler.data.prices import OWN, Price
 from profiler.data.published_results import EngineKind, coverage_sentences, published
-from profiler.predict.published_efficiency import basis_for
-from profiler.quant.registry import FORMATS
+from profiler.predict.published_efficiency import basis_for, obstacle_on
 from profiler.rent.options import Limits, RentOptions
 from profiler.rent.plan import GpuShare, times_on
 from profiler.rent.serving import Fleet, Operation, StepTimes
@@ -190,13 +189,8 @@ def _obstacle(share: GpuShare, sheet: Datasheet, batch: int) -> tuple[Ranking, s
     """(verdict, reason) if the model does not run on a GPU with `batch` sequences; an empty reason if it does."""
     if basis_for(share.format, share.engine) is None:
         return "no basis", "no figure of it is published"
-    capability = sheet.compute_capability
-    if needed := FORMATS[share.format].least_capability if share.format in FORMATS else 0.0:
-        if sheet.vendor != "NVIDIA":
-            why = f"{share.format}: neither published figures nor a known torchao kernel for {sheet.vendor}"
-            return "does not fit", why
-        if float(capability) < needed:
-            return "does not fit", f"{share.format} needs compute capability {needed}, it has {float(capability)}"
+    if why := obstacle_on(sheet, share.engine, share.format, share.precision if share.format == "dense" else None):
+        return "does not fit", why
     if share.largest_batch_on(sheet, together=share.together) >= batch:
         return "cannot tell", ""
     need = share.need_on(sheet, together=share.together).at(np.array(batch - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import astuple, replace
 from datetime import date
+from typing import Any
 
 import pytest
 
@@ -101,6 +102,29 @@ def test_a_format_without_figures_in_plain_transformers_has_no_basis() -> None:
     assert "compiled engines" in answer.how
     with pytest.raises(RequestError, match="--engine 'vllm'"):
         forecast_on("qwen3-8b", "H20", replace(fp8, engine="vllm"))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "options", "needs"),
+    [
+        ("gpt-oss-20b", "T4", {"engine": "compiled"}, "8.0 for mxfp4, and has 7.5"),
+        ("llama-3.1-8b", "P40", {"engine": "compiled"}, "7.0 for compiled engines, and has 6.1"),
+        ("llama-3.1-8b", "T4", {"engine": "compiled", "quant": "int4wo"}, "8.0 for int4wo, and has 7.5"),
+        ("gpt-oss-20b", "L4", {"engine": "compiled"}, ""),
+        ("gpt-oss-20b", "T4", {"engine": "eager"}, ""),
+        ("llama-3.1-8b", "P40", {"engine": "eager", "quant": "nf4"}, ""),
+    ],
+)
+def test_an_engine_needs_a_compute_capability(model: str, gpu: str, options: dict[str, Any], needs: str) -> None:
+    """vLLM's documentation has 7.0, its Mxfp4Config 8.0; transformers multiplies MXFP4 from 7.5 on."""
+    wanted = RentOptions(model, price=f"{gpu}=1", cards=f"{gpu},H100 SXM", **options)
+    offers = rent(wanted, date(2026, 11, 20)).cards
+    assert next(offer for offer in offers if offer.card == gpu).why.partition("capability ")[2] == needs
+    if needs:
+        with pytest.raises(RequestError, match=f"{gpu} needs compute capability {needs}"):
+            forecast_on(model, gpu, ForecastRequest("512", "1", **options))
+    else:
+        assert forecast_on(model, gpu, ForecastRequest("512", "1", **options)).cells
 
 
 def test_a_range_comes_with_its_counts_and_says_if_it_is_too_wide() -> None:

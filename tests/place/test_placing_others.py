@@ -135,18 +135,51 @@ def test_shapes_that_contradict_a_loop_are_refused(tmp_path: Path) -> None:
         place(report(path, throughput=None), "smollm2-135m", gpu="T4", shapes=Shapes((128,), (4,)))
 
 
+A100 = "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.mark.parametrize("new", [1, 4])
+def test_a_generation_of_llama_bench_has_a_step_for_each_token(new: int, tmp_path: Path) -> None:
+    """llama-bench.cpp: after the prompt, test_gen calls llama_decode n_gen times; each reads all weights."""
+    both = {"n_prompt": 16, "n_gen": new, "avg_ns": 1e9, "samples_ns": [1e9] * 5}
+    [found] = place(llama_bench(tmp_path / "f", both), "llama-3.1-8b").rows
+    assert found.floor_s == pytest.approx((1 + new) * WEIGHTS / 1008e9, rel=5e-3)
+
+
+@pytest.mark.parametrize(
+    ("ran", "gpus", "stages"),
+    [
+        ({"split_mode": "row"}, 2, 1),
+        ({"split_mode": "row", "devices": "CUDA1"}, 1, 1),
+        ({"split_mode": "row", "gpu_info": f"{A100}/{A100}"}, 2, 1),
+        ({"split_mode": "layer", "devices": "auto"}, 1, 2),
+        ({"split_mode": "layer", "devices": "CUDA0/CUDA1"}, 1, 2),
+        ({"split_mode": "layer", "tensor_split": "1.00"}, 1, 1),
+        ({"split_mode": "layer", "tensor_split": "0.00/1.00"}, 1, 1),
+        ({"split_mode": "layer", "tensor_split": "0.00"}, 1, 2),
+        ({"split_mode": "layer", "gpu_info": f"{A100}, AMD Radeon Graphics (RADV RAPHAEL_MENDOCINO)"}, 1, 1),
+        ({"split_mode": "none", "main_gpu": 1, "gpu_info": f"NVIDIA L4, {A100}"}, 1, 1),
+    ],
+)
+def test_only_the_gpus_that_ran_count(ran: dict[str, Any], gpus: int, stages: int, tmp_path: Path) -> None:
+    """`gpu_info` lists the machine's GPUs; `devices`, `tensor_split` and `split_mode` say which of them ran."""
+    found = place(llama_bench(tmp_path / "f", {"gpu_info": f"{A100}, {A100}", **ran}), "llama-3.1-8b")
+    assert found.roofs.name == f"{'2 x ' if gpus > 1 else ''}A100 80GB SXM, datasheet"
+    assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
+
+
 def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
-    """-ngl 0,99: the first row is left out with a warning; a file with only that row is refused."""
-    rows = ({"n_gpu_layers": 0, "avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}, {"n_gpu_layers": 99})
+    """-ngl 0,99 and -dev none: two rows are left out with a warning; a file with only such a row is refused."""
+    host = {"avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}
+    rows = ({"n_gpu_layers": 0, **host}, {"n_gpu_layers": 99}, {"devices": "none", **host})
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b")
     [decode] = found.rows
     assert "n_gpu_layers 99" in decode.settings
     [doubt] = found.warnings
-    assert "1 figure is left out" in doubt
-    assert "n_gpu_layers 0" in doubt
-    for gpu in ("", "RTX 4090"):
+    assert "2 figures are left out" in doubt
+    for row in (rows[0], rows[2]):
         with pytest.raises(RequestError, match="its figures are the host's"):
-            place(llama_bench(tmp_path / "f", rows[0]), "llama-3.1-8b", gpu=gpu)
+            place(llama_bench(tmp_path / "f", row), "llama-3.1-8b")
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
@@ -158,3 +191,31 @@ def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
     assert "10 of 32 layers were on the GPU" in found.rows[0].note
     assert "another, lower roof" in found.rows[1].note
     assert "lower roof" not in found.rows[2].note
+
+
+def test_a_cache_in_the_hosts_memory_needs_no_room(tmp_path: Path) -> None:
+    """-nkvo 1: 180,000 tokens of 131,072 bytes are 23.6 GB, next to 4.9 GB of weights on a GPU of 24 GB."""
+    rows = [{"n_depth": 180_000, "no_kv_offload": host, "avg_ns": 32e9, "samples_ns": []} for host in (True, False)]
+    there, here = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b").rows
+    assert (there.fits, here.fits) == (True, False)
+    assert "the cache was in the host's memory" in there.note
+    assert "the cache" not in here.note
+    weights = {"no_kv_offload": True, "model_size": 2 * PARAMS}
+    [too_large] = place(llama_bench(tmp_path / "f", weights), "llama-3.1-8b", gpu="RTX 3060 12GB").rows
+    assert not too_large.fits
+
+
+@pytest.mark.parametrize(("n_kv", "cells"), [(8192 + 32 * 128, 8192 + 32 * 64), (32 * (8192 + 128), 32 * (8192 + 64))])
+def test_a_shared_prompt_is_cached_once(n_kv: int, cells: int, tmp_path: Path) -> None:
+    """batched-bench.cpp: a unified cache has PP + B x TG cells (n_ctx_req), any other one B x (PP + TG).
+
+    15.01 GB of weights and, on average, half of the TG cells, each of 131,072 bytes, over 3.35 TB/s.
+    """
+    row = {"pp": 8192, "tg": 128, "pl": 32, "n_kv": n_kv, "is_pp_shared": 1, "t_pp": 0.6, "t_tg": 2.56}
+    prefill, decode = place(
+        changed(tmp_path / "f", "llama-batched-bench.jsonl", row), "llama-3.1-8b", gpu="H100 SXM"
+    ).rows
+    assert (prefill.batch_size, decode.batch_size) == (1, 32)
+    assert decode.floor_s == pytest.approx((15.01e9 + cells * 131_072) / 3.35e12, rel=5e-3)
+    # 16.06 GB of weights and 1.3 GB of cache have room in 24 GB; 35 GB of cache do not.
+    assert place(tmp_path / "f", "llama-3.1-8b", gpu="RTX 4090").rows[1].fits == (cells < 16_384)

@@ -134,6 +134,35 @@ def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
 
 
+def optimum(path: Path, **changes: dict[str, object]) -> Path:
+    """optimum-benchmark's file with other values in parts of its configuration."""
+    config = record("optimum.json")["config"]
+    return changed(path, "optimum.json", {"config": config | {name: config[name] | changes[name] for name in changes}})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "device", "named"),
+    [
+        (["NVIDIA L4"] * 8, "cuda", "NVIDIA L4"),
+        (["NVIDIA L4", "Tesla T4"], "cuda", "NVIDIA L4, Tesla T4"),
+        (["NVIDIA L4"], "cpu", "AMD EPYC"),
+    ],
+)
+def test_the_gpus_of_optimum_benchmark_are_a_list(gpus: list[str], device: str, named: str, tmp_path: Path) -> None:
+    """It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus)."""
+    file = read_foreign(optimum(tmp_path / "f", environment={"gpu": gpus}, backend={"device": device}))
+    assert file.settings["device"] == named
+
+
+@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
+def test_beams_and_answers_are_sequences(name: str, tmp_path: Path) -> None:
+    """Two prompts with four beams each run as eight sequences from the prefill on."""
+    options = record("optimum.json")["config"]["scenario"]["generate_kwargs"]
+    file = read_foreign(optimum(tmp_path / "f", scenario={"generate_kwargs": options | {name: 4}}))
+    assert [(figure.covers, figure.batch_size) for figure in file.figures] == [("prefill", 8), ("decode", 8)]
+    assert file.figures[1].seconds == pytest.approx(figures("optimum.json")[1].seconds)
+
+
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     content = record("genai-perf.json")
@@ -172,10 +201,23 @@ def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
 )
 def test_replicas_and_stages_have_a_batch_each(server: dict[str, object], batch_size: int, tmp_path: Path) -> None:
     """20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed; each of eight replicas decodes 30."""
-    load = {"max_concurrency": 256, "median_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
+    load = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
     its = {"server_info": {"tp_size": 8, **server}}
     decode = read_foreign(changed(tmp_path / "f", "sglang-mtp.jsonl", load | its, index=1)).figures[1]
     assert (decode.batch_size, decode.cap) == (batch_size, 256)
+
+
+def test_littles_law_needs_the_mean(tmp_path: Path) -> None:
+    """1,000 tokens/s of a mean of 24 ms are 24 sequences in flight, though half of the requests take 8 ms a token.
+
+    5 requests/s that wait 2 s on average are 10, though half of them wait 0.2 s. Without a mean, the median is used.
+    """
+    load = {"max_concurrency": None, "completed": 300, "duration": 60.0, "total_output_tokens": 60_000}
+    times = {"mean_tpot_ms": 24.0, "median_tpot_ms": 8.0, "mean_ttft_ms": 2000.0, "median_ttft_ms": 200.0}
+    path = changed(tmp_path / "f", "vllm-serve.json", load | times, load | times | {"mean_tpot_ms": None})
+    prefill, skewed, _, without = read_foreign(path).figures
+    assert (skewed.batch_size, skewed.seconds, without.batch_size) == (24, pytest.approx(8e-3), 8)
+    assert "queueing: 10 requests wait" in prefill.notes[-1]
 
 
 BROKEN = {
