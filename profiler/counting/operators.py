@@ -149,6 +149,10 @@ class Experts(Operator):
     gathers: bool = False
     """Whether a decode step copies their weights where the path `gathers_experts`."""
 
+    def __post_init__(self) -> None:
+        if self.per_token > self.num_experts:
+            raise ValueError(f"{self.name}: a token cannot use {self.per_token} of {self.num_experts} experts")
+
     @property
     def rows_per_token(self) -> int:
         """The rows per token that are in memory at once, at most."""

@@ -399,7 +399,8 @@ class _Visitor:
             name=short,
             dtype=dtype,
             num_experts=num_experts,
-            per_token=per_token,
+            # No router chooses among shared experts (Inkling).
+            per_token=num_experts if "Shared" in type(module).__name__ else min(per_token, num_experts),
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.dtype,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from shrink import configs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
@@ -17,7 +19,7 @@ from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, walk
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
-from profiler.loading.meta_model import from_config
+from profiler.loading.meta_model import build_on_meta, from_config
 from profiler.loading.source import resolve
 
 SMALL = {
@@ -93,6 +95,21 @@ def test_the_copies_of_a_decode_step() -> None:
     assert experts.gathered_bytes(step, path) == copied_bytes
     assert copied_bytes < peak.peak_bytes < 1.03 * copied_bytes
     assert experts.gathered_bytes(Step(8, 2, 0), path) == experts.gathered_bytes(step, ExecutionPath()) == 0
+
+
+@pytest.mark.parametrize(("shared", "top_k"), [(2, 6), (3, 2)])
+def test_every_token_runs_all_shared_experts(shared: int, top_k: int) -> None:
+    """Inkling's shared experts are a bank too; each has three matrices of 64 x 32, of 2 bytes."""
+    [config] = configs("inkling_text")
+    config.n_shared_experts, config.num_experts_per_tok = shared, top_k
+    work = walk(build_on_meta(config, torch.bfloat16))
+    [bank] = [operator for operator in work.of_kind(Experts) if "shared" in operator.name]
+    for tokens in (1, 2, 3):
+        done = bank.each(Step(tokens, 1, 8), ExecutionPath())
+        expected = shared * 3 * 64 * 32 * 2
+        assert (done.weight_bytes, done.model_flops) == (expected, tokens * expected)
+    with pytest.raises(ValueError, match="cannot use"):
+        replace(bank, per_token=shared + 1)
 
 
 def test_the_copies_of_mixtral() -> None:
