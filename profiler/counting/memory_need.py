@@ -191,4 +191,9 @@ def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool)
         core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < _FLOAT32_BYTES)
         for core in cores
     )
-    return ExecutionPath(attention=attention, kernel=UNFUSED_KERNEL if unfused else "fused", gathers_experts=True)
+    return ExecutionPath(
+        attention=attention,
+        kernel=UNFUSED_KERNEL if unfused else "fused",
+        all_logits=not work.keeps_last_logits,
+        gathers_experts=True,
+    )

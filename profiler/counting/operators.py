@@ -330,6 +330,8 @@ class ModelWork:
     """Parts that a text-only step skips: towers of other modalities, cross-attention without an encoder."""
     dense_instead: tuple[str, ...] = ()
     """Attention that chooses its keys by a rule that is not known, and is counted as if it read all of them."""
+    keeps_last_logits: bool = True
+    """Whether transformers can leave out all logits but the last."""
     layers: int = 0
     """Layers of the decoder, of any kind."""
     group_params: tuple[tuple[str, int], ...] = ()

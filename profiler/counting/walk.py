@@ -29,6 +29,7 @@ from profiler.counting.operators import (
 )
 from profiler.errors import ModelError
 from profiler.facts.step import StoredWeight
+from profiler.loading.cache_argument import keeps_last_logits
 from profiler.quant import storage as formats
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -63,6 +64,7 @@ def walk(model: Any) -> ModelWork:
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
+        keeps_last_logits=keeps_last_logits(model),
         layers=int(kinds.first_of(visitor.config, "num_hidden_layers") or 0),
         group_params=tuple(visitor.group_params.items()),
         tower_params=visitor.group_params["towers"],

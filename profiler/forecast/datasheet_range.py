@@ -61,7 +61,7 @@ def in_range(
     if basis_for(format_, engine) is None:
         raise RequestError(f"{sheet.gpu} has {no_basis(model.quant, engine)}")
     counted = model.counted
-    paths = dict.fromkeys(PHASES, path_of(engine, counted.attention))
+    paths = dict.fromkeys(PHASES, path_of(engine, counted))
     needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
