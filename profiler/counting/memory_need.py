@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.operators import Experts, Linear, ModelWork
+from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
 
@@ -121,7 +121,10 @@ def memory_need(
     widest = max(
         (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
     )
-    hidden = min((op.weight.in_features for op in linears), default=0)
+    # A linear may be narrower: those of latents and of embeddings per layer.
+    lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
+    tables = work.of_kind(Embedding)
+    hidden = max([op.weight.in_features for op in lm_heads] or [op.width for op in tables], default=0)
     # Eager attention returns its scores, which exist until the layer ends.
     scores = tokens * query * max((core.query_heads for core in cores), default=0)
     scores_bytes = scores * itemsize if path.attention == "eager" else 0
@@ -137,10 +140,10 @@ def memory_need(
     last_step = prefill.decoding(sequences, new_tokens)
     peaks_bytes += [np.where(new_tokens > 0, core.scratch_bytes(last_step, path), 0) for core in cores]
     peaks_bytes += [np.where(new_tokens > 0, bank.gathered_bytes(last_step, path), 0) for bank in banks]
-    lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
     rows = tokens if path.all_logits else sequences
     cached = prefill.context + query + new_tokens
-    peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
+    logits = sum(rows * op.weight.out_features for op in lm_heads)
+    peaks_bytes.append((tokens * hidden + logits) * itemsize)
     stored = path.cache_format
     newest = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
     kept_bytes = cache_bytes(work, sequences, cached, stored, newest, shared=prefill.shared)

@@ -81,6 +81,21 @@ def test_the_peak_of_real_experts(model_type: str, sizes: dict[str, Any]) -> Non
     assert counted * (0.8 if experts.runs_all else 0.98) < peaks[0] < counted * 1.02
 
 
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 48, "head_dim": 16, "num_key_value_heads": 4, "v_head_dim": 32}
+LATENT |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32}
+
+
+@pytest.mark.parametrize(("model_type", "sizes"), [("llama", {}), ("youtu", LATENT), ("gemma3_text", {})])
+def test_the_peak_of_a_prefill(model_type: str, sizes: dict[str, int]) -> None:
+    """Short prompts have few scores; hidden states of 256 are wider than some inputs of linears."""
+    config = AutoConfig.for_model(model_type, **SMALL | {"intermediate_size": 1024} | sizes)
+    model, (batch, prompt) = build_on_meta(config, torch.bfloat16, attn="eager").eval(), (64, 8)
+    with torch.no_grad(), _Peak() as peak:
+        model(torch.zeros(batch, prompt, dtype=torch.long, device="meta"), logits_to_keep=1)
+    need = memory_need(walk(model), 0, Step(batch, prompt, 0), 0, ExecutionPath(attention="eager"))
+    assert need.peak_bytes == pytest.approx(peak.peak_bytes, rel=0.02)
+
+
 def test_the_copies_of_a_decode_step() -> None:
     """8 sequences use 2 experts each, of three matrices of 256 x 128; hidden states add at most 3 %."""
     model = from_config(AutoConfig.for_model("mixtral", **SMALL), torch.bfloat16, "eager").eval()
