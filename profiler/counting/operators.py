@@ -41,6 +41,8 @@ class Operator(abc.ABC):
     """The dtype of the operator's matmuls, which decides its compute roof."""
     group: OperatorGroup = field(default="other", kw_only=True)
     count: int = field(default=1, kw_only=True)
+    repeats: int = field(default=0, kw_only=True)
+    """How many of the `count` use weights that another of them has read in the step."""
     only_last: bool = field(default=False, kw_only=True)
     """Whether only positions with requested logits run through this operator, whose layer keeps no keys of its own."""
 
@@ -55,7 +57,13 @@ class Operator(abc.ABC):
 
     def work(self, step: Step, path: ExecutionPath) -> Work:
         """Return the work of all `count` operators."""
-        return self.each(step if path.all_logits else self.seen(step), path) * self.count
+        each = self.each(step if path.all_logits else self.seen(step), path)
+        work = each * self.count
+        if not self.repeats:
+            return work
+        again_bytes = each.weight_bytes * self.repeats
+        avoidable_bytes = {**work.avoidable_bytes, Cause.REREAD_WEIGHTS: again_bytes}
+        return replace(work, weight_bytes=work.weight_bytes - again_bytes, avoidable_bytes=avoidable_bytes)
 
     def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
         """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.

@@ -55,10 +55,14 @@ def walk(model: Any) -> ModelWork:
     not one decoder, or a mixture that does not say how many experts a token uses.
     """
     visitor = _Visitor(model, _decoder_config(model))
-    counts = Counter(visitor.visit())
+    counts, repeats = Counter[Operator](), Counter[Operator]()
+    for operator in visitor.visit():
+        first = replace(operator, repeats=0)
+        counts[first] += 1
+        repeats[first] += operator.repeats
     tower_flops, pixels = picture_flops(model, visitor.towers)
     return ModelWork(
-        operators=tuple(replace(operator, count=count) for operator, count in counts.items()),
+        operators=tuple(replace(op, count=count, repeats=repeats[op]) for op, count in counts.items()),
         params=visitor.total_params,
         understood_params=visitor.total_params - visitor.unknown_params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
@@ -118,7 +122,9 @@ def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
 
 def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module]]:
     """Return the modules of each attention core and each bank of experts in `work`, one per layer."""
-    operators = {replace(op, count=1): op for op in work.operators if isinstance(op, AttentionCore | Experts)}
+    operators = {
+        replace(op, count=1, repeats=0): op for op in work.operators if isinstance(op, AttentionCore | Experts)
+    }
     visitor = _Visitor(model, model.config.get_text_config())
     modules: dict[Operator, list[nn.Module]] = {}
     for name, module in model.named_modules():
@@ -147,6 +153,7 @@ class _Visitor:
         self.unknown_params = 0
         self.total_params = 0
         self._counted: set[int] = set()
+        self._read: set[int] = set()
 
     def visit(self) -> Iterator[Operator]:
         run_by_text = kinds.run_by_text(self.model)
@@ -170,7 +177,8 @@ class _Visitor:
             else:
                 last = kinds.runs_only_last(self.model, name)
                 for operator in self._operators(short, name, module):
-                    yield replace(operator, only_last=True) if last else operator
+                    yield (operator := replace(operator, only_last=True) if last else operator)
+                    yield from [replace(operator, repeats=1)] * (kinds.runs_per_step(self.model, name) - 1)
                 continue
             finished = (*finished, f"{name}.")
             self._count(module, recurse=True)
@@ -189,9 +197,11 @@ class _Visitor:
             table = module.weight  # [rows, bytes per row]
             yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
-            params = self._count(module)
+            params, read = self._count(module), self._reads_again(module)
+            if read and kinds.is_adapter(name):
+                return  # each layer that shares a block runs one of its adapters
             try:
-                yield (linear := self._linear(short, name, module))
+                yield (linear := replace(self._linear(short, name, module), repeats=read))
                 if params:  # those of a shared module count once
                     self.group_params[linear.group] += linear.weight.in_features * linear.weight.out_features
             except ValueError as error:  # a format without a rule
@@ -202,10 +212,10 @@ class _Visitor:
             yield Linear(short, module.weight.dtype, formats.stored(module), "tokens", self.dtype, group="experts")
         elif kinds.is_norm(module):
             self._count(module)
-            yield self._norm(short, name, module)
+            yield replace(self._norm(short, name, module), repeats=self._reads_again(module))
         elif isinstance(module, nn.Conv1d):
             self._count(module)
-            yield self._convolution(short, name, module)
+            yield replace(self._convolution(short, name, module), repeats=self._reads_again(module))
         else:
             if (core := self._attention(short, module)) is not None:
                 yield core
@@ -339,6 +349,13 @@ class _Visitor:
                     added += params
         self.total_params += added
         return added
+
+    def _reads_again(self, module: nn.Module) -> int:
+        """Return 1 if a module before has read the same weights, which a block of several layers shares; else 0."""
+        params = formats.own_params(module).keys()
+        again = bool(params) and params <= self._read
+        self._read |= params
+        return int(again)
 
     def _embedding(self, short: str, name: str, module: nn.Embedding) -> Embedding:
         # A token looks up a row per n-gram and hash.
