@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.counting.attention import Compressor
@@ -56,11 +57,14 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     by_module = _counter_flops(model, step)
     work = walk(model)
     path = ExecutionPath(attention="eager", all_logits=not work.keeps_last_logits)
-    apart = {name for name, module in model.named_modules() if has_state(module)}
+    mixers = {name: module for name, module in model.named_modules() if has_state(module)}
+    # xLSTM's recurrence runs in a part without parameters.
+    bare = {f"{name}.{part}" for name in mixers for part, module in mixers[name].named_children() if not _owns(module)}
+    apart = mixers.keys() | bare
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
     states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
     # A mixer may multiply by the weight of its linear instead of calling it (Mamba's `dt_proj`).
-    of_mixers = tuple(collapse_numbers(name) + "." for name in apart)
+    of_mixers = tuple(collapse_numbers(name) + "." for name in mixers)
     walk_flops = {
         name: flops
         for name, flops in _walk_flops(work, step, path).items()
@@ -137,6 +141,10 @@ def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
         if parent:
             own[parent] -= flops
     return {name.removeprefix(root).lstrip("."): flops for name, flops in own.items() if flops}
+
+
+def _owns(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
 
 
 def _by_name(by_module: Iterable[tuple[str, int]]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from profiler.quant import storage as formats
 
 _NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
-_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
+_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|LSTMLayer$")
 _INDEXER = re.compile(r"Indexer$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")

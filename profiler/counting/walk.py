@@ -276,20 +276,24 @@ class _Visitor:
     def _state(self, short: str, module: Any) -> RecurrentState | None:
         """Return the state of a state-space or linear-attention mixer, or None for other modules.
 
-        transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention in
-        the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
-        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658, RG-LRU, arXiv:2402.19427); the delta
-        rule also reads and corrects the old value of a key: S = S (a (I - b k k^T)) + b v k^T, o = S q has 7 (Gated
-        DeltaNet, arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
+        transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention and
+        mLSTM in the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
+        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658, RG-LRU, arXiv:2402.19427, mLSTM,
+        arXiv:2405.04517); the delta rule also reads and corrects the old value of a key: S = S (a (I - b k k^T)) +
+        b v k^T, o = S q has 7 (Gated DeltaNet, arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
         """
         if not kinds.is_recurrent(module):
             return None
-        decay = getattr(module, "A_log", None)
+        decay, kind = getattr(module, "A_log", None), type(module).__name__
+        in_model_dtype = "Lightning" in kind or "LSTM" in kind
         if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
             elements = int(decay.numel())
         elif (channels := kinds.recurrent_channels(module)) is not None:
             # RWKV-4 keeps numerator, denominator and maximum; RG-LRU one value.
             elements = channels.numel() * (3 if hasattr(module, "time_decay") else 1)
+        elif "LSTM" in kind:  # a matrix, a normaliser and a maximum per head
+            heads_per_layer = int(module.config.num_heads)
+            elements = module.qk_dim * module.v_dim // heads_per_layer + module.qk_dim + heads_per_layer
         else:
             heads = ("num_v_heads", "num_heads", "n_heads", "num_attention_heads")
             shape = (heads, ("head_v_dim", "head_dim"), ("head_k_dim", "ssm_state_size", "head_dim"))
@@ -298,14 +302,13 @@ class _Visitor:
                 self.unknown.append(f"{short} (the size of its state)")
                 return None
             elements = math.prod(map(int, sizes))
-        lightning = "Lightning" in type(module).__name__
-        corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is None
+        decays = kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is not None
         return RecurrentState(
             name=f"{short}.state",
             dtype=self.dtype,
             state_elements=elements,
-            flops_per_element=7 if corrects else 5,
-            itemsize=self.dtype.itemsize if lightning else _FLOAT32_BYTES,
+            flops_per_element=5 if decays or in_model_dtype else 7,
+            itemsize=self.dtype.itemsize if in_model_dtype else _FLOAT32_BYTES,
         )
 
     def _indexer(self, short: str, module: Any) -> Indexer:
