@@ -331,9 +331,7 @@ class Indexer(Operator):
     def each(self, step: Step, path: ExecutionPath) -> Work:
         flops_per_pair = 2 * self.heads * (self.head_dim + self.weighted)
         pairs = compressed_pairs(step.query, step.context, self.rate)
-        # Scores of blocks of kept keys run query by query; all others cover all keys, the later ones too.
-        by_query = self.rate > 1 and self.kept_elements == self.head_dim
-        scored = pairs if by_query else step.query * ((step.context + step.query) // self.rate)
+        scored = pairs if self._by_query else step.query * ((step.context + step.query) // self.rate)
         again_bytes = self.kept_bytes(read_again(step, step.shared))
         return Work(
             model_flops=step.batch * pairs * flops_per_pair,
@@ -342,6 +340,16 @@ class Indexer(Operator):
             avoidable_flops={Cause.MASKED_SCORES: step.batch * (scored - pairs) * flops_per_pair},
             avoidable_bytes={Cause.SHARED_READS: again_bytes},
         )
+
+    @property
+    def _by_query(self) -> bool:
+        """Whether scores run query by query, as those of blocks of kept keys; all others cover later keys too."""
+        return self.rate > 1 and self.kept_elements == self.head_dim
+
+    def scratch_bytes(self, step: Step) -> Any:
+        """Return the peak bytes of the scores of one layer, and of their copy from ReLU or scale, in float32."""
+        queries = step.batch if self._by_query else step.tokens
+        return 2 * _FLOAT32_BYTES * queries * self.heads * ((step.context + step.query) // self.rate)
 
     def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
         return (tokens - shared) * (self.kept_elements * self.itemsize)

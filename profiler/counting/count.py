@@ -166,7 +166,12 @@ def count(
     path = attention_path(
         attention if attn == "auto" else attn, cores, resolve_device("auto"), kind, query=query, keys=keys
     )
-    path = replace(path, upcasts_logits=True, gathers_experts=resolve_device("auto").type != "cpu")
+    path = replace(
+        path,
+        all_logits=not work.keeps_last_logits,
+        upcasts_logits=True,
+        gathers_experts=resolve_device("auto").type != "cpu",
+    )
     parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
     # A decode step needs the memory of the prefill that filled its cache.
     first = Step(batch, max(1, (prompt if phase == "prefill" else int(step.context)) - prefix), prefix, prefix)

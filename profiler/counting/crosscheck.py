@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from profiler.counting.attention import Compressor
@@ -16,7 +16,7 @@ from profiler.counting.module_kinds import has_state
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.facts.step import ExecutionPath, Step
-from profiler.loading.cache_argument import argument_name, cache_of
+from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits
 
 COUNTER = "torch.utils.flop_counter.FlopCounterMode"
 
@@ -55,15 +55,19 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     raises.
     """
     by_module = _counter_flops(model, step)
-    path = ExecutionPath(attention="eager", all_logits=not _keeps_last_logits(model))
-    apart = {name for name, module in model.named_modules() if has_state(module)}
+    work = walk(model)
+    path = ExecutionPath(attention="eager", all_logits=not work.keeps_last_logits)
+    mixers = {name: module for name, module in model.named_modules() if has_state(module)}
+    # xLSTM's recurrence runs in a part without parameters.
+    bare = {f"{name}.{part}" for name in mixers for part, module in mixers[name].named_children() if not _owns(module)}
+    apart = mixers.keys() | bare
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
     states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
     # A mixer may multiply by the weight of its linear instead of calling it (Mamba's `dt_proj`).
-    of_mixers = tuple(collapse_numbers(name) + "." for name in apart)
+    of_mixers = tuple(collapse_numbers(name) + "." for name in mixers)
     walk_flops = {
         name: flops
-        for name, flops in _walk_flops(walk(model), step, path).items()
+        for name, flops in _walk_flops(work, step, path).items()
         if name in counter_flops or not name.startswith(of_mixers)
     }
     rotary = {collapse_numbers(name) for name, module in model.named_modules() if hasattr(module, "inv_freq")}
@@ -95,7 +99,7 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     device = next(model.parameters()).device
     batch, query, context = int(step.batch), int(step.query), int(step.context)
     options: dict[str, Any] = {"use_cache": True}
-    if _keeps_last_logits(model):
+    if keeps_last_logits(model):
         options["logits_to_keep"] = 1
     with torch.no_grad():
         if context:
@@ -139,13 +143,13 @@ def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
     return {name.removeprefix(root).lstrip("."): flops for name, flops in own.items() if flops}
 
 
+def _owns(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
 def _by_name(by_module: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Return the sum over layers of FLOPs by module."""
     result = Counter[str]()
     for name, flops in by_module:
         result[collapse_numbers(name)] += flops
     return result
-
-
-def _keeps_last_logits(model: Any) -> bool:
-    return "logits_to_keep" in inspect.signature(model.forward).parameters

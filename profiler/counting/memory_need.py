@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.attention import AttentionCore
-from profiler.counting.operators import Experts, Linear, ModelWork
+from profiler.counting.attention import AttentionCore, Indexer
+from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
 
@@ -108,10 +108,10 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     A prefix that `prefill` shares is cached before, once. All sequences are prefilled in one step, unless there are
-    more `sequences` than the prefill has. The peak is in its matrix products, its experts, its attention or its
-    logits, or in the last decode step: its attention, copies of experts, or a layer's cache. A dynamic cache writes a
-    layer's new cache before it frees the old one, and a quantised one converts a layer. `prefill` and `new_tokens` have
-    integers, or int64 arrays that broadcast.
+    more `sequences` than the prefill has. The peak is in its matrix products, its experts, its attention, its indexer
+    or its logits, or in the last decode step: its attention, its indexer, copies of experts, or a layer's cache. A
+    dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer.
+    `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
     """
     tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences
@@ -121,7 +121,10 @@ def memory_need(
     widest = max(
         (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
     )
-    hidden = min((op.weight.in_features for op in linears), default=0)
+    # A linear may be narrower: those of latents and of embeddings per layer.
+    lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
+    tables = work.of_kind(Embedding)
+    hidden = max([op.weight.in_features for op in lm_heads] or [op.width for op in tables], default=0)
     # Eager attention returns its scores, which exist until the layer ends.
     scores = tokens * query * max((core.query_heads for core in cores), default=0)
     scores_bytes = scores * itemsize if path.attention == "eager" else 0
@@ -129,18 +132,25 @@ def memory_need(
     for bank in banks:
         live = bank.rows_per_token * bank.row_elements + _LIVE_HIDDEN * bank.matrices[0][0]
         peaks_bytes.append(tokens * live * itemsize + scores_bytes)
+    held = 0
     for core in cores:
         queries, keys = core.query_heads * core.qk_dim, core.kv_heads * (core.qk_dim + core.v_dim)
+        held = max(held, queries + keys)
         states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
         # The keys and values are freed once they are in the cache.
         peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
+    indexers = work.of_kind(Indexer)
+    for indexer in indexers:  # the keys and values of its layer wait for its choice
+        live_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + held) * itemsize
+        peaks_bytes.append(live_bytes + indexer.scratch_bytes(prefill))
     last_step = prefill.decoding(sequences, new_tokens)
     peaks_bytes += [np.where(new_tokens > 0, core.scratch_bytes(last_step, path), 0) for core in cores]
+    peaks_bytes += [np.where(new_tokens > 0, indexer.scratch_bytes(last_step), 0) for indexer in indexers]
     peaks_bytes += [np.where(new_tokens > 0, bank.gathered_bytes(last_step, path), 0) for bank in banks]
-    lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
     rows = tokens if path.all_logits else sequences
     cached = prefill.context + query + new_tokens
-    peaks_bytes.append(sum(rows * op.weight.out_features * op.activation_dtype.itemsize for op in lm_heads))
+    logits = sum(rows * op.weight.out_features for op in lm_heads)
+    peaks_bytes.append((tokens * hidden + logits) * itemsize)
     stored = path.cache_format
     newest = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
     kept_bytes = cache_bytes(work, sequences, cached, stored, newest, shared=prefill.shared)
@@ -191,4 +201,9 @@ def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool)
         core.query_heads > core.kv_heads and not (fuses_grouped_heads and core.itemsize < _FLOAT32_BYTES)
         for core in cores
     )
-    return ExecutionPath(attention=attention, kernel=UNFUSED_KERNEL if unfused else "fused", gathers_experts=True)
+    return ExecutionPath(
+        attention=attention,
+        kernel=UNFUSED_KERNEL if unfused else "fused",
+        all_logits=not work.keeps_last_logits,
+        gathers_experts=True,
+    )

@@ -15,7 +15,7 @@ from profiler.quant import storage as formats
 
 _NORM = re.compile(r"norm|layernorm", re.IGNORECASE)
 _ATTENTION = re.compile(r"((attention|attn)(sdpa|eager)?|MLA)$", re.IGNORECASE)
-_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention")
+_LINEAR_ATTENTION = re.compile(r"Lightning|DeltaNet|DeltaAttention|LSTMLayer$")
 _INDEXER = re.compile(r"Indexer$")
 _IN_FLOAT32 = re.compile(r"^Inkling\w*ShortConvolution$|^Dots3\w*Indexer$")
 _SPARSE = re.compile(r"Indexer|Compressor|Sparse.*Attention|BlockSparse|LSH")
@@ -229,6 +229,18 @@ def runs_only_last(model: Any, name: str) -> bool:
     decoder = model.get_submodule(prefix) if index.isdecimal() else None
     first = getattr(decoder, "first_kv_shared_layer_idx", None)
     return first is not None and hasattr(decoder, "_maybe_slice_kv_shared_inputs") and int(index) >= first
+
+
+def runs_per_step(model: Any, name: str) -> int:
+    """Return how often a step runs a module: several times in the two stacks of HRM (transformers 5.23, hrm_text)."""
+    high, low = (int(first_of(model.config, key) or 1) for key in ("H_cycles", "L_cycles"))
+    parts = name.split(".")
+    return high * low if "L_module" in parts else high if "H_module" in parts else 1
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a module is one of the adapters of a shared block, one per layer (Zamba2)."""
+    return any(part.endswith("adapter_list") for part in name.split("."))
 
 
 def caches_latent(model: nn.Module) -> bool:

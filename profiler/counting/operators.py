@@ -41,6 +41,8 @@ class Operator(abc.ABC):
     """The dtype of the operator's matmuls, which decides its compute roof."""
     group: OperatorGroup = field(default="other", kw_only=True)
     count: int = field(default=1, kw_only=True)
+    repeats: int = field(default=0, kw_only=True)
+    """How many of the `count` use weights that another of them has read in the step."""
     only_last: bool = field(default=False, kw_only=True)
     """Whether only positions with requested logits run through this operator, whose layer keeps no keys of its own."""
 
@@ -55,7 +57,13 @@ class Operator(abc.ABC):
 
     def work(self, step: Step, path: ExecutionPath) -> Work:
         """Return the work of all `count` operators."""
-        return self.each(step if path.all_logits else self.seen(step), path) * self.count
+        each = self.each(step if path.all_logits else self.seen(step), path)
+        work = each * self.count
+        if not self.repeats:
+            return work
+        again_bytes = each.weight_bytes * self.repeats
+        avoidable_bytes = {**work.avoidable_bytes, Cause.REREAD_WEIGHTS: again_bytes}
+        return replace(work, weight_bytes=work.weight_bytes - again_bytes, avoidable_bytes=avoidable_bytes)
 
     def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
         """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.
@@ -148,6 +156,10 @@ class Experts(Operator):
     """Whether it runs one expert after the other, instead of all in one product."""
     gathers: bool = False
     """Whether a decode step copies their weights where the path `gathers_experts`."""
+
+    def __post_init__(self) -> None:
+        if self.per_token > self.num_experts:
+            raise ValueError(f"{self.name}: a token cannot use {self.per_token} of {self.num_experts} experts")
 
     @property
     def rows_per_token(self) -> int:
@@ -326,6 +338,8 @@ class ModelWork:
     """Parts that a text-only step skips: towers of other modalities, cross-attention without an encoder."""
     dense_instead: tuple[str, ...] = ()
     """Attention that chooses its keys by a rule that is not known, and is counted as if it read all of them."""
+    keeps_last_logits: bool = True
+    """Whether transformers can leave out all logits but the last."""
     layers: int = 0
     """Layers of the decoder, of any kind."""
     group_params: tuple[tuple[str, int], ...] = ()

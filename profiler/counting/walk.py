@@ -29,6 +29,7 @@ from profiler.counting.operators import (
 )
 from profiler.errors import ModelError
 from profiler.facts.step import StoredWeight
+from profiler.loading.cache_argument import keeps_last_logits
 from profiler.quant import storage as formats
 
 _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
@@ -54,15 +55,20 @@ def walk(model: Any) -> ModelWork:
     not one decoder, or a mixture that does not say how many experts a token uses.
     """
     visitor = _Visitor(model, _decoder_config(model))
-    counts = Counter(visitor.visit())
+    counts, repeats = Counter[Operator](), Counter[Operator]()
+    for operator in visitor.visit():
+        first = replace(operator, repeats=0)
+        counts[first] += 1
+        repeats[first] += operator.repeats
     tower_flops, pixels = picture_flops(model, visitor.towers)
     return ModelWork(
-        operators=tuple(replace(operator, count=count) for operator, count in counts.items()),
+        operators=tuple(replace(op, count=count, repeats=repeats[op]) for op, count in counts.items()),
         params=visitor.total_params,
         understood_params=visitor.total_params - visitor.unknown_params,
         unknown=tuple(dict.fromkeys(visitor.unknown)),
         not_run=tuple(dict.fromkeys(visitor.not_run)),
         dense_instead=tuple(dict.fromkeys(visitor.dense_instead)),
+        keeps_last_logits=keeps_last_logits(model),
         layers=int(kinds.first_of(visitor.config, "num_hidden_layers") or 0),
         group_params=tuple(visitor.group_params.items()),
         tower_params=visitor.group_params["towers"],
@@ -116,7 +122,9 @@ def linear_modules(model: Any) -> dict[LinearKey, list[nn.Module]]:
 
 def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module]]:
     """Return the modules of each attention core and each bank of experts in `work`, one per layer."""
-    operators = {replace(op, count=1): op for op in work.operators if isinstance(op, AttentionCore | Experts)}
+    operators = {
+        replace(op, count=1, repeats=0): op for op in work.operators if isinstance(op, AttentionCore | Experts)
+    }
     visitor = _Visitor(model, model.config.get_text_config())
     modules: dict[Operator, list[nn.Module]] = {}
     for name, module in model.named_modules():
@@ -145,6 +153,7 @@ class _Visitor:
         self.unknown_params = 0
         self.total_params = 0
         self._counted: set[int] = set()
+        self._read: set[int] = set()
 
     def visit(self) -> Iterator[Operator]:
         run_by_text = kinds.run_by_text(self.model)
@@ -168,7 +177,8 @@ class _Visitor:
             else:
                 last = kinds.runs_only_last(self.model, name)
                 for operator in self._operators(short, name, module):
-                    yield replace(operator, only_last=True) if last else operator
+                    yield (operator := replace(operator, only_last=True) if last else operator)
+                    yield from [replace(operator, repeats=1)] * (kinds.runs_per_step(self.model, name) - 1)
                 continue
             finished = (*finished, f"{name}.")
             self._count(module, recurse=True)
@@ -187,9 +197,11 @@ class _Visitor:
             table = module.weight  # [rows, bytes per row]
             yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
-            params = self._count(module)
+            params, read = self._count(module), self._reads_again(module)
+            if read and kinds.is_adapter(name):
+                return  # each layer that shares a block runs one of its adapters
             try:
-                yield (linear := self._linear(short, name, module))
+                yield (linear := replace(self._linear(short, name, module), repeats=read))
                 if params:  # those of a shared module count once
                     self.group_params[linear.group] += linear.weight.in_features * linear.weight.out_features
             except ValueError as error:  # a format without a rule
@@ -200,10 +212,10 @@ class _Visitor:
             yield Linear(short, module.weight.dtype, formats.stored(module), "tokens", self.dtype, group="experts")
         elif kinds.is_norm(module):
             self._count(module)
-            yield self._norm(short, name, module)
+            yield replace(self._norm(short, name, module), repeats=self._reads_again(module))
         elif isinstance(module, nn.Conv1d):
             self._count(module)
-            yield self._convolution(short, name, module)
+            yield replace(self._convolution(short, name, module), repeats=self._reads_again(module))
         else:
             if (core := self._attention(short, module)) is not None:
                 yield core
@@ -264,20 +276,24 @@ class _Visitor:
     def _state(self, short: str, module: Any) -> RecurrentState | None:
         """Return the state of a state-space or linear-attention mixer, or None for other modules.
 
-        transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention in
-        the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
-        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658, RG-LRU, arXiv:2402.19427); the delta
-        rule also reads and corrects the old value of a key: S = S (a (I - b k k^T)) + b v k^T, o = S q has 7 (Gated
-        DeltaNet, arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
+        transformers keeps the states of a mixer with a decay per step in float32, and those of Lightning attention and
+        mLSTM in the model's dtype. FLOPs per element are those of the recurrences: h = a h + B x, y = C h has 5 (Mamba,
+        arXiv:2312.00752, Mamba-2, arXiv:2405.21060, Lightning, arXiv:2401.04658, RG-LRU, arXiv:2402.19427, mLSTM,
+        arXiv:2405.04517); the delta rule also reads and corrects the old value of a key: S = S (a (I - b k k^T)) +
+        b v k^T, o = S q has 7 (Gated DeltaNet, arXiv:2412.06464, Kimi Delta Attention, arXiv:2510.26692).
         """
         if not kinds.is_recurrent(module):
             return None
-        decay = getattr(module, "A_log", None)
+        decay, kind = getattr(module, "A_log", None), type(module).__name__
+        in_model_dtype = "Lightning" in kind or "LSTM" in kind
         if decay is not None and decay.dim() > 1:  # Mamba-1's state is [intermediate, state], like A
             elements = int(decay.numel())
         elif (channels := kinds.recurrent_channels(module)) is not None:
             # RWKV-4 keeps numerator, denominator and maximum; RG-LRU one value.
             elements = channels.numel() * (3 if hasattr(module, "time_decay") else 1)
+        elif "LSTM" in kind:  # a matrix, a normaliser and a maximum per head
+            heads_per_layer = int(module.config.num_heads)
+            elements = module.qk_dim * module.v_dim // heads_per_layer + module.qk_dim + heads_per_layer
         else:
             heads = ("num_v_heads", "num_heads", "n_heads", "num_attention_heads")
             shape = (heads, ("head_v_dim", "head_dim"), ("head_k_dim", "ssm_state_size", "head_dim"))
@@ -286,14 +302,13 @@ class _Visitor:
                 self.unknown.append(f"{short} (the size of its state)")
                 return None
             elements = math.prod(map(int, sizes))
-        lightning = "Lightning" in type(module).__name__
-        corrects = not lightning and kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is None
+        decays = kinds.first_of(module, "ssm_state_size", "time_decay", "recurrent_param") is not None
         return RecurrentState(
             name=f"{short}.state",
             dtype=self.dtype,
             state_elements=elements,
-            flops_per_element=7 if corrects else 5,
-            itemsize=self.dtype.itemsize if lightning else _FLOAT32_BYTES,
+            flops_per_element=5 if decays or in_model_dtype else 7,
+            itemsize=self.dtype.itemsize if in_model_dtype else _FLOAT32_BYTES,
         )
 
     def _indexer(self, short: str, module: Any) -> Indexer:
@@ -337,6 +352,13 @@ class _Visitor:
                     added += params
         self.total_params += added
         return added
+
+    def _reads_again(self, module: nn.Module) -> int:
+        """Return 1 if a module before has read the same weights, which a block of several layers shares; else 0."""
+        params = formats.own_params(module).keys()
+        again = bool(params) and params <= self._read
+        self._read |= params
+        return int(again)
 
     def _embedding(self, short: str, name: str, module: nn.Embedding) -> Embedding:
         # A token looks up a row per n-gram and hash.
@@ -399,7 +421,8 @@ class _Visitor:
             name=short,
             dtype=dtype,
             num_experts=num_experts,
-            per_token=per_token,
+            # No router chooses among shared experts (Inkling).
+            per_token=num_experts if "Shared" in type(module).__name__ else min(per_token, num_experts),
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.dtype,

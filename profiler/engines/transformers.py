@@ -19,7 +19,7 @@ from profiler.errors import CaptureError, RequestError
 from profiler.facts.cache_format import CacheFormat
 from profiler.grid.cells import Cell
 from profiler.grid.ragged import PADDED_ENGINE, Batch
-from profiler.loading.cache_argument import argument_name, cache_of
+from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits
 
 StepFunction = Callable[[torch.Tensor, Any], torch.Tensor]
 
@@ -42,9 +42,8 @@ class EagerEngine(Engine):
     def __init__(self, model: Any, machine: Machine) -> None:
         self._model = model
         self._machine = machine
-        parameters = inspect.signature(model.forward).parameters
         self._cache_name = argument_name(model)
-        self.keeps_last_logits = "logits_to_keep" in parameters
+        self.keeps_last_logits = keeps_last_logits(model)
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

@@ -116,6 +116,8 @@ class Cause(StrEnum):
     """The attention kernel reads the converted cache, which is wider than the stored one."""
     SHARED_READS = "shared prefix read again"
     """A plain attention kernel reads the prefix that sequences share once for each of them."""
+    REREAD_WEIGHTS = "weights read again"
+    """A step runs a block several times, for several layers or cycles."""
     PADDING = "padding"
     """Positions that hold no token of any prompt."""
     UNFILLED_SLOTS = "unfilled cache slots"

@@ -65,7 +65,7 @@ def in_range(
     counted = model.counted
     if why := obstacle_on(sheet, engine, format_, counted.published if model.quant == "none" else None):
         raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
-    paths = dict.fromkeys(PHASES, path_of(engine, counted.attention))
+    paths = dict.fromkeys(PHASES, path_of(engine, counted))
     needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)

@@ -1,4 +1,7 @@
-"""Find the KV cache in transformers' calls: the argument is `cache` since 5.24, and has other names before."""
+"""Find the KV cache and the choice of logits in transformers' calls.
+
+The cache is `cache` since 5.24, and has other names before.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,11 @@ def argument_name(model: Any) -> str:
     """Return the name of the cache parameter of the model's `forward`, by default `past_key_values`."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in _NAMES if name in parameters), "past_key_values")
+
+
+def keeps_last_logits(model: Any) -> bool:
+    """Return whether the model's `forward` can leave out all logits but the last, as `generate` asks for."""
+    return "logits_to_keep" in inspect.signature(model.forward).parameters
 
 
 def has_cache(model: Any) -> bool:

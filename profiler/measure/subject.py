@@ -124,6 +124,7 @@ class Subject:
         """Return the model's entry in run.json."""
         loaded, request = self.loaded, self.request
         linears = [op for op in self.work.of_kind(Linear) if op.rows != "last"]
+        owned = [(op.count - op.repeats, op.weight) for op in linears]
         cores = self.work.of_kind(AttentionCore)
         return ModelFacts(
             id=request.source.name,
@@ -143,8 +144,8 @@ class Subject:
             attention=self.paths[grid.engines[0], "prefill"].attention,
             offloaded_bytes=dict(loaded.offloaded_bytes),
             placement=dict(loaded.placement.device_map) if loaded.placement else None,
-            linear_weights=sum(op.count * op.weight.in_features * op.weight.out_features for op in linears),
-            linear_bytes=sum(op.count * op.weight.weight_bytes for op in linears),
+            linear_weights=sum(count * weight.in_features * weight.out_features for count, weight in owned),
+            linear_bytes=sum(count * weight.weight_bytes for count, weight in owned),
             cache_itemsize=cores[0].itemsize if cores else 2,
             four_bit_dense_from_rows=self._four_bit_dense_from_rows(linears),
             linears=_kinds_of_linears(loaded.module),

@@ -13,10 +13,11 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import collectives_s
 from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Collective, Embedding, Linear, ModelWork, Operator
+from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import Link
 from profiler.data.published_results import EngineKind
 from profiler.facts.operators import Cause
-from profiler.facts.step import Attention, Count, ExecutionPath, Step, Work
+from profiler.facts.step import Count, ExecutionPath, Step, Work
 from profiler.grid.cells import PHASES, CellKey, Phase
 
 Array = NDArray[Any]
@@ -171,9 +172,11 @@ def octaves(steps: StepArrays) -> Array:
 Paths = Mapping[Phase, ExecutionPath]
 
 
-def path_of(engine: EngineKind | None, attention: Attention) -> ExecutionPath:
-    """The execution path of an engine on a GPU that is not present; `attention` is that of plain transformers."""
-    return ExecutionPath(attention=attention) if engine == "eager" else ExecutionPath()
+def path_of(engine: EngineKind | None, counted: CountedModel) -> ExecutionPath:
+    """The execution path of an engine on a GPU that is not present."""
+    if engine != "eager":
+        return ExecutionPath()
+    return ExecutionPath(attention=counted.attention, all_logits=not counted.work.keeps_last_logits)
 
 
 def operator_arrays(

@@ -220,7 +220,7 @@ def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
     flops, weight_bytes, kv_bytes = zeros.copy(), zeros.copy(), zeros.copy()
     for column in needed.columns:
         flops += column.flops + sum((column.avoidable_flops.get(cause, 0.0) for cause in causes), zeros)
-        weight_bytes += column.weight_bytes
+        weight_bytes += column.weight_bytes + column.avoidable_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
         kv_bytes += column.kv_bytes + sum((column.avoidable_bytes.get(cause, 0.0) for cause in causes), zeros)
     return WorkAt(flops, weight_bytes, kv_bytes)
 

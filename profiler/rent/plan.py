@@ -134,7 +134,7 @@ def _planned(
     counted: CountedModel, quant: str, engine: EngineKind, load: Workload, gpus: int, link: Link | None
 ) -> GpuShare:
     work, weights = counted.work, counted.weight_bytes
-    path = path_of(engine, counted.attention)
+    path = path_of(engine, counted)
     batches = np.arange(1, MOST_BATCH + 1, dtype=np.int64)
     tokens, shared = load.prompt_len + load.new_tokens, 0 if engine == "eager" else load.prefix
     phase_work: dict[Phase, WorkAt] = {}

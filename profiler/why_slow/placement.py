@@ -119,7 +119,7 @@ def _packed_bytes(work: ModelWork, weight_bytes: int, quant: Literal["int8", "nf
     for item in work.operators:
         if isinstance(item, Linear) and item.group not in ("lm_head", "experts"):
             packed = bitsandbytes_bytes(quant, item.weight.in_features, item.weight.out_features)
-            saved += item.count * max(0.0, item.weight.weight_bytes - packed)
+            saved += (item.count - item.repeats) * max(0.0, item.weight.weight_bytes - packed)
     return weight_bytes - saved
 
 

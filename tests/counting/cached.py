@@ -75,7 +75,7 @@ def cached_tensors(cache: object) -> list[torch.Tensor]:
         if hasattr(item, "__tensor_flatten__"):  # a tensor made of others
             stack += [getattr(item, name) for name in item.__tensor_flatten__()[0]]
         elif isinstance(item, torch.Tensor):
-            if item.dim():
+            if item.numel() > 1:
                 found[id(item)] = item
         elif isinstance(item, dict):
             stack += item.values()

@@ -106,7 +106,12 @@ PUBLISHED: dict[str, list[dict[str, Any]]] = {
     }],
     "zamba2": [{
         **_ZAMBA, "n_mamba_heads": 8, "mamba_headdim": 16, "mamba_d_state": 24, "mamba_ngroups": 2,
-        "num_mem_blocks": 2, "adapter_rank": 8, "use_mem_rope": True, "hybrid_layer_ids": [2, 4], "chunk_size": 8,
+        "num_mem_blocks": blocks, "adapter_rank": 8, "use_mem_rope": True, "hybrid_layer_ids": [2, 4], "chunk_size": 8,
+        "use_shared_attention_adapter": blocks == 1,
+    } for blocks in (1, 2)],
+    "xlstm": [{"vocab_size": 128, "hidden_size": 128, "num_heads": 4, "num_hidden_layers": 2, "num_blocks": 2}],
+    "hrm_text": [{
+        **_TEXT, "head_dim": 16, "num_hidden_layers": 2, "H_cycles": 2, "L_cycles": 3, "prefix_lm": False,
     }],
     "qwen3_next": [_QWEN_MIXTURE], "qwen3_5_text": [_QWEN_HYBRID], "qwen3_5": [{"text_config": _QWEN_HYBRID}],
     "qwen3_5_moe_text": [_QWEN_MIXTURE], "qwen3_5_moe": [{"text_config": _QWEN_MIXTURE}],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from shrink import configs
 from small_models import small_model
 
+from profiler.counting.count import count
 from profiler.counting.crosscheck import CounterDifference, crosscheck
 from profiler.facts.step import Step
 
@@ -30,6 +33,21 @@ def test_both_counts_are_those_by_hand(batch: int, query: int, context: int) -> 
     assert check.flops == check.walk_flops == by_hand(batch, query, context)
     # `inv_freq @ position_ids` up to transformers 5.17: [width / 2, 1] x [1, query], once for all sequences.
     assert set(check.left_out) <= {CounterDifference("model.rotary_emb", 0, 2 * query * WIDTH // 2)}
+
+
+def test_a_model_without_a_choice_of_logits_computes_all_of_them(tmp_path: Path) -> None:
+    """TrOCR's decoder has 20,000 words, so the peak has 4 x 64 rows of logits, their inputs and the cache."""
+    [config] = configs("trocr")
+    config.vocab_size, config.architectures, config.max_position_embeddings = 20_000, ["TrOCRForCausalLM"], 512
+    config.save_pretrained(tmp_path)
+    counted = count(
+        str(tmp_path), phase="prefill", batch=4, prompt=64, dtype="bfloat16", attn="eager", gpu_names="L4",
+        second_opinion=True,
+    )  # fmt: skip
+    assert counted.crosscheck.equal, counted.crosscheck.differences
+    assert counted.work.executed_flops == counted.crosscheck.flops
+    cache_bytes, logits_bytes = 4 * 64 * 4 * 2 * 64 * 2, 4 * 64 * (64 + 20_000) * 2
+    assert counted.gpus[0].needs_bytes == counted.whole.weight_bytes + cache_bytes + logits_bytes
 
 
 def test_rotary_angles_that_are_a_matrix_product_are_named_and_excluded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from shrink import configs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
@@ -17,7 +19,7 @@ from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, walk
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
-from profiler.loading.meta_model import from_config
+from profiler.loading.meta_model import build_on_meta, from_config
 from profiler.loading.source import resolve
 
 SMALL = {
@@ -79,6 +81,26 @@ def test_the_peak_of_real_experts(model_type: str, sizes: dict[str, Any]) -> Non
     assert counted * (0.8 if experts.runs_all else 0.98) < peaks[0] < counted * 1.02
 
 
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 48, "head_dim": 16, "num_key_value_heads": 4, "v_head_dim": 32}
+LATENT |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32}
+INDEXED = LATENT | {"index_n_heads": 32, "index_head_dim": 32, "index_topk": 8}
+INDEXED |= {"layer_types": ["indexed_attention"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "batch", "prompt"),
+    [("llama", {}, 64, 8), ("youtu", LATENT, 64, 8), ("gemma3_text", {}, 64, 8), ("deepseek_v32", INDEXED, 1, 1024)],
+)
+def test_the_peak_of_a_prefill(model_type: str, sizes: dict[str, int], batch: int, prompt: int) -> None:
+    """Short prompts have few scores; hidden states of 256 are wider than some inputs. An indexer has scores too."""
+    config = AutoConfig.for_model(model_type, **SMALL | {"intermediate_size": 1024} | sizes)
+    model = build_on_meta(config, torch.bfloat16, attn="eager").eval()
+    with torch.no_grad(), _Peak() as peak:
+        model(torch.zeros(batch, prompt, dtype=torch.long, device="meta"), logits_to_keep=1)
+    need = memory_need(walk(model), 0, Step(batch, prompt, 0), 0, ExecutionPath(attention="eager"))
+    assert need.peak_bytes == pytest.approx(peak.peak_bytes, rel=0.04)
+
+
 def test_the_copies_of_a_decode_step() -> None:
     """8 sequences use 2 experts each, of three matrices of 256 x 128; hidden states add at most 3 %."""
     model = from_config(AutoConfig.for_model("mixtral", **SMALL), torch.bfloat16, "eager").eval()
@@ -93,6 +115,21 @@ def test_the_copies_of_a_decode_step() -> None:
     assert experts.gathered_bytes(step, path) == copied_bytes
     assert copied_bytes < peak.peak_bytes < 1.03 * copied_bytes
     assert experts.gathered_bytes(Step(8, 2, 0), path) == experts.gathered_bytes(step, ExecutionPath()) == 0
+
+
+@pytest.mark.parametrize(("shared", "top_k"), [(2, 6), (3, 2)])
+def test_every_token_runs_all_shared_experts(shared: int, top_k: int) -> None:
+    """Inkling's shared experts are a bank too; each has three matrices of 64 x 32, of 2 bytes."""
+    [config] = configs("inkling_text")
+    config.n_shared_experts, config.num_experts_per_tok = shared, top_k
+    work = walk(build_on_meta(config, torch.bfloat16))
+    [bank] = [operator for operator in work.of_kind(Experts) if "shared" in operator.name]
+    for tokens in (1, 2, 3):
+        done = bank.each(Step(tokens, 1, 8), ExecutionPath())
+        expected = shared * 3 * 64 * 32 * 2
+        assert (done.weight_bytes, done.model_flops) == (expected, tokens * expected)
+    with pytest.raises(ValueError, match="cannot use"):
+        replace(bank, per_token=shared + 1)
 
 
 def test_the_copies_of_mixtral() -> None:

@@ -50,6 +50,11 @@ def numbers(raw: dict[str, Any], context: int, *gpus: str) -> ModelNumbers:
     return model_numbers(counted(raw), context, tuple(map(roofs_called, gpus)))
 
 
+def test_the_matrix_memory_of_xlstm_7b() -> None:
+    """32 layers of 8 heads: a matrix of 256 x 512, a normaliser of 256 and a maximum, in bfloat16."""
+    assert state_bytes(walked({"model_type": "xlstm"})) == 32 * 8 * (256 * 512 + 256 + 1) * 2 == 67_240_448
+
+
 def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
     """48 layers x 48 heads x 128 x 128 in float32, and 4 inputs of (2 x 16 + 48) x 128 channels in bfloat16."""
     state = 48 * (48 * 128 * 128 * 4 + 80 * 128 * 4 * 2)

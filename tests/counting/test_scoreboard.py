@@ -9,6 +9,13 @@ import cached
 import pictures
 import pytest
 import scoreboard
+import torch
+from shrink import configs
+
+from profiler.counting.walk import walk
+from profiler.facts.operators import Cause
+from profiler.facts.step import Step
+from profiler.loading.meta_model import build_on_meta
 
 BOARDS = pytest.mark.parametrize(
     ("table", "types", "score", "least"),
@@ -68,9 +75,21 @@ def test_a_real_cache_has_the_bytes_that_are_counted(model_type: str) -> None:
     assert cached.score(model_type) == ("equal", "")
 
 
-@pytest.mark.parametrize("model_type", ["qwen4_exp_text", "glm_moe_dsa", "nemotron_h", "gemma4_unified_text", "dots1"])
+@pytest.mark.parametrize(
+    "model_type",
+    ["qwen4_exp_text", "glm_moe_dsa", "nemotron_h", "gemma4_unified_text", "dots1", "zamba", "zamba2", "hrm_text"],
+)
 def test_torch_counts_the_same_flops(model_type: str) -> None:
     assert scoreboard.score(model_type) == ("equal", "")
+
+
+@pytest.mark.parametrize(("model_type", "unread"), [("zamba", 0), ("zamba2", 0), ("hrm_text", 128 * 64 * 2)])
+def test_a_block_that_runs_again_has_its_bytes_once(model_type: str, unread: int) -> None:
+    """Zamba's head is its table; HRM looks rows up in a table of 128 x 64 besides."""
+    model = build_on_meta(configs(model_type)[0], torch.bfloat16)
+    done = walk(model).work(Step(1, 1, 10))
+    assert done.weight_bytes == sum(each.nbytes for each in model.parameters()) - unread
+    assert done.avoidable_bytes[Cause.REREAD_WEIGHTS] > 0
 
 
 @pytest.mark.slow
