@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import ROOT, old_run, whole_run, with_document, with_results
+from made_runs import ROOT, old_run, whole_run, with_document
 from pages import Page
 
 from profiler.judge.breakdown import TERMS
@@ -91,8 +91,8 @@ def test_nothing_is_fetched(old_page: str) -> None:
 
 def test_an_empty_run_and_a_partly_failed_one(tmp_path: Path) -> None:
     run = old_run()
-    nothing = with_results(run, lambda result: replace(result, status="failed", latency_s=math.nan, regime=None))
-    nothing = replace(with_document(nothing, answer=(), evidence=()), folder=tmp_path)
+    failed = tuple(replace(result, status="failed", latency_s=math.nan, regime=None) for result in run.results)
+    nothing = replace(with_document(run, answer=(), evidence=()), folder=tmp_path, results=failed)
     write_reports([nothing])
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nothing to conclude" in text

@@ -56,7 +56,6 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     assert widths == [("blue", 24), ("yellow", 12), ("magenta", 12)]
     [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
     assert bar_text(bar) == text
-    assert bar.below_zero == "unexplained -8 %"
 
 
 def test_only_a_cells_own_noise_marks_it() -> None:
