@@ -125,6 +125,8 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("ceilings", "--device", "cpu", "--link", "2", "--plot", "a.txt"), ".png or .svg"),
         (("ceilings", "--device", "cpu", "--link", "2", "--out", "card.json"), "a command of its own"),
         (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
+        (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
+        (("explore", SMALL, "--quant", "int3"), "int3"),
         (("fly",), "fly"),
     ],
 )

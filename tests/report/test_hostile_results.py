@@ -49,9 +49,13 @@ HOSTILE = (
 ALL = " ".join(HOSTILE)
 
 
-def spoiled(folder: Path, text: str) -> Path:
+_FREE = {"id", "name", "command", "answer", "warnings", "revision", "architecture", "method", "license", "created"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the reference run with every free text of run.json replaced."""
-    shutil.copytree(OLD, folder)
+    folder = shutil.copytree(OLD, tmp_path_factory.mktemp("hostile") / "run")
     content = json.loads((folder / "run.json").read_text())
 
     def spoil(value: Any, key: str = "") -> Any:
@@ -59,20 +63,12 @@ def spoiled(folder: Path, text: str) -> Path:
             return {name: spoil(item, name) for name, item in value.items()}
         if isinstance(value, list):
             return [spoil(item, key) for item in value]
-        return text if isinstance(value, str) and key in _FREE else value
+        return ALL if isinstance(value, str) and key in _FREE else value
 
     content = {**spoil(content), "engine": content["engine"]}
-    content["warnings"] = [text]
+    content["warnings"] = [ALL]
     (folder / "run.json").write_text(json.dumps(content))
     return folder
-
-
-_FREE = {"id", "name", "command", "answer", "warnings", "revision", "architecture", "method", "license", "created"}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return spoiled(tmp_path_factory.mktemp("hostile") / "run", ALL)
 
 
 def acting(text: str) -> list[str]:
