@@ -118,7 +118,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("rent", SMALL, "--cards", "L4O"), "L4"),
         (("rent", SMALL, "--price", "T4=0.35EUR"), "USD per hour"),
         (("rent", SMALL, "--quant", "nf4"), "no basis"),
-        (("rent", "llama-3.1-70b", "--cards", "T4,P100 PCIe 16GB"), "it needs 142 GB: weights 141 GB"),
+        (("rent", "llama-3.1-70b", "--engine", "eager", "--cards", "T4,P100 PCIe 16GB"), "it needs 142 GB"),
         (("ceilings", "--out", "."), "is a folder"),
         (("ceilings", "--device", "cpu", "--link", "1"), "at least 2 ranks"),
         (("ceilings", "--device", "cpu", "--plot", "a.png"), "at least 2 ranks"),
