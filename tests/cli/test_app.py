@@ -1,4 +1,4 @@
-"""The command line: fast help, one clear line for each mistake, and the same figures in each format of `count`."""
+"""The command line: fast and whole help, one clear line for each mistake, the same figures in formats of `count`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,11 @@ import typer
 
 from profiler import __version__
 from profiler.cli.app import app
+from profiler.comparison import page  # noqa: F401 - it adds its picture
+from profiler.data.links import published_links
+from profiler.engines.registry import engine_names
+from profiler.report.columns import EXPORTERS
+from profiler.report.plots import COMPARISONS, PLOTS
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN, EPYC = str(RUNS / "smollm2-135m-zen4"), str(RUNS / "smollm2-135m-epyc")
@@ -39,6 +44,21 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         [line] = [line for line in lines if line.startswith(f"  {name} ")]
         assert line.split(maxsplit=1)[1] == command.help.split("\n\n")[0].replace("\n", " "), "not cut"
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        ("run", engine_names()),
+        ("forecast", published_links()),
+        ("export", EXPORTERS),
+        ("plot", [*PLOTS, *COMPARISONS]),
+    ],
+)
+def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
+    """Help texts list alternatives without importing them."""
+    words = set(re.findall(r"[\w-]+", roofscope(command, "--help").out))
+    assert set(names) <= words
 
 
 @pytest.mark.timing
@@ -98,13 +118,15 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("rent", SMALL, "--cards", "L4O"), "L4"),
         (("rent", SMALL, "--price", "T4=0.35EUR"), "USD per hour"),
         (("rent", SMALL, "--quant", "nf4"), "no basis"),
-        (("rent", "llama-3.1-70b", "--cards", "T4,P100 PCIe 16GB"), "it needs 142 GB: weights 141 GB"),
+        (("rent", "llama-3.1-70b", "--engine", "eager", "--cards", "T4,P100 PCIe 16GB"), "it needs 142 GB"),
         (("ceilings", "--out", "."), "is a folder"),
         (("ceilings", "--device", "cpu", "--link", "1"), "at least 2 ranks"),
         (("ceilings", "--device", "cpu", "--plot", "a.png"), "at least 2 ranks"),
         (("ceilings", "--device", "cpu", "--link", "2", "--plot", "a.txt"), ".png or .svg"),
         (("ceilings", "--device", "cpu", "--link", "2", "--out", "card.json"), "a command of its own"),
         (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
+        (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
+        (("explore", SMALL, "--quant", "int3"), "int3"),
         (("fly",), "fly"),
     ],
 )
@@ -149,7 +171,6 @@ def test_an_error_of_cuda_is_the_devices(roofscope, monkeypatch, error: str, cod
 
 
 GRID = ["--batch-sizes", "1,8", "--prompt-lens", "128,512", "--gpu", "T4,H100 SXM"]
-REFERENCE = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-xeon-float32"
 
 
 def test_table_csv_and_json_have_the_same_figures(roofscope: Callable[..., Any]) -> None:
@@ -179,7 +200,7 @@ def test_one_step_has_the_numbers_of_its_model(roofscope: Callable[..., Any]) ->
 @pytest.mark.parametrize("plot", ["roofline", "kv", pytest.param("intensity", marks=pytest.mark.slow)])
 def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
-    measured = ["--run", str(REFERENCE)] if plot == "roofline" else []
+    measured = ["--run", str(RUNS / "smollm2-135m-xeon-float32")] if plot == "roofline" else []
     found = roofscope("count", "smollm2-135m", *GRID, "--plot", plot, *measured, "--out", str(out))
     assert found.code == 0, found.err
     picture = out.read_text("utf-8")

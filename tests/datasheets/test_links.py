@@ -53,19 +53,18 @@ def _first_bytes(name: str, ranks: int, own_process: bool = True) -> list[float]
 
 @pytest.mark.parametrize(
     ("name", "ranks", "seconds"),
-    [("nvlink4", 8, 15e-6), ("nvlink3", 2, 7.8e-6), ("pcie4x16", 2, 8.6e-6), ("pcie5x16", 8, 20.6e-6)],
-)
-def test_latency_is_what_nccl_assumes(name: str, ranks: int, seconds: float) -> None:
+    [
+        ("nvlink4", 8, 15e-6), ("pcie4x16", 2, 8.6e-6), ("pcie5x16", 4, 12.6e-6), ("pcie5x16", 8, 20.6e-6),
+        ("nvlink3", 2, 7.8e-6),
+    ],
+)  # fmt: skip
+def test_latency_is_what_nccl_assumes_and_near_every_published_one(name: str, ranks: int, seconds: float) -> None:
     """By hand from tuning.cc of NCCL: 6.6 us + 2(n-1) hops of 0.6 us (NVLink) or 1 us (PCIe)."""
-    assert published_link(name, ranks).alpha_s == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize(("name", "ranks"), [("nvlink4", 8), ("pcie4x16", 2), ("pcie5x16", 4), ("pcie5x16", 8)])
-def test_latency_is_near_every_published_one(name: str, ranks: int) -> None:
+    alpha_s = published_link(name, ranks).alpha_s
+    assert alpha_s == pytest.approx(seconds)
     published = _first_bytes(name, ranks)
-    assert published
-    for seconds in published:
-        assert 0.83 < published_link(name, ranks).alpha_s / seconds < 1.21
+    assert published or name == "nvlink3"
+    assert all(0.83 < alpha_s / published_s < 1.21 for published_s in published)
 
 
 def test_the_launches_of_one_process_are_no_latency_of_the_link() -> None:

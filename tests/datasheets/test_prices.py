@@ -83,10 +83,8 @@ def implausible(price: Price, same_gpu: Sequence[Price]) -> str:
 
 def _lowest(table: Iterable[Price]) -> list[float]:
     """The lowest price of each provider."""
-    lowest: dict[str, float] = {}
-    for each in table:
-        lowest[each.provider] = min(each.usd_per_h, lowest.get(each.provider, each.usd_per_h))
-    return list(lowest.values())
+    from_the_highest = sorted(table, key=lambda each: each.usd_per_h, reverse=True)
+    return list({each.provider: each.usd_per_h for each in from_the_highest}.values())
 
 
 def test_no_price_of_the_table_is_an_outlier() -> None:

@@ -70,12 +70,6 @@ def commands_page() -> str:
     return "".join(parts)
 
 
-def command_names() -> tuple[str, ...]:
-    """Return the names of all commands."""
-    root: Any = typer.main.get_command(app)
-    return tuple(root.commands)
-
-
 def _options(command: Any, context: Any) -> str:
     rows = []
     for parameter in command.get_params(context):

@@ -84,10 +84,7 @@ def schemas() -> dict[str, dict[str, Any]]:
 def schema_text(name: str) -> str:
     """Return a schema as the file has it."""
     head = {"$schema": DIALECT, "title": TITLES[name].replace("`", "")}
-    return (
-        json.dumps({**head, **{key: value for key, value in schemas()[name].items() if key != "title"}}, indent=1)
-        + "\n"
-    )
+    return json.dumps({**head, **schemas()[name], **head}, indent=1) + "\n"
 
 
 def assert_follows(name: str, document: object) -> None:

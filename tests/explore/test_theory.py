@@ -195,10 +195,6 @@ def test_the_command(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     assert found.code == 0, found.err
     page = content(out.read_text(encoding="utf-8"))
     assert (page["model"], [gpu["source"] for gpu in page["gpus"]]) == ("smollm2-135m", ["datasheet"])
-    for options, words in ((["--gpu", "H1000"], "no GPU is called"), (["--quant", "int3"], "int3")):
-        refused = roofscope("explore", "smollm2-135m", *options)
-        assert refused.code == 2
-        assert words in refused.err
 
 
 _THEORY = Path(profiler.explore.__file__).with_name("theory.js")

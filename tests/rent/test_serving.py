@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
@@ -114,4 +112,4 @@ def test_a_use_sets_what_is_not_given() -> None:
 
 @pytest.mark.parametrize(("text", "per_s"), [("0.5/s", 0.5), ("2", 2.0), ("90/min", 1.5), ("3600 / h", 1.0)])
 def test_rates(text: str, per_s: float) -> None:
-    assert math.isclose(parse_rate(text), per_s)
+    assert parse_rate(text) == pytest.approx(per_s)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,6 @@ def whole_run() -> Run:
 
 def with_document(run: Run, **changes: Any) -> Run:
     return replace(run, document=replace(run.document, **changes))
-
-
-def with_results(run: Run, change: Callable[[CellResult], CellResult]) -> Run:
-    return replace(run, results=tuple(change(result) for result in run.results))
 
 
 def roof(per_s: float) -> Roof:

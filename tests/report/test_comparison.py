@@ -16,9 +16,7 @@ from pages import Page
 from profiler.comparison.command import compared
 from profiler.comparison.page import html_changes, write_changes
 from profiler.comparison.text import changes_section, changes_table, column_words, comparison_sentences
-from profiler.errors import RequestError
 from profiler.grid.cells import Cell
-from profiler.report.plots import draw
 from profiler.report.terminal import print_sections, screen
 from profiler.run.screens import (
     AGAINST_COLUMNS,
@@ -216,18 +214,6 @@ def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
     still = replace(comparison, changes=tuple(replace(item, machine=0.0) for item in comparison.changes))
     assert "drift is not taken off" in column_words(still)
     assert "drift is taken off" in Page(html_changes(read_run(epyc), read_run(zen4), Path("/runs"))).words
-
-
-@pytest.mark.parametrize(
-    ("other", "says"),
-    [
-        ("smollm2-135m-zen4", r"not comparable: device Intel\(R\) Xeon\(R\) Processor -> AMD EPYC"),
-        ("mistral-7b-nf4-xeon", r"not comparable: model smollm2-135m -> mistral-7b-v0\.1;"),
-    ],
-)
-def test_runs_that_are_not_comparable_have_no_waterfall(other: str, says: str) -> None:
-    with pytest.raises(RequestError, match=says):
-        draw([read_run(REFERENCE / "smollm2-135m-xeon"), read_run(REFERENCE / other)], "waterfall")
 
 
 def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:

@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import ROOT, old_run, whole_run, with_document, with_results
+from made_runs import ROOT, old_run, whole_run, with_document
 from pages import Page
 
 from profiler.judge.breakdown import TERMS
 from profiler.report.roofline_data import roof_lines
 from profiler.report.write import html_report, write_reports
-from profiler.store.folder import Run, read_run
+from profiler.store.folder import read_run
 from profiler.why_slow.findings import Why, new_finding
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import html_why
@@ -91,8 +91,8 @@ def test_nothing_is_fetched(old_page: str) -> None:
 
 def test_an_empty_run_and_a_partly_failed_one(tmp_path: Path) -> None:
     run = old_run()
-    nothing = with_results(run, lambda result: replace(result, status="failed", latency_s=math.nan, regime=None))
-    nothing = replace(with_document(nothing, answer=(), evidence=()), folder=tmp_path)
+    failed = tuple(replace(result, status="failed", latency_s=math.nan, regime=None) for result in run.results)
+    nothing = replace(with_document(run, answer=(), evidence=()), folder=tmp_path, results=failed)
     write_reports([nothing])
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nothing to conclude" in text
@@ -151,14 +151,6 @@ document.body.append(probe);
 """
 
 
-def many_cells() -> Run:
-    """Return a real run with 400 more cells, the fastest of which is in the middle."""
-    run = whole_run()
-    decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
-    more = (replace(decode, batch_size=1000 + step, latency_s=1e-5 if step == 177 else 20e-3) for step in range(400))
-    return replace(run, results=(*run.results, *more))
-
-
 # Counts the tables that are wider than their container.
 SCROLLED = """
 <script>
@@ -189,8 +181,13 @@ def dumped(html: str, probe: str, page: Path, *options: str) -> str:
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_in_a_headless_browser(tmp_path: Path) -> None:
+    """A real run has 400 more cells, the fastest of which is in the middle."""
+    run = whole_run()
+    decode = next(result for result in run.results if result.phase == "decode" and result.status == "ok")
+    more = (replace(decode, batch_size=1000 + step, latency_s=1e-5 if step == 177 else 20e-3) for step in range(400))
+    page = html_report(replace(run, results=(*run.results, *more)))
     options = ("--virtual-time-budget=2000", "--window-size=420,900")
-    probe = dumped(html_report(many_cells()), PROBE, tmp_path / "report.html", *options)
+    probe = dumped(page, PROBE, tmp_path / "report.html", *options)
     assert '"sorted":true' in probe
     assert '"shown":432' in probe, "16 prefills and 416 decodes"
     assert '"least":0.00000999' in probe

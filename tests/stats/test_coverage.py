@@ -34,15 +34,10 @@ Noise = Callable[[np.random.Generator, int], Iterator[Steps]]
 """A generator of one cell's steps, visit by visit, with the number of other cells' steps between two visits."""
 
 
-def independent(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
-    while True:
-        yield rng.normal(1.0, 0.02, STEPS)
-
-
-def between(sigma: float) -> Noise:
+def normal(between_visits: float, between_steps: float) -> Noise:
     def visits(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
         while True:
-            yield rng.normal(1.0, sigma) * rng.normal(1.0, 0.01, STEPS)
+            yield rng.normal(1.0, between_visits) * rng.normal(1.0, between_steps, STEPS)
 
     return visits
 
@@ -69,18 +64,13 @@ def modes(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
         slow = (states[-1] + (rng.random() < 0.5 * (1 - (1 - 2 / 20) ** gap))) % 2 == 1
 
 
-def steady(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
-    while True:
-        yield rng.normal(1.0, 0.005, STEPS)
-
-
 NOISES: dict[str, tuple[Noise, float]] = {
-    "independent steps": (independent, 0.0),
-    "1 % between visits": (between(0.01), 0.0),
-    "3 % between visits": (between(0.03), 0.0),
+    "independent steps": (normal(0.0, 0.02), 0.0),
+    "1 % between visits": (normal(0.01, 0.01), 0.0),
+    "3 % between visits": (normal(0.03, 0.01), 0.0),
     "AR(1), 0.98 a step": (autoregressive, 0.0),
     "two modes, 20 steps": (modes, 0.0),
-    "slow drift of +-3 %": (steady, 0.03),
+    "slow drift of +-3 %": (normal(0.0, 0.005), 0.03),
 }
 """The noise of each cell, and the amplitude of a slow wave of the whole machine."""
 

@@ -149,10 +149,7 @@ def test_grades() -> None:
 def test_two_modes_are_found_and_a_wide_single_one_is_not() -> None:
     rng = np.random.default_rng(3)
     low, high = rng.normal(1.0, 0.01, 40), rng.normal(1.3, 0.01, 30)
-    modes = two_modes(np.concatenate([low, high]))
-    assert modes is not None
-    assert modes[0] == pytest.approx(1.0, abs=0.01)
-    assert modes[1] == pytest.approx(1.3, abs=0.01)
+    assert two_modes(np.concatenate([low, high])) == pytest.approx((1.0, 1.3), abs=0.01)
     assert two_modes(rng.normal(1.0, 0.1, 70)) is None
     assert two_modes(np.concatenate([rng.normal(1.0, 0.01, 69), [1.5]])) is None  # one outlier is not a mode
 

@@ -19,7 +19,7 @@ from plain_engine import PlainEngine
 from profiler import effort
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.visits import Gap, Visit, steady
-from profiler.grid.cells import Cell
+from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
 from profiler.measure.rounds import Plan
@@ -33,9 +33,9 @@ ONCE = replace(effort.STANDARD, rounds=1)
 
 
 def run(  # type: ignore[no-untyped-def]
-    engine: PlainEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), **plan: Any
+    engine: PlainEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), grid: Grid = GRID, **plan: Any
 ) -> list[Visit | Gap]:
-    planned = Plan(GRID, budget_s, half_width=10.0, **plan)
+    planned = Plan(grid, budget_s, half_width=10.0, **plan)
     outcomes = sweep({"eager": engine}, planned, machine=HOST, prompts=Prompts(32), fits=fits, earlier=earlier)
     return list(outcomes)
 
@@ -51,8 +51,8 @@ def test_corners_come_first_and_twice_and_every_cell_is_visited_four_times_at_le
 def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
     """Of 8 x 8 sizes from 1 to 128, the middle follows the corners: it is 3.5 octaves from each side."""
     sizes = [2**power for power in range(8)]
-    plan = Plan(make_grid(sizes, sizes, 4), 0.0, whole=True, effort=ONCE)
-    cells = [outcome.cell for outcome in sweep({"eager": PlainEngine()}, plan, machine=HOST, prompts=Prompts(32))]
+    grid = make_grid(sizes, sizes, 4)
+    cells = [outcome.cell for outcome in run(PlainEngine(), 0.0, grid=grid, whole=True, effort=ONCE)]
     assert {(cell.batch_size, cell.prompt_len) for cell in cells[:4]} == {(1, 1), (1, 128), (128, 1), (128, 128)}
     assert {cells[4].batch_size, cells[4].prompt_len} <= {8, 16}
     assert len(set(cells)) == 64
@@ -60,8 +60,7 @@ def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
 
 def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
     sizes = [1, 2, 4, 8, 16, 32]
-    plan = Plan(make_grid([4], sizes, 6), 5.0, half_width=10.0, ascending=True)
-    cells = [outcome.cell for outcome in sweep({"eager": PlainEngine()}, plan, machine=HOST, prompts=Prompts(32))]
+    cells = [outcome.cell for outcome in run(PlainEngine(), 5.0, grid=make_grid([4], sizes, 6), ascending=True)]
     assert [cell.batch_size for cell in cells[:6]] == sizes
     assert sorted(cell.batch_size for cell in cells[6:12]) == sizes
 
@@ -70,15 +69,14 @@ def test_engines_of_a_cell_are_visited_in_turn() -> None:
     """They follow each other directly, every second time in reverse order."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
     engines = {name: PlainEngine() for name in grid.engines}
-    outcomes = list(sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, prompts=Prompts(32)))
-    pairs = list(zip(outcomes[::2], outcomes[1::2], strict=True))
+    outcomes = sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, prompts=Prompts(32))
+    visits = [outcome for outcome in outcomes if isinstance(outcome, Visit)]
+    pairs = list(zip(visits[::2], visits[1::2], strict=True))
     assert len(pairs) == 4 * 4
     seen: Counter[Cell] = Counter()
     for one, other in pairs:
-        assert isinstance(one, Visit)
-        assert isinstance(other, Visit)
-        assert (one.round, replace(one.cell, engine="")) == (other.round, replace(other.cell, engine=""))
         cell = replace(one.cell, engine="")
+        assert (one.round, cell) == (other.round, replace(other.cell, engine=""))
         assert one.cell.engine == ("static" if seen[cell] % 2 else "eager")
         assert one.cell.engine != other.cell.engine
         seen[cell] += 1
