@@ -422,7 +422,7 @@ class _Visitor:
             dtype=dtype,
             num_experts=num_experts,
             # No router chooses among shared experts (Inkling).
-            per_token=num_experts if "Shared" in type(module).__name__ else min(per_token, num_experts),
+            per_token=num_experts if "shared" in name.rpartition(".")[2] else min(per_token, num_experts),
             matrices=matrices,
             expert_bytes=expert_bytes,
             activation_dtype=self.dtype,
