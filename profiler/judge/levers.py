@@ -32,6 +32,7 @@ _PACKED_KERNEL = "a kernel that multiplies the packed weights, or 16-bit weights
 _OTHER_KERNELS = "other kernels for these shapes (another format or library)"
 _FUSED_ATTENTION = "a fused attention kernel"
 _OTHER_ATTENTION = "another attention kernel"
+_ANOTHER_GPU = "another GPU"
 _FEWER_LAUNCHES = "fewer launches in the prefill (torch.compile)"
 _FUSING = "fusing element-wise kernels (torch.compile)"
 _NOT_TRIED_CACHE = (
@@ -131,9 +132,9 @@ def promised_s(evidence: Sequence[CellEvidence]) -> dict[str, float]:
 def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()) -> list[Lever]:
     """Changes ranked by the seconds that they save on this cell, without those too small to measure.
 
-    Changes that cost time come last. A tried variant or a measured engine replaces the computed changes of its kind.
-    `others` are the run's cells, among which a larger batch is searched. Empty for a step above its roof, since one of
-    its terms must be wrong.
+    Another GPU comes after all that save time on this one, and changes that cost time come last. A tried variant or a
+    measured engine replaces the computed changes of its kind. `others` are the run's cells, among which a larger batch
+    is searched. Empty for a step above its roof, since one of its terms must be wrong.
     """
     if Flag.ABOVE_ROOF in cell.verdict.flags:
         return []
@@ -167,7 +168,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         if abs(lever.saves_s) > least_s
     ]
     ranked = []
-    for lever in sorted((lever for lever in changes if lever.is_claim), key=lambda lever: -lever.saves_s):
+    for lever in sorted((lever for lever in changes if lever.is_claim), key=_rank):
         how = how_to(lever.change, setting.can_graph, setting.sixteen_bit_dtype)
         measured_by = "" if lever.basis == "measured" or _is_split(cell) else how.options
         ranked.append(replace(lever, how=how.line, measured_by=measured_by))
@@ -177,14 +178,23 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
 def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
     """Return the change to advise for a cell: the run one that saves most, or else the one of the highest middle.
 
-    A change that was run, tried or as an engine, is advised only if it saves a twentieth of the step. An 8-bit KV cache
-    that was not tried is not advised: bytes promise a saving there, and the measurements that its reason cites found a
-    loss.
+    A change that was run, tried or as an engine, is advised only if it saves a twentieth of the step, and another GPU
+    only if nothing else does. An 8-bit KV cache that was not tried is not advised: bytes promise a saving there, and
+    the measurements that its reason cites found a loss.
     """
     ranked = [item for item in levers(cell, setting) if item.basis != "computed" or item.change != EIGHT_BIT_CACHE]
     least_s = WORTH * cell.split.latency_s
     run = [item for item in ranked if item.basis != "computed" and item.saves_s >= least_s]
-    return next(iter([*run, *sorted(ranked, key=lambda item: -item.middle_s)]), None)
+    others = sorted(ranked, key=lambda item: (item.saves_s < least_s, _is_another_gpu(item), -item.middle_s))
+    return next(iter([*run, *others]), None)
+
+
+def _is_another_gpu(lever: Lever) -> bool:
+    return lever.change.startswith(_ANOTHER_GPU)
+
+
+def _rank(lever: Lever) -> tuple[bool, bool, float]:
+    return lever.saves_s < 0, _is_another_gpu(lever), -lever.saves_s
 
 
 def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
@@ -551,7 +561,7 @@ def _card(cell: JudgedCell, setting: Setting) -> list[Lever]:
         return []
     name = min(floors, key=lambda card: floors[card])
     saves_s = cell.split.busy_s - floors[name]
-    return [_bound(f"another GPU ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
+    return [_bound(f"{_ANOTHER_GPU} ({name})", saves_s, f"at its datasheet's roofs for {setting.dtype}")]
 
 
 def floors_on(cell: JudgedCell, setting: Setting) -> dict[str, float | None]:

@@ -310,7 +310,14 @@ def test_another_card_by_its_roofs() -> None:
     found = levers(here, setting)
     assert saved(found, "another GPU (twice)") == pytest.approx(52e-3 - 16e-3)
     assert saved(found, "another GPU (small)") == 0.0
+    best = best_lever(here, replace(setting, packs=False))
+    assert best is not None
+    assert best.change == "another GPU (twice)", "nothing else saves a twentieth"
     slow = replace(here, split=replace(here.split, latency_s=82e-3, kernel_s=10e-3, link_s=20e-3))
+    assert [lever.change.partition(" ")[0] for lever in levers(slow, setting)][-1] == "another", "a GPU to rent is last"
+    best = best_lever(slow, setting)
+    assert best is not None
+    assert not best.change.startswith("another GPU")
     assert saved(levers(slow, setting), "another GPU (twice)") == pytest.approx(82e-3 - 16e-3), "no loss is certain"
     assert saved(levers(here, replace(setting, can_graph=False)), "another GPU") == 0.0, "not of a CPU"
 
