@@ -101,6 +101,7 @@ def test_a_draft_that_is_the_model_itself_is_always_right(subject: Subject, shor
     assert found.steps < NEW_TOKENS / 4
 
 
+@pytest.mark.slow
 def test_its_own_first_layers(subject: Subject, first_layers: Path) -> None:
     found = drafting(subject, str(first_layers))
     check(found)

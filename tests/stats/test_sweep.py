@@ -144,7 +144,7 @@ def test_one_cell_or_a_whole_grid_twice_is_visited_however_short_the_budget() ->
     assert cells == dict.fromkeys(GRID.cells, 2)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, pytest.param(RuntimeError, marks=pytest.mark.slow)])
 def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Exception]) -> None:
     outcomes = run(PlainEngine(fits=lambda batch, tokens: batch * tokens < 8, error=error))
     gaps = {outcome.cell: outcome.status for outcome in outcomes if isinstance(outcome, Gap)}
