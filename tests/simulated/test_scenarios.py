@@ -10,6 +10,7 @@ from profiler.facts.measurements import COMPILED
 from profiler.judge.regimes import Flag
 from profiler.store.folder import Run, read_run
 
+from . import four_bit
 from .oracle import pairs
 from .scenario import REST, ROOFS, SAVE_THE_HOST, Scenario, command_line, first_lever, held, said, so
 from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
@@ -88,7 +89,9 @@ def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
     for phase, row in held(scenario, T4, run, tmp_path):
         assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
         assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
-        change = {"prefill": "a fused attention kernel", "decode": "4-bit weights"}[phase.phase]
+        # bitsandbytes before 0.50 has no table: it unpacks the weights for more than one row, and this decode has 4.
+        packed = phase.phase == "decode" and four_bit.table() is not None
+        change = "4-bit weights" if packed else "a fused attention kernel"
         assert first_lever(run, row) == change, "before another GPU, though ten times the roofs save more"
 
 
