@@ -383,6 +383,11 @@ class TrialResult:
     """Seconds of a step of the model as loaded, by the trial; 0 if unknown."""
 
     @property
+    def is_claim(self) -> bool:
+        """Whether the trial itself, whose sides took turns, is certain that the variant is faster or slower."""
+        return abs(1 - self.ratio) > self.half_width
+
+    @property
     def is_whole(self) -> bool:
         """Whether the whole model was stepped, so that the time of its step is known and not extrapolated."""
         return self.layers == self.of_layers and self.before_s > 0

@@ -216,10 +216,10 @@ def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
 
 
 def _tried(cell: JudgedCell) -> list[Lever]:
-    """The variants tried at this shape, applied to this step. A mask only ever costs time."""
+    """The variants that a trial at this shape found faster or slower, applied to this step. A mask only costs time."""
     found, latency_s = [], cell.split.latency_s
     for item in cell.tried:
-        if not (item.form.startswith(PADDING_MASK) and item.ratio < 1):
+        if item.is_claim and not (item.form.startswith(PADDING_MASK) and item.ratio < 1):
             step_s, half_width_s = item.step_s(latency_s), latency_s * item.half_width_at(latency_s)
             few = "" if item.layers == item.of_layers else ", extrapolated from a few layers"
             because = f"the step takes {duration(step_s)} then{few}{_caution(item.form)}"

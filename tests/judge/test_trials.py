@@ -53,6 +53,16 @@ def test_a_cost_is_listed_last_and_an_uncertain_change_not_at_all() -> None:
     assert ranked[-1].change == "nf4"
 
 
+def test_sides_of_one_median_claim_nothing_if_the_cell_took_longer() -> None:
+    """An H100 with and without cuDNN, in ms: both medians are 20.8 ms, and the cell took 23.1 ms."""
+    before = (20.3, 21.7, 21.4, 23.6, 22.4, 19.4, 18.8, 21.3, 20.3, 20.3)
+    after = (19.4, 18.8, 18.9, 18.9, 18.8, 23.4, 22.2, 22.7, 23.8, 23.6)
+    sides = [StepSamples(tuple(1e-3 * step for step in side), (0.0,) * 10) for side in (before, after)]
+    tried = tuple(trial_results([Trial(KEY, "attention without cuDNN", 32, 32, *sides)]))
+    ranked = levers(replace(cell(weights_s=23.1e-3), tried=tried), SETTING)
+    assert not [item for item in ranked if item.basis == "tried"]
+
+
 def test_layers_that_do_not_represent_the_whole_step_claim_less() -> None:
     """6 layers predict 34 ms. A saving of a tenth is a claim if the step took 34 ms, but not if it took 40 ms."""
     trial = Trial(KEY, "bfloat16", 6, 30, before=stepped(6, 1e-3, 4e-3), after=stepped(6, 0.9e-3, 4e-3))
