@@ -159,9 +159,8 @@ def explained(
 def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None, start_s: float) -> Why:
     """The answer to a script that called models, which it began to look for at `start_s`."""
     # The script has loaded torch, so this import costs little.
-    from profiler.why_slow.costs import conversion_findings, plan_findings
+    from profiler.why_slow.costs import conversion_findings, placement_findings, plan_findings
     from profiler.why_slow.module_times import fallback_findings, module_times
-    from profiler.why_slow.placement import placement_findings
     from profiler.why_slow.trials import call_groups, once_warm, try_changes
 
     limits = effort.STANDARD
