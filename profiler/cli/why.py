@@ -19,7 +19,7 @@ from profiler.errors import RequestError
 from profiler.options import argument, option
 
 if TYPE_CHECKING:
-    from profiler.why_slow.command import ScriptAnswer
+    from profiler.why_slow.findings import Why
 
 _WITH_VALUE = ("--out", "--format", "--budget")
 
@@ -79,26 +79,26 @@ def why(context: typer.Context, given: Script, output: LongOutput) -> None:
     raise typer.Exit(why_script(path, given.module, arguments, given.out, streams, show, given.budget_s))
 
 
-def _print_answer(output: LongOutput, answer: ScriptAnswer) -> None:
+def _print_answer(output: LongOutput, found: Why | None, folder: Path | None, hints: tuple[str, ...]) -> None:
     """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
     from profiler.json_document import json_text
     from profiler.report.blocks import Lines, Section
     from profiler.report.terminal import print_sections, screen
     from profiler.why_slow.render import why_document, why_sections
 
-    if answer.why is None:
+    if found is None:
         print(
             "roofscope: the script's own process called and loaded no language model, so there is nothing to"
             " explain; calls in other processes are not seen.",
             file=sys.stderr,
         )
     elif output.format == "json":
-        print(json_text(why_document(answer.why)))
+        print(json_text(why_document(found)))
     else:
-        page = Section("", [Lines([f"next: open {answer.folder}/why.html"] if answer.folder else [])])
+        page = Section("", [Lines([f"next: open {folder}/why.html"] if folder else [])])
         console = screen(plain=output.plain, stream=sys.stderr)
-        print_sections([*why_sections(answer.why), page], console, output.most_lines)
-    for hint in answer.hints:
+        print_sections([*why_sections(found), page], console, output.most_lines)
+    for hint in hints:
         print(hint, file=sys.stderr)
 
 

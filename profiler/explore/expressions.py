@@ -6,7 +6,6 @@ expression, which a page evaluates for any of their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -16,7 +15,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from profiler.facts.step import Step
 
 Tree = int | float | bool | str | list[Any]
-"""An expression as JSON: a number, the name of a symbol, or [operation, argument, ...]."""
+"""An expression as JSON: a number, the name of a symbol, or [operation, argument, ...], as theory.js computes it."""
 
 _UFUNCS = {
     "add": "+",
@@ -39,26 +38,6 @@ _UFUNCS = {
     "invert": "not",
     "logical_not": "not",
 }
-OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "+": lambda a, b: a + b,
-    "-": lambda a, b: a - b,
-    "*": lambda a, b: a * b,
-    "/": lambda a, b: a / b,
-    "//": lambda a, b: a // b,
-    "**": lambda a, b: a**b,
-    "min": min,
-    "max": max,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    "==": lambda a, b: a == b,
-    "or": lambda a, b: a or b,
-    "and": lambda a, b: a and b,
-    "not": lambda a: not a,
-    "where": lambda condition, a, b: a if condition else b,
-}
-"""What each operation of a tree does; the page's script has the same."""
 
 
 class Expression(NDArrayOperatorsMixin):
@@ -87,10 +66,8 @@ class Expression(NDArrayOperatorsMixin):
 
 
 def _apply(operation: str, *arguments: Any) -> Any:
-    """Return an expression, or a number where no argument is an expression or the result does not depend on one."""
+    """Return an expression, or a number where the result depends on no expression."""
     plain = [_plain(argument) for argument in arguments]
-    if not any(isinstance(argument, Expression) for argument in plain):
-        return OPERATIONS[operation](*plain)
     if operation == "*" and any(_is(argument, 0) for argument in plain):
         return 0
     if operation == "-" and _is(plain[1], 0):
@@ -130,13 +107,3 @@ def symbolic_prefill() -> Step:
     step = symbolic_step()
     object.__setattr__(step, "context", step.shared)
     return step
-
-
-def evaluate(tree: Tree, symbols: Mapping[str, float]) -> Any:
-    """Return the value of a tree; `symbols` are numbers by name."""
-    if isinstance(tree, str):
-        return symbols[tree]
-    if isinstance(tree, list):
-        operation, *arguments = tree
-        return OPERATIONS[operation](*(evaluate(argument, symbols) for argument in arguments))
-    return tree

@@ -39,26 +39,19 @@ _FIRST_CALLS_SHARE = 0.25
 _MODULES_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class ScriptAnswer:
-    """A finished script: the answer, or None if no model ran, and the folder with its files, if they were written."""
-
-    why: Why | None
-    folder: Path | None = None
-    hints: tuple[str, ...] = ()
-    """Sentences: why the files could not be written; without an answer, where models may have run."""
-
-
 def why_script(
     script: Path | None,
     module: str,
     arguments: Sequence[str],
     out: Path | None,
     streams: contextlib.AbstractContextManager[object],
-    report: Callable[[ScriptAnswer], object],
+    report: Callable[[Why | None, Path | None, tuple[str, ...]], object],
     budget_s: float | None = None,
 ) -> int:
     """Run a script or a module unmodified within `streams`, call `report` with the answer, and return the exit code.
+
+    `report` gets the answer, or None if no model ran; the folder with its files, or None if none were written; and
+    sentences that say why the files could not be written, or, without an answer, where models may have run.
 
     The answer takes at most about `budget_s` seconds after the script; see `explained`. Raises RequestError if the
     script cannot be read.
@@ -79,7 +72,7 @@ def why_script(
                     write(found, here / folder)
                 except RoofscopeError as error:
                     folder, hints = None, (str(error),)
-            report(ScriptAnswer(found, folder, hints))
+            report(found, folder, hints)
 
         around.enter_context(streams)
         around.enter_context(watched(recorder))
@@ -159,9 +152,8 @@ def explained(
 def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None, start_s: float) -> Why:
     """The answer to a script that called models, which it began to look for at `start_s`."""
     # The script has loaded torch, so this import costs little.
-    from profiler.why_slow.costs import conversion_findings, plan_findings
+    from profiler.why_slow.costs import conversion_findings, placement_findings, plan_findings
     from profiler.why_slow.module_times import fallback_findings, module_times
-    from profiler.why_slow.placement import placement_findings
     from profiler.why_slow.trials import call_groups, once_warm, try_changes
 
     limits = effort.STANDARD

@@ -33,6 +33,8 @@ class KeptArguments:
     _rooms: dict[str, float] = field(default_factory=dict)
     """Bytes that may be kept, by device."""
     _looks: int = 0
+    _short: str = ""
+    """What a look found if little memory was free: from then on no call is recorded."""
 
     def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], device: Any) -> Arguments | None:
         """The arguments without their graph, to be kept; None if there is no room, or one is a cache that calls share.
@@ -74,16 +76,17 @@ class KeptArguments:
         return found
 
     def look_at_memory(self) -> None:
-        """Raises MemoryError if little of the host's memory is free."""
+        """Raises MemoryError if little of the host's memory is free, or was at an earlier look."""
         import torch
 
         self._looks += 1
-        if self._looks % _LOOK_EVERY != 1:
-            return
-        host = torch.device("cpu")
-        free, total = available_bytes(host), total_bytes(host)
-        if free < _SHORT_SHARE * total:
-            raise MemoryError(f"recording stopped when {scaled(free, 'B')} of {scaled(total, 'B')} of memory were left")
+        if not self._short and self._looks % _LOOK_EVERY == 1:
+            host = torch.device("cpu")
+            free, total = available_bytes(host), total_bytes(host)
+            if free < _SHORT_SHARE * total:
+                self._short = f"recording stopped when {scaled(free, 'B')} of {scaled(total, 'B')} of memory were left"
+        if self._short:
+            raise MemoryError(self._short)
 
 
 def _own_tensors(value: Any, deepest: int = _DEEPEST) -> Iterator[Any]:

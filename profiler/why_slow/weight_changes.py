@@ -23,9 +23,11 @@ from profiler.report.changes import paying_batches
 from profiler.units import scaled
 from profiler.why_slow.call_settings import is_spread, pipelined_devices
 from profiler.why_slow.floor import at_roofs_s
-from profiler.why_slow.placement import COPY_SHARE, gathered, has_room_for_all
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
+
+# The trial's copy of a model may take at most this share of the free memory.
+_COPY_SHARE = 0.8
 
 
 def frozen_weights(group: CallGroup) -> Candidate | None:
@@ -58,7 +60,7 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     own = torch.bfloat16 if is_plain(model) else model.dtype
     dtype = own if own.itemsize > 1 else torch.bfloat16
     device = torch.device(call.settings.device)
-    twins = functools.cache(lambda: dense_twins(linears, dtype, COPY_SHARE * available_bytes(device)))
+    twins = functools.cache(lambda: dense_twins(linears, dtype, _COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
     def explain(until_s: float) -> str:
@@ -91,8 +93,36 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "offload", f"weights are spread over {places}{f': {turns}' if turns else ', and cross a link at every step'}",
         f'device_map={{"": "{model.device}"}}: there is room for all of them',
-        _on_copy(group, lambda: gathered(model)), where=group.loaded_at,
+        _on_copy(group, lambda: _gathered(model)), where=group.loaded_at,
     )  # fmt: skip
+
+
+def has_room_for_all(model: Any) -> bool:
+    """Whether a copy of all weights fits next to the model on the device that computes, so that a trial can run it."""
+    return weight_bytes_of(model) <= _COPY_SHARE * available_bytes(model.device)
+
+
+def weight_bytes_of(model: Any) -> int:
+    """Bytes of all parameters of a model, wherever they are."""
+    return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+
+
+def _gathered(model: Any) -> Any:
+    """A copy with all weights on the device that computes, without accelerate's hooks."""
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import set_module_tensor_to_device
+
+    device, whole = model.device, copy.deepcopy(model)
+    for module in whole.modules():
+        hooks = getattr(module, "_hf_hook", None)
+        for hook in getattr(hooks, "hooks", (hooks,)):
+            offloaded = getattr(hook, "weights_map", None) or {}
+            for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+                if tensor.is_meta:
+                    set_module_tensor_to_device(module, name, device, value=offloaded[name])
+    remove_hook_from_module(whole, recurse=True)
+    whole.__dict__.pop("hf_device_map", None)
+    return whole.to(device)
 
 
 _WIDE = ("float32", "float64")
@@ -110,7 +140,7 @@ def other_dtype(group: CallGroup) -> Candidate | None:
 
     def converted() -> Any:
         needs = sum(parameter.numel() for parameter in model.parameters()) * faster.itemsize
-        if needs > (room_bytes := COPY_SHARE * available_bytes(device)):
+        if needs > (room_bytes := _COPY_SHARE * available_bytes(device)):
             raise RequestError(
                 f"its copy in {name} needs {scaled(needs, 'B')}, and there is room for {scaled(room_bytes, 'B')}"
             )

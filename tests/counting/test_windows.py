@@ -12,7 +12,6 @@ from transformers import AutoConfig
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.walk import walk
-from profiler.explore.expressions import evaluate, symbolic_step, tree_of
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.meta_model import from_config
 
@@ -53,8 +52,6 @@ def test_the_chunks_of_llama_4() -> None:
     assert [int(chunked.pairs(Step(1, *step))) for step in steps] == expected
     query, context = np.array(steps).T
     assert chunked.pairs(Step(1, query, context)).tolist() == expected
-    tree = tree_of(chunked.pairs(symbolic_step()))
-    assert [evaluate(tree, {"query": int(q), "context": int(c)}) for q, c in steps] == expected
     decode, path = Step(2, 1, 12288), ExecutionPath()
     found, sliding = (each.each(decode, path) for each in (chunked, core))
     assert found.kv_read_bytes == 2 * 4096 * token_bytes

@@ -41,7 +41,12 @@ KINDS = {
     "weights that are published packed": ("gpt-oss-20b", "none"),
 }
 
-SMALL = {"a state": "mamba2", "states and full attention": "qwen3_next", "compressed keys": "deepseek_v4"}
+SMALL = {
+    "a state": "mamba2",
+    "states and full attention": "qwen3_next",
+    "compressed keys": "deepseek_v4",
+    "attention in chunks": "llama4_text",
+}
 """Kinds without a preset, by the type of a small model."""
 
 

@@ -19,7 +19,6 @@ from profiler.checks.installation import CheckResult, run_check
 from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.packages import MISSING
-from profiler.why_slow.command import ScriptAnswer
 from profiler.why_slow.findings import CallFloor, Why, judge_calls, new_finding, tried_change
 from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations
 
@@ -36,9 +35,9 @@ def made_answers() -> Iterator[None]:
 
 def _why_script(
     _script: Path | None, _module: str, _arguments: Sequence[str], _out: Path | None, _streams: object,
-    report: Callable[[ScriptAnswer], object], _budget_s: float | None,
+    report: Callable[[Why, Path, tuple[str, ...]], object], _budget_s: float | None,
 ) -> int:  # fmt: skip
-    report(ScriptAnswer(why_answer(), Path("runs/why-chat")))
+    report(why_answer(), Path("runs/why-chat"), ())
     return 0
 
 

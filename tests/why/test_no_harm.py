@@ -172,13 +172,15 @@ def test_what_is_shared_or_large_is_not_kept(
 
 
 def test_recording_stops_with_a_line_if_memory_runs_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script goes on, and the answer says when recording stopped."""
+    """The script goes on, none of its later calls is recorded, and the answer says when recording stopped."""
     with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
     monkeypatch.setattr(kept_arguments, "available_bytes", lambda _: 1e8)
     monkeypatch.setattr(kept_arguments, "total_bytes", lambda _: 1e10)
     model = tiny_llama()
     with profiler.why() as watching, torch.no_grad():
-        assert model(IDS).logits.shape == (1, 8, 64)
+        assert all(model(IDS).logits.shape == (1, 8, 64) for _ in range(3))
+    assert watching.found.seen.calls == ()
+    assert "recording failed 3 times" in watching.answer
     assert "recording stopped when 100 MB of 10.0 GB of memory were left" in watching.answer
 
 

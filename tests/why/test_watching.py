@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from transformers import PreTrainedModel
 
 import profiler
 from profiler.errors import RequestError
-from profiler.why_slow.command import ScriptAnswer, explained, why_script
+from profiler.why_slow.command import explained, why_script
 from profiler.why_slow.findings import CallFloor, TriedChange, judge_calls, tried_change
 from profiler.why_slow.observations import CallSettings, Observations
 from profiler.why_slow.recorder import Recorder
@@ -102,12 +103,12 @@ def test_the_answer_and_the_exit_code_survive_a_folder_that_cannot_be_written(
         "import os, sys, torch\nfrom planted_faults import tiny_llama\nos.chdir('away')\n"
         "tiny_llama()(torch.ones(1, 8, dtype=torch.long))\nsys.exit(3)\n"
     )
-    answers: list[ScriptAnswer] = []
-    assert why_script(script, "", [], Path("why"), contextlib.nullcontext(), answers.append, budget_s=0.0) == 3
-    [answer] = answers
-    assert len(answer.why.seen.calls) == 1
-    assert (answer.folder, (tmp_path / "why" / "why.json").exists()) == (Path("why") if writable else None, writable)
-    assert [f"{tmp_path / 'why'} cannot be written" in line for line in answer.hints] == [True] * (not writable)
+    report = mock.Mock()
+    assert why_script(script, "", [], Path("why"), contextlib.nullcontext(), report, budget_s=0.0) == 3
+    [(found, folder, hints)] = [call.args for call in report.mock_calls]
+    assert len(found.seen.calls) == 1
+    assert (folder, (tmp_path / "why" / "why.json").exists()) == (Path("why") if writable else None, writable)
+    assert [f"{tmp_path / 'why'} cannot be written" in line for line in hints] == [True] * (not writable)
 
 
 @pytest.mark.slow
