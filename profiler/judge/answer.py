@@ -12,7 +12,7 @@ from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import how_to
-from profiler.judge.levers import WORTH, Setting, best_lever, levers, next_tried
+from profiler.judge.levers import Setting, best_lever, levers, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, several, significant
@@ -36,7 +36,8 @@ def answer(
     """Summarise a run in a few sentences, the most useful first; empty if nothing was measured.
 
     They describe the first engine. Further engines are compared with it: the best change may be one, and each other one
-    has a sentence. `busy` are sentences about a busy machine: they come first, and then no saving is named.
+    has a sentence. Another GPU is never the best change. `busy` are sentences about a busy machine: they come first,
+    and then no saving is named.
     """
     sentences, setting = list(busy) if cells else [], replace(setting, cards=())
     engine = cells[0].key.cell.engine if cells else ""
@@ -56,7 +57,7 @@ def answer(
     if busy:
         return sentences
     if decodes:
-        lever = _worthwhile(decodes[0], setting)
+        lever = best_lever(decodes[0], setting)
         others = [item for item in differences if lever is None or engine_change(item) != lever.change]
         sentences += [
             *_change_sentences(decodes, lever, setting),
@@ -65,14 +66,8 @@ def answer(
             *_engine_sentences(decodes[0], others),
         ]
     elif prefills:
-        sentences += _change_sentences(prefills, _worthwhile(prefills[0], setting), setting)
+        sentences += _change_sentences(prefills, best_lever(prefills[0], setting), setting)
     return sentences
-
-
-def _worthwhile(cell: JudgedCell, setting: Setting) -> Lever | None:
-    """The best change of a cell, if it saves enough to be advised."""
-    lever = best_lever(cell, setting)
-    return lever if lever is not None and lever.saves_s >= WORTH * cell.split.latency_s else None
 
 
 def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None, setting: Setting) -> list[str]:
