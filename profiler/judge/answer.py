@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from profiler.facts.measurements import WITHOUT_CUDNN
 from profiler.facts.operators import COLLECTIVE
-from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
+from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import how_to
@@ -220,7 +220,7 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     if Flag.ABOVE_ROOF in best.verdict.flags:
         return (
             f"Prefill at batch {best.key.cell.name} is faster than a measured roof allows"
-            f" ({significant(best.tokens_per_s)} tokens/s): the roof or the count is too low."
+            f" ({significant(best.tokens_per_s)} tokens/s): {WHY_TOO_FAST}."
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
@@ -258,8 +258,7 @@ def _change_sentences(cells: Sequence[JudgedCell], lever: Lever | None, setting:
         return [f"What to change: {batch}."]
     if Flag.ABOVE_ROOF in first.verdict.flags:
         return [
-            "No advice: the step is faster than a measured roof allows, so the roof or the count is too low. Measure"
-            " again with --fresh."
+            f"No advice: the step is faster than a measured roof allows, so {WHY_TOO_FAST}. Measure again with --fresh."
         ]
     return [_no_change(first.split)]
 
