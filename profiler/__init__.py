@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from profiler._version import __version__
-
 if TYPE_CHECKING:
     from profiler.comparison.command import compare
     from profiler.report.plots import draw
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from profiler.store.folder import Run, read_run
     from profiler.why_slow.command import why
 
+__version__ = "0.4.0"
 __all__ = ["Run", "__version__", "compare", "draw", "profile", "read_run", "why"]
 
 _HOMES = {

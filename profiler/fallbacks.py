@@ -28,9 +28,9 @@ class Fallback:
     """What to do where no package is missing."""
 
 
-# Words of a warning, and the package that is missing: transformers 5, transformers 4 (three), auto-gptq (two),
-# bitsandbytes on a CPU, transformers 5, vLLM 0.7. Sources: integrations/hub_kernels.py of transformers 5.23,
-# models/mamba/modeling_mamba.py and models/qwen3_next/modeling_qwen3_next.py of transformers 4.57,
+# Words of a warning, and the package that is missing: transformers 5.23, 5.10 (three), auto-gptq (two),
+# bitsandbytes on a CPU, transformers 5.23, vLLM 0.7. Sources: integrations/hub_kernels.py of transformers 5.23,
+# models/mamba/modeling_mamba.py and models/qwen3_next/modeling_qwen3_next.py of transformers 5.10,
 # nn_modules/qlinear/qlinear_cuda.py and modeling/_base.py of AutoGPTQ, backends/cpu/ops.py of bitsandbytes 0.50,
 # quantizers/quantizer_mxfp4.py of transformers 5.23, v1/sample/ops/topk_topp_sampler.py of vLLM.
 _PACKAGES = (

@@ -6,7 +6,6 @@ import math
 import re
 from typing import Any
 
-_NOT_PLAIN = re.compile(r"[^\n -\[\]-~]")
 _UNIT = re.compile(r"(?<=\d) (?=(?:%|[kMGTPmnuµ]?(?:B|s|FLOPs?|tok|tokens?)(?:/\w+)?|[kMGTP])(?![\w]))")
 _UTC = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d):\d\d(?:\.\d+)?(?:\+00:00|Z)")
 _ROUNDS_UP = 0.9995
@@ -107,11 +106,6 @@ def visible(text: str) -> str:
         sign if sign.isprintable() else " " if sign.isspace() else sign.encode("unicode_escape").decode()
         for sign in text
     )
-
-
-def plain(text: str) -> bool:
-    """Return whether a whole file is printable ASCII without escapes, where `visible_in` would change nothing."""
-    return _NOT_PLAIN.search(text) is None
 
 
 def visible_in(content: Any) -> Any:

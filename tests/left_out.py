@@ -102,7 +102,8 @@ def main() -> None:
     tables: dict[type[Any], Sequence[Any]] = {Coverage: coverages_again(), Efficiency: fitted()}
     for kind, file_name in ((Coverage, "published_coverage.csv"), (Efficiency, "published_efficiency.csv")):
         with (FOLDER / file_name).open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(kind)], lineterminator="\n")
+            columns = sorted((field.name for field in fields(kind)), key=lambda name: name not in ("kind", "family"))
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(asdict(row) for row in tables[kind])
 

@@ -143,9 +143,13 @@ def attained_by(
 ) -> Efficiency:
     """The efficiency of an engine kind with a format family, from `points` and their deviations `left_out`."""
     step_kinds: tuple[StepKind, ...] = ("prefill", "one sequence", "several sequences")
-    ends = [end for step_kind in step_kinds for end in _spread(left_out, family, step_kind)]
+    ends = {
+        f"{step_kind.replace(' ', '_')}_{side}": end
+        for step_kind in step_kinds
+        for side, end in zip(("low", "high"), _spread(left_out, family, step_kind), strict=True)
+    }
     shares = shares_of(points, kind, family, dense_shares(points, kind))
-    return Efficiency(kind, family, shares.memory, shares.compute, shares.layer_s, shares.layer_cycles, *ends)
+    return Efficiency(**vars(shares), kind=kind, family=family, **ends)
 
 
 def fitted() -> list[Efficiency]:

@@ -14,7 +14,6 @@ PACKAGE = Path(__file__).parents[1] / "profiler"
 
 WORDS = {
     "effort", "errors", "options", "patching", "units", "stats", "packages", "fallbacks", "user_cache", "json_document",
-    "_version",
 }  # fmt: skip
 """Modules at the root, which every package may import."""
 CORE = (

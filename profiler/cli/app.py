@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from profiler._version import __version__
+from profiler import __version__
 from profiler.cli import compare, count, forecast, inspect, report, run, why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.run import started_by_torchrun

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from profiler import effort
-from profiler._version import __version__
+from profiler import __version__, effort
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear
 from profiler.counting.walk import called_modules, walk

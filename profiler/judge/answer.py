@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from profiler.facts.measurements import WITHOUT_CUDNN
 from profiler.facts.operators import COLLECTIVE
-from profiler.judge.breakdown import TERM_NAMES, TERMS, TimeBreakdown
+from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import how_to
-from profiler.judge.levers import WORTH, Setting, best_lever, levers, next_tried
+from profiler.judge.levers import Setting, best_lever, levers, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, several, significant
@@ -36,7 +36,8 @@ def answer(
     """Summarise a run in a few sentences, the most useful first; empty if nothing was measured.
 
     They describe the first engine. Further engines are compared with it: the best change may be one, and each other one
-    has a sentence. `busy` are sentences about a busy machine: they come first, and then no saving is named.
+    has a sentence. Another GPU is never the best change. `busy` are sentences about a busy machine: they come first,
+    and then no saving is named.
     """
     sentences, setting = list(busy) if cells else [], replace(setting, cards=())
     engine = cells[0].key.cell.engine if cells else ""
@@ -56,7 +57,7 @@ def answer(
     if busy:
         return sentences
     if decodes:
-        lever = _worthwhile(decodes[0], setting)
+        lever = best_lever(decodes[0], setting)
         others = [item for item in differences if lever is None or engine_change(item) != lever.change]
         sentences += [
             *_change_sentences(decodes, lever, setting),
@@ -65,14 +66,8 @@ def answer(
             *_engine_sentences(decodes[0], others),
         ]
     elif prefills:
-        sentences += _change_sentences(prefills, _worthwhile(prefills[0], setting), setting)
+        sentences += _change_sentences(prefills, best_lever(prefills[0], setting), setting)
     return sentences
-
-
-def _worthwhile(cell: JudgedCell, setting: Setting) -> Lever | None:
-    """The best change of a cell, if it saves enough to be advised."""
-    lever = best_lever(cell, setting)
-    return lever if lever is not None and lever.saves_s >= WORTH * cell.split.latency_s else None
 
 
 def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None, setting: Setting) -> list[str]:
@@ -225,7 +220,7 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     if Flag.ABOVE_ROOF in best.verdict.flags:
         return (
             f"Prefill at batch {best.key.cell.name} is faster than a measured roof allows"
-            f" ({significant(best.tokens_per_s)} tokens/s): the roof or the count is too low."
+            f" ({significant(best.tokens_per_s)} tokens/s): {WHY_TOO_FAST}."
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
@@ -263,8 +258,7 @@ def _change_sentences(cells: Sequence[JudgedCell], lever: Lever | None, setting:
         return [f"What to change: {batch}."]
     if Flag.ABOVE_ROOF in first.verdict.flags:
         return [
-            "No advice: the step is faster than a measured roof allows, so the roof or the count is too low. Measure"
-            " again with --fresh."
+            f"No advice: the step is faster than a measured roof allows, so {WHY_TOO_FAST}. Measure again with --fresh."
         ]
     return [_no_change(first.split)]
 

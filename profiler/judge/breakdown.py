@@ -214,6 +214,9 @@ class Term:
         return self.name.removesuffix(" below the roof")
 
 
+WHY_TOO_FAST = "a roof is too low or a count too high"
+"""Why a step takes less than its bytes and FLOPs at the roofs, so that a negative part is left unexplained."""
+
 TERMS = {
     "weights_s": Term(
         "weights", "weights need", "#0072B2", "", "blue", "blue",
@@ -261,7 +264,7 @@ TERMS = {
     ),
     "unexplained_s": Term(
         "unexplained", "unexplained is", "#999999", "xx", "grey", "bright_black",
-        "the measured time less all terms of the breakdown; negative if a roof or a count is too low.",
+        f"the measured time less all terms of the breakdown; negative if {WHY_TOO_FAST}.",
     ),
 }  # fmt: skip
 """The terms that add up to a measured step, by their columns of cells.csv."""

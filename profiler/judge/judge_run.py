@@ -18,15 +18,16 @@ from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, vis
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
-from profiler.judge.cell_rows import timed_row, with_ragged, with_visits
 from profiler.judge.cells import (
     CellEvidence,
     CellResult,
     EngineDifference,
     JudgedCell,
     columns_of,
+    timed_row,
     trial_results,
     with_nearby_trials,
+    with_visits,
 )
 from profiler.judge.demand import (
     as_served,
@@ -47,7 +48,7 @@ from profiler.judge.engine_differences import (
 from profiler.judge.levers import Setting, floors_on, levers
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
-from profiler.judge.padding import RaggedStep, ragged_step
+from profiler.judge.padding import RaggedStep, ragged_step, with_ragged
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.quant.registry import FORMATS

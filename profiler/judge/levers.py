@@ -178,23 +178,17 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
 def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
     """Return the change to advise for a cell: the run one that saves most, or else the one of the highest middle.
 
-    A change that was run, tried or as an engine, is advised only if it saves a twentieth of the step, and another GPU
-    only if nothing else does. An 8-bit KV cache that was not tried is not advised: bytes promise a saving there, and
-    the measurements that its reason cites found a loss.
+    A change is advised only if it saves a twentieth of the step. An 8-bit KV cache that was not tried is not advised:
+    bytes promise a saving there, and the measurements that its reason cites found a loss.
     """
-    ranked = [item for item in levers(cell, setting) if item.basis != "computed" or item.change != EIGHT_BIT_CACHE]
-    least_s = WORTH * cell.split.latency_s
-    run = [item for item in ranked if item.basis != "computed" and item.saves_s >= least_s]
-    others = sorted(ranked, key=lambda item: (item.saves_s < least_s, _is_another_gpu(item), -item.middle_s))
-    return next(iter([*run, *others]), None)
-
-
-def _is_another_gpu(lever: Lever) -> bool:
-    return lever.change.startswith(_ANOTHER_GPU)
+    worth = [item for item in levers(cell, setting) if item.saves_s >= WORTH * cell.split.latency_s]
+    run = [item for item in worth if item.basis != "computed"]
+    computed = [item for item in worth if item.basis == "computed" and item.change != EIGHT_BIT_CACHE]
+    return next(iter([*run, *sorted(computed, key=lambda item: -item.middle_s)]), None)
 
 
 def _rank(lever: Lever) -> tuple[bool, bool, float]:
-    return lever.saves_s < 0, _is_another_gpu(lever), -lever.saves_s
+    return lever.saves_s < 0, lever.change.startswith(_ANOTHER_GPU), -lever.saves_s
 
 
 def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:

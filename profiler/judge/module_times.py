@@ -5,12 +5,11 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass
 
-from profiler.counting.floor import floor_s
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import KeyedRecord, columns_of
-from profiler.judge.demand import dispatch_at
+from profiler.judge.demand import dispatch_at, step_demand
 
 _DISTURBED_GPU = 1.1
 """Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""
@@ -40,7 +39,7 @@ def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
 
     Times include the overhead of the hooks, which is the difference between `step_s` and the cell's own time.
     """
-    key = hooked.key
+    key, memory = hooked.key, facts.ceilings.memory_bytes_per_s
     times = {group: statistics.median(seconds) for group, seconds in hooked.groups.items()}
     step_s = sum(times.values())
     rows = []
@@ -54,7 +53,7 @@ def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
                 share=seconds / step_s,
                 flops=float(sum(item.flops for item in operators)),
                 bytes=float(sum(item.model_bytes for item in operators)),
-                roof_s=sum(_roof_s(facts, item.flops, item.model_bytes, item.dtype) for item in operators),
+                roof_s=sum(step_demand(facts, item, None).roof_s(memory) for item in operators),
                 step_s=step_s,
             )
         )
@@ -74,17 +73,14 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
     disturbed = _DISTURBED_GPU if facts.device.overlaps_dispatch else _DISTURBED_CPU
     if times[0].step_s > disturbed * plain_s:
         return {}
-    replays = facts.replays.get(key, {})
+    replays, memory = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s
     explained: dict[str, float] = {}
     calls: dict[str, int] = {}
     for item in facts.operators[key]:
         group = BETWEEN_MODULES if item.group in _UNHOOKED else item.group
-        if item.operator in replays:
-            own_s = replays[item.operator].whole.times(item.count).median_s
-        else:
-            traffic = float(item.activation_bytes + sum(item.avoidable_bytes.values()))
-            own_s = _roof_s(facts, item.flops, item.model_bytes, item.dtype)
-            own_s += traffic / facts.ceilings.memory_bytes_per_s
+        own_s = step_demand(facts, item, replays.get(item.operator)).alone_s(memory)
+        if item.operator not in replays:
+            own_s += float(item.activation_bytes + sum(item.avoidable_bytes.values())) / memory
         explained[group] = explained.get(group, 0.0) + own_s
         calls[group] = calls.get(group, 0) + item.count
     dispatch = dispatch_at(facts, key)
@@ -96,9 +92,3 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
         for item in times
     }
     return dict(sorted(excess.items(), key=lambda item: -item[1]))
-
-
-def _roof_s(facts: Facts, flops: float, nbytes: float, dtype: str) -> float:
-    return floor_s(
-        float(flops), float(nbytes), facts.ceilings.compute_flops_per_s(dtype), facts.ceilings.memory_bytes_per_s
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,7 @@ from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding_share, positions, waiting
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import KeyedRecord, Lever, columns_of
+from profiler.judge.cells import CellResult, KeyedRecord, Lever, columns_of, or_nan
 from profiler.judge.difference import is_claim
 from profiler.stats import Estimate, VisitSpread, median_difference, timing_of
 
@@ -77,6 +78,14 @@ def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitS
             else (*_less_to_read(facts, key, parts), *(refilled if waits else ()))
         ),
     )
+
+
+def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
+    """The row with the costs of unequal prompts; unchanged if they are equal."""
+    if ragged is None:
+        return row
+    waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
+    return replace(row, padding=ragged.padding, mask_s=or_nan(ragged.mask_s), waiting_s=waiting_s)
 
 
 def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:

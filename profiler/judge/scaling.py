@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 import numpy as np
@@ -29,22 +30,6 @@ _LEAST_DIFFERENCE = 0.25
 _KNEE_SLOPE = 0.5
 # Rates that differ by less than this share are equal.
 _AS_GOOD = 0.01
-
-
-@dataclass(frozen=True)
-class ScalingPoint:
-    """One measured size (batch, context or prompt) with its counted work."""
-
-    size: int
-    time_s: float
-    low_s: float
-    high_s: float
-    flops: float
-    bytes: float
-    tokens_per_s: float
-    executed_bytes: float = 0.0
-    """Bytes that the library's code moves, which determine its measured time; 0 if unknown."""
-    visits: int = CLAIM_VISITS
 
 
 @dataclass(frozen=True)
@@ -91,37 +76,38 @@ class Scaling:
     """Sizes that may have more tokens/s than the best one, given the machine's drift between the visits of both."""
 
 
-def scaling(points: Sequence[ScalingPoint], drift: float = 0.0) -> Scaling:
+def scaling(cells: Sequence[CellResult], axis: Axis, drift: float = 0.0) -> Scaling:
     """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
 
-    `drift` is the machine's drift over the run, as a share. Differences between sizes are no more certain than that,
-    unless the sizes were visited in turn.
+    `cells` are measured, one per size along `axis`. `drift` is the machine's drift over the run, as a share.
+    Differences between sizes are no more certain than that, unless the sizes were visited in turn.
     """
-    ordered = sorted(points, key=lambda point: point.size)
+    size = attrgetter(SIZE_OF[axis])
+    ordered = sorted(cells, key=size)
     if len(ordered) < 2:
         raise ValueError("a slope needs two sizes or more")
-    doublings = tuple(_doubling(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
+    doublings = tuple(_doubling(smaller, larger, axis, drift) for smaller, larger in itertools.pairwise(ordered))
     knee, between = _knee(doublings)
-    best = ordered[best_of([point.tokens_per_s for point in ordered])]
+    best = ordered[best_of([cell.tokens_per_s for cell in ordered])]
     return Scaling(
         doublings=doublings,
-        best=best.size,
-        largest=ordered[-1].size,
+        best=size(best),
+        largest=size(ordered[-1]),
         knee_measured=knee,
         knee_between=between,
         drift=max(_mutual_drift(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered)),
         rivals=tuple(
-            point.size
-            for point in ordered
-            if point is not best
-            and point.tokens_per_s * (1 + _mutual_drift(point, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
+            size(cell)
+            for cell in ordered
+            if cell is not best
+            and cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
         ),
     )
 
 
-def _mutual_drift(one: ScalingPoint, other: ScalingPoint, drift: float) -> float:
+def _mutual_drift(one: CellResult, other: CellResult, drift: float) -> float:
     """The drift between the visits of two sizes; 0 if both were visited in the same number of shuffled rounds."""
-    return 0.0 if one.visits == other.visits >= CLAIM_VISITS else drift
+    return 0.0 if (one.visits or 1) == (other.visits or 1) >= CLAIM_VISITS else drift
 
 
 def best_of(tokens_per_s: Sequence[float]) -> int:
@@ -182,21 +168,22 @@ def _read_by(size: int, sizes: NDArray[np.float64], nbytes: NDArray[np.float64])
     return float(few * read_share(n, size) / read_share(n, low))
 
 
-def _doubling(smaller: ScalingPoint, larger: ScalingPoint, drift: float) -> Doubling:
-    step = math.log(larger.size / smaller.size)
+def _doubling(smaller: CellResult, larger: CellResult, axis: Axis, drift: float) -> Doubling:
+    small, large = (getattr(cell, SIZE_OF[axis]) for cell in (smaller, larger))
+    step = math.log(large / small)
     drift_slope = math.log1p(_mutual_drift(smaller, larger, drift)) / step
 
     def slope(before: float, after: float) -> float:
         return math.log(after / before) / step
 
-    low = slope(smaller.high_s, larger.low_s) - drift_slope
-    high = slope(smaller.low_s, larger.high_s) + drift_slope
-    by_bytes = slope(smaller.executed_bytes or smaller.bytes, larger.executed_bytes or larger.bytes)
-    by_flops = slope(smaller.flops, larger.flops)
+    low = slope(smaller.latency_high_s, larger.latency_low_s) - drift_slope
+    high = slope(smaller.latency_low_s, larger.latency_high_s) + drift_slope
+    by_bytes = slope(smaller.executed_bytes, larger.executed_bytes)
+    by_flops = slope(smaller.model_flops, larger.model_flops)
     return Doubling(
-        smaller=smaller.size,
-        larger=larger.size,
-        slope=slope(smaller.time_s, larger.time_s),
+        smaller=small,
+        larger=large,
+        slope=slope(smaller.latency_s, larger.latency_s),
         low=low,
         high=high,
         bytes_slope=by_bytes,
@@ -337,7 +324,7 @@ def doubling_tests(
     tests = []
     for (axis, values), group in groups.items():
         if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
-            result = scaling([_point(cell, SIZE_OF[axis]) for cell in group], drift)
+            result = scaling(group, axis, drift)
             by_size = {getattr(cell, SIZE_OF[axis]): operators[cell.key] for cell in group}
             predicted = None if axis == "context" else compute_bound_by_counts(by_size, ceilings)
             tests.append(
@@ -351,17 +338,3 @@ def doubling_tests(
                 )
             )
     return sorted(tests, key=lambda test: list(_FIXED).index(test.axis))
-
-
-def _point(cell: CellResult, column: str) -> ScalingPoint:
-    return ScalingPoint(
-        size=getattr(cell, column),
-        time_s=cell.latency_s,
-        low_s=cell.latency_low_s,
-        high_s=cell.latency_high_s,
-        flops=float(cell.model_flops),
-        bytes=float(cell.model_bytes),
-        tokens_per_s=cell.tokens_per_s,
-        executed_bytes=float(cell.executed_bytes),
-        visits=cell.visits or 1,
-    )

@@ -12,7 +12,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell
-from profiler.judge.breakdown import exceeds_step
+from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
 from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
 from profiler.judge.device_health import rank_steps, straggler
@@ -111,8 +111,8 @@ def _flagged(judged: Sequence[JudgedCell]) -> Iterator[str]:
         )
     if above := [cell for cell in judged if Flag.ABOVE_ROOF in cell.verdict.flags]:
         yield (
-            f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}): a roof"
-            " or a count is too low there, so their labels have a low confidence."
+            f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}):"
+            f" {WHY_TOO_FAST} there, so their labels have a low confidence."
         )
 
 

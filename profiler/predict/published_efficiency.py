@@ -93,8 +93,8 @@ class Range:
     """bool[n]: whether the typical time is the host's dispatch."""
 
 
-@dataclass(frozen=True)
-class Efficiency:
+@dataclass(frozen=True, kw_only=True)
+class Efficiency(Shares):
     """The efficiency of an engine kind with a format family, and how far published figures deviate from it.
 
     A low and a high are factors of the typical time. Decoding one sequence streams weights, and published figures agree
@@ -103,11 +103,6 @@ class Efficiency:
 
     kind: EngineKind
     family: str
-    memory: float
-    compute: float
-    layer_s: float
-    layer_cycles: float
-    """The fields of `Shares`."""
     prefill_low: float
     prefill_high: float
     one_sequence_low: float
@@ -115,26 +110,22 @@ class Efficiency:
     several_sequences_low: float
     several_sequences_high: float
 
-    @property
-    def shares(self) -> Shares:
-        return Shares(self.memory, self.compute, self.layer_s, self.layer_cycles)
-
     def range_s(self, work: CardSteps, phase: Phase) -> Range:
         """The range of each step of a phase, at least the datasheet's lower bound.
 
         Published decode steps are bound by streaming weights. A decode step of so large a batch that arithmetic binds
         it gets the wider of the ranges of decode and prefill.
         """
-        typical, floor = self.shares.step_s(work), work.floor_s()
+        typical, floor = self.step_s(work), work.floor_s()
         low, high = np.full(len(typical), self.prefill_low), np.full(len(typical), self.prefill_high)
         if phase == "decode":
             low = np.where(work.batch == 1, self.one_sequence_low, self.several_sequences_low)
             high = np.where(work.batch == 1, self.one_sequence_high, self.several_sequences_high)
-            arithmetic = self.shares.compute_bound(work)
+            arithmetic = self.compute_bound(work)
             low = np.where(arithmetic, np.minimum(low, self.prefill_low), low)
             high = np.where(arithmetic, np.maximum(high, self.prefill_high), high)
         at_least = np.maximum(floor, typical)
-        is_host = self.shares.host_s(work) > self.shares.device_s(work)
+        is_host = self.host_s(work) > self.device_s(work)
         return Range(np.maximum(floor, low * typical), at_least, high * at_least, is_host)
 
 

@@ -17,28 +17,13 @@ from profiler.facts.roofs import (
     Roof,
     WeightReadRoof,
 )
-from profiler.json_document import Document
+from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
 from profiler.report.blocks import TextTable, text_table
 from profiler.units import duration, percent, scaled, significant
 
-_SHOWN = frozenset(
-    {
-        "memory_bytes",
-        "bandwidth_bytes_per_s",
-        "tdp_w",
-        "peak_fp64_flops_per_s",
-        "peak_fp32_flops_per_s",
-        "peak_tf32_flops_per_s",
-        "peak_fp16_flops_per_s",
-        "peak_bf16_flops_per_s",
-        "peak_fp8_flops_per_s",
-        "peak_fp4_flops_per_s",
-        "peak_int8_ops_per_s",
-        "source",
-    }
-)
-"""Fields of a datasheet whose uncertainty `gpus_table` marks: the printed figures and their source."""
+_SHOWN = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "peak_", "source")
+"""How the fields begin whose uncertainty `gpus_table` marks: the printed figures of a datasheet and their source."""
 
 
 _DTYPES = {
@@ -101,7 +86,7 @@ def gpus_table(gpus: Sequence[Datasheet]) -> TextTable:
         peaks = {name: gpu.peak_flops_per_s(dtype) for name, dtype in _DTYPES.items() if name != "bf16"}
         rows.append(
             [
-                gpu.gpu + (" ?" if _SHOWN.intersection(gpu.uncertain) else ""),
+                gpu.gpu + (" ?" if any(name.startswith(_SHOWN) for name in gpu.uncertain) else ""),
                 f"{gpu.memory_bytes / 2**30:.0f}",
                 f"{gpu.bandwidth_bytes_per_s / 1e9:.0f}",
                 *(_shown(_in_tera(peak)) for peak in (peaks | {"fp16": best16}).values()),
@@ -267,21 +252,12 @@ class LinkDocument(Document):
 
 
 def link_document(link: Link) -> LinkDocument:
-    """Return the document of a measured link. Raises ValueError for a link without points."""
-    if not link.points:
-        raise ValueError(f"{link.name} has no measured messages")
+    """Return the document of a measured link, which has points."""
     ranks = link.points[0].ranks
     points = [
-        MessageEntry(
-            point.nbytes,
-            point.seconds,
-            point.alg_bytes_per_s,
-            point.bus_bytes_per_s,
-            link.seconds("all_reduce", point.nbytes, ranks),
-        )
-        for point in link.points
+        view(MessageEntry, point, fitted_s=link.seconds("all_reduce", point.nbytes, ranks)) for point in link.points
     ]
-    return LinkDocument(link.name, ranks, link.alpha_s, link.bus_bytes_per_s, link.half_bytes(ranks), points)
+    return view(LinkDocument, link, ranks=ranks, half_bytes=link.half_bytes(ranks), points=points)
 
 
 def link_table(document: LinkDocument) -> TextTable:

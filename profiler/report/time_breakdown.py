@@ -42,7 +42,7 @@ class Segment:
 
     term: str
     share: float
-    """Negative where a roof or a count is too low."""
+    """Negative where a roof is too low or a count too high."""
     start: float
     """The left end of the segment; negative terms extend to the left of zero."""
 

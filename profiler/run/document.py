@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from profiler._version import __version__
+from profiler import __version__
 from profiler.device.clock import instrument_s
 from profiler.device.device import software
 from profiler.facts.dispatch import DispatchSamples, dispatch_of, dispatch_seconds

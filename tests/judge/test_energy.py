@@ -9,7 +9,7 @@ import pytest
 
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
-from profiler.judge.cell_rows import joules_a_token
+from profiler.judge.cells import joules_a_token
 
 WATTS = 400.0
 CELL = Cell(1, 64, 9)

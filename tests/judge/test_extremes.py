@@ -122,8 +122,8 @@ def test_roofs_that_agree_change_nothing() -> None:
 def test_a_cache_does_not_excuse_a_roof_measured_too_low(rates: tuple[float, ...], hidden: bool) -> None:
     """A step reads 1 GB at 1.6 times the memory roof, perhaps from a cache that ends between 0.5 and 1 GiB.
 
-    In the other cases a warning says that a roof or a count is too low. There, the curve beyond is twice as fast as
-    the roof, no size is faster, or only the end of the curve is slower.
+    In the other cases a warning says that a roof is too low or a count too high. There, the curve beyond is twice as
+    fast as the roof, no size is faster, or only the end of the curve is slower.
     """
     curve = tuple(CurvePoint(1 << power, share * W) for power, share in enumerate(rates, 29))
     base = facts(decode_s=GB / (1.6 * W), prefill_s=120e-3)
@@ -131,7 +131,7 @@ def test_a_cache_does_not_excuse_a_roof_measured_too_low(rates: tuple[float, ...
     assert {Flag.CACHE_RESIDENT, Flag.ABOVE_ROOF} & flags(found) == {Flag.CACHE_RESIDENT if hidden else Flag.ABOVE_ROOF}
     if not hidden:
         assert verdict(found, DECODE)[1] == "low"
-        assert any("a roof or a count is too low" in warning for warning in warnings)
+        assert any("a roof is too low or a count too high" in warning for warning in warnings)
 
 
 def test_a_machine_that_slowed_is_judged_under_both_its_roofs() -> None:

@@ -11,6 +11,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.facts.measurements import COMPILED, GRAPHED
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
+from profiler.judge.answer import answer
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult, with_nearby_trials
 from profiler.judge.levers import Setting, best_lever, floors_on, levers
@@ -310,14 +311,9 @@ def test_another_card_by_its_roofs() -> None:
     found = levers(here, setting)
     assert saved(found, "another GPU (twice)") == pytest.approx(52e-3 - 16e-3)
     assert saved(found, "another GPU (small)") == 0.0
-    best = best_lever(here, replace(setting, packs=False))
-    assert best is not None
-    assert best.change == "another GPU (twice)", "nothing else saves a twentieth"
+    assert "another GPU" not in " ".join(answer([here], replace(setting, packs=False))), "a run advises on its own GPU"
     slow = replace(here, split=replace(here.split, latency_s=82e-3, kernel_s=10e-3, link_s=20e-3))
     assert [lever.change.partition(" ")[0] for lever in levers(slow, setting)][-1] == "another", "a GPU to rent is last"
-    best = best_lever(slow, setting)
-    assert best is not None
-    assert not best.change.startswith("another GPU")
     assert saved(levers(slow, setting), "another GPU (twice)") == pytest.approx(82e-3 - 16e-3), "no loss is certain"
     assert saved(levers(here, replace(setting, can_graph=False)), "another GPU") == 0.0, "not of a CPU"
 

@@ -17,8 +17,9 @@ from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
-from profiler.judge.scaling import ScalingPoint, compute_bound_by_counts, doubling_tests, scaling, scaling_sentences
+from profiler.judge.scaling import compute_bound_by_counts, doubling_tests, scaling, scaling_sentences
 from profiler.loading.source import resolve
+from profiler.stats import CLAIM_VISITS
 
 A100_P, A100_W = 312e12, 2.039e12
 # Llama-2-7B in fp16: parameters without the embedding table, and the cache of a token.
@@ -32,12 +33,21 @@ def decode(batch: int, context: int) -> tuple[float, float]:
     return flops, 2 * WEIGHTS + batch * KV_TOKEN_BYTES * context
 
 
-def points(context: int, batches: list[int], overhead_s: float = 0.0) -> list[ScalingPoint]:
+def stepped(batch: int, time_s: float, width: float, flops: float, nbytes: float) -> CellResult:
+    """Return a decode step whose interval extends by the factor `width` to both sides."""
+    return CellResult(
+        "decode", batch, 0, 16, 8, "ok",
+        latency_s=time_s, latency_low_s=time_s / width, latency_high_s=time_s * width, tokens_per_s=batch / time_s,
+        model_flops=int(flops), model_bytes=int(nbytes), executed_bytes=int(nbytes), visits=CLAIM_VISITS,
+    )  # fmt: skip
+
+
+def steps(context: int, batches: list[int], overhead_s: float = 0.0) -> list[CellResult]:
     found = []
     for batch in batches:
         flops, bytes_ = decode(batch, context)
         time_s = max(flops / A100_P, bytes_ / A100_W, overhead_s)
-        found.append(ScalingPoint(batch, time_s, 0.99 * time_s, 1.01 * time_s, flops, bytes_, batch / time_s))
+        found.append(stepped(batch, time_s, 1.01, flops, bytes_))
     return found
 
 
@@ -80,7 +90,7 @@ def test_a_prefill_is_compute_bound_from_the_ridge_in_tokens() -> None:
 
 
 def test_a_flat_series_is_memory_bound_and_a_proportional_one_compute_bound() -> None:
-    result = scaling(points(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]))
+    result = scaling(steps(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]), "batch")
     sides = [item.side for item in result.doublings]
     assert sides[:5] == ["memory"] * 5
     assert sides[-1] == "compute"
@@ -90,7 +100,7 @@ def test_a_flat_series_is_memory_bound_and_a_proportional_one_compute_bound() ->
 
 def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
     """At 32k tokens the cache of each sequence is larger than the weights, so bytes predict a slope near 1 too."""
-    result = scaling(points(32_768, [8, 16, 32]))
+    result = scaling(steps(32_768, [8, 16, 32]), "batch")
     assert all(item.slope > 0.8 for item in result.doublings)
     assert {item.side for item in result.doublings} == {"undecided"}
     assert any("no batch makes a step compute-bound" in sentence for sentence in scaling_sentences(result))
@@ -98,15 +108,15 @@ def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
 
 def test_overhead_hides_the_bytes() -> None:
     """With a host that needs 50 ms per step, neither time nor bytes grow; FLOPs double."""
-    result = scaling(points(512, [1, 2, 4], overhead_s=50e-3))
+    result = scaling(steps(512, [1, 2, 4], overhead_s=50e-3), "batch")
     assert [item.slope for item in result.doublings] == pytest.approx([0.0, 0.0])
     assert {item.side for item in result.doublings} == {"memory"}
     assert result.knee_measured is None
 
 
 def test_a_wide_interval_decides_nothing() -> None:
-    wide = [replace(point, low_s=0.5 * point.time_s, high_s=2 * point.time_s) for point in points(16, [1, 2])]
-    assert scaling(wide).doublings[0].side == "undecided"
+    wide = [stepped(batch, 1e-3, 2, *decode(batch, 16)) for batch in (1, 2)]
+    assert scaling(wide, "batch").doublings[0].side == "undecided"
 
 
 @pytest.mark.parametrize(
@@ -124,9 +134,9 @@ def test_a_knee_is_a_claim_of_whole_intervals(
     widths = [1.01, *(1.2 if slope is None else 1.01 for slope in slopes)]
     for slope, width in zip([0.0, *slopes], widths, strict=True):
         time_s *= 2 ** (0.5 if slope is None else slope)
-        found.append(ScalingPoint(size, time_s, time_s / width, time_s * width, size * 1e9, 1e9, size / time_s))
+        found.append(stepped(size, time_s, width, size * 1e9, 1e9))
         size *= 2
-    result = scaling(found)
+    result = scaling(found, "batch")
     assert (result.knee_measured, result.knee_between) == (knee, between)
     assert any("knee is unknown" in sentence for sentence in scaling_sentences(result)) == (between is not None)
 
@@ -138,10 +148,10 @@ def test_drift_between_sizes_makes_best_and_knee_uncertain() -> None:
     last sizes is unknown, and so is the knee, with log2(1.5) = 0.58 on each slope. Both are known if sizes are visited
     in turn.
     """
-    known = points(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
-    still = scaling(known)
-    drifted = scaling([replace(point, visits=1) for point in known], drift=0.5)
-    in_turn = scaling([replace(point, visits=3) for point in known], drift=0.5)
+    known = steps(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
+    still = scaling(known, "batch")
+    drifted = scaling([replace(step, visits=1) for step in known], "batch", drift=0.5)
+    in_turn = scaling([replace(step, visits=3) for step in known], "batch", drift=0.5)
     assert still == in_turn
     assert (still.best, still.rivals) == (256, ())
     assert still.knee_measured is not None
@@ -157,7 +167,7 @@ def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:
     return CellResult(
         "decode", 1, prompt_len, (prompt_len or context_len) + 4, 8, "ok",
         latency_s=latency_s, latency_low_s=latency_s, latency_high_s=latency_s, tokens_per_s=1 / latency_s,
-        model_flops=1000 + context_len, model_bytes=500 + context_len, engine="eager",
+        model_flops=1000 + context_len, model_bytes=500 + context_len, executed_bytes=500 + context_len,
     )  # fmt: skip
 
 

@@ -13,8 +13,7 @@ from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
 from profiler.facts.telemetry import ReadingRange, health
 from profiler.facts.visits import Visit
-from profiler.judge.cell_rows import with_visits
-from profiler.judge.cells import EngineDifference, Lever, columns_of
+from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
 from profiler.report.cells import common_noise_lines, noise_lines, own_noise, visited_once, waiting
 from profiler.report.changes import levers, other_gpus, packed_lines
 from profiler.report.engines import engines, no_claim_lines

@@ -36,10 +36,11 @@ MAMBA_5 = (
     "`selective_scan_fn` is falling back to its reference PyTorch implementation because `mamba_ssm` is not installed. "
     "This is correct but much slower; install `mamba_ssm` for the optimized kernel."
 )
-MAMBA_4 = (
-    "The fast path is not available because on of `(selective_state_update, selective_scan_fn, causal_conv1d_fn, "
-    "causal_conv1d_update, mamba_inner_fn)` is None. Falling back to the naive implementation. To install follow "
-    "https://github.com/state-spaces/mamba/#installation and https://github.com/Dao-AILab/causal-conv1d"
+MAMBA_5_10 = (
+    "The fast path is not available because one of `(selective_state_update, selective_scan_fn, causal_conv1d_fn, "
+    "causal_conv1d_update, mamba_inner_fn)` is None. Falling back to the mamba.py backend. To install follow "
+    "https://github.com/state-spaces/mamba/#installation for mamba-ssm and install the kernels library using "
+    "`pip install kernels` or https://github.com/Dao-AILab/causal-conv1d for causal-conv1d"
 )
 BITSANDBYTES = (
     "Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'. Please make sure you "
@@ -60,7 +61,7 @@ COMPILER = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C+
     ("text", "quoted", "module", "change"),
     [
         (MAMBA_5, "`selective_scan_fn` is falling back", "", "pip install mamba-ssm"),
-        (MAMBA_4, "The fast path is not available", "", "pip install mamba-ssm causal-conv1d"),
+        (MAMBA_5_10, "The fast path is not available", "", "pip install mamba-ssm causal-conv1d"),
         ("CUDA extension not installed.", "CUDA extension", "QuantLinear", "pip install gptqmodel"),
         (BITSANDBYTES, "Failed to load", "Linear4bit", "pip install kernels"),
         (f"WON'T CONVERT f.py\ndue to:\nTraceback:\n{COMPILER}\n\nSet X=1.", COMPILER, "", "a C++ compiler"),
