@@ -14,12 +14,12 @@ from collections.abc import Sequence
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from profiler.counting.cache import counted_model
 from profiler.counting.count import count, model_work
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.intensity import Kernel, attention_steps, combined, elementwise, fused_attention, matmul
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
+from profiler.counting.preset_counts import counted_model
 from profiler.data.datasheets import gpu_called as gpu
 from profiler.data.datasheets import gpus
 from profiler.data.links import bus_share
