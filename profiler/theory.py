@@ -31,6 +31,7 @@ from profiler.errors import RequestError, near_misses
 from profiler.facts.step import ExecutionPath, Step
 from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
+from profiler.report.plots import check_gpus
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS
 
@@ -201,10 +202,11 @@ def numbers(
 
 
 def picture(counted: GridCount, name: str) -> Figure:
-    """Draw a counted grid: `roofline`, `map`, `intensity`, `latency` or `kv`. All but the last two need a GPU.
+    """Draw a counted grid: `roofline`, `map`, `intensity`, `latency` or `kv`. All but `intensity` and `kv` need a GPU.
 
-    Raises KeyError for another name.
+    Raises RequestError if the picture needs a GPU and the grid has none, and KeyError for another name.
     """
+    check_gpus(counted, name, f"the picture {name!r}", 'gpus=["T4"] to `theory.grid`')
     return THEORY_PLOTS[name](counted)
 
 

@@ -160,13 +160,12 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
 
 def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:
     """Draw the grid, and return the file. Raises RequestError if the picture needs a GPU or cannot show a run."""
-    from profiler.report.plots import save_figure
+    from profiler.report.plots import check_gpus, save_figure
     from profiler.report.plots.style import styled
-    from profiler.report.plots.theory import NEED_GPU, THEORY_PLOTS, theory_roofline
+    from profiler.report.plots.theory import THEORY_PLOTS, theory_roofline
     from profiler.store.folder import read_run
 
-    if plot in NEED_GPU and not grid.gpus:
-        raise RequestError(f"--plot {plot} needs a GPU: add --gpu T4, or several (`roofscope gpus` lists them).")
+    check_gpus(grid, plot, f"--plot {plot}", "--gpu T4")
     if run is not None and plot != "roofline":
         raise RequestError(f"--run: only --plot roofline shows measured cells, not {plot}.")
     with styled():
