@@ -378,22 +378,14 @@ def _shrink(config: Any, head_dim: int) -> None:
     new_kv = min(kv_heads, 2)
     new_heads = new_kv * (heads // kv_heads)
     _set(config, "num_attention_heads", new_heads)
-    if getattr(config, "num_key_value_heads", None):
-        config.num_key_value_heads = new_kv
-    if getattr(config, "head_dim", None):
-        config.head_dim = head_dim
+    sizes = {"num_key_value_heads": new_kv, "head_dim": head_dim, **_WIDTHS}
     if getattr(config, "kv_lora_rank", None):
-        config.kv_lora_rank = _WIDTH
         config.qk_nope_head_dim = config.qk_rope_head_dim = config.v_head_dim = head_dim
-        for name in ("qk_head_dim", "head_dim"):
-            if getattr(config, name, None):
-                setattr(config, name, 2 * head_dim if name == "qk_head_dim" else head_dim)
-        if getattr(config, "q_lora_rank", None):
-            config.q_lora_rank = _WIDTH
-    _set(config, "hidden_size", new_heads * head_dim)
-    for name, width in _WIDTHS.items():
+        sizes |= {"kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_head_dim": 2 * head_dim}
+    for name, size in sizes.items():
         if getattr(config, name, None):
-            setattr(config, name, width)
+            setattr(config, name, size)
+    _set(config, "hidden_size", new_heads * head_dim)
     _set(config, "vocab_size", _VOCAB)
     for name in _EXTRA_TOKENS:
         if getattr(config, name, None) is not None:
