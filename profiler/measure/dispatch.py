@@ -271,7 +271,7 @@ class _Among:
         # The twin's own conversions between formats have almost nothing to convert.
         twin, rows = self._bench.twin, int(self._step.batch * self._step.query)
         linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
-        converting = conversions(linears, dict.fromkeys(linears.operators, rows), twin.request)
+        converting = conversions(linears, dict.fromkeys(linears, rows), twin.request)
         times = replay_calls(converting, self._bench.machine, budget_s=_TWIN_REPLAY_S)
         return DispatchSamples(
             engine=self._bench.engine.name,
@@ -281,7 +281,7 @@ class _Among:
             among_s=tuple(self.steps),
             bare_s=tuple(self._calls),
             cores=cores,
-            conversions=tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items()),
+            conversions=tuple(Calls(op.count, seconds) for op, seconds in times.items()),
         )
 
 
