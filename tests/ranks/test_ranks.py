@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from greedy import greedy_tokens
 from session import IDS, products_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.counting.count import count
 from profiler.device.machine import machine_for
-from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.facts.visits import Visit
