@@ -4,29 +4,34 @@
     theory.matmul(1, 4096, 4096, "bfloat16").intensity  # 1.0 FLOP/byte
     theory.gpu("H100 SXM").ridge_flops_per_byte("bfloat16")  # 295 FLOP/byte
 
+Kernels are matrix products, element-wise kernels and attention, with their FLOPs, bytes and arithmetic intensity.
 Nothing here measures, downloads or needs a GPU. `profiler.profile` measures.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
-from profiler.counting.cache import counted_model
+from profiler.counting.attention import SOFTMAX_FLOPS_PER_SCORE, causal_pairs
 from profiler.counting.count import count, model_work
+from profiler.counting.floor import floor_s
 from profiler.counting.grid_count import GridCount, count_grid
-from profiler.counting.intensity import Kernel, attention_steps, combined, elementwise, fused_attention, matmul
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
+from profiler.counting.preset_counts import counted_model
 from profiler.data.datasheets import gpu_called as gpu
 from profiler.data.datasheets import gpus
 from profiler.data.links import bus_share
 from profiler.data.links import link_called as link
+from profiler.errors import RequestError, near_misses
 from profiler.facts.step import ExecutionPath, Step
 from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
+from profiler.report.plots import check_gpus
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS
 
@@ -51,6 +56,110 @@ __all__ = [
     "picture",
     "use_style",
 ]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: its FLOPs, and its traffic with memory in bytes (its whole inputs and outputs, once each)."""
+
+    name: str
+    flops: float
+    bytes: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOPs per byte."""
+        return self.flops / self.bytes
+
+    def attainable_flops_per_s(self, peak_flops_per_s: float, bytes_per_s: float) -> float:
+        """Return the roofline, min(peak, intensity x bandwidth) (Williams, Waterman, Patterson, CACM 52(4), 2009)."""
+        return min(peak_flops_per_s, self.intensity * bytes_per_s)
+
+    def floor_s(self, peak_flops_per_s: float, bytes_per_s: float) -> float:
+        """Return the least seconds on a device with these two roofs."""
+        return floor_s(self.flops, self.bytes, peak_flops_per_s, bytes_per_s)
+
+
+def bytes_per_element(dtype: str) -> float:
+    """Return the bytes of one element of a dtype, named as in torch, or of a 4-bit format.
+
+    `nf4` and `fp4` include bitsandbytes' float32 scale per 64 weights, `int4` no scale. Raises RequestError for another
+    name.
+    """
+    if dtype not in _BITS:
+        raise RequestError(f"the size of {dtype!r} is not known; use {', '.join(_BITS)}.{near_misses(dtype, _BITS)}")
+    return _BITS[dtype] / 8
+
+
+_BITS = {
+    "float64": 64,
+    "float32": 32,
+    "tfloat32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "float8_e4m3fn": 8,
+    "float8_e5m2": 8,
+    "int8": 8,
+    "int4": 4,
+    "nf4": 4.5,
+    "fp4": 4.5,
+}
+
+
+def matmul(m: int, n: int, k: int, dtype: str, weights: str = "") -> Kernel:
+    """Return the product [m, k] x [k, n] of a dtype: 2mnk FLOPs; both operands are read once, the result written once.
+
+    `weights` is another dtype of the second operand, such as `nf4`. Raises RequestError for an unknown dtype.
+    """
+    activations = (m * k + m * n) * bytes_per_element(dtype)
+    return Kernel(f"{m}x{k} @ {k}x{n}", 2 * m * n * k, activations + k * n * bytes_per_element(weights or dtype))
+
+
+def elementwise(elements: int, flops_each: int, operands: int, dtype: str) -> Kernel:
+    """Return a kernel that reads or writes `operands` tensors of `elements`, with `flops_each` per element."""
+    return Kernel("element-wise", elements * flops_each, elements * operands * bytes_per_element(dtype))
+
+
+def attention_steps(query: int, keys: int, head_dim: int, dtype: str) -> tuple[Kernel, ...]:
+    """Return the kernels of one head of unfused attention without a mask: S = QK^T, P = softmax(S), O = PV.
+
+    Q and O are [query, head_dim], K and V [keys, head_dim], S and P [query, keys]. Each kernel reads its operands from
+    memory and writes its result to memory.
+    """
+    scores, itemsize = query * keys, bytes_per_element(dtype)
+    return (
+        Kernel("QK^T", 2 * scores * head_dim, ((query + keys) * head_dim + scores) * itemsize),
+        Kernel("softmax", SOFTMAX_FLOPS_PER_SCORE * scores, 2 * scores * itemsize),
+        Kernel("PV", 2 * scores * head_dim, (scores + (keys + query) * head_dim) * itemsize),
+    )
+
+
+def fused_attention(
+    query: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    *,
+    cache: str = "",
+    causal: bool = True,
+) -> Kernel:
+    """Return attention of one sequence as one kernel, which reads Q, K, V once, writes O once, and stores no scores.
+
+    Q and O are [query, heads, head_dim], K and V [context + query, kv_heads, head_dim]; `cache` is another dtype of K
+    and V. FLOPs are those of the two matrix products, over the pairs of causal attention, or over all pairs without it.
+    """
+    keys = context + query
+    pairs = int(causal_pairs(query, context)) if causal else query * keys
+    of_queries = 2 * query * heads * head_dim * bytes_per_element(dtype)
+    of_keys = 2 * keys * kv_heads * head_dim * bytes_per_element(cache or dtype)
+    return Kernel("fused attention", 4 * pairs * heads * head_dim, of_queries + of_keys)
+
+
+def combined(name: str, *kernels: Kernel) -> Kernel:
+    """Return one kernel with the sum of the FLOPs and bytes of `kernels`."""
+    return Kernel(name, sum(kernel.flops for kernel in kernels), sum(kernel.bytes for kernel in kernels))
 
 
 def grid(
@@ -93,10 +202,11 @@ def numbers(
 
 
 def picture(counted: GridCount, name: str) -> Figure:
-    """Draw a counted grid: `roofline`, `map`, `intensity`, `latency` or `kv`. All but the last two need a GPU.
+    """Draw a counted grid: `roofline`, `map`, `intensity`, `latency` or `kv`. All but `intensity` and `kv` need a GPU.
 
-    Raises KeyError for another name.
+    Raises RequestError if the picture needs a GPU and the grid has none, and KeyError for another name.
     """
+    check_gpus(counted, name, f"the picture {name!r}", 'gpus=["T4"] to `theory.grid`')
     return THEORY_PLOTS[name](counted)
 
 

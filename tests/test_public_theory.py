@@ -51,6 +51,18 @@ def test_mistral_on_a_t4() -> None:
     plt.close(figure)
 
 
+@pytest.mark.parametrize("name", ["roofline", "map", "latency"])
+def test_a_picture_that_needs_a_gpu_is_refused_without_one(name: str) -> None:
+    counted = theory.grid("mistral-7b-v0.1", context_lens=[512])
+    with pytest.raises(RequestError, match=rf"the picture '{name}' needs a GPU: add gpus=\["):
+        theory.picture(counted, name)
+
+
+@pytest.mark.parametrize("name", ["intensity", "kv"])
+def test_other_pictures_need_no_gpu(name: str) -> None:
+    plt.close(theory.picture(theory.grid("mistral-7b-v0.1", context_lens=[512]), name))
+
+
 def test_a_link_by_name_and_by_numbers() -> None:
     """nccl-tests: an all-reduce over n ranks sends 2(n-1)/n of its bytes over each link."""
     assert theory.bus_share("all_reduce", 8) == 1.75

@@ -121,9 +121,9 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
 
 def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_document, grid_frame, grid_sections
-    from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
+    from profiler.counting.preset_counts import counted_model
     from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
 
@@ -160,13 +160,12 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
 
 def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:
     """Draw the grid, and return the file. Raises RequestError if the picture needs a GPU or cannot show a run."""
-    from profiler.report.plots import save_figure
+    from profiler.report.plots import check_gpus, save_figure
     from profiler.report.plots.style import styled
-    from profiler.report.plots.theory import NEED_GPU, THEORY_PLOTS, theory_roofline
+    from profiler.report.plots.theory import THEORY_PLOTS, theory_roofline
     from profiler.store.folder import read_run
 
-    if plot in NEED_GPU and not grid.gpus:
-        raise RequestError(f"--plot {plot} needs a GPU: add --gpu T4, or several (`roofscope gpus` lists them).")
+    check_gpus(grid, plot, f"--plot {plot}", "--gpu T4")
     if run is not None and plot != "roofline":
         raise RequestError(f"--run: only --plot roofline shows measured cells, not {plot}.")
     with styled():

@@ -132,7 +132,10 @@ def is_router(module: nn.Module) -> bool:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module is routed experts: one bank of 3-D weights (transformers 5), or MLPs (transformers 4)."""
+    """Return whether a module is routed experts: one bank of 3-D weights (transformers 5), or a list of MLPs.
+
+    Packed checkpoints (`PackedExpert` in `quant/checkpoints.py`) and models with remote code have such lists.
+    """
     if isinstance(module, nn.ModuleList):
         first = next(iter(module), None)
         return (

@@ -13,7 +13,7 @@ import numpy as np
 
 from profiler.data.links import CollectiveKind, bus_share
 from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, OperatorWork
-from profiler.facts.step import Count, ExecutionPath, Step, StoredWeight, Work
+from profiler.facts.step import Count, ExecutionPath, Step, StoredWeight, Work, plain_number
 from profiler.grid.cells import CellKey
 from profiler.grid.ragged import Batch
 
@@ -431,16 +431,16 @@ def as_value(operator: Operator, name: str, work: Work, step: Step | None = None
     """Return work in scalars as a value for a run folder, with its matrix products in a step of scalars."""
     bus_bytes: Amount = 0
     if isinstance(operator, Collective):
-        bus_bytes = _amount(work.link_bytes * bus_share(operator.kind, operator.ranks))
+        bus_bytes = plain_number(work.link_bytes * bus_share(operator.kind, operator.ranks))
     return OperatorWork(
         operator=name,
         group=operator.group,
         count=operator.count,
         dtype=operator.dtype_name,
-        flops=_amount(work.model_flops),
-        weight_bytes=_amount(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
-        kv_bytes=_amount(work.kv_read_bytes + work.kv_write_bytes + work.state_bytes),
-        activation_bytes=_amount(work.activation_bytes),
+        flops=plain_number(work.model_flops),
+        weight_bytes=plain_number(work.weight_bytes + work.embedding_bytes + work.logits_bytes),
+        kv_bytes=plain_number(work.kv_read_bytes + work.kv_write_bytes + work.state_bytes),
+        activation_bytes=plain_number(work.activation_bytes),
         bus_bytes=bus_bytes,
         avoidable_flops=_amounts(work.avoidable_flops),
         avoidable_bytes=_amounts(work.avoidable_bytes),
@@ -448,10 +448,5 @@ def as_value(operator: Operator, name: str, work: Work, step: Step | None = None
     )
 
 
-def _amount(value: Count) -> Amount:
-    number = float(value)
-    return int(value) if number.is_integer() else number
-
-
 def _amounts(values: Mapping[Cause, Count]) -> Mapping[Cause, Amount]:
-    return {cause: amount for cause, value in values.items() if (amount := _amount(value))} or NO_AMOUNTS
+    return {cause: amount for cause, value in values.items() if (amount := plain_number(value))} or NO_AMOUNTS

@@ -393,7 +393,7 @@ class _Visitor:
         )
 
     def _experts(self, short: str, name: str, module: Any) -> Experts:
-        """Return experts stored as 3-D weights (transformers 5), a list of MLPs (transformers 4), or triton's MXFP4."""
+        """Return experts stored as 3-D weights (transformers 5), triton's MXFP4, or a list of MLPs (`is_experts`)."""
         mixture = self.model.get_submodule(name.rpartition(".")[0])
         per_token: float = kinds.own_top_k(mixture, self.config, module)
         banks = kinds.expert_banks(module)

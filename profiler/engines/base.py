@@ -89,9 +89,3 @@ class Engine(Protocol):
 
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
         """Return the greedy tokens [batch, new_tokens] of one call; `mark` runs before it and after each token."""
-
-
-def greedy_tokens(engine: Engine, ids_BS: torch.Tensor, new_tokens: int) -> torch.Tensor:  # noqa: N803
-    """Return `new_tokens` greedy tokens per prompt, [batch, new_tokens], by the calls that are also timed."""
-    with torch.inference_mode():
-        return engine.call(ids_BS, new_tokens, lambda: None)

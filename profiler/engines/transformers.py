@@ -288,8 +288,7 @@ class GraphEngine(StaticEngine):
         return cache
 
     def _advance(self, state: DecodeState) -> None:
-        output = self._model(input_ids=state.token_B1, use_cache=True, **{self._cache_name: state.cache})
-        state.token_B1.copy_(greedy_token(output))
+        state.token_B1.copy_(super().decode(state).token_B1)
 
 
 class GenerateEngine(EagerEngine):

@@ -189,13 +189,8 @@ class CapturableCache(ReusedCache):
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
         cache = self._slots(ids_BS.shape[0], slots)
         names = [name for name in ("get_seq_length", "get_query_offset") if hasattr(cache, name)]
-        for name in names:
-            setattr(cache, name, lambda *_, **__: 0)
-        try:
+        with patched(cache, **dict.fromkeys(names, lambda *_, **__: 0)):
             return self._prefill(ids_BS, cache)
-        finally:
-            for name in names:
-                delattr(cache, name)
 
 
 class UsedCache(CapturableCache):

@@ -271,7 +271,7 @@ class _Among:
         # The twin's own conversions between formats have almost nothing to convert.
         twin, rows = self._bench.twin, int(self._step.batch * self._step.query)
         linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
-        converting = conversions(linears, dict.fromkeys(linears.operators, rows), twin.request)
+        converting = conversions(linears, dict.fromkeys(linears, rows), twin.request)
         times = replay_calls(converting, self._bench.machine, budget_s=_TWIN_REPLAY_S)
         return DispatchSamples(
             engine=self._bench.engine.name,
@@ -281,7 +281,7 @@ class _Among:
             among_s=tuple(self.steps),
             bare_s=tuple(self._calls),
             cores=cores,
-            conversions=tuple(Calls(linears.operators[key].count, seconds) for key, seconds in times.items()),
+            conversions=tuple(Calls(op.count, seconds) for op, seconds in times.items()),
         )
 
 
@@ -378,22 +378,14 @@ def _shrink(config: Any, head_dim: int) -> None:
     new_kv = min(kv_heads, 2)
     new_heads = new_kv * (heads // kv_heads)
     _set(config, "num_attention_heads", new_heads)
-    if getattr(config, "num_key_value_heads", None):
-        config.num_key_value_heads = new_kv
-    if getattr(config, "head_dim", None):
-        config.head_dim = head_dim
+    sizes = {"num_key_value_heads": new_kv, "head_dim": head_dim, **_WIDTHS}
     if getattr(config, "kv_lora_rank", None):
-        config.kv_lora_rank = _WIDTH
         config.qk_nope_head_dim = config.qk_rope_head_dim = config.v_head_dim = head_dim
-        for name in ("qk_head_dim", "head_dim"):
-            if getattr(config, name, None):
-                setattr(config, name, 2 * head_dim if name == "qk_head_dim" else head_dim)
-        if getattr(config, "q_lora_rank", None):
-            config.q_lora_rank = _WIDTH
-    _set(config, "hidden_size", new_heads * head_dim)
-    for name, width in _WIDTHS.items():
+        sizes |= {"kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_head_dim": 2 * head_dim}
+    for name, size in sizes.items():
         if getattr(config, name, None):
-            setattr(config, name, width)
+            setattr(config, name, size)
+    _set(config, "hidden_size", new_heads * head_dim)
     _set(config, "vocab_size", _VOCAB)
     for name in _EXTRA_TOKENS:
         if getattr(config, name, None) is not None:

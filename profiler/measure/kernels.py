@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -47,19 +47,14 @@ _TURNS = 3
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
 _CACHE_STEP = 0.25
 
-
-@dataclass(frozen=True)
-class Linears:
-    """The linears of a model that can be called by themselves, each with its modules, one per layer."""
-
-    operators: dict[LinearKey, Linear]
-    modules: dict[LinearKey, list[nn.Module]]
+Linears = dict[Linear, list[nn.Module]]
+"""The linears of a model that can be called by themselves, each with its modules, one per layer."""
 
 
 def replayable_linears(work: ModelWork, modules: dict[LinearKey, list[nn.Module]]) -> Linears:
     """Return the linears that the walk counted, with their modules."""
     operators = {linear_key(op): op for op in work.operators if isinstance(op, Linear) and linear_key(op) in modules}
-    return Linears(operators, {key: modules[key] for key in operators})
+    return {op: modules[key] for key, op in operators.items()}
 
 
 def replay_kernels(
@@ -145,7 +140,7 @@ def replay_between(
             pass_s = sum(
                 len(modules) * replay.whole.median_s
                 for subject_linears, replays in zip(linears, turn, strict=True)
-                for modules, replay in zip(subject_linears.modules.values(), replays, strict=True)
+                for modules, replay in zip(subject_linears.values(), replays, strict=True)
             )
             joined = turn if joined is None else [[*map(_joined, *pair)] for pair in zip(joined, turn, strict=True)]
         assert joined is not None
@@ -179,9 +174,9 @@ def _between_bytes(subject: Subject, key: CellKey, ceilings: Ceilings) -> int:
     return int(min(round(subject.touched_cache_bytes(key) / unit) * unit, ceilings.past_caches_bytes))
 
 
-def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[LinearKey, int]:
+def rows_of(linears: Linears, step: Step, path: ExecutionPath) -> dict[Linear, int]:
     """Return the rows that each linear really gets in a step of plain numbers."""
-    return {key: int(op.executed(step, path)) for key, op in linears.operators.items()}
+    return {op: int(op.executed(step, path)) for op in linears}
 
 
 def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> Iterator[Replay]:
@@ -236,12 +231,12 @@ def _replay_linears(
     machine, request = subject.machine, subject.request
     rows = rows_of(linears, Step.of(key), subject.path_of(key))
     last = key.cell.batch_size
-    sliced = [name for name, op in linears.operators.items() if op.rows == "last" and rows[name] == last != key.tokens]
+    sliced = [op for op in linears if op.rows == "last" and rows[op] == last != key.tokens]
     converting = conversions(linears, rows, request)
     conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
     cold_bytes, page_fault_s = cold_bytes_of(subject), ceilings.page_fault_s
     times = replay_linears(
-        linears.modules,
+        linears,
         rows,
         machine,
         dtype=request.dtype,
@@ -254,17 +249,16 @@ def _replay_linears(
     converted = replay_calls(
         converting, machine, budget_s=conversions_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s
     )
-    for name, seconds in times.items():
-        operator = subject.names[linears.operators[name]]
-        yield Replay(operator, seconds, converted.get(name, ()), without_faults=page_fault_s > 0)
+    for op, seconds in times.items():
+        yield Replay(subject.names[op], seconds, converted.get(op, ()), without_faults=page_fault_s > 0)
 
 
 def conversions(
-    linears: Linears, rows: Mapping[LinearKey, int], request: ModelRequest
-) -> dict[LinearKey, list[Callable[[], object]]]:
+    linears: Linears, rows: Mapping[Linear, int], request: ModelRequest
+) -> dict[Linear, list[Callable[[], object]]]:
     """Return the calls with which each linear converts between formats, one per layer; others are left out."""
-    calls = {key: conversion_calls(modules, rows[key], request.dtype) for key, modules in linears.modules.items()}
-    return {key: layers for key, layers in calls.items() if layers}
+    calls = {op: conversion_calls(modules, rows[op], request.dtype) for op, modules in linears.items()}
+    return {op: layers for op, layers in calls.items() if layers}
 
 
 def keys_between(keys: Collection[CellKey]) -> tuple[CellKey, ...]:

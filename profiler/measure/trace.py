@@ -128,7 +128,10 @@ def _under_profiler(step: Callable[[], object], machine: Machine, target: Path |
 
 
 def _export(profiler: Any, target: Path) -> None:
-    """Write a small, compressed trace: what browsers' viewers need, without torch's own annotations."""
+    """Write a small, compressed trace: what browsers' viewers need, without torch's own annotations.
+
+    The filter also keeps the host's name, which torch writes, and the path of torch's file out of it.
+    """
     with tempfile.TemporaryDirectory(prefix="roofscope-trace-") as folder:
         whole = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(whole))

@@ -235,34 +235,26 @@ def in_common_s(begun_s: NDArray[np.float64], ended_s: NDArray[np.float64], *, o
     return np.asarray((ended_s - begun_s).min(axis=0))
 
 
-@dataclass(frozen=True)
-class IdleWatch:
-    """When a rank reached and left each exchange that it skipped, in seconds of its host's clock, in order.
-
-    Empty if the host runs ahead of its device: it does not know when the device reached the exchange.
-    """
-
-    begun_s: list[float]
-    ended_s: list[float]
-
-
 @contextlib.contextmanager
-def silent(group: ProcessGroup, machine: Machine) -> Iterator[IdleWatch]:
+def silent(group: ProcessGroup, machine: Machine) -> Iterator[list[tuple[float, float]]]:
     """Skip all exchanges within: sums stay partial, and a gathered tensor repeats this rank's piece.
 
     This isolates the time of a rank's work. The functions that transformers (5.23) and DTensor call are replaced by
     name. Hosts that wait for their exchanges meet instead (`ProcessGroup.meet`). Ranks that share a core then begin and
     end each piece as in a real step, and the next piece finds equally cold caches.
+
+    Yields when this rank reached and left each exchange, in seconds of its host's clock, in order. The list stays empty
+    if the host runs ahead of its device: it does not know when the device reached the exchange.
     """
     import torch.distributed._functional_collectives as functional
 
-    watch = IdleWatch([], [])
+    stays_s: list[tuple[float, float]] = []
 
     def skip() -> None:
         if not machine.clock.ahead:
-            watch.begun_s.append(machine.now_s())
+            reached_s = machine.now_s()
             group.meet()
-            watch.ended_s.append(machine.now_s())
+            stays_s.append((reached_s, machine.now_s()))
 
     def reduce(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         skip()
@@ -275,7 +267,7 @@ def silent(group: ProcessGroup, machine: Machine) -> Iterator[IdleWatch]:
     gathers = [name for name in ("all_gather_single", "all_gather_tensor") if hasattr(functional, name)]
     in_functional = {"all_reduce": reduce, **dict.fromkeys(gathers, gather)}
     with patched(dist, all_reduce=reduce), patched(functional, **in_functional):
-        yield watch
+        yield stays_s
 
 
 def _gone(pid: int) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -72,65 +71,48 @@ class Order:
 
 @dataclass(frozen=True)
 class RankTiming:
-    """One rank's passes over its share of a cell without exchanges: the prefill, or filling the cache, then each step.
+    """One rank's pass over its share of a cell without exchanges: the prefill, or filling the cache, then each step.
 
     Ranks whose hosts wait for their exchanges meet in each instead.
     """
 
     prefill_s: float | None
     decode_s: tuple[float, ...]
-    begun_s: tuple[float, ...]
-    """When this rank reached each exchange, as many in each pass (`Silence`)."""
-    ended_s: tuple[float, ...]
+    stays_s: tuple[tuple[float, float], ...]
+    """When this rank reached and left each exchange, as many in each step (`silent`)."""
 
     @property
     def timed_s(self) -> NDArray[np.float64]:
-        """[pass]; NaN for a prefill that is not timed."""
+        """[step], the prefill first; NaN for a prefill that is not timed."""
         return np.array([math.nan if self.prefill_s is None else self.prefill_s, *self.decode_s])
 
 
 def own_work(engine: Engine, cell: Cell, steps: int, bench: VisitContext, group: ProcessGroup) -> RankTiming:
     """Return the timing of this rank's share of a cell while all ranks work at once."""
-    with silent(group, bench.machine) as silence:
+    with silent(group, bench.machine) as stays_s:
         prefill_s, decode_s = follow(engine, cell, steps, bench)
-    return RankTiming(prefill_s, decode_s, tuple(silence.begun_s), tuple(silence.ended_s))
+    return RankTiming(prefill_s, decode_s, tuple(stays_s))
 
 
-def rank_shares(cell: Cell, every: Sequence[RankTiming], *, one_clock: bool = True) -> RankSteps:
+def rank_shares(cell: Cell, every: Sequence[Sequence[RankTiming]], *, one_clock: bool = True) -> RankSteps:
     """Return the ranks' shares of a cell: the time of each, and the time until the last rank is done.
 
     A rank's own share is what it spends outside of exchanges. The time of all is what they do not spend in exchanges
-    all at once.
+    all at once. `every` has the passes of each rank, whose medians count.
     """
-    timed_s = np.array([timing.timed_s for timing in every])  # [rank, pass]
-    begun_s, ended_s = (
-        np.array(marks_s).reshape(*timed_s.shape, len(marks_s[0]) // timed_s.shape[1])  # [rank, pass, exchange]
-        for marks_s in ([timing.begun_s for timing in every], [timing.ended_s for timing in every])
-    )
-    own_s = timed_s - (ended_s - begun_s).sum(axis=2)
-    last_s = timed_s.max(axis=0) - in_common_s(begun_s, ended_s, one_clock=one_clock).sum(axis=1)
-    prefills = slice(0, 0) if every[0].prefill_s is None else slice(0, 1)
+    timed_s = np.array([[timing.timed_s for timing in passes] for passes in every])  # [rank, pass, step]
+    stays_s = np.array([[timing.stays_s for timing in passes] for passes in every])
+    begun_s, ended_s = np.moveaxis(stays_s.reshape(*timed_s.shape, -1, 2), -1, 0)  # [rank, pass, step, exchange]
+    own_s = timed_s - (ended_s - begun_s).sum(axis=3)
+    last_s = timed_s.max(axis=0) - in_common_s(begun_s, ended_s, one_clock=one_clock).sum(axis=2)  # [pass, step]
+    prefills = slice(0, 0) if every[0][0].prefill_s is None else slice(0, 1)
+    settled = min(2, timed_s.shape[2] - 1)  # the first step pays for the cache's growth
     return RankSteps(
         cell,
-        tuple(map(float, own_s[:, prefills].ravel())),
-        tuple(map(float, np.median(own_s[:, 1:], axis=1))),
-        prefill_last_s=float(last_s[prefills].sum()),
-        decode_last_s=float(np.median(last_s[min(2, len(last_s) - 1) :])),  # the first step pays for the cache's growth
-    )
-
-
-def middle(passes: Sequence[RankSteps]) -> RankSteps:
-    """Return the median of several passes over a cell, rank by rank."""
-    prefill_s, decode_s = (
-        tuple(map(statistics.median, zip(*each, strict=True)))
-        for each in ([one.prefill_s for one in passes], [one.decode_s for one in passes])
-    )
-    return RankSteps(
-        passes[0].cell,
-        prefill_s,
-        decode_s,
-        prefill_last_s=statistics.median(one.prefill_last_s for one in passes),
-        decode_last_s=statistics.median(one.decode_last_s for one in passes),
+        tuple(np.median(own_s[:, :, prefills], axis=1).ravel().tolist()),
+        tuple(np.median(np.median(own_s[:, :, 1:], axis=2), axis=1).tolist()),
+        prefill_last_s=float(np.median(last_s[:, prefills], axis=0).sum()),
+        decode_last_s=float(np.median(np.median(last_s[:, settled:], axis=1))),
     )
 
 
@@ -178,7 +160,7 @@ class Ranks:
         for cell in cells:
             self.group.order(Order("alone", cell))
             every = self.group.gather(self._share_timings(cell))
-            yield middle([rank_shares(cell, each, one_clock=self.group.one_clock) for each in zip(*every, strict=True)])
+            yield rank_shares(cell, every, one_clock=self.group.one_clock)
 
     def follow(self) -> None:
         """Follow the orders of rank 0, until it ends the run or is gone."""

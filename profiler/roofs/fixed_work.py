@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from profiler.device.clock import CoreClock, no_gc, time_calls
 from profiler.device.machine import Machine
 from profiler.facts.roofs import DriftReading, HostPace
 from profiler.loading.cache_argument import argument_name, cache_of
+from profiler.patching import switched
 from profiler.stats import undisturbed
 
 HOST_PACE_STEPS = 32
@@ -64,15 +65,9 @@ def _steps(model: Any) -> list[float]:
     return time_calls(step, CoreClock(), HOST_PACE_STEPS)
 
 
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> AbstractContextManager[None]:
     """Context manager: torch runs on `count` threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    return switched(torch.set_num_threads, count, torch.get_num_threads())
 
 
 PROBE_BYTES = 256 << 20

@@ -36,7 +36,7 @@ from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.sweep import follow
 from profiler.ranks.process_group import ProcessGroup
-from profiler.ranks.run import Ranks, RankTiming, middle, own_work, rank_shares
+from profiler.ranks.run import Ranks, RankTiming, own_work, rank_shares
 from profiler.run.options import Options
 from profiler.run.validate import prepare
 
@@ -110,7 +110,7 @@ def _under(
                 whole.append(joint)
         every = group.gather(own)
         for key in cell.keys if every else ():
-            share = middle([rank_shares(cell, every_rank) for every_rank in zip(*every, strict=True)])
+            share = rank_shares(cell, every)
             if key.phase == "prefill":
                 measured_s = statistics.median(prefill for prefill, _ in whole)
             else:

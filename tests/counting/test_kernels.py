@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from greedy import greedy_tokens
 from loaded import loaded, on_meta, walked
 from machines import CPU, HOST
 from small_models import small_model
@@ -19,7 +20,6 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path, outlier_columns, sdpa_kernel
 from profiler.counting.operators import Linear
 from profiler.counting.walk import walk
-from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import CompileEngine, EagerEngine, StaticEngine
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step

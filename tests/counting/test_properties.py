@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from loaded import walked
 
 from profiler.counting.attention import AttentionCore, causal_pairs
-from profiler.counting.intensity import attention_steps, combined, fused_attention, matmul
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
+from profiler.theory import attention_steps, combined, fused_attention, matmul
 
 NAMES = ("mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
 PATHS = (

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import recorded
 import torch
+from greedy import greedy_tokens
 from machines import CPU, HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
-from profiler.engines.base import greedy_tokens
 from profiler.engines.caches import static_cache, unwindowed
 from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
 from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine

@@ -16,7 +16,7 @@ from subjects import of_caches
 
 import profiler
 from profiler.counting.tensor_parallel import walk_rank
-from profiler.counting.walk import linear_modules
+from profiler.counting.walk import linear_key, linear_modules
 from profiler.device.contention import ForeignLoad
 from profiler.facts.measurements import Replay, Replays
 from profiler.forecast.command import ForecastRequest, meta_model_of, run_facts
@@ -131,7 +131,7 @@ def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     whole_shapes = set(linear_modules(build_on_meta(load_config(resolve(str(tiny_folder))), torch.float32)))
 
     def planted(linears: Mapping[Any, Sequence[Any]], *_: object, **__: object) -> dict[Any, tuple[float, ...]]:
-        return {key: (1e-3 if key in whole_shapes else 0.75e-3,) for key in linears}
+        return {op: (1e-3 if linear_key(op) in whole_shapes else 0.75e-3,) for op in linears}
 
     monkeypatch.setattr("profiler.measure.kernels.replay_linears", planted)
     profiler.profile(

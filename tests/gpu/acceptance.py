@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 _HERE = Path(__file__).resolve()
-sys.path[:0] = [path for path in (str(_HERE.parents[2]), str(_HERE.parent)) if path not in sys.path]
+sys.path[:0] = [path for path in (str(_HERE.parents[number]) for number in (2, 0, 1)) if path not in sys.path]
 
 if TYPE_CHECKING:
     from claims.bench import Attempt, Bench, Check

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from greedy import greedy_tokens
 from loaded import loaded
 from machines import CPU, HOST
 from small_models import small_model
 
 from profiler.counting.walk import walk
-from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import ModelError, RequestError
 from profiler.loading.config import load_config

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from greedy import greedy_tokens
 from hidden import hide
 from hurry import with_effort
 from machines import CPU, HOST
@@ -21,7 +22,6 @@ from profiler.counting.operators import Linear
 from profiler.counting.walk import linear_modules, walk
 from profiler.device.clock import Clock, time_calls
 from profiler.device.memory import storage_bytes
-from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.facts.step import Step

@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from greedy import greedy_tokens
 from session import IDS, products_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.counting.count import count
 from profiler.device.machine import machine_for
-from profiler.engines.base import greedy_tokens
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.facts.visits import Visit
@@ -155,15 +155,15 @@ def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path
     assert ended_s < killed_s - began_s
 
 
-def _passes(*pieces_s: tuple[float, float]) -> RankTiming:
-    """Return a prefill and three steps of two exchanges of 1 ms, which all ranks reach every 11 ms.
+def _passes(*pieces_s: tuple[float, float]) -> list[RankTiming]:
+    """Return one pass: a prefill and three steps of two exchanges of 1 ms, which all ranks reach every 11 ms.
 
     After each exchange this rank waits for its core and then works; `pieces_s` has the start and end of each piece.
     """
     works = list(pieces_s) * 4
     begun = [0.011 * number + until_s for number, (_, until_s) in enumerate(works)]
     ended = [0.011 * (number + 1) + from_s for number, (from_s, _) in enumerate([*works[1:], works[0]])]
-    return RankTiming(0.022, (0.022,) * 3, tuple(begun), tuple(ended))
+    return [RankTiming(0.022, (0.022,) * 3, tuple(zip(begun, ended, strict=True)))]
 
 
 @pytest.mark.parametrize("one_clock", [True, False])
@@ -185,8 +185,12 @@ def test_ranks_that_take_turns_on_a_core() -> None:
 
 
 def test_cells_without_exchanges_or_prefills() -> None:
-    steps = rank_shares(Cell(1, 8, 4), [RankTiming(None, (0.010,) * 3, (), ()), RankTiming(None, (0.012,) * 3, (), ())])
+    """The medians of three passes of each rank."""
+    ranks_s = [(0.009, 0.010, 0.020), (0.011, 0.012, 0.013)]
+    every = [[RankTiming(None, (step_s,) * 3, ()) for step_s in passes_s] for passes_s in ranks_s]
+    steps = rank_shares(Cell(1, 8, 4), every)
     assert steps.seconds("prefill") == ()
+    assert steps.seconds("decode") == pytest.approx((0.010, 0.012))
     assert steps.last_s("decode") == pytest.approx(0.012)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
@@ -14,9 +15,13 @@ from profiler.report.plots.curves import depth_chart, doubling, forecast, precis
 from profiler.report.plots.maps import breakdown_chart, intensity_map, regime_map
 from profiler.report.plots.roofline import devices, operators, roofline
 from profiler.report.plots.style import styled
+from profiler.report.plots.theory import NEED_GPU
 from profiler.report.plots.waterfall import engines
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
+
+if TYPE_CHECKING:
+    from profiler.counting.grid_count import GridCount
 
 PLOTS: dict[str, Callable[[Run], Figure]] = {
     "roofline": roofline,
@@ -60,6 +65,15 @@ def draw(runs: Sequence[Run], name: str) -> Figure:
 def save(runs: Sequence[Run], name: str, path: Path) -> None:
     """Draw a picture and save it. Raises the errors of `draw` and `save_figure`."""
     save_figure(draw(runs, name), path)
+
+
+def check_gpus(grid: GridCount, name: str, asked: str, add: str) -> None:
+    """Raise RequestError if a picture of THEORY_PLOTS needs a GPU and the counted grid has none.
+
+    `asked` is how the reader asked for the picture, and `add` is what adds a GPU there.
+    """
+    if name in NEED_GPU and not grid.gpus:
+        raise RequestError(f"{asked} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

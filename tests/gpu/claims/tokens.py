@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from greedy import greedy_tokens
 
-from profiler.engines.base import greedy_tokens
 from profiler.engines.registry import ENGINES
 from profiler.judge.breakdown import TERMS
 
