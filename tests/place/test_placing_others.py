@@ -119,9 +119,7 @@ def report(path: Path, **decode: Any) -> Path:
 def test_steps_of_a_loop_are_its_tokens_over_its_sequences(new_tokens: str, tmp_path: Path) -> None:
     """Throughput is batch x (new tokens - 1) / the loop's time: 60 tokens of 4 sequences are 15 steps."""
     path = report(tmp_path / "f")
-    [decode] = place(
-        path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes="4", new_tokens=new_tokens
-    ).rows
+    [decode] = place(path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes="4", new_tokens=new_tokens).rows
     assert decode.latency_s == pytest.approx(0.1)
     assert decode.tokens_per_s == pytest.approx(40)
     assert decode.new_tokens == 16
@@ -131,9 +129,7 @@ def test_shapes_that_contradict_a_loop_are_refused(tmp_path: Path) -> None:
     path = report(tmp_path / "f")
     for batch_sizes, new_tokens in (("7", ""), ("4", "32")):
         with pytest.raises(RequestError, match="made 60 tokens"):
-            place(
-                path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes=batch_sizes, new_tokens=new_tokens
-            )
+            place(path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes=batch_sizes, new_tokens=new_tokens)
     with pytest.raises(RequestError, match="give --batch-sizes and --prompt-lens"):
         place(path, "smollm2-135m", gpu="T4")
     with pytest.raises(RequestError, match="give --new-tokens"):
