@@ -9,8 +9,8 @@ import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, LongOutput, Progress, asks
 from profiler.errors import RequestError
-from profiler.grid.ranges import parse_values
-from profiler.options import argument, listed, option
+from profiler.grid.ranges import parse_in_order
+from profiler.options import argument, option
 from profiler.quant.registry import quant_help
 from profiler.run.options import Options
 
@@ -38,7 +38,7 @@ def compare(given: Compared, output: LongOutput) -> None:
     from profiler.comparison.documents import comparison_document, history_document
     from profiler.comparison.text import changes_section, history_section
 
-    gpus = _numbers(given.tp, "--tp")
+    gpus = parse_in_order(given.tp, "--tp")
     if len(given.paths) == 2:
         comparison = compared(*given.paths, anyway=given.anyway, tp=gpus)
         output.answer(lambda: comparison_document(comparison), lambda: [changes_section(comparison)])
@@ -110,7 +110,7 @@ def gate(given: Gated, progress: Progress, output: GateOutput) -> None:
 class Placed:
     """What `place` compares with the roofs."""
 
-    file: Path = argument("Another tool's result file, or a table.", "FILE")
+    path: Path = argument("Another tool's result file, or a table.", "FILE")
     model: str = option(MISSING, "The model that ran: hub id, folder, .gguf file, or a preset's name.")
     gpu: str = option("", "The GPU that it ran on, such as 'H100 SXM'.")
     here: bool = option(False, "Measure and use the roofs of this device.")
@@ -135,24 +135,5 @@ def place(given: Placed, output: LongOutput) -> None:
     from profiler.place import command
     from profiler.place.place import placed_section
 
-    shapes = command.Shapes(
-        _numbers(given.prompt_lens, "--prompt-lens"),
-        _numbers(given.batch_sizes, "--batch-sizes"),
-        _numbers(given.new_tokens, "--new-tokens"),
-    )
-    placed = command.place(
-        given.file,
-        given.model,
-        gpu=given.gpu,
-        here=given.here,
-        quant=given.quant,
-        tp=given.tp,
-        link=given.link,
-        shapes=shapes,
-    )
+    placed = command.place(**vars(given))
     output.answer(lambda: placed, lambda: [placed_section(placed)])
-
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    """Parse numbers such as `128` or `128,256`, in their order."""
-    return tuple(number for part in listed(text) for number in parse_values(part, option))

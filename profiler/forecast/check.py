@@ -18,10 +18,11 @@ from profiler.judge.cells import CellResult
 from profiler.measure.sweep import sweep
 from profiler.predict.result import Answer, CheckedForecast, ForecastCell, checked_forecast
 from profiler.report.progress import QuietListener
+from profiler.roofs.fixed_work import torch_threads
 from profiler.run.measure import Sweep
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
-from profiler.run.validate import prepare
+from profiler.run.validate import prepare, recorded_options
 from profiler.store.document import RunDocument
 from profiler.store.folder import read_document
 
@@ -40,16 +41,12 @@ def check_forecast(
     cells = [cell for cell in answer.cells if cell.fits and cell.batch_size * cell.depth <= _MOST_TOKENS]
     if not cells:
         raise RequestError("--check: no forecast cell fits this device; use smaller --batch-sizes.")
-    threads = torch.get_num_threads()
+    recorded = document.device
+    threads = request.threads or (recorded.threads if recorded.kind == "cpu" else torch.get_num_threads())
     options = replace(_options(document, request, cells), model=_model(document.model, where), budget_s=budget_s)
-    with tempfile.TemporaryDirectory(prefix="roofscope-check-") as base:
-        try:
-            if request.threads:
-                torch.set_num_threads(request.threads)
-            prepared = prepare(replace(options, out=Path(base) / "run"))
-            run = execute(prepared, QuietListener(), visits=_visits_of(cells))
-        finally:
-            torch.set_num_threads(threads)
+    with tempfile.TemporaryDirectory(prefix="roofscope-check-") as base, torch_threads(threads):
+        prepared = prepare(replace(options, out=Path(base) / "run"))
+        run = execute(prepared, QuietListener(), visits=_visits_of(cells))
         measured = {_key(result): result for result in run.measured}
         device = run.document.device
     rows = tuple(checked_forecast(cell, measured[_key(cell)]) for cell in cells if _key(cell) in measured)
@@ -75,16 +72,18 @@ def check_forecast(
 def _options(document: RunDocument, request: ForecastRequest, cells: Sequence[ForecastCell]) -> Options:
     """The options of a run that measures these cells as they were forecast."""
     model, new_tokens = document.model, request.new_tokens or document.grid.new_tokens
-    return Options(
+    options = recorded_options(document, Options(device=document.device.kind, no_levers=True))
+    if request.quant not in ("none", model.quant):
+        options = replace(options, quant=request.quant, double_quant=False, compute_dtype="auto")
+    return replace(
+        options,
         prompt_lens=sorted({cell.prompt_len for cell in cells if cell.prompt_len}),
         batch_sizes=sorted({cell.batch_size for cell in cells}),
         context_lens=sorted({cell.context_len - new_tokens // 2 for cell in cells if not cell.prompt_len}),
+        prefix=0,  # a forecast from a run has no cached prefix
         new_tokens=new_tokens,
         dtype=_dtype(request, model.dtype),
-        quant=request.quant if request.quant != "none" else model.quant,
-        weights=model.weights,
         engine=request.engine or document.engine.names[0],
-        no_levers=True,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from profiler.errors import GridError, RequestError
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Ragged, parse_ragged, too_few
+from profiler.options import listed
 
 MAX_VALUES = 1000
 MOST = 10**7
@@ -41,6 +42,11 @@ def parse_values(text: str, option: str) -> tuple[int, ...]:
         if len(values) > MAX_VALUES:
             raise GridError(f"{option}: {text!r} gives more than {MAX_VALUES} values; use a wider step.")
     return _checked(values, option)
+
+
+def parse_in_order(text: str, option: str) -> tuple[int, ...]:
+    """Return the numbers of `"128"` or `"256,128"` in their order. Raises GridError as `parse_values` does."""
+    return tuple(number for part in listed(text) for number in parse_values(part, option))
 
 
 def make_grid(

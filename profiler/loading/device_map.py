@@ -6,7 +6,6 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,20 +130,3 @@ def offloaded_bytes(module: nn.Module, placement: DeviceMap | None) -> dict[str,
             location = "disk" if placement.device_of(name) is None else "host"
             sizes[location] = sizes.get(location, 0) + param.numel() * param.element_size()
     return sizes
-
-
-def written(tensor: torch.Tensor, name: str, placement: DeviceMap, index: dict[str, Any]) -> None:
-    """Write one tensor to the placement's folder and add it to `index`."""
-    from accelerate.utils import offload_weight
-
-    assert placement.folder is not None
-    offload_weight(tensor, name, placement.folder.name, index)
-
-
-def read_back(name: str, placement: DeviceMap, index: dict[str, Any]) -> torch.Tensor:
-    """Read a tensor that `written` wrote to disk."""
-    from accelerate.utils import load_offloaded_weight
-
-    assert placement.folder is not None
-    tensor: torch.Tensor = load_offloaded_weight(str(Path(placement.folder.name) / f"{name}.dat"), index[name])
-    return tensor

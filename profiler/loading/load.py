@@ -21,7 +21,7 @@ from profiler.loading.request import CheckpointFit, LoadedModel, ModelRequest
 from profiler.packages import need
 from profiler.patching import patched
 from profiler.quant.checkpoints import gguf_format, published_format
-from profiler.quant.registry import quantization_config
+from profiler.quant.registry import FORMATS
 
 
 def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lambda _: 0) -> LoadedModel:
@@ -113,8 +113,8 @@ def _load_checkpoint(
     if request.attn:
         extra["attn_implementation"] = request.attn
     planned = plan(request, copy.deepcopy(config))
-    if request.quant != "none":
-        extra["quantization_config"] = quantization_config(
+    if (library := FORMATS[request.quant].library) is not None:
+        extra["quantization_config"] = library().config(
             request.quant, request.dtype, request.quant_options, planned, request.device
         )
     placement = plan_device_map(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.loading.device_map import DeviceMap, OtherBytesOf, dispatch, plan_device_map, read_back, written
+from profiler.loading.device_map import DeviceMap, OtherBytesOf, dispatch, plan_device_map
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.quant.registry import library_of, quantise_modules
@@ -42,6 +42,9 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
 
     Weights for the disk are written at once and stay on meta. Returns the index of the tensors on disk.
     """
+    from accelerate.utils import load_offloaded_weight, offload_weight
+
+    folder = None if placement is None or placement.folder is None else placement.folder.name
     parameters: dict[int, nn.Parameter] = {}
     names: dict[int, str] = {}
     on_disk: dict[str, Any] = {}
@@ -61,14 +64,15 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
                 parameters[id(param)] = made
                 names[id(param)] = f"{name}.{key}"
                 needs_init = True
-            elif parameters[id(param)].device.type == "meta" and placement is not None:
-                parameters[id(param)] = as_loaded(read_back(names[id(param)], placement, on_disk))
+            elif folder is not None and parameters[id(param)].device.type == "meta":
+                file = f"{folder}/{names[id(param)]}.dat"
+                parameters[id(param)] = as_loaded(load_offloaded_weight(file, on_disk[names[id(param)]]))
             owner._parameters[key] = parameters[id(param)]
         if needs_init:
             _init_values(module, owner)
-        if target is None and placement is not None:
+        if target is None:
             for key, param in template.items():
-                written(owner._parameters[key], f"{name}.{key}", placement, on_disk)
+                offload_weight(owner._parameters[key], f"{name}.{key}", folder, on_disk)
                 owner._parameters[key] = parameters[id(param)] = param
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(target)

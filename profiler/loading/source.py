@@ -174,15 +174,8 @@ def _preset_folder() -> Path:
 def check_weights(request: ModelRequest) -> None:
     """Check a checkpoint before anything slow. Raises ModelError for one that is missing, pickled or corrupt."""
     source = request.source
-    if request.weights == "random" or source.path is None:
-        return
-    if source.kind == "gguf":
-        if request.quant != "none":
-            raise ModelError(
-                "a GGUF file is dequantised while it loads, and transformers cannot quantise it again;"
-                " use --quant none or the original checkpoint."
-            )
-        return  # loading its config already read the whole file
+    if request.weights == "random" or source.path is None or source.kind == "gguf":
+        return  # loading the config of a GGUF file already read all of it
     files = weight_files(source.path)
     if not files:
         raise ModelError(f"the folder {str(source.path)!r} has a config.json but no weights; use --weights random.")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from profiler.data.links import link_called, link_of
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.gpu_profile.profile import datasheet_roofs
+from profiler.grid.ranges import parse_in_order
 from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import PlacedFile, PlaceRoofs, doubts, placed
@@ -37,15 +38,6 @@ _FULLEST = 1.02
 _REST_BYTES = (0.25, 4.0)
 
 
-@dataclass(frozen=True)
-class Shapes:
-    """Shapes that the user gives for a file that names none: one value for all figures, or one per figure."""
-
-    prompt_lens: tuple[int, ...] = ()
-    batch_sizes: tuple[int, ...] = ()
-    new_tokens: tuple[int, ...] = ()
-
-
 def place(
     path: Path,
     model: str,
@@ -55,15 +47,20 @@ def place(
     quant: str = "none",
     tp: int = 0,
     link: str = "",
-    shapes: Shapes | None = None,
+    prompt_lens: str = "",
+    batch_sizes: str = "",
+    new_tokens: str = "",
 ) -> PlacedFile:
     """Compare the figures of a file with the datasheet roofs of one or more GPUs, or with roofs measured here.
 
-    `tp` is the number of GPUs that share each step; 0 is the number that the file names, else 1. Raises RequestError
-    for an unreadable file, missing shapes, an unknown GPU, link or model.
+    `tp` is the number of GPUs that share each step; 0 is the number that the file names, else 1. The last three are
+    shapes for a file that names none, in the range grammar: one value for all figures, or one per figure. Raises
+    RequestError for an unreadable file, missing shapes, an unknown GPU, link or model.
     """
+    given = {"--prompt-lens": prompt_lens, "--batch-sizes": batch_sizes, "--new-tokens": new_tokens}
+    shapes = {option: parse_in_order(text, option) for option, text in given.items()}
     file = read_foreign(path)
-    figures = _with_shapes(file.figures, shapes or Shapes())
+    figures = _with_shapes(file.figures, shapes)
     _require_shapes(figures)
     is_cpu = False
     if here:
@@ -137,14 +134,10 @@ def place(
     )
 
 
-def _with_shapes(figures: Sequence[Figure], shapes: Shapes) -> Sequence[Figure]:
+def _with_shapes(figures: Sequence[Figure], shapes: Mapping[str, Sequence[int]]) -> Sequence[Figure]:
     """The figures with one value for all of them, or one for each. Raises RequestError for any other number."""
     given: list[Sequence[int | None]] = []
-    for option, values in (
-        ("--prompt-lens", shapes.prompt_lens),
-        ("--batch-sizes", shapes.batch_sizes),
-        ("--new-tokens", shapes.new_tokens),
-    ):
+    for option, values in shapes.items():
         if len(values) > 1 and len(values) != len(figures):
             raise RequestError(
                 f"{option}: {len(values)} values for {len(figures)} figures; give one, or one per figure in order."

@@ -47,7 +47,10 @@ class Library(Protocol):
     def config(
         self, quant: Quant, dtype: torch.dtype, options: QuantOptions, planned: Any, device: torch.device | None, /
     ) -> Any:
-        """Return the `quantization_config` of `from_pretrained`; `planned` is the model on meta."""
+        """Return the `quantization_config` of `from_pretrained`: bitsandbytes' blocks of 64, LLM.int8(), or torchao's.
+
+        `planned` is the model on meta, whose widths decide the groups of int4wo.
+        """
 
     def stored(self, module: Any, /) -> StoredWeight:
         """Return how the weight of a linear is stored."""
@@ -237,17 +240,3 @@ def quantise_modules(
             f"--quant {quant}: {FORMATS[quant].package} cannot quantise this model ({describe_error(error)});"
             " use another format, or none."
         ) from error
-
-
-def quantization_config(
-    quant: Quant, dtype: torch.dtype, options: QuantOptions, planned: Any, device: torch.device
-) -> Any:
-    """The `quantization_config` of `from_pretrained`: bitsandbytes' blocks of 64, LLM.int8(), or torchao's config.
-
-    `planned` is the model on meta, whose widths decide the groups of int4wo. Raises RequestError for a format to
-    which transformers cannot quantise while it loads.
-    """
-    library = FORMATS[quant].library
-    if library is None:
-        raise RequestError(f"--quant {quant}: transformers cannot quantise a checkpoint to it while loading.")
-    return library().config(quant, dtype, options, planned, device)

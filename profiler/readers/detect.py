@@ -8,14 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.readers.aiperf import read_aiperf
 from profiler.readers.csv_table import CSV_COLUMNS, read_csv_table
 from profiler.readers.figures import ForeignFile, refuse_impossible, shared_gpus
-from profiler.readers.guidellm import read_guidellm
-from profiler.readers.inference_perf import read_inference_perf
 from profiler.readers.llama_batched_bench import read_llama_batched_bench
 from profiler.readers.llama_bench import read_llama_bench
 from profiler.readers.llama_benchy import read_llama_benchy
+from profiler.readers.load_generators import read_aiperf, read_guidellm, read_inference_perf
 from profiler.readers.optimum_benchmark import read_optimum_benchmark
 from profiler.readers.serving import read_serving
 from profiler.readers.sglang import read_sglang

@@ -87,14 +87,19 @@ def _fastest(able: Sequence[Offer], rented: RentDocument) -> str:
 
 
 def _doubt(able: Sequence[Offer]) -> str:
-    unsure = [offer for offer in able if offer.verdict == "cannot tell"]
-    if not unsure:
+    """Whether the cheapest meets the limits, which others may be cheaper, and the measurement that narrows it."""
+    cheapest, unsure = able[0], [offer for offer in able if offer.verdict == "cannot tell"]
+    doubts = [] if cheapest.meets == "yes" else [f"whether {_named(cheapest)} meets the limits"]
+    if unsure:
+        why = "its range overlaps" if unsure[0].meets == cheapest.meets else "may miss the limits"
+        others = several(len(unsure), "other row", "other rows")
+        doubts.append(f"{others} may be cheaper, first {_named(unsure[0])} ({why})")
+    if not doubts:
         return "In doubt: nothing; no range overlaps the cheapest."
-    first = unsure[0]
-    why = "may miss the limits" if first.meets == "cannot tell" else "its range overlaps"
+    card = (unsure[0] if cheapest.meets == "yes" else cheapest).card
     return (
-        f"In doubt: {several(len(unsure), 'other row', 'other rows')} may be cheaper, first {_named(first)} ({why});"
-        f" `roofscope ceilings --out gpu.json` on one {first.card} takes a minute and narrows it."
+        f"In doubt: {', and '.join(doubts)}; `roofscope ceilings --out gpu.json` on one {card} takes a minute and"
+        " narrows it."
     )
 
 

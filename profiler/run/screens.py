@@ -61,16 +61,6 @@ class PrecisionDifference:
         return math.exp(-self.difference.log_ratio)
 
     @property
-    def low(self) -> float:
-        """Lower end of the 95 % interval of `speed_up`."""
-        return math.exp(-self.difference.log_high)
-
-    @property
-    def high(self) -> float:
-        """Upper end of the same interval."""
-        return math.exp(-self.difference.log_low)
-
-    @property
     def visited_once(self) -> bool:
         """Whether a run has a single visit, which does not show how much visits of one cell differ."""
         return not has_claim_visits(self.difference.visits)
@@ -175,17 +165,12 @@ def warnings_of(runs: Sequence[Run]) -> list[str]:
 def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return a row of `AGAINST_COLUMNS` per cell that compares a further precision with the first."""
     order = {run.model.quant: number for number, run in enumerate(runs)}
-    items = sorted(compare_with_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key))
-    return [
-        [
-            item.key.name,
-            item.precision,
-            duration(item.time_s),
-            f"{item.speed_up:.2f}x",
-            "one visit: no claim" if item.visited_once else f"{item.low:.2f} .. {item.high:.2f}",
-        ]
-        for item in items
-    ]
+    rows = []
+    for item in sorted(compare_with_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key)):
+        low, high = math.exp(-item.difference.log_high), math.exp(-item.difference.log_low)
+        interval = "one visit: no claim" if item.visited_once else f"{low:.2f} .. {high:.2f}"
+        rows.append([item.key.name, item.precision, duration(item.time_s), f"{item.speed_up:.2f}x", interval])
+    return rows
 
 
 def once_line(runs: Sequence[Run]) -> str | None:

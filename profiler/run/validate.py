@@ -249,11 +249,16 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
         raise RunError(f"this run cannot be resumed with {name}: it profiled {facts.id}.")
     if grid.prompts and not options.prompts:
         raise RunError(f"{folder} ran the prompts of {grid.prompts} and does not hold them; give --prompts again.")
+    prompts = options.prompts if grid.prompts else None
+    return replace(recorded_options(document, options), model=model, prompts=prompts)
+
+
+def recorded_options(document: RunDocument, options: Options) -> Options:
+    """`options` with all that run.json records of a run's own, but not its model or prompts, which it may not hold."""
+    facts, grid = document.model, document.grid
     return replace(
         options,
-        model=model,
         prompt_lens=grid.ragged or grid.prompt_lens,
-        prompts=options.prompts if grid.prompts else None,
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
         prefix=grid.prefix,
@@ -261,7 +266,7 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
         dtype=facts.dtype,
         quant=facts.quant,
         double_quant=facts.double_quant,
-        compute_dtype=facts.compute_dtype if FORMATS[facts.quant].has_options else "auto",
+        compute_dtype=facts.compute_dtype if FORMATS[known_quant(facts.quant)].has_options else "auto",
         weights=facts.weights,
         engine=",".join(name for name in document.engine.names if name != PADDED_ENGINE),
         attn=facts.attention,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, fields
 from functools import cache
 from importlib import import_module
@@ -57,24 +57,9 @@ def fact_of(record: Mapping[str, Any]) -> Fact:
     return fact
 
 
-def read_records(folder: Path) -> list[dict[str, Any]]:
-    """All records of samples.jsonl as parsed JSON. Raises RunError naming the first line that cannot be read."""
-    return [record for _, record in _numbered(folder)]
-
-
 def read_facts_of(folder: Path) -> list[Fact]:
     """All facts of samples.jsonl. Raises RunError naming the first line that cannot be read."""
     facts = []
-    for number, record in _numbered(folder):
-        try:
-            facts.append(fact_of(record))
-        except (ValidationError, KeyError, TypeError):
-            raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a fact of a run.") from None
-    return facts
-
-
-def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each record with its line number, from 1."""
     try:
         file = (folder / SAMPLES_FILE).open("rb")
     except OSError:
@@ -87,4 +72,8 @@ def _numbered(folder: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
             if not isinstance(record, dict):
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a JSON object.")
-            yield number, record
+            try:
+                facts.append(fact_of(record))
+            except (ValidationError, KeyError, TypeError):
+                raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a fact of a run.") from None
+    return facts

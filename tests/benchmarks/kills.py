@@ -125,9 +125,8 @@ def commands(model: str, script: str, done: Path) -> dict[str, Callable[[Path], 
 
 def twice(folder: Path) -> list[tuple[int, int]]:
     """Return the cells that were visited twice in one round."""
-    from profiler.store.samples import read_records
-
-    first = [(one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one]
+    records = map(json.loads, (folder / "samples.jsonl").read_text().splitlines())
+    first = [(one["batch_size"], one["prompt_len"], one["round"]) for one in records if "round" in one]
     return [cell for cell in set(first) if first.count(cell) > 1]
 
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from raw_samples import read_records
 from simulated.native import why_not
 
 from profiler.run.stages import Stages
-from profiler.store.samples import read_records
 
 from .campaign import Recorded, recorded
 from .oracles import Case, failures

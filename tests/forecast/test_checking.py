@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import profiler
-from profiler.forecast.command import CheckedCell, append_checks, checks_line, read_checks
+from profiler.errors import RequestError
+from profiler.forecast.check import check_forecast
+from profiler.forecast.command import CheckedCell, ForecastRequest, append_checks, checks_line, read_checks
+from profiler.run.options import Options
+
+TINY_RUN = Path(__file__).parents[1] / "data" / "tiny_run"
 
 
 @pytest.mark.slow
@@ -41,6 +48,39 @@ def test_a_forecast_is_run_and_its_errors_are_kept(
     assert "of 4 checked cells" in " ".join(shown.out.split())
     page = (run.folder / "report.html").read_text()
     assert "What would happen" in page
+
+
+@pytest.mark.parametrize(
+    ("quant", "expected"),
+    [
+        ("none", {"quant": "nf4", "double_quant": True, "compute_dtype": "float16"}),
+        ("fp4", {"quant": "fp4", "double_quant": False, "compute_dtype": "auto"}),
+    ],
+)
+def test_the_model_is_run_as_in_the_run(
+    quant: str, expected: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention, device, threads and the options of its format; another format has its own options."""
+    document, threads = json.loads((TINY_RUN / "run.json").read_text()), torch.get_num_threads() + 1
+    document["model"] |= {"quant": "nf4", "double_quant": True, "compute_dtype": "float16", "attention": "eager"}
+    document["device"]["threads"] = threads
+    (tmp_path / "run.json").write_text(json.dumps(document))
+    asked: list[tuple[Options, int]] = []
+
+    def prepare(options: Options) -> None:
+        asked.append((options, torch.get_num_threads()))
+        raise RequestError("only read.")
+
+    monkeypatch.setattr("profiler.forecast.check.prepare", prepare)
+    cell = SimpleNamespace(phase="prefill", batch_size=2, prompt_len=8, context_len=0, depth=8, fits=True)
+    answer: Any = SimpleNamespace(cells=(cell,))
+    with pytest.raises(RequestError, match="only read"):
+        check_forecast(tmp_path, ForecastRequest(quant=quant), answer, 1.0, "tiny-llama")
+    [(options, threads_then)] = asked
+    assert {name: getattr(options, name) for name in expected} == expected
+    assert (options.attn, options.device, threads_then) == ("eager", "cpu", threads)
+    assert (options.prompt_lens, options.batch_sizes, options.context_lens) == ([8], [2], [])
+    assert torch.get_num_threads() == threads - 1
 
 
 def test_checks_of_other_machines_and_torn_lines_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

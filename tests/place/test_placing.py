@@ -19,7 +19,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import preset_names
-from profiler.place.command import Shapes, place
+from profiler.place.command import place
 
 
 def table(path: Path, *rows: tuple[object, ...]) -> Path:
@@ -151,13 +151,15 @@ def test_a_file_without_shapes_asks_for_them(roofscope: Callable[..., Any]) -> N
     assert (row["phase"], row["batch_size"], row["prompt_len"], row["new_tokens"]) == ("generate", 4, 128, 32)
     assert row["tokens_per_s"] == pytest.approx(4 * 32 / row["latency_s"])
     with pytest.raises(RequestError, match="2 values for 1 figures"):
-        place(FILES / "vllm-latency.json", "smollm2-135m", gpu="T4", shapes=Shapes((1, 2), (1,), (32,)))
+        place(
+            FILES / "vllm-latency.json", "smollm2-135m", gpu="T4", prompt_lens="1,2", batch_sizes="1", new_tokens="32"
+        )
 
 
 def test_requests_are_shared_out_over_batches() -> None:
     """8 requests in 6.636 s, 4 at a time: 3.318 s per batch."""
-    shapes = Shapes((64,), (4,), (16,))
-    [row] = place(FILES / "vllm-throughput.json", "smollm2-135m", gpu="T4", shapes=shapes).rows
+    path = FILES / "vllm-throughput.json"
+    [row] = place(path, "smollm2-135m", gpu="T4", prompt_lens="64", batch_sizes="4", new_tokens="16").rows
     assert row.latency_s == pytest.approx(6.6361353 / 2)
 
 

@@ -10,7 +10,7 @@ import pytest
 from foreign_files import changed, served
 
 from profiler.errors import RequestError
-from profiler.place.command import Shapes, place
+from profiler.place.command import place
 
 # Llama-3.1-8B in Q4_K: the bytes and parameters of its file, and the embedding's parameters, which no step reads.
 SIZE, PARAMS, EMBEDDING = 4_912_899_072, 8_030_261_248, 128_256 * 4096
@@ -115,10 +115,11 @@ def report(path: Path, **decode: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize("new_tokens", [(), (16,)])
-def test_steps_of_a_loop_are_its_tokens_over_its_sequences(new_tokens: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("new_tokens", ["", "16"])
+def test_steps_of_a_loop_are_its_tokens_over_its_sequences(new_tokens: str, tmp_path: Path) -> None:
     """Throughput is batch x (new tokens - 1) / the loop's time: 60 tokens of 4 sequences are 15 steps."""
-    [decode] = place(report(tmp_path / "f"), "smollm2-135m", gpu="T4", shapes=Shapes((128,), (4,), new_tokens)).rows
+    path = report(tmp_path / "f")
+    [decode] = place(path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes="4", new_tokens=new_tokens).rows
     assert decode.latency_s == pytest.approx(0.1)
     assert decode.tokens_per_s == pytest.approx(40)
     assert decode.new_tokens == 16
@@ -126,13 +127,13 @@ def test_steps_of_a_loop_are_its_tokens_over_its_sequences(new_tokens: tuple[int
 
 def test_shapes_that_contradict_a_loop_are_refused(tmp_path: Path) -> None:
     path = report(tmp_path / "f")
-    for shapes in (Shapes((128,), (7,)), Shapes((128,), (4,), (32,))):
+    for batch_sizes, new_tokens in (("7", ""), ("4", "32")):
         with pytest.raises(RequestError, match="made 60 tokens"):
-            place(path, "smollm2-135m", gpu="T4", shapes=shapes)
+            place(path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes=batch_sizes, new_tokens=new_tokens)
     with pytest.raises(RequestError, match="give --batch-sizes and --prompt-lens"):
         place(path, "smollm2-135m", gpu="T4")
     with pytest.raises(RequestError, match="give --new-tokens"):
-        place(report(path, throughput=None), "smollm2-135m", gpu="T4", shapes=Shapes((128,), (4,)))
+        place(report(path, throughput=None), "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes="4")
 
 
 A100 = "NVIDIA A100-SXM4-80GB"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from profiler.data.links import published_link
 from profiler.data.prices import prices
 from profiler.errors import RequestError
 from profiler.forecast.command import ForecastRequest, forecast_on
-from profiler.rent.command import RentDocument, rent
-from profiler.rent.offers import Offer
+from profiler.rent.command import RentDocument, precision_words, rent
+from profiler.rent.offers import Offer, ranked
 from profiler.rent.options import RentOptions
 from profiler.rent.plan import Planner, times_on
 from profiler.rent.text import rent_sentences, rent_table
@@ -203,6 +203,20 @@ def test_limits_that_no_gpu_meets_still_have_a_table(roofscope: Callable[..., An
     assert {row[2:10].strip() for row in rows} == {"L4", "H100 SXM"}
     picture = roofscope("rent", "mistral-7b-v0.1", "--max-tpot-ms", "1", "--cards", "L4", "--out", "none.svg")
     assert "no GPU meets the limits" in picture.err
+
+
+def test_where_no_gpu_certainly_meets_the_limits_that_is_in_doubt(chat: RentDocument, queue: RentDocument) -> None:
+    """Others are cheaper only in the ranges of a queue: at a rate, a GPU costs the same however fast it is."""
+    for found, cheaper in ((chat, False), (queue, True)):
+        may_miss = [replace(offer, meets="cannot tell") if offer.meets == "yes" else offer for offer in found.cards]
+        doubtful = replace(found, cards=ranked(may_miss))
+        _, cheapest, _, doubt, *_ = rent_sentences(doubtful)
+        assert cheapest.startswith("None certainly meets the limits; ")
+        first = doubtful.cards[0]
+        name = f"{first.name} in {precision_words(first.precision)}"
+        assert doubt.startswith(f"In doubt: whether {name} meets the limits")
+        assert f"on one {first.card} takes a minute" in doubt
+        assert ("may be cheaper" in doubt, "(its range overlaps)" in doubt) == (cheaper, cheaper)
 
 
 def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:

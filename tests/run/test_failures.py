@@ -20,6 +20,7 @@ import pytest
 import torch
 from hurry import with_effort
 from machines import HOST, small
+from raw_samples import read_records
 
 import profiler
 from profiler.engines.transformers import EagerEngine
@@ -34,7 +35,7 @@ from profiler.report.progress import QuietListener
 from profiler.run.stages import Stages
 from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import read_run
-from profiler.store.samples import read_records
+from profiler.store.samples import read_facts_of
 
 ROOT = Path(__file__).parents[2]
 CELL = Cell(1, 8, 8)
@@ -234,7 +235,7 @@ def test_a_damaged_sample_is_named_by_its_line(stored: profiler.Run) -> None:
     lines = samples.read_text().splitlines()
     samples.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
     with pytest.raises(RunError, match="line 2"):
-        read_records(stored.folder)
+        read_facts_of(stored.folder)
     assert len(read_run(stored.folder).cells) == len(stored.cells), "the table can still be read"
 
 

@@ -12,6 +12,7 @@ import pytest
 from hurry import with_effort
 from machines import HOST
 from plain_engine import PlainEngine
+from raw_samples import read_records
 
 import profiler
 from profiler.counting.operators import Linear
@@ -27,7 +28,6 @@ from profiler.report.engines import break_even
 from profiler.run import cold_start as cold
 from profiler.run import setup as foundation
 from profiler.run.cold_start import steps_after_idle
-from profiler.store.samples import read_records
 
 HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from hurry import with_effort
+from raw_samples import read_records
 
 import profiler
 from profiler.roofs.measure import measure
-from profiler.store.samples import read_records
 
 pytestmark = [pytest.mark.timing, pytest.mark.slow]
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from machines import CPU
 from plain_engine import PlainEngine
+from raw_samples import read_records
 
 import profiler
 from profiler import effort
@@ -35,7 +36,7 @@ from profiler.measure.rounds import Plan
 from profiler.measure.sweep import sweep
 from profiler.report.progress import QuietListener
 from profiler.store.folder import read_document, read_run
-from profiler.store.samples import read_facts_of, read_records
+from profiler.store.samples import read_facts_of
 from profiler.store.writer import RunStore
 
 GRID = make_grid([2, 4, 8], [1, 2], 6)

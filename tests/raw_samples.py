@@ -1,0 +1,12 @@
+"""The records of a run's samples.jsonl, without the profiler's own reader."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    """Return all records of samples.jsonl as parsed JSON."""
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
