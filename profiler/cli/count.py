@@ -121,9 +121,9 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
 
 def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_document, grid_frame, grid_sections
+    from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import count_grid
     from profiler.counting.model_numbers import model_numbers
-    from profiler.counting.preset_counts import counted_model
     from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
 

@@ -14,7 +14,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from profiler import report
-from profiler.counting.preset_counts import CountedModel, counted_model
+from profiler.counting.cache import counted_model
+from profiler.counting.preset_counts import CountedModel
 from profiler.errors import ModelError, RequestError
 from profiler.explore.document import (
     ExploreDocument,

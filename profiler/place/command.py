@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from profiler.counting.attention import AttentionCore
+from profiler.counting.cache import counted_model
 from profiler.counting.floor import DENSE_BYTES, RoofSet, collectives_s, roof_times
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
-from profiler.counting.preset_counts import CountedModel, counted_model
+from profiler.counting.preset_counts import CountedModel
 from profiler.data import datasheets as datasheet
 from profiler.data.links import link_called, link_of
 from profiler.errors import ModelError, RequestError

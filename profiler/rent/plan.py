@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from profiler.counting.cache import counted_model
 from profiler.counting.memory_need import MemoryNeed, cache_bytes, need_of_batch, path_on
 from profiler.counting.operators import Experts
-from profiler.counting.preset_counts import CountedModel, counted_model
+from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link, link_of
 from profiler.data.published_results import EngineKind

@@ -13,9 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig
 
+from profiler.counting.cache import counted_model
 from profiler.counting.memory_need import memory_need, need_of_batch, path_on
 from profiler.counting.operators import Experts
-from profiler.counting.preset_counts import counted_model
 from profiler.counting.walk import called_modules, walk
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step

@@ -7,10 +7,10 @@ import random
 import pytest
 from machines import XEON_PROFILE
 
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
-from profiler.counting.preset_counts import counted_model
 from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 

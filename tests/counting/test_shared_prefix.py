@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.grid_count import count_grid
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import ModelWork, RecurrentState
-from profiler.counting.preset_counts import counted_model
 from profiler.errors import RequestError
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.floor import expected_tokens, pays_from, verifying
 from profiler.counting.operators import Experts
-from profiler.counting.preset_counts import counted_model
 from profiler.errors import RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import resolve

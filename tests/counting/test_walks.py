@@ -8,8 +8,8 @@ from unittest.mock import Mock
 
 import pytest
 
+from profiler.counting import cache as walks
 from profiler.counting import count as meta
-from profiler.counting import preset_counts as walks
 from profiler.counting.operators import ModelWork
 from profiler.facts.step import Step
 from profiler.loading.source import load_preset, resolve

@@ -11,7 +11,8 @@ import pytest
 pytest.importorskip("PySide6.QtWebEngineWidgets", reason="needs the extra `browser`")
 
 
-from profiler.counting.preset_counts import CountedModel, counted_model
+from profiler.counting.cache import counted_model
+from profiler.counting.preset_counts import CountedModel
 from profiler.explore.command import explore_document, explore_page
 from profiler.facts.step import Step
 from profiler.loading.source import resolve

@@ -18,10 +18,10 @@ from py_mini_racer import MiniRacer
 from transformers import AutoConfig
 
 import profiler.explore
+from profiler.counting.cache import counted_model
 from profiler.counting.grid_count import gpu_floors
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.model_numbers import model_numbers
-from profiler.counting.preset_counts import counted_model
 from profiler.explore.command import explore_document, explore_page
 from profiler.explore.document import ExploreDocument, ModelEntry, Row, gpu_row, model_entry
 from profiler.facts.step import Step

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from machines import roof
 
+from profiler.counting.cache import counted_model
 from profiler.counting.floor import RoofSet
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import as_value
-from profiler.counting.preset_counts import counted_model
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.step import ExecutionPath, Step

@@ -1,0 +1,86 @@
+"""Counts of any model: the bundled file, else the user cache, else a walk on the meta device."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from importlib import metadata
+from pathlib import Path
+
+from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
+from profiler.loading.source import ModelSource
+from profiler.user_cache import cache_path, write_cache
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+# The walk depends on their modules, formats and layouts.
+_LIBRARIES = ("torch", "transformers", "accelerate", "bitsandbytes", "torchao", "compressed-tensors", "gguf")
+
+
+def counted_model(
+    source: ModelSource,
+    dtype: str = "auto",
+    quant: str = "none",
+    *,
+    rented: bool = False,
+    ranks: int = 1,
+    trust_remote_code: bool = False,
+) -> CountedModel:
+    """Return the counts of a model, from the presets of the package, the user cache or a walk, which is cached.
+
+    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. With `ranks` above 1, the counts are
+    those of the tensor-parallel rank that has most. Only a walk imports torch and transformers. Raises RequestError or
+    ModelError.
+    """
+    is_preset = source.kind == "card" and dtype == "auto"
+    preset = preset_counts(source.name, quant, ranks) if is_preset else None
+    if preset is not None and not (rented and preset.dtype == "float32"):
+        return preset
+    config, path = _config(source), None
+    if config is not None:
+        asked = [dtype, quant, rented, ranks]
+        path = cache_path("walks", {"config": config, "asked": asked, "rules": rules_digest(), **library_versions()})
+        if (cached := _read(path)) is not None:
+            return cached
+    from profiler.counting.count import counted_on_meta
+
+    model = counted_on_meta(source, dtype, quant, rented=rented, ranks=ranks, trust_remote_code=trust_remote_code)
+    if path is not None:
+        write_cache(path, json.dumps(counts_json(model)).encode())
+    return model
+
+
+def _config(source: ModelSource) -> str | None:
+    """Return a text that identifies a model's config, or None for a model on a hub."""
+    if source.kind == "card" and source.preset is not None:
+        return json.dumps(source.preset.config)
+    if source.kind == "folder" and source.path is not None:
+        return (source.path / "config.json").read_text(encoding="utf-8")
+    if source.kind == "gguf" and source.path is not None:  # gigabytes, so by size and time like a build tool
+        stat = source.path.stat()
+        return f"{source.path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+    return None
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of the installed libraries on which counts depend."""
+    versions = {}
+    for library in _LIBRARIES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[library] = metadata.version(library)
+    return versions
+
+
+def rules_digest() -> str:
+    """Return a digest of this package's source, so that a changed rule invalidates the cache."""
+    digest = hashlib.sha256()
+    for file in sorted(_PACKAGE.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _read(path: Path) -> CountedModel | None:
+    try:
+        return from_json(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
