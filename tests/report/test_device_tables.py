@@ -141,6 +141,8 @@ def test_the_picture_names_the_limit_of_small_messages() -> None:
     assert len(time_axes.lines[0].get_xdata()) == 17
     assert max(rate_axes.lines[0].get_ydata()) < BUS_BYTES_PER_S / 1e9
     plt.close(figure)
+    with pytest.raises(ValueError, match="no measured messages"):
+        link_figure(Link("typed", 1e-6, 1e9, ""))
 
 
 @pytest.mark.slow

@@ -263,7 +263,12 @@ def _band(axes: Axes, phase: Phase, answer: Answer) -> None:
 
 
 def link_figure(link: Link) -> Figure:
-    """Return time (left) and bus bandwidth (right) of an all-reduce over its bytes, with the fit to a link's points."""
+    """Return time (left) and bus bandwidth (right) of an all-reduce over its bytes, with the fit.
+
+    Raises ValueError for a link without measured messages.
+    """
+    if not link.points:
+        raise ValueError(f"{link.name} has no measured messages")
     ranks, half_bytes = link.points[0].ranks, link.half_bytes(link.points[0].ranks)
     nbytes = np.array([point.nbytes for point in link.points])
     seconds = np.array([point.seconds for point in link.points])
