@@ -229,6 +229,8 @@ def _tried_nearby(cell: JudgedCell, setting: Setting) -> list[Lever]:
     """
     found = []
     for there, result in cell.tried_nearby:
+        if not result.is_claim:
+            continue
         form = result.form
         longer_s = cell.split.latency_s - there.split.latency_s
         if form in FORMATS or form in _DTYPE_BITS:

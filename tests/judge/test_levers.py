@@ -204,6 +204,9 @@ def test_a_trial_at_another_depth_gives_a_range() -> None:
     assert lever.saves_s == pytest.approx(25e-3 + 12.5e-3 + 0.02 * 63e-3)
     assert "tried at decode 8 x 64" in lever.because
     assert not with_nearby_trials(other_batch, [shallow]).tried_nearby
+    unclear = replace(shallow, tried=(TrialResult("bfloat16", 0.95, 0.1, 30, 30, 55e-3),))
+    found = levers(with_nearby_trials(deep, [unclear]), setting)
+    assert "bfloat16" not in {item.change for item in found}, "its own step took 8 ms less than the cell"
     slower = replace(shallow, tried=(TrialResult("bfloat16", 1.13, 0.02, 2, 30),))
     deep = cell(linears(1e9, 63e9), batch=8, depth=512, weights_s=63e-3, kv_s=25e-3)
     found = levers(with_nearby_trials(deep, [slower]), FLOAT32)
