@@ -1,10 +1,17 @@
-"""What the page evaluates: a model's operators as expressions, and the roofs, links and memory of GPUs."""
+"""What the page evaluates: a model's operators as expressions, and the roofs, links and memory of GPUs.
+
+An operator's formula runs once on symbols instead of numbers. Arithmetic and NumPy's functions on a symbol build an
+expression of a step's fields, which the page evaluates for any of their values.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import RoofSet
@@ -12,13 +19,14 @@ from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, 
 from profiler.counting.operators import Collective, Operator
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
-from profiler.explore.expressions import Expression, Tree, symbolic_prefill, symbolic_step, tree_of
-from profiler.facts.step import ExecutionPath
+from profiler.facts.step import ExecutionPath, Step
 from profiler.judge.cells import CellResult
 from profiler.predict.result import BETWEEN_CELLS, ForecastCell
 from profiler.store.folder import Run
 
 Row = Mapping[str, Any]
+Tree = int | float | bool | str | list[Any]
+"""An expression as JSON: a number, the name of a symbol, or [operation, argument, ...], as theory.js computes it."""
 
 
 @dataclass(frozen=True)
@@ -113,44 +121,44 @@ def model_entry(counted: CountedModel, quant: str, ranks: int = 1) -> ModelEntry
         ranks=ranks,
         weight_bytes=counted.weight_bytes,
         kv_bits=8 * max(widths, default=2),
-        cache_bytes=tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"), shared=_symbol("shared"))),
+        cache_bytes=_tree_of(cache_bytes(counted.work, _symbol("batch"), _symbol("tokens"), shared=_symbol("shared"))),
         state_bytes=state_bytes(counted.work),
-        workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=True).workspace_bytes),
-        unfused_workspace_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=False).workspace_bytes),
-        fragmentation_bytes=tree_of(_prefill_need(counted, fuses_grouped_heads=True).fragmentation_bytes),
+        workspace_bytes=_tree_of(_prefill_need(counted, fuses_grouped_heads=True).workspace_bytes),
+        unfused_workspace_bytes=_tree_of(_prefill_need(counted, fuses_grouped_heads=False).workspace_bytes),
+        fragmentation_bytes=_tree_of(_prefill_need(counted, fuses_grouped_heads=True).fragmentation_bytes),
         operators=[_operator(operator) for operator in operators if not isinstance(operator, Collective)],
         collectives=[_collective(operator) for operator in operators if isinstance(operator, Collective)],
     )
 
 
 def _symbol(name: str) -> int:
-    symbol: object = Expression(name)
+    symbol: object = _Expression(name)
     return symbol  # type: ignore[return-value]
 
 
 def _prefill_need(counted: CountedModel, *, fuses_grouped_heads: bool) -> MemoryNeed:
     path = path_on(counted.work, counted.attention, fuses_grouped_heads=fuses_grouped_heads)
     new_tokens = _symbol("tokens") - _symbol("shared") - _symbol("query")
-    return memory_need(counted.work, 0, symbolic_prefill(), new_tokens, path)
+    return memory_need(counted.work, 0, _symbolic_prefill(), new_tokens, path)
 
 
 def _operator(operator: Operator) -> OperatorExpressions:
     """Trace the formula of an operator on symbols."""
-    work = operator.work(symbolic_step(), ExecutionPath())
+    work = operator.work(_symbolic_step(), ExecutionPath())
     return OperatorExpressions(
         name=operator.name,
         group=operator.group,
         dtype=operator.dtype_name,
-        flops=tree_of(work.model_flops),
-        weight_bytes=tree_of(work.weight_bytes),
-        kv_bytes=tree_of(work.kv_read_bytes + work.kv_write_bytes),
-        other_bytes=tree_of(work.state_bytes + work.embedding_bytes + work.logits_bytes),
+        flops=_tree_of(work.model_flops),
+        weight_bytes=_tree_of(work.weight_bytes),
+        kv_bytes=_tree_of(work.kv_read_bytes + work.kv_write_bytes),
+        other_bytes=_tree_of(work.state_bytes + work.embedding_bytes + work.logits_bytes),
     )
 
 
 def _collective(operator: Collective) -> CollectiveExpressions:
-    work = operator.work(symbolic_step(), ExecutionPath())
-    return CollectiveExpressions(operator.count, bus_share(operator.kind, operator.ranks), tree_of(work.link_bytes))
+    work = operator.work(_symbolic_step(), ExecutionPath())
+    return CollectiveExpressions(operator.count, bus_share(operator.kind, operator.ranks), _tree_of(work.link_bytes))
 
 
 def gpu_row(roofs: RoofSet) -> Row:
@@ -193,3 +201,95 @@ def measured_run(run: Run, forecasts: Sequence[ForecastCell] = ()) -> MeasuredRu
 def _step(cell: CellResult | ForecastCell) -> Row:
     length = cell.prompt_len if cell.phase == "prefill" else cell.context_len
     return {"phase": cell.phase, "batch": cell.batch_size, "length": length, "seconds": cell.latency_s}
+
+
+_UFUNCS = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "floor_divide": "//",
+    "power": "**",
+    "minimum": "min",
+    "maximum": "max",
+    "greater": ">",
+    "greater_equal": ">=",
+    "less": "<",
+    "less_equal": "<=",
+    "equal": "==",
+    "bitwise_or": "or",
+    "bitwise_and": "and",
+    "logical_or": "or",
+    "logical_and": "and",
+    "invert": "not",
+    "logical_not": "not",
+}
+
+
+class _Expression(NDArrayOperatorsMixin):
+    """An operation on numbers and symbols that has not been evaluated."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **_: Any) -> Any:
+        if method != "__call__" or ufunc.__name__ not in _UFUNCS:
+            return NotImplemented
+        return _apply(_UFUNCS[ufunc.__name__], *inputs)
+
+    def __array_function__(self, function: Any, _types: Any, arguments: Any, _keywords: Any) -> Any:
+        if function is np.where:
+            return _apply("where", *arguments)
+        if function is np.clip:
+            value, low, high = arguments
+            return _apply("min", _apply("max", value, low), high)
+        return NotImplemented
+
+    def __bool__(self) -> bool:
+        raise TypeError("an expression has no truth value before it is evaluated; compare with NumPy's functions")
+
+    __hash__ = object.__hash__  # the mixin compares, so it leaves none
+
+
+def _apply(operation: str, *arguments: Any) -> Any:
+    """Return an expression, or a number where the result depends on no expression."""
+    plain = [_plain(argument) for argument in arguments]
+    if operation == "*" and any(_is(argument, 0) for argument in plain):
+        return 0
+    if operation == "-" and _is(plain[1], 0):
+        return plain[0]
+    for neutral, unit in (("*", 1), ("+", 0)):
+        if operation == neutral and any(_is(argument, unit) for argument in plain):
+            return next(argument for argument in plain if not _is(argument, unit))
+    return _Expression([operation, *map(_tree_of, plain)])
+
+
+def _plain(argument: Any) -> Any:
+    """NumPy wraps a symbol, or a number, in an array without dimensions."""
+    return argument.item() if isinstance(argument, np.generic | np.ndarray) else argument
+
+
+def _is(argument: Any, number: int) -> bool:
+    return not isinstance(argument, _Expression) and bool(argument == number)
+
+
+def _tree_of(value: Any) -> Tree:
+    """Return a traced value as JSON."""
+    plain = _plain(value)
+    tree: Tree = plain.tree if isinstance(plain, _Expression) else plain
+    return tree
+
+
+def _symbolic_step() -> Step:
+    """Return a step of symbols with the names of its fields, which have no values to check."""
+    step = object.__new__(Step)
+    for item in fields(Step):
+        object.__setattr__(step, item.name, _Expression(item.name))
+    return step
+
+
+def _symbolic_prefill() -> Step:
+    """Return a prefill of the symbols `batch` and `query` after a prefix of the symbol `shared`."""
+    step = _symbolic_step()
+    object.__setattr__(step, "context", step.shared)
+    return step
