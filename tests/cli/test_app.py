@@ -48,12 +48,7 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [
-        ("run", engine_names()),
-        ("forecast", published_links()),
-        ("export", EXPORTERS),
-        ("plot", [*PLOTS, *COMPARISONS]),
-    ],
+    [("run", engine_names()), ("forecast", published_links()), ("export", EXPORTERS), ("plot", [*PLOTS, *COMPARISONS])],
 )
 def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
     """Help texts list alternatives without importing them."""

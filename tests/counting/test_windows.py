@@ -22,8 +22,7 @@ GEMMA = {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attenti
 
 
 @pytest.mark.parametrize(
-    ("model_type", "sizes", "kept"),
-    [("gpt_neo", GPT_NEO, 21), ("llama4_text", LLAMA_4, 5), ("gemma3_text", GEMMA, 5)],
+    ("model_type", "sizes", "kept"), [("gpt_neo", GPT_NEO, 21), ("llama4_text", LLAMA_4, 5), ("gemma3_text", GEMMA, 5)]
 )
 def test_pairs_and_kept_keys_are_those_of_the_library(model_type: str, sizes: dict[str, Any], kept: int) -> None:
     """A prompt of 20 tokens in a layer without a limit and in one with a limit of 6, then one token and another."""

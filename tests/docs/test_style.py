@@ -22,8 +22,7 @@ SCREENS = [*sorted((ROOT / "tests/golden").glob("*.txt")), *sorted((ROOT / "prof
 WRITTEN = [page for page in PAGES if "Rendered from the code" not in page.read_text(encoding="utf-8")]
 """All pages but those that `python -m tests.docs.reference` renders."""
 BANNED = re.compile(
-    r"\b(held against|hold against|mend|mends|dearest|foretells?|behind|beside|told|tells|alone)\b",
-    re.IGNORECASE,
+    r"\b(held against|hold against|mend|mends|dearest|foretells?|behind|beside|told|tells|alone)\b", re.IGNORECASE
 )
 PRINTED = re.compile(BANNED.pattern + r"|(?<![\w-])cards?\b(?!\.json)|\b(lies|so that|foretold)\b", re.IGNORECASE)
 """Also banned in what the program prints."""

@@ -140,10 +140,7 @@ class Scoreboard:
             "memory": self._bench.memory,
         }
         draft = self._folder / "scoreboard.part"
-        draft.write_text(
-            json.dumps(document, indent=1, default=_plain) + "\n",
-            encoding="utf-8",
-        )
+        draft.write_text(json.dumps(document, indent=1, default=_plain) + "\n", encoding="utf-8")
         draft.replace(self._folder / "scoreboard.json")
 
     def archive(self) -> None:

@@ -159,10 +159,7 @@ def test_precisions_name_what_differs() -> None:
     assert _legend("precisions", XEON, EPYC) == ["float32, on Intel(R) Xeon(R) Processor", "float32, on AMD EPYC"]
     assert draw([XEON, EPYC], "precisions").get_suptitle() == "smollm2-135m"
     zen5 = read_run(REFERENCE / "smollm2-135m-zen5-float32")
-    assert _legend("precisions", EPYC, zen5) == [
-        "float32 (smollm2-135m-zen4)",
-        "float32 (smollm2-135m-zen5-float32)",
-    ]
+    assert _legend("precisions", EPYC, zen5) == ["float32 (smollm2-135m-zen4)", "float32 (smollm2-135m-zen5-float32)"]
     first, second, *_ = _legend("devices", EPYC, zen5)
     assert "AMD EPYC (smollm2-135m-zen4): " in first
     assert "AMD EPYC (smollm2-135m-zen5-float32): " in second
