@@ -44,20 +44,24 @@ class Pool:
     """Relative deviations of single visits from the mean of their cell, over all runs."""
 
 
-def pool_of(run: Path, others: Sequence[Path]) -> Pool:
-    """Return the cells of one run, with the deviations of all runs."""
+def pool_of(run: str) -> Pool:
+    """Return the cells of one reference run, with the deviations of all on a CPU whose budget reached every cell.
+
+    The H100's host was shared: its visits of a cell differ by up to 65 %, where gates decide nothing.
+    """
     apart: dict[Phase, list[NDArray[np.float64]]] = {phase: [] for phase in PHASES}
     cells: dict[MatchKey, Sequence[Sequence[float]]] = {}
-    for folder in others:
-        gathered = read_gathered(folder, read_document(folder))
+    for folder in sorted(path.parent for path in RUNS.rglob("run.json")):
+        document = read_document(folder)
+        if document.device.kind != "cpu" or (gathered := read_gathered(folder, document)).forecasts:
+            continue
         for cell, visits in gathered.visits.items():
             for key in cell.keys:
-                samples = phase_samples(key.phase, visits)
                 if len(visits) > 1:
                     shares = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
                     apart[key.phase].append(shares * math.sqrt(shares.size / (shares.size - 1)))
-                if folder == run:
-                    cells[match_key(key)] = samples
+                if folder == RUNS / run:
+                    cells[match_key(key)] = phase_samples(key.phase, visits)
     return Pool(cells, {phase: np.concatenate(shares) for phase, shares in apart.items()})
 
 
@@ -117,22 +121,12 @@ def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> 
     return counts_by_slowdown
 
 
-def reference_pools() -> dict[str, Pool]:
-    """Return a pool for each reference run on a CPU whose budget reached every cell, with the deviations of all runs.
-
-    The H100's host was shared: its visits of a cell differ by up to 65 %, where gates decide nothing.
-    """
-    every = sorted(path.parent for path in RUNS.rglob("run.json") if read_document(path.parent).device.kind == "cpu")
-    folders = [folder for folder in every if not read_gathered(folder, read_document(folder)).forecasts]
-    return {str(folder.relative_to(RUNS)): pool_of(folder, folders) for folder in folders}
-
-
 def main() -> None:
     """Print the rates."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=200)
     options = parser.parse_args()
-    pool = reference_pools()["smollm2-135m-2-cores"]
+    pool = pool_of("smollm2-135m-2-cores")
     for visits in VISITS:
         pairs = drawn_pairs(pool, options.pairs, visits)
         for planted in PLANTED:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-
-from gate_errors import SLOWDOWNS, drawn_pairs, outcomes, reference_pools
+from benchmarks.gate_errors import SLOWDOWNS, drawn_pairs, outcomes, pool_of
 
 from profiler.comparison.side import Side
 
@@ -20,7 +16,7 @@ RATES = Path(__file__).parents[2] / "docs" / "explanation" / "how-we-judge.md"
 
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[Side, Side]]:
-    return drawn_pairs(reference_pools()["smollm2-135m-2-cores"], PAIRS, VISITS)
+    return drawn_pairs(pool_of("smollm2-135m-2-cores"), PAIRS, VISITS)
 
 
 @pytest.mark.slow

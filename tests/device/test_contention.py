@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,23 +19,17 @@ _SPIN = "import time; end = time.time() + 60\nwhile time.time() < end: pass"
 _START = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {_SPIN!r}], stdout=2).pid)"
 
 
-@contextmanager
-def busy_process() -> Iterator[int]:
-    """A process that keeps a core busy and is not this one's child: the process that started it has ended."""
-    pid = int(subprocess.run([sys.executable, "-c", _START], stdout=subprocess.PIPE, check=True, text=True).stdout)
-    try:
-        yield pid
-    finally:
-        os.kill(pid, signal.SIGKILL)
-
-
 @pytest.mark.timing
 def test_a_busy_process_is_named_with_its_cores() -> None:
+    """It is not this one's child: the process that started it has ended."""
     neighbours = Neighbours()
-    with busy_process() as pid:
+    pid = int(subprocess.run([sys.executable, "-c", _START], stdout=subprocess.PIPE, check=True, text=True).stdout)
+    try:
         neighbours.look()
         time.sleep(1.0)
         found = neighbours.look()
+    finally:
+        os.kill(pid, signal.SIGKILL)
     [own] = [process for process in found.processes if process.pid == pid]
     assert "python" in own.name
     assert 0.2 < own.cores < 1.1

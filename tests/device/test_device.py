@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,28 +19,19 @@ from profiler.run.setup import roof_dtypes
 MIB = 1 << 20
 
 
-def processor(folder: Path, caches: Iterable[tuple[range, int, str]]) -> None:
-    """Write a /sys/devices/system/cpu with these caches, each as (cores, index, size)."""
-    for cores, index, size in caches:
-        for core in cores:
-            cache = folder / f"cpu{core}" / "cache" / f"index{index}"
-            cache.mkdir(parents=True)
-            (cache / "size").write_text(f"{size}\n")
-            (cache / "shared_cpu_list").write_text(f"{cores[0]}-{cores[-1]}\n")
-
-
-@pytest.fixture
-def two_dies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Ryzen 9 7950X: two dies of eight cores with 32 MiB of L3 each (AMD's product page: 64 MB)."""
-    levels = ((range(core, core + 1), 2, "1024K") for core in range(16))
-    processor(tmp_path, [*levels, (range(8), 3, "32768K"), (range(8, 16), 3, "32768K")])
-    monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
-
-
 @pytest.mark.parametrize(("cores", "mib"), [(set(range(16)), 64), ({8, 9}, 32)], ids=["all", "one die"])
 def test_caches_of_the_cores_of_a_process_add_up(
-    two_dies: None, monkeypatch: pytest.MonkeyPatch, cores: set[int], mib: int
+    cores: set[int], mib: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A Ryzen 9 7950X: two dies of eight cores with 32 MiB of L3 each (AMD's product page: 64 MB)."""
+    levels = [(range(core, core + 1), 2, "1024K") for core in range(16)]
+    for sharing, index, size in (*levels, (range(8), 3, "32768K"), (range(8, 16), 3, "32768K")):
+        for core in sharing:
+            cache = tmp_path / f"cpu{core}" / "cache" / f"index{index}"
+            cache.mkdir(parents=True)
+            (cache / "size").write_text(f"{size}\n")
+            (cache / "shared_cpu_list").write_text(f"{sharing[0]}-{sharing[-1]}\n")
+    monkeypatch.setattr(device, "CPUS_FOLDER", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: cores, raising=False)
     assert describe(CPU).last_level_cache_bytes == mib * MIB
 

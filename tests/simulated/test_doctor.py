@@ -11,7 +11,6 @@ import torch
 
 from profiler.checks import installation
 from profiler.checks.doctor import examine
-from profiler.checks.installation import CheckResult
 from profiler.checks.selftest import run_selftest
 from profiler.device.machine import machine_for
 from profiler.roofs.measure import measure
@@ -67,19 +66,6 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["int8 products"].says.endswith("int8 has no roof here")
 
 
-def on(truth: Truth, **answers: Any) -> dict[str, CheckResult]:
-    """Return the checks that only a card gets, by name, with these functions of torch."""
-    with (
-        simulated(truth),
-        mock.patch.multiple(torch, **answers) if answers else contextlib.nullcontext(),
-        mock.patch.object(installation, "compiling"),
-        mock.patch("profiler.loading.source.preset_names", return_value=()),
-    ):
-        found = {item.name: item for item in examine().findings}
-    assert [name for name in found if name in ON_A_CARD] == ON_A_CARD
-    return {name: found[name] for name in ON_A_CARD}
-
-
 def waiting(*args: Any, offs: torch.Tensor, real: Any = torch._grouped_mm) -> torch.Tensor:
     """aten/native/GroupedMMUtils.h, `_grouped_mm_fallback`: it copies the groups' ends to the host first."""
     offs.cpu()
@@ -111,7 +97,14 @@ def test_what_does_not_work_is_the_only_bad_line(
     truth: Truth, answers: dict[str, Any], bad: int, name: str, says: str
 ) -> None:
     """NVIDIA: fp8 from compute capability 8.9 on (Ada, Hopper); int8 from 7.5 on."""
-    found = on(truth, **answers)
+    with (
+        simulated(truth),
+        mock.patch.multiple(torch, **answers) if answers else contextlib.nullcontext(),
+        mock.patch.object(installation, "compiling"),
+        mock.patch("profiler.loading.source.preset_names", return_value=()),
+    ):
+        found = {item.name: item for item in examine().findings if item.name in ON_A_CARD}
+    assert list(found) == ON_A_CARD
     assert [item.name for item in found.values() if item.works is False or item.slow] == [name] * bad
     assert says in found[name].says
     absent = [item for item, check in found.items() if check.works is None]
