@@ -41,14 +41,6 @@ ROOT = Path(__file__).parents[2]
 CELL = Cell(1, 8, 8)
 
 
-class Hears(QuietListener):
-    def __init__(self) -> None:
-        self.heard: list[str] = []
-
-    def stage(self, text: str) -> None:
-        self.heard.append(text)
-
-
 def failing(error: BaseException) -> Any:
     """An engine whose first call raises."""
     return SimpleNamespace(name="eager", prepare=mock.Mock(side_effect=error))
@@ -97,7 +89,7 @@ def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: 
     """The tensor of the failed step is freed before memory is released, although its error is still being handled."""
     held: list[weakref.ref[torch.Tensor]] = []
     alive: list[object] = []
-    machine, listener = small(), Hears()
+    machine, listener = small(), mock.Mock()
     monkeypatch.setattr(machine, "release", lambda: alive.append(held[0]()))
 
     def step() -> None:
@@ -108,7 +100,9 @@ def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: 
     stages = Stages(listener, machine)
     with stages.optional("the replays", "kernels have no times"):
         step()
-    assert listener.heard == ["the replays failed (AttributeError: no attribute 'cos'): kernels have no times."]
+    listener.stage.assert_called_once_with(
+        "the replays failed (AttributeError: no attribute 'cos'): kernels have no times."
+    )
     assert [part.what for part in stages.missing] == ["the replays"]
     assert alive == [None]
 
@@ -150,8 +144,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
     monkeypatch.setattr("profiler.report.write.save", mock.Mock(side_effect=OSError(ENOSPC, "No space left on device")))
     with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5, pictures=("split",))
-    listener = Hears()
-    run = profile_tiny(batch_sizes=[1, 2], no_levers=False, listener=listener)
+    run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
