@@ -301,8 +301,9 @@ def try_variants(
     def worth(variant: Variant) -> float:
         return savings_s.get(variant.name, 0.0) / (variant.preparing_s + cost_s(variant, corners[0]))
 
+    affordable = variants if short_keys else [variant for variant in variants if _on_loaded(variant, subject)]
     # A compiler may take longer than expected, and nothing interrupts it.
-    ranked = sorted(variants, key=lambda variant: (variant.compiled, -worth(variant)))
+    ranked = sorted(affordable, key=lambda variant: (variant.compiled, -worth(variant)))
     for variant in ranked:
         yield from tried(variant, corners[:1] if _on_loaded(variant, subject) else short_keys)
     for variant in ranked:

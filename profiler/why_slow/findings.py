@@ -265,11 +265,16 @@ def judge_calls(
 ) -> Why:
     """The answer, the largest saving first, estimates and bounds last; less than 2 % of the watched time is left out.
 
-    `more` are findings that neither a trial nor `seen` gives.
+    `more` are findings that neither a trial nor `seen` gives. What a change costs other calls is subtracted.
     """
     findings = list(more)
+    improved = defaultdict[tuple[str, str, str], set[int]](set)
     for trial in trials:
         if trial.claimed:
+            improved[_edit(trial)].update(trial.calls)
+    for trial in trials:
+        costs = trial.saving < 0 and _edit(trial) in improved and improved[_edit(trial)].isdisjoint(trial.calls)
+        if trial.claimed or costs:
             how = (
                 "changed, compared with the script's calls"
                 if trial.against_its_own
@@ -280,8 +285,14 @@ def judge_calls(
             findings.append(new_finding(trial.id, _saves_s(trial, seen), *what))
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
-    merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE])
-    return Why(seen, tuple(merged), floor, tuple(trials), tuple(not_tried), tuple(modules))
+    merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE or finding.share < 0])
+    worth = tuple(finding for finding in merged if finding.share >= LEAST_SHARE)
+    return Why(seen, worth, floor, tuple(trials), tuple(not_tried), tuple(modules))
+
+
+def _edit(trial: TriedChange) -> tuple[str, str, str]:
+    """What the user would edit: one edit changes all calls that lead to its line."""
+    return trial.id, trial.where, trial.change
 
 
 def _saves_s(trial: TriedChange, seen: Observations) -> float:
@@ -291,13 +302,15 @@ def _saves_s(trial: TriedChange, seen: Observations) -> float:
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, the largest saving first; those with the same change at the same line are added up."""
+    """The findings, the largest saving first; those with the same change at the same line are added up, costs too."""
     merged: dict[tuple[object, ...], Finding] = {}
     for item in sorted(findings, key=lambda item: -item.saves_s):
         key = (item.id, item.where, item.is_estimate)
         first = merged.setdefault(key, item)
         if first is not item:
-            merged[key] = replace(first, saves_s=first.saves_s + item.saves_s, share=first.share + item.share)
+            basis = first.basis + (", less the time that other calls then take longer" if item.saves_s < 0 else "")
+            saves_s, share = first.saves_s + item.saves_s, first.share + item.share
+            merged[key] = replace(first, saves_s=saves_s, share=share, basis=basis)
     return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
 
 

@@ -90,9 +90,3 @@ def test_what_gpus_allow_llama_2_7b(llama: ModelNumbers) -> None:
     room = 0.98 * (14.56 * 2**30 - 450e6)
     sequence = 513 * llama.kv_bytes_per_token * 33 / 32 + 512 * (3 * 11008 + 3 * 4096) * 2
     assert t4.largest_batch == int((room - 2 * 6_738_415_616) / sequence)
-
-
-def test_windows_cap_the_cache() -> None:
-    """Mistral-7B v0.1 sees 4096 tokens. Its cache never reaches its weights, and attention never half of the FLOPs."""
-    numbers = model_numbers(counted_model(resolve("mistral-7b-v0.1")), 512)
-    assert (numbers.kv_equals_weights_at, numbers.attention_is_half_at) == (None, None)

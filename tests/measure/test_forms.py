@@ -169,6 +169,12 @@ def test_trials_stay_within_a_table_of_positions(tmp_path: Path) -> None:
     assert "math attention" not in failed
 
 
+def test_steps_that_no_share_of_the_budget_holds_are_not_tried(tiny_folder: Path) -> None:
+    """Of steps of an hour, not even two layers can be tried in a second."""
+    subject, config = subject_of(str(tiny_folder))
+    assert list(try_variants(subject, config, MEMORY, dict.fromkeys(subject.grid.cells[0].keys, 3600.0), 1.0)) == []
+
+
 def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
     """Its prefills are eager, and each shape would be compiled separately."""
     subject, _ = subject_of(str(tiny_folder))

@@ -56,14 +56,6 @@ def test_each_tool_is_detected_by_its_content(name: str, tmp_path: Path) -> None
         assert not row["seconds"] or figure.seconds == pytest.approx(float(row["seconds"]), rel=5e-4)
 
 
-@pytest.mark.parametrize("name", ["aiperf.json", "sglang-serving.jsonl", "vllm-serve.json"])
-def test_clients_measure_what_their_server_did(name: str) -> None:
-    """The server waits 50 ms and then sends a token every 10 ms; the machine was busy, so times may be longer."""
-    prefill, decode = figures(name)
-    assert 0.050 <= prefill.seconds < 0.065
-    assert decode.seconds == pytest.approx(0.010, rel=0.07)
-
-
 def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> None:
     """The end-to-end time is measured separately, by a fine clock: the first token, 15 steps and the end."""
     results = record("transformers.json").values()

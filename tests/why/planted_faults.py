@@ -115,11 +115,15 @@ class LowRank(nn.Module):
 
 
 def save_small_llama(folder: Path) -> None:
-    """Save a small Llama in bfloat16, whose vocabulary is large enough that needless logits cost time."""
+    """Save a small Llama, whose vocabulary is large enough that needless logits cost time.
+
+    It is in bfloat16 if this CPU multiplies that: a healthy script has no dtype that is emulated.
+    """
+    dtype = torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
     torch.manual_seed(0)
     sizes = {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "vocab_size": 16384}
     heads, ends = {"num_attention_heads": 8, "max_position_embeddings": 1024}, {"eos_token_id": None, "pad_token_id": 0}
-    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).to(torch.bfloat16).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).to(dtype).save_pretrained(folder)
 
 
 @contextlib.contextmanager

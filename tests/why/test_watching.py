@@ -268,6 +268,17 @@ def test_what_saves_little_or_nothing_gives_no_finding() -> None:
     assert "Nothing to change of 1 tried." in why_sentences(judge_calls(TWO, [trial((1.0, 1.5))]))
 
 
+def test_what_a_change_costs_other_calls_is_subtracted() -> None:
+    """It saves 1.5 s of a call of 2 s. The other call of 6 s takes 0.6 s longer; or 6 s, and nothing is saved."""
+    saves = trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,))
+    [finding] = judge_calls(TWO, [saves, trial((1.0, 1.1), (1.0, 1.1), calls=(1,))]).findings
+    assert finding.saves_s == pytest.approx(1.5 - 0.6)
+    assert finding.basis.endswith(", less the time that other calls then take longer")
+    assert not judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(1,))]).findings
+    [finding] = judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(0,))]).findings
+    assert finding.saves_s == pytest.approx(1.5), "another trial of the same calls is no cost of others"
+
+
 def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
     found = judge_calls(ONE, [], CallFloor(0.1, 0.0), ["all other changes: interrupted"])
     assert "Nothing could be tried" in " ".join(why_sentences(found))
