@@ -178,7 +178,7 @@ def _with_trials(recorder: Recorder, seen: Observations, budget_s: float | None,
     more = [*placement_findings(groups, untried), *plan_findings(groups, untried)]
     more += fallback_findings(seen.fallbacks, groups, times_of, untried)
     trials = try_changes(groups, LEAST_SHARE * seen.steady_s, budget_s, now_s() - start_s, untried)
-    more += conversion_findings(seen, recorder.converted_models)
+    more += conversion_findings(seen, recorder.loaded_models)
     until_s = start_s + budget_s
     times = times_of(groups[0]) if groups and floor else None
     slowest = times.slowest() if times else []

@@ -234,7 +234,7 @@ class Recorder:
                 self._here.others_s += seconds
                 conversion, instead = _conversion(model, named)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
-                self._loaded.append(weakref.ref(model) if conversion else lambda: None)
+                self._loaded.append(weakref.ref(model) if hasattr(model, "parameters") else lambda: None)
 
     def name_of_source(self, source: str) -> str:
         """The name of a model's source in files: a hub id, or the last part of a path, as paths may name a user.
@@ -327,8 +327,8 @@ class Recorder:
         )  # fmt: skip
 
     @property
-    def converted_models(self) -> list[Any]:
-        """Per load, the model whose weights it converted, if there is one and it still exists, else None."""
+    def loaded_models(self) -> list[Any]:
+        """Per load, its model if that still exists, else None."""
         return [model() for model in self._loaded]
 
     def _between(self) -> tuple[LineTime, ...]:

@@ -266,14 +266,16 @@ def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> lis
         # The prompt length is not in the key: in a hand-written loop without a cache it grows by one token per call.
         key = (call.kind, noted.architecture, call.where, call.context_len > 0, bool(call.failed), call.settings)
         by_key[key].append((call, noted))
-    loaded_at = seen.loads[-1].where if seen.loads else ""
+    loaded = [(id(model), load.where) for model, load in zip(recorder.loaded_models, seen.loads, strict=True)]
+    last_load = seen.loads[-1].where if seen.loads else ""
     groups = []
     for pairs in by_key.values():
         calls, notes = [call for call, _ in pairs], [noted for _, noted in pairs]
         first, last = calls[0], calls[-1]
         model = models.get(last.model)
         if model is not None and any(noted.arguments is not None for noted in notes):
-            groups.append(CallGroup(calls, notes, model, loaded_at or first.where, recorder))
+            loaded_at = dict(loaded).get(id(model), last_load) or first.where
+            groups.append(CallGroup(calls, notes, model, loaded_at, recorder))
         elif steady_s(calls) >= LEAST_SHARE * seen.steady_s:
             why = "their arguments are not kept: calls share a cache, or the arguments are large"
             if model is None:

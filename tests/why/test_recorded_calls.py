@@ -352,3 +352,16 @@ def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.Monkey
     [finding] = [item for item in watching.found.findings if item.id == "cache-off"]
     assert finding.change == "keep the keys and values of earlier tokens, and pass only the new token"
     assert [trial.id for trial in watching.found.tried if trial.id == "one-by-one"] == []
+
+
+def test_calls_have_the_line_at_which_their_own_model_was_loaded() -> None:
+    recorder = Recorder()
+    with watched(recorder):
+        first = recorder.load("one", tiny_llama, (), {})
+        second = recorder.load("two", tiny_llama, (), {})
+        first(ids(8), use_cache=False)
+        second(ids(8), use_cache=False)
+    lines = {id(model): load.where for model, load in zip((first, second), recorder.loads, strict=True)}
+    assert len(set(lines.values())) == 2
+    groups = call_groups(recorder, recorder.seen("s.py"), Untried())
+    assert {id(group.model): group.loaded_at for group in groups} == lines

@@ -368,7 +368,7 @@ def test_what_a_load_does_to_the_weights(quantizer: Any, named: dict[str, str], 
     recorder = Recorder()
     model = recorder.load("org/model", lambda **_: Model(quantizer), (), named)
     assert [load.conversion for load in recorder.loads] == [conversion]
-    assert recorder.converted_models == [model if conversion else None]
+    assert recorder.loaded_models == [model]
 
 
 def observed(conversion: str) -> Observations:
