@@ -300,6 +300,10 @@ def test_a_cache_is_an_engine(model: Any) -> None:
     assert engines_of_caches(["eager"], [], model.config) == ["eager"]
     assert engines_of_caches(["eager"], ["dynamic", "fp8"], model.config) == ["eager", "fp8-cache"]
     assert engines_of_caches(["eager"], ["quantized"], model.config) == ["fp8-cache"]
+    with pytest.raises(RequestError, match="--cache 'int2' is unknown; use quantized, dynamic, static, fp8"):
+        engines_of_caches(["eager"], ["int2"], model.config)
+    with pytest.raises(RequestError, match="--cache works only with --engine eager, not graph"):
+        engines_of_caches(["graph"], ["fp8"], model.config)
 
 
 def test_without_a_backend_the_first_reason_is_given(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,18 +321,6 @@ class Older(QuantizedCache):
         if backend == "fp8":
             raise ValueError(f"Unknown quantization backend `{backend}`")
         super().__init__(backend, *options)
-
-
-@pytest.mark.parametrize(
-    ("engines", "caches", "message"),
-    [
-        (["eager"], ["int2"], "--cache 'int2' is unknown; use quantized, dynamic, static, fp8"),
-        (["graph"], ["fp8"], "--cache works only with --engine eager, not graph"),
-    ],
-)
-def test_what_does_not_work_is_one_line(model: Any, engines: list[str], caches: list[str], message: str) -> None:
-    with pytest.raises(RequestError, match=message):
-        engines_of_caches(engines, caches, model.config)
 
 
 WINDOW = 16

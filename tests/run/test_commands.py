@@ -19,7 +19,6 @@ from profiler.loading.source import resolve
 from profiler.quant.registry import QuantOptions
 from profiler.run.options import Options
 from profiler.run.screens import warnings_of
-from profiler.run.validate import prepare as prepare_run
 from profiler.run.validate import repeating
 from profiler.store.folder import Run, read_run
 
@@ -55,14 +54,6 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
     _, *arguments = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
     assert "only read" in roofscope(*arguments).err
     assert read == [replace(options, out=None, cache="")]
-
-
-def test_a_draft_model_is_named_without_its_folder(tiny_folder: Path) -> None:
-    request = ModelRequest(source=resolve("smollm2-135m"), device=torch.device("cpu"), dtype=torch.float32)
-    options = Options(draft=str(tiny_folder))
-    command = repeating(request, make_grid("32", "1", 8), options)
-    assert command.endswith(f"--draft {tiny_folder.name}")
-    assert str(tiny_folder) not in command
 
 
 RUN = Path(__file__).parents[1] / "data" / "tiny_run"
@@ -134,7 +125,10 @@ def test_a_warning_of_all_precisions_is_said_once() -> None:
     assert warnings_of([both[0], with_a_gap(both[1])]) == ["others kept 2 cores busy.", f"nf4: {REASON}"]
 
 
-def test_the_command_that_repeats_a_run_quotes_names(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_model_and_its_draft_are_quoted_and_without_their_folder(tiny_folder: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_folder, tmp_path / "my model")
-    request = prepare_run(Options(model=str(folder), device="cpu", prompt_lens="4", batch_sizes="1"))
-    assert request.command.startswith("roofscope run 'my model' ")
+    request = ModelRequest(resolve(str(folder)), torch.device("cpu"), torch.float32)
+    command = repeating(request, make_grid("32", "1", 8), Options(draft=str(folder)))
+    assert command.startswith("roofscope run 'my model' ")
+    assert command.endswith("--draft 'my model'")
+    assert str(tmp_path) not in command
