@@ -32,15 +32,7 @@ _MADE = "<!-- Rendered from the code by `python -m tests.docs.reference`; do not
 @functools.cache
 def pages() -> dict[str, str]:
     """Return every page by its file name."""
-    rendered = {
-        "commands.md": commands_page(),
-        "columns.md": columns_page(),
-        "json.md": json_page(),
-        "exit-codes.md": exit_codes_page(),
-        "glossary.md": glossary_page(),
-        "python.md": python_page(),
-    }
-    return {name: _MADE + text for name, text in rendered.items()}
+    return {name: _MADE + page() for name, page in PAGES.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -230,6 +222,16 @@ def _kind(item: Mapping[str, Any], types: Mapping[str, Any]) -> str:
         return f"{_kind(inner, types)} by name" if isinstance(inner, dict) else "object"
     words = {"string": "text", "boolean": "true or false"}
     return words.get(item.get("type", ""), item.get("type", ""))
+
+
+PAGES = {
+    "commands.md": commands_page,
+    "columns.md": columns_page,
+    "json.md": json_page,
+    "exit-codes.md": exit_codes_page,
+    "glossary.md": glossary_page,
+    "python.md": python_page,
+}
 
 
 def anchor(head: str) -> str:

@@ -28,8 +28,8 @@ from profiler.run.judge_folder import judge_folder
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 from tests.golden.screens import working_folder
 
-from .reference import FOLDER, SCHEMAS, TEN, anchor, object_schemas, pages
-from .schemas import assert_follows, schema_text, schemas
+from .reference import FOLDER, PAGES, SCHEMAS, TEN, anchor, object_schemas, pages
+from .schemas import TITLES, assert_follows, schema_text
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -46,7 +46,7 @@ OF_OTHERS = {
 """Options of other programs on these pages, and of the scripts of tests/."""
 
 
-@pytest.mark.parametrize("name", pages())
+@pytest.mark.parametrize("name", PAGES)
 def test_the_reference_follows_from_the_code(name: str) -> None:
     assert (FOLDER / name).read_text() == pages()[name], "run `python -m tests.docs.reference`"
 
@@ -84,7 +84,7 @@ def test_a_real_document_follows_its_schema(
         assert_follows("run-folder", json.loads((folder / f"{RUNS}zen4" / "run.json").read_text()))
 
 
-@pytest.mark.parametrize("name", schemas())
+@pytest.mark.parametrize("name", TITLES)
 def test_a_schema_is_one_and_follows_from_the_types(name: str) -> None:
     Draft202012Validator.check_schema(json.loads(schema_text(name)))
     assert (SCHEMAS / f"{name}.json").read_text() == schema_text(name), "run `python -m tests.docs.reference`"

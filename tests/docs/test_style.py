@@ -43,10 +43,10 @@ def lesson(notebook: Path) -> str:
 
 def printed(module: Path) -> Iterator[str]:
     """Yield the texts of a module that have several words: messages and sentences, but no docstrings."""
-    tree = ast.parse(module.read_text(encoding="utf-8"))
-    pieces = {piece for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for piece in node.values}
-    docstrings = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = list(ast.walk(ast.parse(module.read_text(encoding="utf-8"))))
+    pieces = {piece for node in nodes if isinstance(node, ast.JoinedStr) for piece in node.values}
+    docstrings = {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.JoinedStr):
             text = "".join(str(piece.value) if isinstance(piece, ast.Constant) else "CODE" for piece in node.values)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in pieces | docstrings:
