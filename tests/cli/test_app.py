@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import typer
+from cases import slow_except
 
 from profiler import __version__
 from profiler.cli.app import app
@@ -192,7 +193,7 @@ def test_one_step_has_the_numbers_of_its_model(roofscope: Callable[..., Any]) ->
     assert "numbers" not in json.loads(roofscope("count", "llama-2-7b", "--tp", "2", "--format", "json").out)
 
 
-@pytest.mark.parametrize("plot", ["roofline", "kv", pytest.param("intensity", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv", "intensity"]))
 def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
     measured = ["--run", str(RUNS / "smollm2-135m-xeon-float32")] if plot == "roofline" else []

@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+from cases import slow_except
 from counted import SPLITS, documents, rank_documents
 
 from profiler.counting.operators import Collective, Convolution, Embedding, ModelWork, Operator, RecurrentState
@@ -22,12 +23,9 @@ from profiler.rent.plan import MOST_GPUS
 # fp8 takes half a second per preset.
 EVERY_FORMAT = ("gpt2", "gpt-oss-20b", "mixtral-8x7b", "deepseek-v2-lite", "smollm2-135m")
 STEPS = (Step(4, 512, 0), Step(8, 1, 1024))
-QUICK = ("gpt2", "llama-2-7b", "mistral-7b-v0.3", "smollm2-1.7b")
 
 
-@pytest.mark.parametrize(
-    "card", [pytest.param(card, marks=() if card in QUICK else pytest.mark.slow) for card in preset_names()]
-)
+@pytest.mark.parametrize("card", slow_except(("gpt2", "mistral-7b-v0.3"), preset_names()))
 def test_bundled_counts_are_up_to_date(card: str) -> None:
     """If this fails after an intended change, run `python tests/counting/counted.py` to write the file again."""
     quants = FORMATS if card in EVERY_FORMAT else ("none", "nf4", "int4wo")
@@ -35,12 +33,10 @@ def test_bundled_counts_are_up_to_date(card: str) -> None:
         assert counts_json(preset_counts(card, quant)) == document
 
 
-SPLIT_SLOWLY = ("deepseek-v2-lite", "qwen2.5-7b", "qwen3-30b-a3b")
+SPLIT = ("gpt2", "llama-3.1-8b", "deepseek-v2-lite", "qwen2.5-7b", "qwen3-30b-a3b")
 
 
-@pytest.mark.parametrize(
-    "card", ["gpt2", "llama-3.1-8b", *(pytest.param(card, marks=pytest.mark.slow) for card in SPLIT_SLOWLY)]
-)
+@pytest.mark.parametrize("card", slow_except(SPLIT[:2], SPLIT))
 def test_bundled_ranks_are_up_to_date(card: str) -> None:
     """The presets have a latent cache, grouped heads and experts. gpt2 has no plan, and 28 heads do not divide by 8."""
     for ranks, document in rank_documents(card).items():

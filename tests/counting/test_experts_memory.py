@@ -56,8 +56,8 @@ class _Peak(TorchDispatchMode):
         ("qwen3_moe", {}),
         ("glm4_moe", {}),
         ("gpt_oss", {}),
-        ("nemotron_h", {"layer_types": ["moe"] * 2, "mlp_hidden_act": "relu2"}),
-        ("llama4_text", {"intermediate_size": 512, "interleave_moe_layer_step": 1}),
+        pytest.param("nemotron_h", {"layer_types": ["moe"] * 2, "mlp_hidden_act": "relu2"}, marks=pytest.mark.slow),
+        pytest.param("llama4_text", {"intermediate_size": 512, "interleave_moe_layer_step": 1}, marks=pytest.mark.slow),
         ("qwen3_moe", {"moe_intermediate_size": 512}),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from cases import slow_except
 from machines import XEON_PROFILE
 
 from profiler.counting.cache import counted_model
@@ -21,7 +22,10 @@ def grid_of(model: str, *, gpus: str = "", **sizes: list[int]) -> GridCount:
     return count_grid(model, counted_model(resolve(model)), "none", gpus=roofs, **lens)
 
 
-@pytest.mark.parametrize("model", ["smollm2-135m", "gemma-2-9b", "deepseek-v2-lite", "mixtral-8x7b"])
+MODELS = ("smollm2-135m", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
+
+
+@pytest.mark.parametrize("model", slow_except(MODELS[:2], MODELS))
 def test_each_point_is_the_count_of_its_step(model: str) -> None:
     """Dense, windowed, latent and mixture-of-experts models, at sizes drawn at random."""
     rng = random.Random(model)

@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import slow_except
 from jsonschema import Draft202012Validator
 from tokenized import save_tokenizer
 
@@ -69,9 +70,7 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name == "doctor" else ()) for name in REAL]
-)
+@pytest.mark.parametrize("name", slow_except(REAL.keys() - {"doctor"}, REAL))
 def test_a_real_document_follows_its_schema(
     name: str, roofscope: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +122,7 @@ def _commands(page: Path) -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize(
     "page",
-    [pytest.param(page, marks=pytest.mark.slow if page.stem == "read-a-report" else ()) for page in NO_DEVICE],
+    slow_except([page for page in NO_DEVICE if page.stem != "read-a-report"], NO_DEVICE),
     ids=lambda page: page.stem,
 )
 def test_its_commands_run_and_print_its_output(page: Path, roofscope: Callable[..., Any], folder: Path) -> None:
@@ -264,7 +263,7 @@ def test_every_page_is_reached_from_the_index() -> None:
 
 
 COOKBOOK = (ROOT / "docs/how-to/a-line-for-every-question.md").read_text()
-TRIED = [
+_LISTED = [
     *re.findall(r"^    roofscope (.+?) +# .*$", COOKBOOK, re.MULTILINE),
     *re.findall(r"^\|.*`roofscope (.+)`", README, re.MULTILINE),
 ]
@@ -276,16 +275,10 @@ ELSEWHERE = re.compile(
 )
 """Commands that need a hub, vLLM, a tokenizer, a GPU or minutes. Other folders run them on smaller models."""
 SLOW = re.compile("^(judge|report) runs/MINE|^plot runs/MINE operators|^run mistral-7b-v0.1 --quant nf4|--crosscheck")
+TRIED = [command for command in _LISTED if not ELSEWHERE.search(command)]
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        pytest.param(command, marks=pytest.mark.slow if SLOW.search(command) else ())
-        for command in TRIED
-        if not ELSEWHERE.search(command)
-    ],
-)
+@pytest.mark.parametrize("command", slow_except([line for line in TRIED if not SLOW.search(line)], TRIED))
 def test_the_listed_commands_run(
     command: str, roofscope: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -66,6 +66,8 @@ def check(found: Drafting) -> None:
         assert 0 < drafting_s < assisted_s or not found.steps
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_ngrams(subject: Subject) -> None:
     """The same lookup by hand: after the last two tokens, or else one, the ten that followed them at first."""
     found = drafting(subject, NGRAM)
@@ -93,6 +95,7 @@ def looked_up(text: list[int]) -> list[int]:
     return []
 
 
+@pytest.mark.slow
 def test_a_draft_that_is_the_model_itself_is_always_right(subject: Subject, short_folder: Path) -> None:
     """All drafts are accepted, so there are far fewer steps than tokens."""
     found = drafting(subject, str(short_folder))

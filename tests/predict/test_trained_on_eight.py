@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.forecast import LIMITS, MORE, as_run, crossed
+from cases import slow_except
 
 from profiler.forecast.command import run_facts
 from profiler.predict.kernel_times import line
@@ -16,11 +17,7 @@ from profiler.predict.predict import fit
 FOLDERS = sorted(MORE.glob("smollm2-*"))
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [pytest.param(folder, marks=() if folder == FOLDERS[0] else pytest.mark.slow) for folder in FOLDERS],
-    ids=lambda folder: folder.name,
-)
+@pytest.mark.parametrize("folder", slow_except(FOLDERS[:1], FOLDERS), ids=lambda folder: folder.name)
 def test_eight_cells_forecast_the_other_twenty_four(folder: Path) -> None:
     run = run_facts(folder)
     measured, device = run.trained.measured, run.trained.fitted.device

@@ -11,6 +11,7 @@ import matplotlib.image
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+from cases import slow_except
 from made_runs import PRECISIONS, REFERENCE, WHOLE, key, result, whole_run, with_document
 from matplotlib.figure import Figure
 
@@ -26,13 +27,7 @@ OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast"
 """Pictures of one run; forecasts, costs (tests/forecast, tests/rent) and several engines need other folders."""
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in ("roofline", "split", "precisions") else pytest.mark.slow)
-        for name in [*OF_A_RUN_ALONE, *COMPARISONS]
-    ],
-)
+@pytest.mark.parametrize("name", slow_except(("roofline", "precisions"), [*OF_A_RUN_ALONE, *COMPARISONS]))
 def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> None:
     path = tmp_path / f"{name}.png"
     save([read_run(WHOLE)], name, path)
@@ -44,7 +39,7 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
     assert (border > 0.99).all(), "something touches the edge"
 
 
-@pytest.mark.parametrize("name", ["roofline", "intensity"])
+@pytest.mark.parametrize("name", slow_except(("roofline",), ["roofline", "intensity"]))
 def test_a_picture_is_an_svg_if_its_name_ends_in_svg(name: str, tmp_path: Path) -> None:
     """The marks of logarithmic axes and of colour bars would need TeX, which is off."""
     path = tmp_path / f"{name}.svg"

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from cases import slow_except
 from numpy.typing import NDArray
 
 from profiler import stats as sampling
@@ -145,6 +146,10 @@ def least_coverage(runs: int) -> float:
     return 0.90 - 2 * math.sqrt(0.9 * 0.1 / runs)
 
 
+SIZES = ((1, 4, 100), (1, 4, 300), (POOLED, 4, 100), (1, 6, 300), (4, 6, 100), (POOLED, 6, 100))
+"""How many cells, visits to each, and runs."""
+
+
 @pytest.fixture
 def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use a fifth of the resamples, which moves an end of an interval by a hundredth of its width."""
@@ -153,14 +158,7 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize(
-    ("cells", "count", "runs"),
-    [
-        (1, 4, 300),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((POOLED, 4, 100), (1, 6, 300), (4, 6, 100))),
-        pytest.param(POOLED, 6, 100, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("cells", "count", "runs"), slow_except(SIZES[:1], SIZES))
 def test_intervals_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
     shares = [with_visits(name, cells, count, seed) for seed in range(runs)]
     assert np.mean(shares) >= least_coverage(runs)

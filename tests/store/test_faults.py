@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import slow_except
 from machines import CPU
 from plain_engine import PlainEngine
 from raw_samples import read_records
@@ -96,6 +97,8 @@ def test_a_full_disk_is_named_although_closing_fails_too(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
     """After 20 SIGKILLs while the sweep writes, one resume finishes the run: no cell is lost or measured twice."""
     folder = tmp_path / "run"
@@ -181,12 +184,10 @@ class Interrupting(QuietListener):
             raise KeyboardInterrupt
 
 
-LATER = ("roofs", "dispatch", "replaying", "writing the report")
+STAGES = ("loading", "timing", "roofs", "dispatch", "replaying", "writing the report")
 
 
-@pytest.mark.parametrize(
-    "stage", ["loading", "timing", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)]
-)
+@pytest.mark.parametrize("stage", slow_except(STAGES[:2], STAGES))
 def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
     """Before the first cell no folder is left, or it reads as interrupted; later the measured cells are saved."""
     folder = tmp_path / "run"

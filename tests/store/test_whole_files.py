@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import matplotlib.pyplot as plt
 import pytest
+from cases import slow_except
 
 from profiler.errors import RunError
 from profiler.report.write import write_reports
@@ -44,9 +45,7 @@ def judged(folder: Path) -> None:
     write_reports([judge_folder(folder)])
 
 
-@pytest.mark.parametrize(
-    "number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, len(DERIVED) - 1)), len(DERIVED) - 1]
-)
+@pytest.mark.parametrize("number", slow_except((0, len(DERIVED) - 1), range(len(DERIVED))))
 @pytest.mark.parametrize(("call", "error"), [("fsync", full()), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
 def test_at_each_write_of_the_reports(
     tmp_path: Path, small_pictures: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
