@@ -31,9 +31,10 @@ from profiler.facts.run_facts import Facts
 from profiler.loading.request import LoadedModel
 from profiler.store.folder import read_document, read_facts, read_gathered
 
-# A shared machine may stop for a second, and no property is about time.
-hypothesis.settings.register_profile("any machine", deadline=None)
-hypothesis.settings.load_profile("any machine")
+# A shared machine may stop for a second, and no property is about time. Each example writes its folder again.
+writes_again = [hypothesis.HealthCheck.function_scoped_fixture]
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=30, suppress_health_check=writes_again)
+hypothesis.settings.load_profile("quick")
 
 
 @pytest.fixture(scope="session")
@@ -86,6 +87,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too, as .ci/nightly does")
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Each test that stands for its kind in .ci/run is a slow one."""
+    if item.get_closest_marker("ci"):
+        item.add_marker("slow")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skip slow tests, except where --slow, a mark or a name selects them.
 
@@ -101,11 +108,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="slow: runs with --slow"))
-
-
-def pytest_collection_finish() -> None:
-    """Leave what was imported out of each garbage collection, which would take half a second."""
-    gc.freeze()
 
 
 @dataclass(frozen=True)
@@ -201,6 +203,7 @@ _FULL_EFFORT_FOLDERS = ("roofs", "stats")
 @pytest.fixture(scope="module", autouse=True)
 def hurried(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch | None]:
     """Shorten a module's runs if one of its tests makes no claim about time."""
+    gc.freeze()  # A collection takes half a second if it looks at all that modules before this one imported.
     folder, items = request.path.parent.name, request.session.items
     if folder in _FULL_EFFORT_FOLDERS or all(_is_timed(item) for item in items if item.path == request.path):
         yield None

@@ -119,7 +119,6 @@ print_sections(comparison_sections(runs, [""] * len(runs)), screen())
 """
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_run_is_judged_and_reported_again_without_torch_to_the_byte(tiny_folder: Path, tmp_path: Path) -> None:
     import profiler

@@ -70,6 +70,7 @@ def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
     assert bytes_by_kind(model.work.work(Step(64, 512, 0)))["state"] == 64 * state
 
 
+@pytest.mark.slow
 def test_two_slopes_of_a_model_with_windows() -> None:
     """50 layers of 16 heads x 256 with a window of 1,024, and 10 of 4 heads x 512 without."""
     found = numbers(GEMMA_31B, 8192, "H200 SXM")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loaded import walked
 
@@ -28,7 +28,6 @@ steps = st.builds(Step, st.integers(1, 64), st.integers(1, 512), st.integers(0, 
 
 
 @given(st.sampled_from(NAMES), steps, st.sampled_from(PATHS))
-@settings(max_examples=60, deadline=None)
 def test_model_work_is_at_most_executed_work(name: str, step: Step, path: ExecutionPath) -> None:
     work = work_of(name).work(step, path)
     assert work.model_flops <= work.executed_flops
@@ -36,7 +35,6 @@ def test_model_work_is_at_most_executed_work(name: str, step: Step, path: Execut
 
 
 @given(st.sampled_from(NAMES), steps)
-@settings(max_examples=60, deadline=None)
 def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step) -> None:
     model = work_of(name)
     one = model.work(Step(1, step.query, step.context))

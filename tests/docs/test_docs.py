@@ -274,7 +274,7 @@ ELSEWHERE = re.compile(
     r"|^forecast .*--tp"
 )
 """Commands that need a hub, vLLM, a tokenizer, a GPU or minutes. Other folders run them on smaller models."""
-SLOW = re.compile("^(judge|report) runs/MINE|^plot runs/MINE operators|^run mistral-7b-v0.1 --quant nf4|--crosscheck")
+SLOW = re.compile("^(judge|report) runs/MINE|^plot .* (operators|devices)|^run mistral.*nf4|--(crosscheck|plot)")
 TRIED = [command for command in _LISTED if not ELSEWHERE.search(command)]
 
 

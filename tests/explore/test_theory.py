@@ -166,7 +166,6 @@ def content(page: str) -> Any:
     return json.loads(re.findall(r'id="data">(.*?)</script>', page, re.S)[0])
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_run_has_its_cells_and_forecasts_between_them(roofscope: Callable[..., Any], tmp_path: Path) -> None:
     """The page is in the run's folder and linked from its report; its forecasts surround the measured cells."""

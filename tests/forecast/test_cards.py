@@ -60,6 +60,7 @@ def test_bandwidth_is_paid_by_the_formulas_of_nccl_tests() -> None:
     assert difference == pytest.approx((sums + gathered) / 0.5e9, rel=1e-3)
 
 
+@pytest.mark.ci
 def test_the_crossover_is_where_messages_cost_what_narrower_kernels_save() -> None:
     fast = cell_of("0,1e9")
     saved_s = fast.times[0].latency_s - fast.times[1].latency_s
@@ -97,6 +98,7 @@ def test_a_model_that_needs_two_cards_is_compared_from_there() -> None:
     assert "room for it" in answer.sentence
 
 
+@pytest.mark.slow
 def test_a_run_of_packed_weights_or_of_several_ranks_is_no_basis(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

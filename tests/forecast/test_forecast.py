@@ -150,6 +150,7 @@ def test_noise_is_reported_as_error_and_widens_the_interval(known: RunFacts) -> 
     assert widths[0] < 1.1 < widths[1]
 
 
+@pytest.mark.ci
 def test_assumptions_of_a_forecast_beyond_the_grid_are_named() -> None:
     answer = forecast_run(REFERENCE / "smollm2-135m-epyc", ForecastRequest(prompt_lens="100,4096", batch_sizes="2,64"))
     by = {(cell.phase, cell.batch_size, cell.prompt_len): cell for cell in answer.cells}
@@ -170,6 +171,7 @@ def test_out_of_memory_is_a_forecast(known: RunFacts) -> None:
     assert need.cache_bytes == 4000 * (8000 + 32) * 46_080
 
 
+@pytest.mark.ci
 def test_another_form_is_forecast_only_where_it_was_tried() -> None:
     run = REFERENCE / "smollm2-135m-zen4"
     plain = forecast_run(run, ForecastRequest(batch_sizes="1", prompt_lens="16"))

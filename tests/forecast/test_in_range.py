@@ -29,6 +29,7 @@ def rented_step(model: str) -> tuple[float, float, float]:
     return astuple(offer.step_s)
 
 
+@pytest.mark.slow
 def test_float32_runs_under_the_peak_of_float32() -> None:
     """Llama-3.1-8B, 512 tokens: 2 FLOPs per token for each of its layers' 6.979 B weights, and attention's triangle."""
     wanted = ForecastRequest(prompt_lens="512", batch_sizes="1", dtype="float32")
@@ -135,6 +136,7 @@ def test_a_range_comes_with_its_counts_and_says_if_it_is_too_wide() -> None:
     assert any("too wide to choose between GPUs" in note for note in wide)
 
 
+@pytest.mark.slow
 def test_a_prefill_after_a_cached_prefix() -> None:
     """1,536 of 2,048 tokens are cached, and kept once in compiled engines: decode still reads 12 x 2,064 tokens."""
     wanted = ForecastRequest("2048", "12", new_tokens=32, engine="compiled")

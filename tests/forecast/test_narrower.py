@@ -118,7 +118,6 @@ def test_cut_weights_cannot_be_trained_and_whole_ones_can() -> None:
     assert params["model.layers.0.input_layernorm.weight"].requires_grad
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_planted_times_of_linears_of_half_the_width_are_in_the_forecast(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]

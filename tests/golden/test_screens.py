@@ -49,9 +49,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("runs")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow, pytest.mark.ci] if name in LONG else ()) for name in SCREENS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.ci if name in LONG else ()) for name in SCREENS])
 def test_a_screen_is_as_it_was_reviewed(name: str) -> None:
     command, columns, colours = SCREENS[name]
     screen = screen_of(command, columns, colours=colours)

@@ -16,6 +16,7 @@ from profiler.gpu_profile import measure as profiling
 from profiler.gpu_profile.profile import GpuProfile, least_of, read_profile
 
 
+@pytest.mark.slow
 def test_small_kernels_are_next_to_what_they_must_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four times the tokens move four times the bytes; a prefill whose time is lost in its dispatch is skipped.
 

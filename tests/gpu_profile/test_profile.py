@@ -126,6 +126,7 @@ def test_layouts_and_formats_have_different_kernels(tmp_path: Path) -> None:
     assert decode_s("smollm2-135m", more, replace(request, quant="nf4")) < decode_s("smollm2-135m", more)
 
 
+@pytest.mark.slow
 def test_small_kernels_of_a_prefill_take_their_profiled_time(tmp_path: Path) -> None:
     """If they take three times as long as their traffic, a prefill is longer by twice that traffic.
 

@@ -71,6 +71,7 @@ def test_too_large_for_memory_and_disk_together_is_one_line(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_quantised_weights_cannot_be_on_the_disk(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
 ) -> None:

@@ -86,11 +86,8 @@ def linear_share(model: Any) -> float:
     return weight_bytes / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
 
 
-# One format of each library has real weights in the quick loop; the slow tests run the others.
-QUICK = [
-    case if case[:3] in (("nf4", False, PLAIN), ("int8", False, PLAIN)) else pytest.param(*case, marks=slow)
-    for case in SHARES
-]
+# One format has real weights in the quick loop; the slow tests run the others.
+QUICK = [case if case[:3] == ("nf4", False, PLAIN) else pytest.param(*case, marks=slow) for case in SHARES]
 
 
 @pytest.mark.parametrize(("quant", "fused", "options", "share"), QUICK, ids=name_of)

@@ -66,7 +66,6 @@ def check(found: Drafting) -> None:
         assert 0 < drafting_s < assisted_s or not found.steps
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_ngrams(subject: Subject) -> None:
     """The same lookup by hand: after the last two tokens, or else one, the ten that followed them at first."""
@@ -142,7 +141,6 @@ def test_refused_in_one_line(subject: Subject, tiny_folder: Path, roofscope: Cal
     assert "has random weights here, which accept no draft" in found.err
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_run_says_whether_drafts_pay(
     gguf_file: Path, short_folder: Path, roofscope: Callable[..., Any], tmp_path: Path

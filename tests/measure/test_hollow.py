@@ -83,7 +83,6 @@ def test_layers_with_other_heads_keep_their_grouping() -> None:
 
 
 @pytest.mark.timing
-@pytest.mark.slow
 @pytest.mark.ci
 def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
     """Linears take 0 to 8 ms per call, 4 ms on average; the twin's own part does not depend on their sum in a step."""

@@ -78,7 +78,6 @@ def test_a_named_range_on_the_card_is_no_kernel(tmp_path: Path, monkeypatch: pyt
     assert decode.gap_s == pytest.approx(2e-3)
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_step_has_the_operators_that_torch_dispatches(profile_tiny: Callable[..., profiler.Run]) -> None:
     """Two layers have 2 x 7 linears and a head; each is one operator among many more small ones."""

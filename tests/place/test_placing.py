@@ -198,6 +198,7 @@ def test_here_uses_the_roofs_of_this_device(
     assert row["bound"] == ("memory" if read_s > products_s else "compute")
 
 
+@pytest.mark.ci
 def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     """torch takes over a second to load, pandas a third of one."""
     file = str(table(tmp_path / "a", ("decode", 1, 64, 32, 1)))

@@ -89,6 +89,7 @@ def test_nothing_is_fetched(old_page: str) -> None:
     assert len(old_page) < 3_000_000
 
 
+@pytest.mark.ci
 def test_an_empty_run_and_a_partly_failed_one(tmp_path: Path) -> None:
     run = old_run()
     failed = tuple(replace(result, status="failed", latency_s=math.nan, regime=None) for result in run.results)
@@ -104,6 +105,7 @@ def test_an_empty_run_and_a_partly_failed_one(tmp_path: Path) -> None:
     assert Page(html_report(one)).count("g", "decode") == 1
 
 
+@pytest.mark.ci
 def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:
     """The line of the tried change, and the run's own command with the engine that measures it."""
     run = read_run(ROOT / "runs/reference/mistral-7b-h100-default")

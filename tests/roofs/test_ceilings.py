@@ -132,7 +132,6 @@ def _shown(value: object) -> object:
     return (value.shape, value.dtype, value.is_contiguous()) if isinstance(value, torch.Tensor) else value
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> None:
     """40 GB/s at the beginning and 28 at the end, with the same buffers and shapes."""

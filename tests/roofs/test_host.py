@@ -24,6 +24,7 @@ class Threads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_it_steps_in_one_thread() -> None:
     before = torch.get_num_threads()
     with Threads() as threads:

@@ -118,7 +118,6 @@ def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.Mon
         raise RequestError("a wrong request")
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch

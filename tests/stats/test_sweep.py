@@ -178,7 +178,6 @@ def test_a_cell_that_cannot_fit_is_never_tried() -> None:
     assert [o.reason for o in outcomes if isinstance(o, Gap)] == ["needs 99 GB"]
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 @pytest.mark.timing
 def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:

@@ -97,7 +97,6 @@ def test_a_full_disk_is_named_although_closing_fails_too(tmp_path: Path) -> None
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
     """After 20 SIGKILLs while the sweep writes, one resume finishes the run: no cell is lost or measured twice."""

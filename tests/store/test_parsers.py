@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from machines import XEON_PROFILE
 
@@ -37,7 +37,6 @@ WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
 FOREIGN = sorted(
     file for file in (ROOT / "tests" / "data").rglob("*") if file.suffix in (".json", ".jsonl", ".csv", ".md")
 )
-few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
@@ -53,7 +52,6 @@ def tried(parse: Callable[[], object]) -> None:
         parse()
 
 
-@few
 @given(options)
 @example("1..99999999999999999999*2")
 @example("9" * 5000)
@@ -93,7 +91,6 @@ LINES = (WHOLE / SAMPLES_FILE).read_text().splitlines()
 KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}
 
 
-@few
 @given(one_changed(PROFILE))
 @example([])
 @example({"schema_version": {}})
@@ -103,7 +100,6 @@ def test_profiles(tmp_path: Path, content: Any) -> None:
     tried(lambda: read_profile(file))
 
 
-@few
 @given(one_changed(DOCUMENT))
 @example([])
 @example({"schema_version": 1})
@@ -116,7 +112,6 @@ def test_run_json(tmp_path: Path, content: Any) -> None:
     tried(lambda: read_forecast(tmp_path))
 
 
-@few
 @given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: one_changed(KINDS[kind])))
 @example({"kind": []})
 @example({"kind": None})
@@ -166,7 +161,6 @@ def test_a_plain_row_of_operators_is_read(tmp_path: Path) -> None:
     assert operator.flops == 1
 
 
-@few
 @given(st.sampled_from(OPERATOR_COLUMNS), cells)
 @example("avoidable_bytes_by_cause", "[]")
 @example("avoidable_bytes_by_cause", "1")
@@ -179,7 +173,6 @@ def test_operators(tmp_path: Path, column: str, value: str) -> None:
     tried(lambda: operators_of(tmp_path, {**ROW, column: value}))
 
 
-@few
 @given(st.sampled_from((WHOLE / "cells.csv").read_text().splitlines()[0].split(",")), cells)
 def test_cells(tmp_path: Path, column: str, value: str) -> None:
     row = next(csv.DictReader((OLD / "cells.csv").read_text().splitlines()))
@@ -188,7 +181,6 @@ def test_cells(tmp_path: Path, column: str, value: str) -> None:
     tried(lambda: read_run(tmp_path))
 
 
-@settings(few, max_examples=60)
 @given(st.data())
 def test_other_tools_files(tmp_path: Path, data: st.DataObject) -> None:
     """A valid file with one value or some characters replaced can be used, or is refused.

@@ -116,7 +116,6 @@ def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
     assert paying_batches(times) == f"{sides[0]}; the rounds disagree at batch 2 to 4; {sides[1]}"
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)

@@ -172,6 +172,7 @@ def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
     assert {call.warm_s for call in others} == {None}
 
 
+@pytest.mark.slow
 def test_other_shapes_are_repeated_until_one_has_no_one_time_costs() -> None:
     """Of five shapes, the first and fourth are cold. The fourth is the slowest of the others, and the fifth is next."""
     model = tiny_llama()

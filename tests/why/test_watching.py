@@ -46,6 +46,7 @@ def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subpro
     return subprocess.run(command, input=stdin, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.ci
 def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None:
     script = (
         "import sys, os\n"
@@ -180,7 +181,6 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
     return utils
 
 
-@pytest.mark.slow
 @pytest.mark.ci
 def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two shapes of a model that is compiled per shape cause one recompilation, and the graph has no wrapper."""
@@ -311,6 +311,7 @@ def test_a_notebook_is_refused_with_an_alternative(tmp_path: Path) -> None:
         run_script(notebook, [])
 
 
+@pytest.mark.ci
 def test_os_exit_gives_an_answer_except_in_a_child(tmp_path: Path) -> None:
     """`os._exit` runs no later code, also in a child. There is one answer, and both exit codes are the script's."""
     done = ran(
