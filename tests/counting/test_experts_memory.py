@@ -55,10 +55,10 @@ class _Peak(TorchDispatchMode):
         ("mixtral", {}),
         ("qwen3_moe", {}),
         ("glm4_moe", {}),
-        ("gpt_oss", {}),
+        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
         pytest.param("nemotron_h", {"layer_types": ["moe"] * 2, "mlp_hidden_act": "relu2"}, marks=pytest.mark.slow),
         pytest.param("llama4_text", {"intermediate_size": 512, "interleave_moe_layer_step": 1}, marks=pytest.mark.slow),
-        ("qwen3_moe", {"moe_intermediate_size": 512}),
+        pytest.param("qwen3_moe", {"moe_intermediate_size": 512}, marks=pytest.mark.slow),
     ],
 )
 def test_the_peak_of_real_experts(model_type: str, sizes: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ ONE_OF_EACH_KIND = (
 )
 
 
-@pytest.mark.parametrize("model_type", slow_except(set(ONE_OF_EACH_KIND) - {"deepseek_v4"}, ONE_OF_EACH_KIND))
+@pytest.mark.parametrize("model_type", slow_except(ONE_OF_EACH_KIND[::2], ONE_OF_EACH_KIND))
 def test_a_real_cache_has_the_bytes_that_are_counted(model_type: str) -> None:
     assert cached.score(model_type) == ("equal", "")
 
@@ -107,7 +107,7 @@ def test_image_text_types_are_built() -> None:
         ("qwen3_vl", ["model.visual"]),
         ("paddleocr_vl", ["model.visual", "model.projector"]),
         ("blip-2", ["vision_model", "qformer", "language_projection"]),
-        ("gemma3n", [""]),
+        pytest.param("gemma3n", [""], marks=pytest.mark.slow),
     ],
 )
 def test_a_step_of_text_runs_only_the_decoder(model_type: str, parts: list[str]) -> None:

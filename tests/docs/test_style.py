@@ -79,6 +79,7 @@ def test_it_has_no_banned_word_and_its_sentences_are_short(file: Path) -> None:
         assert long_sentences(text) == []
 
 
+@pytest.mark.ci
 def test_messages_and_the_sentences_of_reports_are_plain() -> None:
     texts = [(module.name, text) for module in MODULES for text in printed(module)]
     assert len(texts) > 1000

@@ -24,7 +24,7 @@ ANSWERS = {
     "judge": "judge runs/reference/smollm2-135m-zen4",
     "why": "why chat.py",
     "compare": f"compare {_RUNS}-epyc {_RUNS}-2-cores --anyway",
-    "count": "count gpt-oss-20b --batch-sizes 1..64*2 --prompt-lens 128..8192*2 --gpu 'T4,H100 SXM,L40S,A10G'",
+    "count": "count gpt-oss-20b --batch-sizes 1..64*2 --prompt-lens 128..8192*4 --gpu 'T4,H100 SXM,L40S,A10G'",
     "count of a step": "count mistral-7b-v0.1 --gpu 'T4,H100 SXM,L40S' --gemm-census",
     "rent": "rent mistral-7b-v0.1 --by-utilisation",
     "doctor": "doctor --device auto",

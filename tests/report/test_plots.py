@@ -75,7 +75,7 @@ def _assert_texts_apart(figure: Figure) -> None:
     plt.close(figure)
 
 
-@pytest.mark.parametrize("name", ["roofline", "intensity", "map", "steps"])
+@pytest.mark.parametrize("name", slow_except(("roofline", "map"), ["roofline", "intensity", "map", "steps"]))
 def test_text_does_not_overlap(name: str) -> None:
     _assert_texts_apart(draw([read_run(WHOLE)], name))
 

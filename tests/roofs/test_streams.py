@@ -29,7 +29,7 @@ def falling(nbytes: int) -> float:
     ("bytes_per_s", "memory_bytes_per_s", "stream_mib"),
     [
         (cached(MIB, 200e9, 40e9), 40e9, 512),  # a flat memory is done with two sizes
-        (falling, 62e9, 2048),  # a curve that still falls is followed to its plateau
+        pytest.param(falling, 62e9, 2048, marks=pytest.mark.slow),  # a curve that falls is followed to its plateau
         # An MI300X reports 4 MiB and has another cache of 256 MiB, about three times as fast as its memory. All rates
         # are a hundred times lower here, so the test needs fewer calls.
         (cached(256 * MIB, 120e9, 42e9), 42e9, 1024),

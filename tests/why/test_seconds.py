@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_except
 from hurry import with_effort
 from planted_faults import generate, recorded, script, tiny_llama
 
@@ -195,7 +196,7 @@ class Queue(Clock):
         self.ready_ns = self.mark() + int(COLD_S * 1e9)
 
 
-@pytest.mark.parametrize("part", ["text", "load", "read"])
+@pytest.mark.parametrize("part", slow_except(["text"], ["text", "load", "read"]))
 def test_what_has_another_name_is_not_the_scripts_code_between_forwards(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
