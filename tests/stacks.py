@@ -56,7 +56,7 @@ _IMAGE = {"transformers": "5.17.0", "accelerate": "1.15.0", "huggingface_hub": "
 STACKS = {
     "tested": Stack("constraints.txt, all extras"),
     "bare": Stack("an offline image for inference", {"torch": "2.11.0", **_IMAGE}, without=_OPTIONAL),
-    "bare-2.13": Stack("the same with the tested torch", {"torch": "2.13.0", **_IMAGE}, without=_OPTIONAL),
+    "bare-2.13": Stack("the same with the tested torch", {"torch": "2.13.0", **_IMAGE}, without=_OPTIONAL, brief=True),
     "lowest": Stack("the lowest versions of the dependencies", without=("compressed-tensors", "torchao")),
     "lowest-formats": Stack("the same with the extra `formats`"),
     "newest": Stack("the newest versions, with torch 2.13", {"torch": "2.13.0"}),

@@ -125,10 +125,10 @@ def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(calls, core)) != {0}
 
 
-@pytest.mark.parametrize(
-    ("model_name", "dtype"),
-    [("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32)],
-)
+MODELS = (("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32))
+
+
+@pytest.mark.parametrize(("model_name", "dtype"), slow_except(MODELS[:2], MODELS))
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("query", slow_except([1], [1, 16]))
 def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype, masked: bool, query: int) -> None:

@@ -102,7 +102,7 @@ def test_traffic_and_scratch_are_those_of_torch(
 
 
 @pytest.mark.parametrize("kernel", ["math", "flash", "eager"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("prompt", [64, pytest.param(512, marks=pytest.mark.slow)])
 def test_the_peak_of_a_prefill_is_what_the_allocator_gave(kernel: str, dtype: torch.dtype, prompt: int) -> None:
     """The model is TinyLlama with a quarter of the width and two layers. At 512 tokens, scores are most of its peak."""

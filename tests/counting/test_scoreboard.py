@@ -71,7 +71,7 @@ ONE_OF_EACH_KIND = (
 )
 
 
-@pytest.mark.parametrize("model_type", slow_except(ONE_OF_EACH_KIND[::2], ONE_OF_EACH_KIND))
+@pytest.mark.parametrize("model_type", slow_except(ONE_OF_EACH_KIND[::3], ONE_OF_EACH_KIND))
 def test_a_real_cache_has_the_bytes_that_are_counted(model_type: str) -> None:
     assert cached.score(model_type) == ("equal", "")
 
@@ -79,7 +79,7 @@ def test_a_real_cache_has_the_bytes_that_are_counted(model_type: str) -> None:
 BUILT = ("dots1", "nemotron_h", "glm_moe_dsa", "gemma4_unified_text", "qwen4_exp_text", "zamba", "zamba2", "hrm_text")
 
 
-@pytest.mark.parametrize("model_type", slow_except(BUILT[:4], BUILT))
+@pytest.mark.parametrize("model_type", slow_except(BUILT[:2], BUILT))
 def test_torch_counts_the_same_flops(model_type: str) -> None:
     assert scoreboard.score(model_type) == ("equal", "")
 

@@ -70,7 +70,7 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(REAL.keys() - {"doctor", "forecast-tp"}, REAL))
+@pytest.mark.parametrize("name", slow_except(REAL.keys() - {"doctor", "forecast-tp", "rent"}, REAL))
 def test_a_real_document_follows_its_schema(
     name: str, roofscope: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +274,7 @@ ELSEWHERE = re.compile(
     r"|^forecast .*--tp"
 )
 """Commands that need a hub, vLLM, a tokenizer, a GPU or minutes. Other folders run them on smaller models."""
-SLOW = re.compile("^(judge|report) runs/MINE|^plot .* (operators|devices)|^run mistral.*nf4|--(crosscheck|plot)")
+SLOW = re.compile("^rent|^(judge|report) runs/MINE|^plot .* (operators|devices)|^run mistral.*nf4|--(crosscheck|plot)")
 TRIED = [command for command in _LISTED if not ELSEWHERE.search(command)]
 
 

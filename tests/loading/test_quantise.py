@@ -86,11 +86,11 @@ def linear_share(model: Any) -> float:
     return weight_bytes / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
 
 
-# One format has real weights in the quick loop; the slow tests run the others.
-QUICK = [case if case[:3] == ("nf4", False, PLAIN) else pytest.param(*case, marks=slow) for case in SHARES]
+NF4 = ("nf4", False, PLAIN)
+CASES = [pytest.param(*case, marks=pytest.mark.ci if case[:3] == NF4 else slow) for case in SHARES]
 
 
-@pytest.mark.parametrize(("quant", "fused", "options", "share"), QUICK, ids=name_of)
+@pytest.mark.parametrize(("quant", "fused", "options", "share"), CASES, ids=name_of)
 def test_real_weights_in_every_format(
     short_folder: Path, answer_cpu_probe: Callable[[bool], None],
     quant: Quant, fused: bool, options: QuantOptions, share: float,
