@@ -32,8 +32,9 @@ from profiler.loading.request import LoadedModel
 from profiler.store.folder import read_document, read_facts, read_gathered
 
 # A shared machine may stop for a second, and no property is about time. Each example writes its folder again.
-writes_again = [hypothesis.HealthCheck.function_scoped_fixture]
-hypothesis.settings.register_profile("quick", deadline=None, max_examples=20, suppress_health_check=writes_again)
+again = [hypothesis.HealthCheck.function_scoped_fixture]
+examples = 60 if "CI" in os.environ else 20
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=examples, suppress_health_check=again)
 hypothesis.settings.load_profile("quick")
 
 

@@ -37,8 +37,8 @@ def tree_of(file: Path) -> ast.Module:
 def imports(file: Path) -> set[str]:
     """All imports of a file, except those that only the type checker sees."""
     nodes = set(ast.walk(tree_of(file)))
-    typing = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-    nodes -= {inner for node in typing for inner in ast.walk(node)}
+    unseen = [node for node in nodes if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    nodes -= {inner for node in unseen for inner in ast.walk(node)}
     whole = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     return whole | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
 

@@ -107,7 +107,9 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("forecast", EPYC, "--check", "--on", "L4"), "--check"),
         (("forecast", EPYC, "--tp", "3"), "needs --link"),
         (("forecast", EPYC, "--tp", "two", "--link", "8,20"), "give numbers of GPUs"),
-        pytest.param(("forecast", EPYC, "--tp", "2", "--link", "8,20"), "2; use --tp 3", marks=pytest.mark.slow),
+        pytest.param(
+            ("forecast", EPYC, "--tp", "2", "--link", "8,20"), "divide by 2; use --tp 3", marks=pytest.mark.slow
+        ),
         (("forecast", EPYC, "--tp", "3", "--link", "nvlink9"), "--link 'nvlink9' is unknown"),
         (("gate", RUN), "use one of the two"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),

@@ -224,8 +224,10 @@ def _kind(item: Mapping[str, Any], types: Mapping[str, Any]) -> str:
     return words.get(item.get("type", ""), item.get("type", ""))
 
 
-_RENDERED = (commands_page, columns_page, json_page, exit_codes_page, glossary_page, python_page)
-PAGES = {page.__name__.removesuffix("_page").replace("_", "-") + ".md": page for page in _RENDERED}
+PAGES = {
+    "commands.md": commands_page, "columns.md": columns_page, "json.md": json_page, "exit-codes.md": exit_codes_page,
+    "glossary.md": glossary_page, "python.md": python_page,
+}  # fmt: skip
 
 
 def anchor(head: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
@@ -46,7 +45,6 @@ def _refused(roofscope, says: str, *arguments: str) -> None:  # type: ignore[no-
     assert says in line
 
 
-@functools.cache
 def _yardstick_s() -> float:
     """CPU seconds of writing and reading 20,000 rows of JSON, the least of three."""
     rows = [{"batch_size": row, "latency_s": row / 3, "regime": "memory-bound"} for row in range(20_000)]

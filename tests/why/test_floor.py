@@ -242,7 +242,7 @@ def test_a_slow_class_is_named_with_its_place_and_its_calls_a_step() -> None:
     found = times_of(model, lambda: model.generate(PROMPTS, max_new_tokens=4, do_sample=False)).slowest()[0]
     assert (found.name, found.path, found.calls) == ("SlowLinear", "model.layers.*.mlp.up_proj", 2)
     assert found.line.startswith("test_floor.py:")
-    assert found.beyond_s >= 8 * 0.8 * SLEEP_S
+    assert found.beyond_s >= 8 * 0.9 * SLEEP_S
 
 
 def test_the_roofs_are_those_of_the_shapes() -> None:
