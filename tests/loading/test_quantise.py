@@ -86,8 +86,7 @@ def linear_share(model: Any) -> float:
     return weight_bytes / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
 
 
-NF4 = ("nf4", False, PLAIN)
-CASES = [pytest.param(*case, marks=pytest.mark.ci if case[:3] == NF4 else slow) for case in SHARES]
+CASES = [pytest.param(*case, marks=pytest.mark.ci if case[:3] == ("nf4", False, PLAIN) else slow) for case in SHARES]
 
 
 @pytest.mark.parametrize(("quant", "fused", "options", "share"), CASES, ids=name_of)
