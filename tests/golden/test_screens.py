@@ -60,6 +60,7 @@ def test_no_screen_is_left_over() -> None:
     assert {file.stem for file in FOLDER.glob("*.txt")} == set(SCREENS)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("runs")
 @pytest.mark.parametrize("name", ANSWERS)
 def test_an_answer_fits_one_screen(name: str) -> None:

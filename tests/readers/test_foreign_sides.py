@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import slow_except
 from foreign_files import FILES, changed, record, served
 
 from profiler.comparison.command import compared, gated
@@ -178,7 +177,7 @@ def test_a_printed_figure_is_known_to_half_of_its_last_digit(tmp_path: Path) -> 
     assert timed.low_s <= 0.45 < 0.55 <= timed.high_s
 
 
-@pytest.mark.parametrize("spread", slow_except([0.1], [0.003, 0.1]))
+@pytest.mark.parametrize("spread", [pytest.param(0.003, marks=pytest.mark.slow), 0.1])
 @pytest.mark.parametrize("repeats", [2, 5])
 def test_equal_machines_seldom_differ(spread: float, repeats: int, tmp_path: Path) -> None:
     """With 95 % intervals, at most one comparison of twenty between equal machines reports a difference.
