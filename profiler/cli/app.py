@@ -17,8 +17,9 @@ from typer.core import TyperGroup
 from profiler import __version__
 from profiler.cli import compare, count, forecast, inspect, report, run, why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
+from profiler.cli.removed import removed
 from profiler.cli.run import started_by_torchrun
-from profiler.errors import RoofscopeError, describe_error, first_line, is_of_device
+from profiler.errors import RequestError, RoofscopeError, describe_error, first_line, is_of_device
 from profiler.units import visible
 
 _DEBUG = "--debug"
@@ -37,6 +38,12 @@ _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
 
 class GroupedCommands(TyperGroup):
     """The commands in groups, in place of one long list."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Return the command that the arguments name. Raises RequestError for a command that was removed."""
+        if sentence := removed(args[0]):
+            raise RequestError(sentence)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the name and the summary of each command under the heading of its group."""
@@ -131,6 +138,9 @@ def complain_unexpected(error: Exception) -> int:
         command = (
             f"roofscope {context.info_name}" if context is not None and context.parent is not None else "roofscope"
         )
+        option = f"{getattr(context, 'info_name', '')} {getattr(error, 'option_name', '')}"
+        if sentence := removed(option):
+            return _complain(sentence, EXIT_REQUEST)
         sentence = re.sub(r"(?<![.?!])$", ".", usage_message().strip())
         return _complain(f"{sentence} See `{command} --help`.", EXIT_REQUEST)
     if is_of_device(error):

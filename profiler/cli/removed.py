@@ -1,0 +1,49 @@
+"""Commands and options of earlier versions, each with what to use instead."""
+
+from __future__ import annotations
+
+_MEASURE_ON_IT = "use `forecast MODEL --on GPU` for published figures, or `run` on the GPU itself"
+_SEVERAL_GPUS = "use `count --tp`, `place --tp --link`, or `run --tp` on the GPUs themselves"
+_MEASURE_CELLS = "measure the cells with `run --prompt-lens ... --batch-sizes ...`"
+_RERUN = "measure the new run with `run`, and pass its folder: `gate BASE NEW`"
+_ONE_LOAD = "`rent` compares GPUs at their largest batch within --max-ttft-ms and --max-tpot-ms"
+_REMOVED = {
+    "selftest": "run `python tests/gpu/acceptance.py` of the repository",
+    "run --cold": "`run` and `why` report first calls",
+    "run --prefix": "use `count --prefix`",
+    "ceilings --out": _MEASURE_ON_IT,
+    "ceilings --out-dtypes": _MEASURE_ON_IT,
+    "ceilings --plot": "use `ceilings --link N --format json`",
+    "forecast --tp": _SEVERAL_GPUS,
+    "forecast --link": _SEVERAL_GPUS,
+    "forecast --price": "use `rent MODEL --price GPU=USD`",
+    "forecast --check": _MEASURE_CELLS,
+    "forecast --model": _MEASURE_CELLS,
+    "forecast --budget": _MEASURE_CELLS,
+    "forecast --keep": "use `forecast RUN --format json`",
+    "forecast --out": "use `forecast RUN --format json`",
+    "gate --rerun": _RERUN,
+    "gate --model": _RERUN,
+    "gate --prompts": _RERUN,
+    "gate --budget": _RERUN,
+    "gate --device": _RERUN,
+    "gate --out": _RERUN,
+    "rent --for": "use --prompt, --new, --max-ttft-ms and --max-tpot-ms",
+    "rent --rate": _ONE_LOAD,
+    "rent --batch": _ONE_LOAD,
+    "rent --prefix": "use `count --prefix`",
+    "rent --class": "use --price GPU=USD",
+    "rent --provider": "use --price GPU=USD",
+    "rent --spot": "use --price GPU=USD",
+    "rent --cards": "use --price GPU=USD, which compares only the GPUs that you name",
+    "rent --host-index": "`rent` gives ranges of published figures",
+    "rent --by-utilisation": _ONE_LOAD,
+    "rent --out": "use `rent MODEL --format json`",
+}
+"""What to use instead of a command, or of `COMMAND --option`."""
+
+
+def removed(name: str) -> str | None:
+    """Return the sentence that refuses a command or `COMMAND --option` that left; None if it never existed."""
+    instead = _REMOVED.get(name)
+    return None if instead is None else f"`{name}` was removed; {instead}."
