@@ -14,7 +14,6 @@ from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
-    FIRST_LOOK,
     FULL,
     Block,
     CellsTable,
@@ -36,11 +35,9 @@ from profiler.units import duration, percent, scaled, several, significant
 
 
 def cells(run: Run) -> Section:
-    return Section("Cells", [CellsTable(run)], "measured times; rates from counted work", FULL)
-
-
-def measured_cells(run: Run) -> Section:
-    return Section("", [CellsTable(run, forecasts=False)], media=FIRST_LOOK)
+    """Every cell, and why some are noisy."""
+    blocks = [CellsTable(run), Lines(noise_lines(run), media=DOCUMENTS)]
+    return Section("Cells", blocks, "measured times; rates from counted work")
 
 
 _UNBOUNDED = 1000
@@ -52,18 +49,18 @@ _FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "MFU", "MBU", "tok/s")
 @print_block.register
 def _(block: CellsTable, console: Console) -> None:
     """A row per cell; columns are omitted before any is cut to the console's width."""
-    cells = [result for result in block.run.results if block.forecasts or result.status != "forecast"]
+    whole = block.most is None
+    cells = [result for result in block.run.results if whole or result.status != "forecast"]
     phases = sum(bool(of_phase(cells, phase)) for phase in PHASES)
-    all_shown = block.most is None or len(cells) <= block.most
-    shown = cells if all_shown else spanning(cells, max(1, (block.most or 0) // phases))
+    shown = cells if block.most is None or len(cells) <= block.most else spanning(cells, max(1, block.most // phases))
     unbounded = console.options.update(max_width=_UNBOUNDED)
     for omitted in range(len(_FIRST_TO_GO) + 1):
         table = rich_table(_cells_table(block.run, shown, _FIRST_TO_GO[:omitted]))
         if console.measure(table, options=unbounded).maximum <= console.width:
             break
     console.print(table)
-    some = [] if all_shown else [f"{len(shown)} of {len(cells)} cells; all are in cells.csv"]
-    for note in [*some, *_cell_notes(block.run, forecasts=block.forecasts)]:
+    some = [f"{len(shown)} of {len(cells)} cells; all are in cells.csv"] if len(shown) < len(cells) else []
+    for note in [*some, *_cell_notes(block.run, forecasts=whole)]:
         console.print(UnbrokenText(note, "dim"))
 
 
@@ -139,10 +136,6 @@ def visited_once(run: Run) -> set[CellKey]:
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-def noise(run: Run) -> Section:
-    return Section("Noise", [Lines(noise_lines(run))], media=DOCUMENTS)
 
 
 def noise_lines(run: Run) -> list[str]:

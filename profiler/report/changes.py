@@ -9,7 +9,7 @@ from profiler.facts.measurements import COMPILED, DYNAMIC_CACHE, EIGHT_BIT_CACHE
 from profiler.facts.scheduler import OwnedModel
 from profiler.judge.cells import CellEvidence
 from profiler.quant.registry import tried_formats
-from profiler.report.blocks import DOCUMENTS, FULL, Lines, Section, text_table
+from profiler.report.blocks import DOCUMENTS, FULL, Lines, Section, TextTable, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.store.folder import Run
@@ -138,7 +138,7 @@ def paying_batches(times: Sequence[BatchTimes]) -> str:
 
 
 def levers(run: Run) -> Section:
-    """Cell, change, time saved (or lost), its share and the reason, for the cells of `selected_cells`."""
+    """What would change the time of the cells of `selected_cells`, and what other GPUs would allow them."""
     evidence = evidence_of(run)
     rows = [
         [
@@ -157,16 +157,15 @@ def levers(run: Run) -> Section:
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )
     headings = ("cell", "change", "saves", "of the step", "because")
-    return Section("What would change it", [text_table(headings, rows, wrapped=("change", "because"))], note, DOCUMENTS)
+    table = text_table(headings, rows, wrapped=("change", "because"))
+    return Section("What would change it", [table, other_gpus(run)], note, DOCUMENTS)
 
 
-def other_gpus(run: Run) -> Section | None:
-    """The most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`."""
+def other_gpus(run: Run) -> TextTable:
+    """Return the most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`."""
     evidence, shown = evidence_of(run), selected_cells(run)
-    gpus = list(dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on))
-    if not gpus:
-        return None
-    rows = [["here, measured", *(significant(result.tokens_per_s) for result in shown)]]
+    gpus = dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on)
+    rows = [["here, measured", *(significant(result.tokens_per_s) for result in shown)]] if gpus else []
     for gpu in gpus:
         floors_s = [evidence[result.key].at_least_s_on.get(gpu) if result.key in evidence else None for result in shown]
         allowed = [
@@ -174,5 +173,5 @@ def other_gpus(run: Run) -> Section | None:
             for result, floor_s in zip(shown, floors_s, strict=True)
         ]
         rows.append([gpu, *allowed])
-    note = f"datasheet: the most tokens/s that their {run.model.dtype} roofs allow, without their host's dispatch"
-    return Section("On other GPUs", [text_table(["", *(result.key.name for result in shown)], rows)], note, DOCUMENTS)
+    caption = f"tokens/s at most by their datasheets' {run.model.dtype} roofs, without their host's dispatch"
+    return text_table(["on other GPUs", *(result.key.name for result in shown)], rows, caption=caption)

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 from profiler.counting.floor import TIGHT
 from profiler.judge.padding import RaggedStep
 from profiler.predict.result import BETWEEN_CELLS, Answer, ForecastCell, ForecastError
-from profiler.report.blocks import FULL, HTML, Lines, Picture, Section, TextTable, evenly, text_table
+from profiler.report.blocks import FULL, Block, Lines, Section, TextTable, evenly, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.store.forecasts import read_forecast
-from profiler.units import duration, percent, saving, scaled, signed_duration, significant
+from profiler.units import duration, percent, scaled, signed_duration, significant
 
 
-def ragged(run: Run) -> Section:
-    """The time that padding, its mask and waiting take at each batch size, and what other ways to batch save."""
+def conditions(run: Run) -> Section:
+    """What padding takes at each batch size, which experts real prompts use, and what the ranks exchange."""
     times_s = {result.key: result.latency_s for result in run.measured}
     steps = [step for step in run.document.ragged if step.batch_size > 1]
-    lines = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
-    note = "measured with padding and a mask, and the same shape without; other ways to batch are tried or computed"
-    return Section("Prompts of unequal lengths", [Lines(lines)], note)
+    padding = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
+    note = "measured: padded steps and the same shape without a mask, routed experts, and each rank's own share"
+    ranks = Lines(_ranks_lines(run), media=FULL)
+    return Section("Padding, experts and ranks", [Lines(padding), *_experts(run), ranks], note)
 
 
 def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
@@ -37,9 +37,6 @@ def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
             share = percent(step.waiting)
             waiting = f"sequences that have ended wait {share} of the time, {duration(step.waiting_s)} of each step"
         yield f"{shape}: {lost}, which reads it again; {_mask(step)}; {waiting}"
-    ways = [f"{lever.change} {saving(lever.saves_s)} ({lever.basis}: {lever.because})" for lever in step.ways]
-    if ways:
-        yield f"of {'a' if is_prefill else 'that'} {word}: {'; '.join(ways)}"
 
 
 def _mask(step: RaggedStep) -> str:
@@ -60,15 +57,14 @@ _FEWER_EXPERTS = 0.9
 """Below this share of the expected experts, the counted bytes of weights are clearly too high."""
 
 
-def experts(run: Run) -> Section | None:
-    """The experts that real prompts use, next to the number on which the counts and roofs rest."""
+def _experts(run: Run) -> list[Block]:
+    """Return the experts that real prompts use, next to the number on which the counts and roofs rest."""
     steps, prompts = run.document.experts_touched, run.document.grid.prompts
     if not prompts or not (steps or run.model.experts):
-        return None
-    title, note = "Experts that the prompts use", f"measured with the prompts of {prompts}"
+        return []
     if not steps:
         hidden = "The experts that the prompts use are not known: the code does not show what the router chose."
-        return Section(title, [Lines([hidden], "paragraph")])
+        return [Lines([hidden], "paragraph")]
     shares = {step: step.touched / step.expected for step in steps}
     rows = [
         [step.key.name, f"{step.touched:.1f}", f"{step.expected:.1f}", str(step.experts), percent(shares[step])]
@@ -79,26 +75,18 @@ def experts(run: Run) -> Section | None:
     fewest = min(shares, key=lambda step: shares[step])
     of_expected = f"{fewest.key.name} uses {percent(shares[fewest])} of the expected experts"
     too_high = f"{of_expected}: its counted bytes, floor and roof share are too high"
-    return Section(title, [table, Lines([too_high] if shares[fewest] < _FEWER_EXPERTS else [], "paragraph")], note)
+    return [table, Lines([too_high] if shares[fewest] < _FEWER_EXPERTS else [], "paragraph")]
 
 
-def ranks(run: Run) -> Section | None:
-    """The number of ranks, their link, and for each step the ranks' times, the link's time and their sum."""
+def _ranks_lines(run: Run) -> list[str]:
+    """Return the ranks and their link, and for each step the ranks' times, the link's time and their sum."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
-        return None
-    head = (
+        return []
+    lines = [
         f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
         f" {duration(link.alpha_s)} per message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
-    )
-    if link.points:
-        first, last = link.points[0], link.points[-1]
-        head += (
-            f"; an all-reduce of {first.nbytes >> 10} KiB takes {duration(first.seconds)}, one of"
-            f" {last.nbytes >> 20} MiB {duration(last.seconds)} (algbw {scaled(last.alg_bytes_per_s, 'B/s')}, busbw"
-            f" {scaled(last.bus_bytes_per_s, 'B/s')})"
-        )
-    lines = [head]
+    ]
     for step in run.document.rank_steps:
         times = ", ".join(duration(seconds) for seconds in step.own_s)
         hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
@@ -107,18 +95,7 @@ def ranks(run: Run) -> Section | None:
             f" exchange, the link {duration(step.exchanged_s)}{hides}:"
             f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
         )
-    return Section("Ranks", [Lines(lines)], "measured on each rank", FULL)
-
-
-def forecast(run: Run) -> Section | None:
-    forecast = read_forecast(run.folder)
-    if forecast is None:
-        return None
-    alt = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
-    pictures = [Picture("forecast", alt, (run,))] if run.measured else []
-    table, assumptions = forecast_table(forecast.cells)
-    blocks = [Lines(answer_sentences(forecast), "paragraph"), *pictures, table, Lines(assumptions)]
-    return Section("What would happen", blocks, "forecast from the measured cells; bands hold nine in ten", HTML)
+    return lines
 
 
 FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")

@@ -1,4 +1,4 @@
-"""How engines differ, what `generate` adds, and what a fresh process costs."""
+"""How engines differ, what `generate` adds, and what drafts give."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
-from profiler.facts.measurements import Drafting, FirstCalls, FreshStart
+from profiler.facts.measurements import Drafting
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
-from profiler.report.blocks import FULL, Block, Lines, Picture, Section, evenly, text_table
+from profiler.report.blocks import FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import duration, percent, saving, scaled, several, significant
+from profiler.units import duration, percent, saving, several, significant
 
 
 def engines(run: Run) -> Section:
-    """Cell, engine, time saved against the first engine, its interval and terms, for each claim."""
-    blocks: list[Block] = []
+    """What engines save compared with the first, what `generate` adds, and what drafts give."""
+    blocks: list[Block] = [_saved(run), Lines([*no_claim_lines(run), *generate_lines(run)])]
     if waterfalls(run):
-        blocks.append(Picture("engines", "From the first engine's time to another's, term by term", (run,)))
+        blocks.insert(0, Picture("waterfall", "From the first engine's time to another's, term by term", (run,)))
+    drafts = Lines(list(drafting_lines(run.document.drafting)) if run.document.drafting else [])
+    note = f"measured in turns, compared with {run.document.engine.names[0]}, with our own loop, or without drafts"
+    return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL)
+
+
+def _saved(run: Run) -> TextTable:
+    """Return cell, engine, time saved against the first engine, its interval and terms, for each claim."""
     rows = []
     for item in engine_claims(run):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
@@ -27,9 +34,7 @@ def engines(run: Run) -> Section:
         terms = ", ".join(where_it_lies(item))
         rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
     headings = ("cell", "engine", "per step", "interval", "in which terms")
-    table = text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
-    note = f"measured in turns: the time that each saves compared with {run.document.engine.names[0]}"
-    return Section("Engines", [*blocks, table, Lines(no_claim_lines(run))], note, FULL)
+    return text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])
 
 
 def engine_claims(run: Run) -> list[EngineDifference]:
@@ -62,8 +67,8 @@ _MOST_CELLS = 3
 _LEAST_SHARE = 0.01
 
 
-def generate(run: Run) -> Section:
-    """The overhead of generate in some cells, with its interval and parts; the others are in run.json."""
+def generate_lines(run: Run) -> list[str]:
+    """Return the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
     lines = []
     for phase in ("decode", "prefill"):
         overheads = sorted(
@@ -71,8 +76,7 @@ def generate(run: Run) -> Section:
             key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size),
         )
         lines += [_generate_line(item, run) for item in evenly(overheads, _MOST_CELLS)]
-    note = "measured in turns with our own loop; its parts are timed in transformers' own functions"
-    return Section("The overhead of generate", [Lines(lines)], note, FULL)
+    return lines
 
 
 def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
@@ -97,30 +101,7 @@ def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
     return ": ".join(filter(None, (text, "; ".join(filter(None, parts)))))
 
 
-def drafting(run: Run) -> Section | None:
-    found = run.document.drafting
-    if found is None:
-        return None
-    blocks: list[Block] = [Lines(list(_drafting_lines(found)))]
-    if found.steps and found.floors:
-        rows = [
-            [
-                str(floor.batch),
-                duration(floor.one_token_s),
-                duration(floor.verifying_s),
-                duration(floor.drafting_s) if floor.drafting_s else "-",
-                f"{significant(floor.speedup(found.tokens_per_step))}x",
-            ]
-            for floor in found.floors
-        ]
-        headings = ("batch", "one token", f"verifying {found.floors[0].drafted} drafts", "drafting", "at these roofs")
-        caption = "Computed: the least times by this run's roofs, with the measured tokens per step."
-        blocks.append(text_table(headings, rows, caption=caption))
-    note = "transformers' assisted generation, measured at batch 1 (it takes no more), in turn with plain generation"
-    return Section("Speculative decoding", blocks, note)
-
-
-def _drafting_lines(found: Drafting) -> Iterator[str]:
+def drafting_lines(found: Drafting) -> Iterator[str]:
     """Yield what drafts cost and give, whether they pay, and on which text."""
     if not found.steps:
         length = several(found.new_tokens, "token", "tokens")
@@ -145,82 +126,3 @@ def _drafting_lines(found: Drafting) -> Iterator[str]:
         f"it continued a built-in text of {found.prompt_len} tokens by {found.new_tokens}, {same} without drafts; your"
         " text may accept more or fewer drafts"
     )
-
-
-_LINKS = {
-    "disk": "its weights from the disk",
-    "page cache": "its weights from the system's cache of the disk",
-    "drawn": "its random weights drawn",
-    "cached": "its weights from the hub's cache",
-}
-
-
-def cold(run: Run) -> Section:
-    """The cost of a fresh process, of idle time, and the number of requests after which compiling pays off."""
-    lines = [_start_line(start) for start in run.document.fresh_starts]
-    if records := run.document.after_silence:
-        times = ", ".join(
-            f"{item.silence_s:g} s: {duration(statistics.median(steps[0] for steps in item.steps_s))}"
-            f" (n={len(item.steps_s)})"
-            for item in records
-        )
-        lines.append(f"the first step at {records[0].cell.name} after an idle time of {times}")
-    for start in run.document.fresh_starts[:1]:
-        lines += [_break_even_line(run, start, name) for name in list(start.engines)[1:]]
-    return Section("Cold and idle", [Lines(lines)], "measured in a fresh process, and after idle time")
-
-
-def _start_line(start: FreshStart) -> str:
-    calls = "; ".join(
-        f"{name}: {f'prepared in {duration(calls.preparation_s)}, ' if calls.preparation_s >= 0.01 else ''}"
-        f"the first answer after {duration(calls.first_s)}, the next after {duration(calls.second_s)}"
-        for name, calls in start.engines.items()
-    )
-    rate = scaled(start.load_bytes / start.load_s, "B/s")
-    return (
-        f"a fresh process: imports {duration(start.launch_s)}, {_LINKS[start.link]} {duration(start.load_s)}"
-        f" ({rate}); {calls}"
-    )
-
-
-def _saves_s(run: Run, engine: str) -> tuple[float, float]:
-    """Return the interval of the time that an engine saves per request, from its visits; (0, 0) if it is not known.
-
-    Visits are used because a fresh process measures only one call.
-    """
-    cell = replace(run.document.asked.cells[0], engine=engine)
-    of_cell = [item for item in run.document.engine.differences if item.key.cell == cell]
-    if any(item.visits < CLAIM_VISITS for item in of_cell):
-        return 0.0, 0.0
-    times = {"prefill": 1, "decode": cell.decode_steps}
-    low_s, high_s = (sum(times[item.phase] * getattr(item, end) for item in of_cell) for end in ("low_s", "high_s"))
-    return low_s, high_s
-
-
-def _break_even_line(run: Run, start: FreshStart, name: str) -> str:
-    first, grid = next(iter(start.engines)), run.document.asked
-    baseline, calls = start.engines[first], start.engines[name]
-    once_s, saving_s = calls.once_s, baseline.second_s - calls.second_s
-    shape = f"{grid.cells[0].depth} + {grid.new_tokens} tokens"
-    if not all(saving_s * bound_s > 0 for bound_s in _saves_s(run, name)):
-        return (
-            f"{name} takes {duration(once_s)} once; after how many requests of {shape} it pays off is not known: its"
-            f" answers take as long as {first}'s within noise"
-        )
-    requests = break_even(baseline, calls)
-    if requests is None:
-        return f"{name} never pays off: it saves nothing per request of {shape} compared with {first}"
-    return (
-        f"the engine {name} pays off above {requests:.0f} requests of {shape} per hour, in a process that runs for one"
-        f" hour: it takes {duration(once_s)} once and saves {duration(saving_s)} per request compared with {first}"
-    )
-
-
-def break_even(own: FirstCalls, prepared: FirstCalls) -> float | None:
-    """Return the number of requests per process after which an engine has saved its additional start-up time.
-
-    (preparation + first request - a later one, both less the other engine's) / what a later request saves; None where
-    a later request saves nothing.
-    """
-    saves_s = own.second_s - prepared.second_s
-    return max(0.0, (prepared.once_s - own.once_s) / saves_s) if saves_s > 0 else None

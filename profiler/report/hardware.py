@@ -14,6 +14,7 @@ from profiler.units import duration, percent, processors, scaled, significant
 
 
 def precision(run: Run) -> Section:
+    """How the weights are stored, and whether the quantised model still gives the same answers."""
     model = run.model
     quant = ""
     if model.quant != "none":
@@ -26,12 +27,8 @@ def precision(run: Run) -> Section:
         " --quant none,nf4 measures several precisions on one grid."
     )
     note = "counted from the tensors as stored in memory; timing does not depend on their values"
-    return Section("Precision", [Lines([text], "paragraph")], note, DOCUMENTS)
-
-
-def quality(run: Run) -> Section | None:
-    quality = quality_line(run)
-    return Section("Quality", [Lines([quality])], "measured") if quality else None
+    quality = [line for line in [quality_line(run)] if line]
+    return Section("Precision", [Lines([text], "paragraph", media=DOCUMENTS), Lines(quality)], note)
 
 
 def quality_line(run: Run) -> str | None:
@@ -46,8 +43,20 @@ def quality_line(run: Run) -> str | None:
     )
 
 
-def roofs(run: Run) -> Section:
-    """A row per measured roof: name, median, quartiles, share of the datasheet, clock, samples, method."""
+def device(run: Run) -> Section:
+    """The measured roofs, and the device's telemetry, settings and software."""
+    info, document = run.document.device, run.document
+    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    sheet = f"; datasheet: {info.datasheet}" if info.datasheet else ""
+    software = ", ".join(f"{name} {version}" for name, version in document.software.items())
+    rows = [["device", f"{info.name}, {processors(info.threads, info.kind)}"], *health_rows(run)]
+    health = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
+    note = f"roofs measured on {measured_at}{sheet}; the rest during the run"
+    return Section("Roofs, device and software", [_roofs_table(run), health], note, DOCUMENTS)
+
+
+def _roofs_table(run: Run) -> TextTable:
+    """Return a row per measured roof: name, median, quartiles, share of the datasheet, clock, samples, method."""
     ceilings, device = run.document.ceilings, run.document.device
     rows = [
         _roof_row(f"memory: {name}", "B/s", roof, device.datasheet_bytes_per_s)
@@ -64,11 +73,8 @@ def roofs(run: Run) -> Section:
         if ceilings.weights.stream is not None:
             rows.append(_roof_row("memory: a stream in the same pieces", "B/s", ceilings.weights.stream, None))
     rows += [_roof_row(f"links: {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
-    measured_at = datetime.fromtimestamp(ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    sheet = f"; datasheet: {device.datasheet}" if device.datasheet else ""
     headings = ("roof", "median", "quartiles", "of the datasheet", "clock", "samples", "method")
-    table = text_table(headings, rows, texts=("quartiles",), wrapped=("method",))
-    return Section("Roofs", [table], f"measured here on {measured_at}{sheet}", DOCUMENTS)
+    return text_table(headings, rows, texts=("quartiles",), wrapped=("method",))
 
 
 def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]:
@@ -118,14 +124,6 @@ def host_words(host: HostPace) -> str:
     elif host.index <= 0.95:
         pace = f"{1 / host.index:.1f}x faster than"
     return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
-
-
-def health(run: Run) -> Section:
-    device = run.document.device
-    rows = [["device", f"{device.name}, {processors(device.threads, device.kind)}"], *health_rows(run)]
-    software = ", ".join(f"{name} {version}" for name, version in run.document.software.items())
-    table = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
-    return Section("Device and software", [table], "measured during the run", DOCUMENTS)
 
 
 def health_rows(run: Run) -> list[list[str]]:

@@ -146,6 +146,11 @@ def _(block: CellsTable, most: int) -> CellsTable:
 
 
 @shortened.register
+def _(block: BreakdownChart, most: int) -> BreakdownChart:
+    return replace(block, short=True)
+
+
+@shortened.register
 def _(block: TextTable, most: int) -> TextTable:
     if len(block.rows) <= most:
         return block
