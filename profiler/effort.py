@@ -59,8 +59,8 @@ class Effort:
     """Waiting for other processes to end before anything is timed, at most."""
     idle_pauses: tuple[tuple[float, int], ...] = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
     """`--cold`: seconds without work before decode steps, and how often."""
-    pictures: tuple[str, ...] = ("roofline", "map", "split")
-    """Pictures written into the run folder; none: neither files nor the roofline of report.html."""
+    pictures: bool = True
+    """Whether report.html has pictures."""
     selftest_s: float = 3.0
     """Seconds per known kernel."""
     profile_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 256, 1024)

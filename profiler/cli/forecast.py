@@ -35,7 +35,6 @@ class Use:
     check: bool = option(False, "Then measure the cells, and print the error.")
     model: str = option("", "--check: the path of the run's model if it was local.")
     budget_s: float = option(60.0, "--check: seconds from the start to the answer.", flag="budget")
-    out: Path | None = option(None, "PNG or SVG file: the forecast over the batch size.")
     keep: bool = option(False, "Add the forecast to the run's folder and report.html.")
 
 
@@ -55,9 +54,9 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
     if use.check and on:
         raise RequestError("--check runs on this device; omit --on, or forecast a run of this device.")
     if ranks != RankOptions():
-        if not ranks.tp or use.check or use.keep or use.out is not None:
+        if not ranks.tp or use.check or use.keep:
             raise RequestError(
-                "--link and --price need --tp, which only prints its forecast: use no --check, --keep or --out."
+                "--link and --price need --tp, which only prints its forecast: use no --check or --keep."
             )
         from profiler.forecast.screen import ranks_section
         from profiler.forecast.tensor_parallel import forecast_ranks
@@ -77,11 +76,6 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
 
         write_forecast(folder, answer)
         write_reports([read_run(folder)])
-    if use.out is not None:
-        from profiler.report.plots import save_figure
-        from profiler.report.plots.curves import forecast_band
-
-        save_figure(forecast_band(answer), use.out)
     checked = check_forecast(folder, request, answer, use.budget_s, use.model) if use.check else None
     check = [] if checked is None else [check_section(checked)]
     output.answer(lambda: forecast_document(answer, checked), lambda: [*check, forecast_section(answer)])

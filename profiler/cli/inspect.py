@@ -21,7 +21,6 @@ class Measured:
     out: Path | None = option(None, "Write a GPU profile: one more minute, three if busy.")
     out_dtypes: str = option("float32,bfloat16", "--out: the dtypes of the profile.")
     link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link")
-    plot: Path | None = option(None, "--link: draw it, as PNG or SVG.")
 
 
 @asks()
@@ -31,7 +30,7 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
-    if measured.link_ranks or measured.plot:
+    if measured.link_ranks:
         _ceilings_of_link(on.device, measured, output)
         return
     from profiler.device.contention import ForeignLoad
@@ -80,11 +79,9 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
 def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
     from profiler.device.device import gpu_count, resolve_device
 
-    ranks, plot = measured.link_ranks, measured.plot
+    ranks = measured.link_ranks
     if ranks < 2:
         raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise RequestError(f"--plot {plot}: the name must end in .png or .svg.")
     if measured.out is not None:
         raise RequestError("--link measures the link only; write the profile (--out) with a command of its own.")
     kind = resolve_device(device).type
@@ -105,14 +102,6 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
     group.close()
     if group.rank:
         return
-    if plot is not None:
-        from profiler.report.plots import save_figure
-        from profiler.report.plots.curves import link_figure
-        from profiler.report.plots.style import styled
-
-        with styled():
-            figure = link_figure(link)
-        save_figure(figure, plot)
     from profiler.report.blocks import Lines, Section
     from profiler.report.device import link_document, link_lines, link_table
 

@@ -41,15 +41,13 @@ def export(run: RunFolder, file: TableFile) -> None:
 def judge(run: RunFolder, output: LongOutput) -> None:
     """Judge a run again with the current rules, without torch.
 
-    Reads the measurements in its folder, and writes its reports again.
+    Reads the measurements in its folder. `report` writes its reports again.
     """
     from profiler.cli.run import run_json
     from profiler.report.sections import run_sections
-    from profiler.report.write import write_reports
     from profiler.run.judge_folder import judge_folder
 
     judged = judge_folder(run.folder)
-    write_reports([judged])
     output.answer(lambda: run_json(judged), lambda: run_sections(judged))
 
 
@@ -62,25 +60,16 @@ class RunFolders:
 
 @asks()
 def report(given: RunFolders) -> None:
-    """Write the reports and pictures of runs again.
+    """Write the reports of runs again.
 
-    Writes report.html, report.md and PNG files; for two runs, also a page of what changed.
+    Writes report.html with its pictures, and report.md.
     """
-    from profiler.comparison.command import compared
-    from profiler.comparison.page import write_changes
     from profiler.report.write import write_reports
     from profiler.store.folder import read_run
 
-    runs = [read_run(folder) for folder in given.folders]
-    for run in runs:
+    for run in [read_run(folder) for folder in given.folders]:
         write_reports([run])
         print(run.folder / "report.html")
-    if len(runs) == 2:
-        try:
-            compared(*given.folders, anyway=True)
-            print(write_changes(*runs))
-        except RequestError as reason:
-            print(f"roofscope: there is no page of what changed, since {reason}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -95,10 +84,8 @@ class PictureOfRuns:
 def plot(picture: PictureOfRuns) -> None:
     """Draw a picture of one or several runs.
 
-    Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps, engines,
-    forecast. Pictures of several: precisions, devices, waterfall.
+    Pictures: roofline, map, split, throughput, doubling, waterfall, operators, memory. Of several runs only throughput.
     """
-    from profiler.comparison import page  # noqa: F401 - it adds its picture
     from profiler.report.plots import save
     from profiler.store.folder import read_run
 

@@ -12,10 +12,6 @@ from profiler.facts.roofs import (
     REFERENCE_HOST,
     REFERENCE_HOST_STEP_S,
     Ceilings,
-    CurvePoint,
-    HostPace,
-    Roof,
-    WeightReadRoof,
 )
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
@@ -114,63 +110,20 @@ def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DeviceEntry:
-    """The device whose roofs were measured."""
-
-    kind: str
-    name: str
-    memory_bytes: int
-    last_level_cache_bytes: int
-    threads: int
-    """torch's compute threads on a CPU; streaming multiprocessors of a GPU."""
-    compute_capability: str
-    """CUDA's, or the vector instructions that torch uses on a CPU."""
-    uuid: str
-    datasheet: str | None
-    """The name of its datasheet; null without one."""
-
-
-@dataclass(frozen=True)
 class ReferenceHost:
     """The host that others are compared with."""
 
-    name: str
-    step_s: float
+    name: str = REFERENCE_HOST
+    step_s: float = REFERENCE_HOST_STEP_S
     """Dispatch of a decode step of the standard model."""
 
 
 @dataclass(frozen=True)
-class CeilingsDocument(Document):
-    """`roofscope ceilings --format json`."""
+class RoofsContext:
+    """What `roofscope ceilings --format json` has next to the fields of the measured `Ceilings`."""
 
-    device: DeviceEntry
-    compute: Mapping[str, Roof]
-    """FLOP/s of a large matrix product, by dtype name."""
-    memory: Mapping[str, Roof]
-    """Bytes/s by kind: read, copy, triad, and the matrix-vector product in the model's dtype."""
-    stream_bytes: int
-    """Size of the streamed buffers."""
-    beyond_cache: bool
-    """Whether the buffers were too large for any cache to serve."""
-    curve: Sequence[CurvePoint]
-    """Read bandwidth by buffer size, up to the streamed buffers; caches show as steps."""
-    launch: Mapping[str, float]
-    """Seconds of the host to submit one tiny kernel, and of the device to run it (by graph replay)."""
-    page_fault_s: float
-    """Seconds of the first access to a new page (CPU); 0 if not measured."""
-    links: Mapping[str, Roof]
-    """Bytes/s from the `host` and from other GPUs to the device."""
-    collective: Link | None
-    """The link between the ranks that share a model; null with one device."""
-    host: HostPace | None
-    """Dispatch speed of the host; null if not measured."""
-    measured_s: float
-    """Seconds that the measurement took."""
-    measured_at_unix_s: float
-    weights: WeightReadRoof | None
-    """Bandwidth of reading a model's weights; null without a model."""
-    missing: Mapping[str, str]
-    """The reason, in one line, for each roof that could not be measured, by name."""
+    device: Mapping[str, str | int | None]
+    """The fields of `Device`, with the name of its datasheet; null without one."""
     plateau: bool
     """Whether the two largest sizes are read equally fast; otherwise a cache still serves a part."""
     memory_bytes_per_s: float | None
@@ -185,19 +138,18 @@ class CeilingsDocument(Document):
 
 def ceilings_document(
     device: Device, measured: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
-) -> CeilingsDocument:
-    """Return the document of a device's measured roofs."""
-    sheet = device.datasheet
-    return CeilingsDocument(
-        device=DeviceEntry(**{**vars(device), "datasheet": sheet.gpu if sheet else None}),
-        **vars(measured),
+) -> dict[str, object]:
+    """Return the document of a device's measured roofs: the fields of `Ceilings` and of `RoofsContext`."""
+    context = RoofsContext(
+        device=vars(device) | {"datasheet": device.datasheet and device.datasheet.gpu},
         plateau=measured.plateau,
         memory_bytes_per_s=measured.memory_bytes_per_s if measured.memory else None,
         host_index=measured.host.index if measured.host else None,
-        reference_host=ReferenceHost(REFERENCE_HOST, REFERENCE_HOST_STEP_S),
+        reference_host=ReferenceHost(),
         datasheet_per_s=datasheet_per_s,
         warnings=warnings,
     )
+    return vars(context) | vars(measured)
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ _LEFT_OUT = {"metadata", "style"}
 
 
 def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str, Tooltip] | None = None) -> Markup:
-    """Return a picture of PLOTS or COMPARISONS as an HTML element, which scrolls in a narrower page.
+    """Return a picture of PLOTS as an HTML element, which scrolls in a narrower page.
 
     `tooltips` maps ids of the picture's elements to their tooltips. Raises the errors of `draw`.
     """

@@ -19,11 +19,14 @@ from profiler.report.blocks import (
     visible_sections,
 )
 from profiler.report.columns import columns_with_values
+from profiler.report.time_breakdown import breakdown_bars, shares_table
 from profiler.units import markdown_text
+
+_MOST_BARS_A_PHASE = 8
 
 
 def markdown_page(title: str, sections: Sequence[Section | None]) -> str:
-    """Return the sections as one Markdown document; it links to the pictures in its folder."""
+    """Return the sections as one Markdown document, which names the commands that draw its pictures."""
     lines = [f"# {markdown_text(title)}", ""]
     for section in visible_sections(sections, "markdown"):
         if section.title:
@@ -66,7 +69,7 @@ def _table(columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[str]]) -
 
 @_render_block.register
 def _(block: Picture) -> list[str]:
-    return [f"![{markdown_text(block.alt)}]({block.name}.png)"]
+    return [f"{markdown_text(block.alt)}: `roofscope plot . {block.name}`"]
 
 
 @_render_block.register
@@ -78,7 +81,8 @@ def _(block: CellsTable) -> list[str]:
 
 @_render_block.register
 def _(block: BreakdownChart) -> list[str]:
-    return ["![The time breakdown of each cell](split.png)"]
+    """The terms of each cell in words."""
+    return _render_block(shares_table(breakdown_bars(block.run.measured, _MOST_BARS_A_PHASE)))
 
 
 @_render_block.register

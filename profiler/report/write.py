@@ -1,4 +1,4 @@
-"""Write report.html, report.md and the charts of a run."""
+"""Write report.html and report.md of a run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-from profiler.effort import STANDARD
 from profiler.report.blocks import Picture
-from profiler.report.engines import waterfalls
 from profiler.report.html import html_page
 from profiler.report.markdown import markdown_page
-from profiler.report.plots import save
 from profiler.report.sections import run_sections
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
@@ -21,23 +18,13 @@ Guard = Callable[[str], AbstractContextManager[object]]
 """Returns the context in which a named file is written; the context may tolerate failures."""
 
 
-def write_reports(runs: Sequence[Run], guard: Guard = nullcontext, pictures: Sequence[str] = STANDARD.pictures) -> None:
-    """Write report.html and report.md into each run's folder, and the pictures where a cell has a number."""
+def write_reports(runs: Sequence[Run], guard: Guard = nullcontext, *, draw: bool = True) -> None:
+    """Write report.html and report.md into each run's folder; the page has pictures if `draw`."""
     for run in runs:
-        drawn = pictures if run.document.evidence else pictures[:1]
-        of_engines = ("engines",) if waterfalls(run) else ()
-        for name in (*drawn, *of_engines) if run.measured else ():
-            with guard(f"{name}.png"):
-                save([run], name, run.folder / f"{name}.png")
-        write_pages(run, guard, draw="roofline" in pictures)
-
-
-def write_pages(run: Run, guard: Guard = nullcontext, *, draw: bool = True) -> None:
-    """Write report.html and report.md into a run's folder; without pictures in the page unless `draw`."""
-    with guard("report.html"):
-        replace_file(run.folder / "report.html", html_report(run, draw=draw))
-    with guard("report.md"):
-        replace_file(run.folder / "report.md", markdown_report(run))
+        with guard("report.html"):
+            replace_file(run.folder / "report.html", html_report(run, draw=draw))
+        with guard("report.md"):
+            replace_file(run.folder / "report.md", markdown_report(run))
 
 
 def html_report(run: Run, *, draw: bool = True) -> str:
@@ -55,5 +42,5 @@ def html_report(run: Run, *, draw: bool = True) -> str:
 
 
 def markdown_report(run: Run) -> str:
-    """Return the report of a run as Markdown; it links to the pictures in the run's folder."""
+    """Return the report of a run as Markdown, which names the commands that draw its pictures."""
     return markdown_page(f"{run.model.id} on {run.document.device.name}", run_sections(run))

@@ -1,121 +1,73 @@
-"""Charts of one figure over another: throughput, depth, doubling, precisions, forecasts, the steps' times, a link."""
+"""Charts of one figure over the batch: tokens/s and step times, doubling, memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter
 
-from profiler.data.links import Link, bus_share
 from profiler.errors import RequestError
-from profiler.facts.visits import steady
-from profiler.grid.cells import Phase
 from profiler.judge.scaling import DoublingTest
-from profiler.predict.result import Answer
-from profiler.report.blocks import evenly
-from profiler.report.device import message_size
-from profiler.report.plots.style import (
-    LINE_STYLES,
-    PHASE_STYLE,
-    REGIME_COLOR,
-    STYLE_FILE,
-    LineStyle,
-    depth_column,
-    depth_label,
-    distinct_names,
-    first_engine_frame,
-    log_axes,
-    panel_grid,
-    phases_of,
-    short,
-    title,
-    with_forecasts,
-)
-from profiler.report.selection import first_engine
-from profiler.store.folder import Run, read_gathered
-from profiler.store.forecasts import read_forecast
-from profiler.units import duration, scaled
+from profiler.report.plots.style import distinct_names, log_axes, panel_grid, short, title, with_forecasts
+from profiler.report.selection import evidence_of, first_engine, of_first_engine, spanning
+from profiler.store.folder import Run
+from profiler.units import scaled
 
-_STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}
-_GREY = "#888888"
-_MESSAGES = tuple((1 << 10) * 8**power for power in range(6))
-"""1 KiB to 32 MiB."""
+_MOST_BARS_A_PHASE = 8
+_TIMES = ["latency_low_s", "latency_s", "latency_high_s"]
 
 
-def throughput(run: Run) -> Figure:
-    """Return decode tokens/s and the time per step against the batch, a line per depth, with intervals.
+def throughput(*runs: Run) -> Figure:
+    """Return decode tokens/s and the time per step against the batch: a line per depth, or per run at its least depth.
 
-    Forecasts are open markers. Raises RequestError for a run without a measured decode.
+    Bands are the intervals of the times, open markers forecasts. Raises RequestError for a run without a measured
+    decode, and for runs of several models.
     """
-    cells = with_forecasts(run)
-    decode = cells[cells["phase"] == "decode"]
-    if not (decode["status"] == "ok").any():
-        raise _no_decode(run)
-    figure, (rate, time) = panel_grid(1, 2, 5.5, 4.4, title(run) + _forecast_note(decode))
-    for depth, line, style in lines(decode, "context_len", "batch_size"):
-        _line(rate, line, "batch_size", "tokens_per_s", style, f"{depth} cached tokens")
-        _line(time, line, "batch_size", "ms", style, f"{depth} cached tokens")
-    batches = sorted(set(decode["batch_size"]))
+    if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
+        models = " and ".join(dict.fromkeys(run.model.id for run in runs))
+        raise RequestError(f"throughput is a picture of one model, not of {models}.")
+    tables = []
+    for run, name in zip(runs, _names(runs), strict=True):
+        cells = with_forecasts(run)
+        decode = cells[cells["phase"] == "decode"]
+        if not (decode["status"] == "ok").any():
+            raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
+        if len(runs) > 1:
+            decode = decode[decode["context_len"] == decode["context_len"].min()]
+        depths = decode["context_len"].astype(str) + " cached tokens"
+        tables.append(decode.assign(line=name if len(runs) > 1 else depths))
+    cells = pd.concat(tables)
+    note = "; open: forecast" if (cells["status"] == "forecast").any() else ""
+    figure, (rate, time) = panel_grid(1, 2, 5.5, 4.4, (title(runs[0]) if len(runs) == 1 else runs[0].model.id) + note)
+    milliseconds = cells.melt(["line", "batch_size", "status"], _TIMES, value_name="figure")
+    _lines(time, milliseconds.assign(figure=1e3 * milliseconds["figure"]))
+    _lines(rate, cells.assign(figure=cells["tokens_per_s"]), legend=True)
+    batches = sorted(set(cells["batch_size"]))
     log_axes(rate, batches, "batch", "tokens/s")
     log_axes(time, batches, "batch", "time of a decode step, ms")
-    rate.legend()
     return figure
 
 
-def _no_decode(run: Run) -> RequestError:
-    return RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return a name per run: its precision, and its device if the runs have several."""
+    several = len({run.document.device.name for run in runs}) > 1
+    places = [f" on {run.document.device.name}" if several else "" for run in runs]
+    return distinct_names(runs, [short(run.model.precision + place) for run, place in zip(runs, places, strict=True)])
 
 
-def depth_chart(run: Run) -> Figure:
-    """Return the time of a prefill against its prompt and of a decode step against its context, a line per batch.
-
-    Forecasts are open markers.
-    """
-    cells = with_forecasts(run)
-    phases = phases_of(cells)
-    figure, panels = panel_grid(1, len(phases), 5.5, 4.4, title(run) + _forecast_note(cells))
-    for axes, phase in zip(panels, phases, strict=True):
-        of_phase, depth = cells[cells["phase"] == phase], depth_column(phase)
-        for batch, line, style in lines(of_phase, "batch_size", depth):
-            _line(axes, line, depth, "ms", style, f"batch {batch}")
-        log_axes(axes, sorted(set(of_phase[depth])), depth_label(phase), f"time of a {_STEP[phase]}, ms")
-        axes.legend()
-    return figure
-
-
-def lines(cells: pd.DataFrame, each: str, over: str) -> Iterator[tuple[int, pd.DataFrame, LineStyle]]:
-    """Yield each value of a column with its cells in the order of another one and a style.
-
-    Of many values evenly picked ones are used, one per style.
-    """
-    values = evenly(sorted({int(value) for value in cells[each]}), len(LINE_STYLES))
-    for value, style in zip(values, LINE_STYLES, strict=False):
-        yield value, cells[cells[each] == value].sort_values(over), style
-
-
-def _line(axes: Axes, cells: pd.DataFrame, over: str, figure: str, style: LineStyle, label: str) -> None:
-    """Draw a line with a filled marker at each measured cell and an open one at each forecast; times have intervals."""
-    at = cells[over]
-    if figure == "ms":
-        values, low, high = (1e3 * cells[name] for name in ("latency_s", "latency_low_s", "latency_high_s"))
-        spread = [values - low, high - values]
-        drawn, *_ = axes.errorbar(at, values, yerr=spread, capsize=2, ls=style.dashes, label=label)
-    else:
-        values = cells[figure]
-        [drawn] = axes.plot(at, values, ls=style.dashes, label=label)
-    for status, face in (("ok", drawn.get_color()), ("forecast", "white")):
-        chosen = cells["status"] == status
-        axes.plot(at[chosen], values[chosen], style.marker, ms=5, color=drawn.get_color(), mfc=face)
-
-
-def _forecast_note(cells: pd.DataFrame) -> str:
-    return "; open: forecast" if (cells["status"] == "forecast").any() else ""
+def _lines(axes: Axes, cells: pd.DataFrame, *, legend: bool = False) -> None:
+    """Draw `figure` against the batch: the median of a batch's rows, and a band from the least to the largest."""
+    cells = cells.reset_index(drop=True)
+    hue = {"hue": "line", "style": "line", "markers": True, "legend": "auto" if legend else False}
+    sns.lineplot(cells, x="batch_size", y="figure", estimator="median", errorbar=("pi", 100), ax=axes, **hue)
+    forecast = cells[cells["status"] == "forecast"].groupby(["line", "batch_size"], as_index=False)["figure"].median()
+    axes.plot(forecast["batch_size"], forecast["figure"], "o", mfc="white", mec="#888888", ms=5)
+    if legend:
+        axes.legend(title=None)
 
 
 def doubling(run: Run) -> Figure:
@@ -131,168 +83,46 @@ def doubling(run: Run) -> Figure:
         raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
     figure, panels = panel_grid(1, len(chosen), 5.8, 4.6, title(run))
     for axes, (phase, test) in zip(panels, chosen.items(), strict=True):
-        items = test.doublings
-        at = np.arange(len(items))
-        slope, low, high = (np.array([getattr(item, name) for item in items]) for name in ("slope", "low", "high"))
-        spread = [np.maximum(slope - low, 0), np.maximum(high - slope, 0)]
-        axes.plot(at, [item.bytes_slope for item in items], "s--", color="#56B4E9", label="if bytes set the time")
-        axes.plot(at, [item.flops_slope for item in items], "D:", color="#E69F00", label="if FLOPs set the time")
-        axes.errorbar(at, slope, yerr=spread, fmt="o-", color="black", capsize=3, label="measured, with its interval")
-        axes.set_xticks(at, [f"{item.smaller} to {item.larger}" for item in items])
-        axes.set(xlabel="batch", ylabel="slope of time (0: batch is free, 1: no gain)")
-        axes.set_ylim(min(-0.1, low.min() - 0.1), max(1.2, high.max() + 0.1))
+        slopes = [
+            (f"{item.smaller} to {item.larger}", name, value)
+            for item in test.doublings
+            for name, values in (
+                ("measured, with its interval", (item.low, item.slope, item.high)),
+                ("if bytes set the time", (item.bytes_slope,)),
+                ("if FLOPs set the time", (item.flops_slope,)),
+            )
+            for value in values
+        ]
+        frame = pd.DataFrame(slopes, columns=["batch", "slope", "value"])
+        lines = {"hue": "slope", "style": "slope", "markers": True, "palette": ["black", "#56B4E9", "#E69F00"]}
+        lines["legend"] = axes is panels[0] and "auto"
+        sns.lineplot(frame, x="batch", y="value", estimator="median", errorbar=("pi", 100), ax=axes, **lines)
+        axes.set(ylabel="slope of time (0: batch is free, 1: no gain)")
+        axes.set_ylim(min(-0.1, frame["value"].min() - 0.1), max(1.2, frame["value"].max() + 0.1))
         axes.set_title(f"{phase}, {test.fixed['prompt_len'] or test.fixed['context_len']} tokens", fontsize=11)
-    panels[0].legend()
+    panels[0].legend(title=None)
     return figure
 
 
-def precisions(runs: Sequence[Run]) -> Figure:
-    """Return tokens/s of several runs of one model against the batch (decode) and the tokens of a prompt (prefill).
+def memory(run: Run) -> Figure:
+    """Return the memory that cells need by the counts, next to the measured peak and to the device's room.
 
-    The title has what all runs share; a line's name has its precision and what else differs. Raises RequestError for
-    runs of several models.
+    On a CPU only the whole process is measured, which belongs to no cell. Raises RequestError for a run without counts.
     """
-    if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
-        models = " and ".join(dict.fromkeys(run.model.id for run in runs))
-        raise RequestError(f"precisions is a picture of one model, not of {models}; `devices` draws several.")
-    facts = [(run.model.id, f"on {run.document.device.name}") for run in runs]
-    common = [fact for fact in facts[0] if all(fact in others for others in facts)]
-    own = [[fact for fact in facts_of_run if fact not in common] for facts_of_run in facts]
-    names = [", ".join([run.model.precision, *words]) for run, words in zip(runs, own, strict=True)]
-    tables = [first_engine_frame(run) for run in runs]
-    phases: list[Phase] = [phase for phase in ("decode", "prefill") if any((t["phase"] == phase).any() for t in tables)]
-    figure, panels = panel_grid(1, len(phases), 4.5, 4.0, short(" ".join(common)))
-    for axes, phase in zip(panels, phases, strict=True):
-        sizes: set[int] = set()
-        for label, cells, style in zip(distinct_names(runs, names), tables, LINE_STYLES * len(runs), strict=False):
-            line = _shallowest(cells[cells["phase"] == phase], phase)
-            sizes |= set(line["size"])
-            axes.plot(line["size"], line["tokens_per_s"], marker=style.marker, ls=style.dashes, ms=5, label=label)
-        name = "batch" if phase == "decode" else "tokens of a prompt times batch"
-        log_axes(axes, sorted(sizes), name, f"{phase} tokens/s")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
-    return figure
-
-
-def _shallowest(cells: pd.DataFrame, phase: Phase) -> pd.DataFrame:
-    """Return a line with its abscissa as `size`: decodes at the smallest depth by batch, or prefills by all tokens."""
-    if phase == "decode":
-        cells = cells[cells["context_len"] == cells["context_len"].min()]
-    size = cells["batch_size"] * (1 if phase == "decode" else cells["prompt_len"])
-    line: pd.DataFrame = cells.assign(size=size).sort_values("size").drop_duplicates("size")
-    return line
-
-
-def steps(run: Run) -> Figure:
-    """Return the cumulative distribution of the timed decode steps of some cells, from the smallest to the largest.
-
-    Times are relative to the cell's median. Raises RequestError for a run without a decode step.
-    """
-    times = {
-        cell: np.sort([time_s for visit in visits for time_s in steady(visit.decode_s)])
-        for cell, visits in read_gathered(run.folder, run.document).visits.items()
-        if cell.engine == first_engine(run)
-    }
-    times = {cell: steps_s for cell, steps_s in times.items() if len(steps_s)}
-    if not times:
-        raise _no_decode(run)
-    figure, axes = plt.subplots(figsize=(9, 4.8))
-    for cell, style in zip(evenly(sorted(times), len(LINE_STYLES)), LINE_STYLES, strict=False):
-        middle, number = float(np.median(times[cell])), len(times[cell])
-        share = 100 * np.arange(1, number + 1) / number
-        label = f"batch {cell.name}: {number} steps, median {1e3 * middle:.3g} ms"
-        axes.step(times[cell] / middle, share, ls=style.dashes, lw=1.8, where="post", label=label)
-    for percentile in (50, 90, 99):
-        axes.axhline(percentile, color="#bbbbbb", lw=0.8)
-        place: Any = {"xycoords": ("axes fraction", "data"), "xytext": (3, -3), "textcoords": "offset points"}
-        axes.annotate(f"p{percentile}", (1, percentile), fontsize=9, **place)
-    axes.set(xlabel="time of a step over the cell's median", ylabel="steps up to this time, %", ylim=(0, 101))
-    widest = max(float(np.percentile(steps_s, 99.5) / np.median(steps_s)) for steps_s in times.values())
-    axes.set_xlim(0.9, min(max(widest, 1.15), 3.0))
-    axes.legend(loc="lower right")
-    axes.set_title(title(run))
-    return figure
-
-
-def forecast(run: Run) -> Figure:
-    """Return the picture of a run folder's forecast. Raises RequestError for a folder without one."""
-    answer = read_forecast(run.folder)
-    if answer is None:
-        raise RequestError(f"{run.folder} holds no forecast; `roofscope forecast {run.folder} --keep` makes one.")
-    return forecast_band(answer)
-
-
-def forecast_band(answer: Answer) -> Figure:
-    """Return forecast times over the batch with the band of nine in ten, for the first and last depth of each phase.
-
-    Measured cells are dots; crosses are their forecasts when they were left out of the fit.
-    """
-    phases = [phase for phase in PHASE_STYLE if any(cell.phase == phase for cell in answer.cells)]
-    with plt.style.context(STYLE_FILE):
-        heading = f"{answer.model} ({answer.precision}) on {answer.on}"
-        figure, panels = panel_grid(1, len(phases), 5.5, 4.4, heading)
-        for axes, phase in zip(panels, phases, strict=True):
-            _band(axes, phase, answer)
-    return figure
-
-
-def _band(axes: Axes, phase: Phase, answer: Answer) -> None:
-    of_phase = [cell for cell in answer.cells if cell.phase == phase and cell.fits]
-    depths = sorted({cell.depth for cell in of_phase})
-    color = PHASE_STYLE[phase].color
-    for depth, style in zip(dict.fromkeys((*depths[:1], *depths[-1:])), LINE_STYLES, strict=False):
-        line = sorted((cell for cell in of_phase if cell.depth == depth), key=lambda cell: cell.batch_size)
-        batches = [cell.batch_size for cell in line]
-        times, low, high = ([1e3 * getattr(cell, f"{name}_s") for cell in line] for name in ("latency", "low", "high"))
-        axes.fill_between(batches, low, high, color=color, alpha=0.18, lw=0)
-        axes.plot(batches, times, ls=style.dashes, color=color, label=f"forecast, {depth} tokens, nine in ten")
-        measured = [point for point in answer.measured if point.phase == phase and point.depth == depth]
-        if measured:
-            at = [point.batch_size for point in measured]
-            axes.plot(at, [1e3 * point.latency_s for point in measured], "o", color="black", ms=5, label="measured")
-        held_out = [(point.batch_size, 1e3 * point.unseen_s) for point in measured if point.unseen_s is not None]
-        if held_out:
-            cross: Any = {"color": "black", "ms": 7, "mew": 1.4, "label": "forecast before measuring"}
-            axes.plot(*zip(*held_out, strict=True), "x", **cross)
-    handles, labels = axes.get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    axes.legend(named.values(), named.keys())
-    log_axes(axes, sorted({cell.batch_size for cell in of_phase}), "batch", f"time of a {_STEP[phase]}, ms")
-    axes.set_title(phase, fontsize=11)
-
-
-def link_figure(link: Link) -> Figure:
-    """Return time (left) and bus bandwidth (right) of an all-reduce over its bytes, with the fit.
-
-    Raises ValueError for a link without measured messages.
-    """
-    if not link.points:
-        raise ValueError(f"{link.name} has no measured messages")
-    ranks, half_bytes = link.points[0].ranks, link.half_bytes(link.points[0].ranks)
-    nbytes = np.array([point.nbytes for point in link.points])
-    seconds = np.array([point.seconds for point in link.points])
-    smooth = np.geomspace(nbytes.min(), nbytes.max(), 200)
-    fitted_s = np.array([link.seconds("all_reduce", size, ranks) for size in smooth])
-    share = bus_share("all_reduce", ranks)
-    heading = f"{link.name}: messages below {message_size(half_bytes)} (shaded) wait for latency"
-    figure, (left, right) = panel_grid(1, 2, 5.5, 4.4, heading)
-    left.plot(nbytes, seconds, "o", label="measured")
-    left.plot(smooth, fitted_s, "-", color=_GREY, label="latency + bytes / bandwidth")
-    left.axhline(link.alpha_s, color=_GREY, ls=":", label=f"latency: {duration(link.alpha_s)}")
-    left.set(yscale="log", ylabel="time of an all-reduce")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
-    left.yaxis.set_minor_formatter(NullFormatter())
-    left.legend(loc="upper left")
-    right.plot(nbytes, nbytes * share / seconds / 1e9, "o")
-    right.plot(smooth, smooth * share / fitted_s / 1e9, "-", color=_GREY)
-    limit = f"bandwidth: {scaled(link.bus_bytes_per_s, 'B/s')}"
-    right.axhline(link.bus_bytes_per_s / 1e9, color=_GREY, ls=":", label=limit)
-    right.set(ylabel="GB/s at each rank's link (busbw)", ylim=(0, None))
-    right.legend(loc="center left")
-    for axes in (left, right):
-        axes.set(xscale="log", xlabel="message")
-        axes.set_xticks(_MESSAGES, map(message_size, _MESSAGES))
-        axes.minorticks_off()
-        axes.axvspan(nbytes.min(), half_bytes, color=REGIME_COLOR["overhead-bound"], alpha=0.15, lw=0)
+    evidence = evidence_of(run)
+    sizes = []
+    for cell in spanning(of_first_engine(run), _MOST_BARS_A_PHASE):
+        if cell.key in evidence:
+            sizes.append((cell.key.name, "counted", evidence[cell.key].predicted_peak_memory_bytes))
+            if run.document.device.kind != "cpu":
+                sizes.append((cell.key.name, "measured peak", cell.peak_memory_bytes))
+    if not sizes:
+        raise RequestError(f"{run.folder} has no counted memory: there is nothing to draw.")
+    frame = pd.DataFrame(sizes, columns=["cell", "figure", "bytes"])
+    figure, [axes] = panel_grid(1, 1, 10, 1.6 + 0.4 * frame["cell"].nunique(), title(run))
+    sns.barplot(frame, x="bytes", y="cell", hue="figure", saturation=1, ax=axes)
+    axes.axvline(run.document.device.memory_bytes, color="black", lw=1, ls="--", label="the device's memory")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "B")))
+    axes.set(xlabel="memory", ylabel="")
+    axes.legend(title=None)
     return figure

@@ -1,4 +1,4 @@
-"""Rooflines: achieved FLOP/s over arithmetic intensity, of one run, of several, and of a step's operators."""
+"""Rooflines: achieved FLOP/s over arithmetic intensity, of a run, and of a step's operators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, distinct_names, panel_grid, title
+from profiler.report.plots.style import PHASE_STYLE, Dashes, panel_grid, title
 from profiler.report.roofline_data import RoofKind, RoofLine, group_points, roof_lines
 from profiler.store.folder import Run
 from profiler.units import percent, scaled, significant
@@ -88,7 +88,8 @@ def roofline(run: Run) -> Figure:
     for phase, style in PHASE_STYLE.items():
         _draw_points(axes, points, phase, style.color, style.marker)
     axes.set_title(title(run))
-    _legend(figure)
+    # Below the axes, where it hides no point.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
     names = [name for phase, style in PHASE_STYLE.items() for name in _ends(points, phase, style.color)]
     figure.draw_without_rendering()
     write_names(axes, names, _places(points), lines[:1])
@@ -188,38 +189,6 @@ def _at_points(axes: Axes, x: float, y: float) -> tuple[float, float]:
     """Return the place of (x, y) in typographic points."""
     right, up = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
     return float(right), float(up)
-
-
-def _legend(figure: Figure) -> None:
-    """Draw the legend below the axes, where it hides no point."""
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
-
-
-def devices(runs: Sequence[Run]) -> Figure:
-    """Return several runs' cells in one roofline, each run under its own measured roof."""
-    figure, axes = plt.subplots(figsize=(10, 6.4))
-    colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-    roofs = [roof_lines(run)[0] for run in runs]
-    points = [run.measured for run in runs]
-    all_points = [point for of_run in points for point in of_run]
-    _frame_cells(axes, roofs, all_points)
-    names = []
-    titles = distinct_names(runs, [title(run) for run in runs])
-    for index, (name, roof, of_run) in enumerate(zip(titles, roofs, points, strict=True)):
-        color, style = colors[index % len(colors)], LINE_STYLES[index % len(LINE_STYLES)]
-        label = f"{name}: {scaled(roof.bytes_per_s, 'B/s')}, {scaled(roof.flops_per_s, 'FLOP/s')}"
-        plot_roof(axes, roof, color=color, ls=style.dashes, lw=2, label=label)
-        for phase, shape in PHASE_STYLE.items():
-            mine = _places([point for point in of_run if point.key.phase == phase])
-            axes.scatter([x for x, _ in mine], [y for _, y in mine], color=color, marker=shape.marker, s=30)
-            names += _ends(of_run, phase, color)
-    for phase, shape in PHASE_STYLE.items():
-        axes.plot([], [], color=_SHEET_COLOR, marker=shape.marker, ls="", label=phase)
-    axes.set_title("measured roofs and the cells under them")
-    _legend(figure)
-    figure.draw_without_rendering()
-    write_names(axes, names, _places(all_points))
-    return figure
 
 
 def operators(run: Run) -> Figure:

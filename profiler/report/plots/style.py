@@ -17,7 +17,7 @@ from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.grid.cells import Phase
-from profiler.report.selection import first_engine, of_first_engine
+from profiler.report.selection import first_engine
 from profiler.store.folder import Run, cells_frame
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
@@ -38,14 +38,6 @@ Dashes = str | tuple[int, tuple[float, ...]]
 
 
 @dataclass(frozen=True)
-class LineStyle:
-    """Marker and dashes of one of several lines: colour is never the only distinction."""
-
-    marker: str
-    dashes: str
-
-
-@dataclass(frozen=True)
 class PhaseStyle:
     """Colour and marker of a phase's cells."""
 
@@ -54,7 +46,6 @@ class PhaseStyle:
 
 
 PHASE_STYLE: dict[Phase, PhaseStyle] = {"prefill": PhaseStyle("#D55E00", "^"), "decode": PhaseStyle("#0072B2", "o")}
-LINE_STYLES = tuple(LineStyle(*pair) for pair in (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-")))
 REGIME_COLOR = {
     "memory-bound": "#56B4E9",
     "compute-bound": "#E69F00",
@@ -81,11 +72,6 @@ def styled(**settings: str) -> Iterator[None]:
 def font_families(installed: Collection[str]) -> list[str]:
     """Return the installed fonts with wide characters, which matplotlib uses for glyphs that the first font lacks."""
     return [name for name in _WIDE_FONTS if name in installed]
-
-
-def first_engine_frame(run: Run) -> pd.DataFrame:
-    """Return the measured cells of the run's first engine as a frame."""
-    return cells_frame(of_first_engine(run))
 
 
 def with_forecasts(run: Run) -> pd.DataFrame:

@@ -1,51 +1,26 @@
-"""Waterfall charts: from one run's or one engine's time to another's, term by term."""
+"""Waterfall charts of steps: from one engine's time to another's, or from nothing to the measured time, by term."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import TERMS
-from profiler.report.engines import no_claim_lines, waterfalls
+from profiler.report.engines import waterfalls
 from profiler.report.plots.style import panel_grid, title
+from profiler.report.selection import selected_cells
 from profiler.store.folder import Run
 from profiler.units import significant
 
-PANELS_A_PHASE = 2
-
+_PANELS_A_PHASE = 2
 _TOTAL_COLOR = "#888888"
-
 # A term that changed by less than this share of the step is not drawn.
 _WORTH_DRAWING = 0.002
-
-
-def engines(run: Run) -> Figure:
-    """Return the cells of each phase in which an engine differs most from the run's first engine, term by term.
-
-    Raises RequestError for a run of one engine, and if no difference exceeds noise.
-    """
-    if not run.document.engine.differences:
-        raise RequestError(f"{run.folder} has no cell that two engines have stepped; use --engine eager,vllm.")
-    differences = waterfalls(run)
-    if not differences:
-        why = no_claim_lines(run) or ["the time breakdowns of these engines' steps do not add up"]
-        raise RequestError(f"{run.folder}: nothing to draw; {' and '.join(why)}.")
-    results = run.by_key()
-    panels = []
-    for phase in reversed(PHASES):
-        of_phase = [item for item in differences if item.phase == phase]
-        for item in sorted(of_phase, key=lambda item: -abs(item.saves_s))[:PANELS_A_PHASE]:
-            first = replace(item.key, cell=replace(item.key.cell, engine=item.against))
-            ends = (results[first].latency_s, results[item.key].latency_s)
-            name = f"{phase} {item.batch_size} x {item.key.cell.depth}"
-            panels.append(Panel(name, (item.against, item.engine), ends, item.terms))
-    return waterfall_figure(panels, f"{title(run)}: from engine to engine")
 
 
 @dataclass(frozen=True)
@@ -58,9 +33,24 @@ class Panel:
     terms: Mapping[str, float]
 
 
-def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
-    """Return panels in a row: the first time, the change of each term, the second time."""
-    figure, row = panel_grid(1, len(panels), 3.4, 4.2, name)
+def waterfall(run: Run) -> Figure:
+    """Return steps term by term: those in which an engine differs most from the first, or the first engine's own.
+
+    A run of one engine, or whose engines differ by no more than noise, has the smallest and the largest cell of each
+    phase.
+    """
+    results, panels = run.by_key(), []
+    for phase in reversed(PHASES):
+        differences = [item for item in waterfalls(run) if item.phase == phase]
+        for item in sorted(differences, key=lambda item: -abs(item.saves_s))[:_PANELS_A_PHASE]:
+            first = replace(item.key, cell=replace(item.key.cell, engine=item.against))
+            ends = (results[first].latency_s, results[item.key].latency_s)
+            name = f"{phase} {item.batch_size} x {item.key.cell.depth}"
+            panels.append(Panel(name, (item.against, item.engine), ends, item.terms))
+    for cell in [] if panels else selected_cells(run):
+        terms = {term: getattr(cell, term) for term in TERMS}
+        panels.append(Panel(cell.key.name, ("", "measured"), (0.0, cell.latency_s), terms))
+    figure, row = panel_grid(1, len(panels), 3.4, 4.2, f"{title(run)}: term by term")
     for axes, panel in zip(row, panels, strict=True):
         _draw(axes, panel)
     row[0].set_ylabel("ms")
@@ -69,7 +59,8 @@ def waterfall_figure(panels: Sequence[Panel], name: str) -> Figure:
 
 def _draw(axes: Axes, panel: Panel) -> None:
     total_s, after_s = panel.times_s
-    moved = {name: panel.terms[name] for name in TERMS if abs(panel.terms.get(name, 0.0)) > _WORTH_DRAWING * total_s}
+    worth_s = _WORTH_DRAWING * max(panel.times_s)
+    moved = {name: panel.terms[name] for name in TERMS if abs(panel.terms.get(name, 0.0)) > worth_s}
     names = [panel.ends[0], *(TERMS[name].name for name in moved), panel.ends[1]]
     axes.bar(0, 1e3 * total_s, color=_TOTAL_COLOR)
     at_s = least_s = total_s
