@@ -35,8 +35,8 @@ from profiler.units import duration, percent, scaled, several, significant
 
 
 def cells(run: Run) -> Section:
-    """Every cell, and why some are noisy."""
-    blocks = [CellsTable(run), Lines(noise_lines(run), media=DOCUMENTS)]
+    """Every cell, and why all are noisy if they are."""
+    blocks = [CellsTable(run), Lines(common_noise_lines(run), media=DOCUMENTS)]
     return Section("Cells", blocks, "measured times; rates from counted work")
 
 
@@ -138,19 +138,6 @@ def visited_once(run: Run) -> set[CellKey]:
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def noise_lines(run: Run) -> list[str]:
-    """Return the noise that all cells share, and a line per other kind of reason: its cells and their figures."""
-    total = len(run.document.evidence)
-    return [
-        *common_noise_lines(run),
-        *(
-            f"{', '.join(key.name for key in cells) if len(cells) < 3 else f'{len(cells)} of {total} cells'}: {text}"
-            for cells, text in _noise_kinds(run)
-            if not len(cells) == total > 1
-        ),
-    ]
-
-
 def common_noise_lines(run: Run) -> list[str]:
     """Return `all 32 cells: the machine itself drifted by 23 %`, if all cells share a kind of reason."""
     total = len(run.document.evidence)
@@ -207,43 +194,6 @@ def regime_names(run: Run) -> dict[CellKey, str]:
         word = next((word for flag, word in _SHORT_FLAGS.items() if flag in flags), "")
         names[item.key] = f"{item.regime} ({word})" if word else item.regime
     return names
-
-
-_MOST_WAITING_ROWS = 8
-_NO_PERCENTILES = (math.nan,) * 3
-
-
-def waiting(run: Run) -> Section | None:
-    """A row per measured cell: p50, p90 and p95 of the time to first token, p50, p90 and p99 per output token.
-
-    Tokens of one sequence are one decode step apart. A percentile that needs more samples than the cell has is `-`.
-    Where new KV lengths cost time, the step at such a length follows; then the numbers of samples.
-    """
-    evidence = evidence_of(run)
-    results: dict[Cell, dict[Phase, CellResult]] = {}
-    for result in run.measured:
-        results.setdefault(result.key.cell, {})[result.phase] = result
-    rows = []
-    for cell, phases in results.items():
-        first, step = phases.get("prefill"), phases.get("decode")
-        ttft_s = (first.ttft_s, first.ttft_p90_s, first.ttft_p95_s) if first else _NO_PERCENTILES
-        tpot_s = (step.latency_s, step.p90_s, step.p99_s) if step else _NO_PERCENTILES
-        first_use_s = evidence[step.key].first_use_s if step and step.key in evidence else None
-        samples = [str(each or 0) for each in (first.ttft_samples if first else 0, step.samples if step else 0)]
-        rows.append([cell.name, *map(duration, (*ttft_s, *tpot_s, first_use_s or math.nan)), *samples])
-    if not rows:
-        return None
-    shown = evenly(rows, _MOST_WAITING_ROWS)
-    needed = ", ".join(f"p{percent} needs {samples_for(percent)}" for percent in (90, 95, 99))
-    cut = f"{len(shown)} of {len(rows)} cells; all are in cells.csv. " if len(shown) < len(rows) else ""
-    caption = f"{cut}n: samples, one per prefill or decode step; -: not measured, or too few ({needed})"
-    kinds = [f"TTFT p{percent}" for percent in (50, 90, 95)] + [f"TPOT p{percent}" for percent in (50, 90, 99)]
-    # A percentile for which no cell has enough samples gets no column.
-    columns = zip(("cell", *kinds, "TPOT, first use", "TTFT n", "TPOT n"), *shown, strict=True)
-    headings, *cells = zip(*(each for each in columns if set(each[1:]) != {"-"}), strict=True)
-    table = text_table(headings, [list(row) for row in cells], caption=caption)
-    note = "TTFT: time to first token; TPOT: time per output token; each cell is batch x prompt"
-    return Section("What a user waits for", [table], note, FULL)
 
 
 def roofline(run: Run) -> Section | None:

@@ -1,4 +1,4 @@
-"""How engines differ, what `generate` adds, and what drafts give."""
+"""How engines differ, what `generate` adds and drafts give; what padding, experts and ranks take."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from dataclasses import replace
 from profiler.facts.measurements import Drafting
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
+from profiler.judge.padding import RaggedStep
 from profiler.report.blocks import FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import duration, percent, saving, several, significant
+from profiler.units import duration, percent, saving, scaled, several, signed_duration, significant
 
 
 def engines(run: Run) -> Section:
@@ -126,3 +127,86 @@ def drafting_lines(found: Drafting) -> Iterator[str]:
         f"it continued a built-in text of {found.prompt_len} tokens by {found.new_tokens}, {same} without drafts; your"
         " text may accept more or fewer drafts"
     )
+
+
+def conditions(run: Run) -> Section:
+    """What padding takes at each batch size, which experts real prompts use, and what the ranks exchange."""
+    times_s = {result.key: result.latency_s for result in run.measured}
+    steps = [step for step in run.document.ragged if step.batch_size > 1]
+    padding = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
+    note = "measured: padded steps and the same shape without a mask, routed experts, and each rank's own share"
+    ranks = Lines(_ranks_lines(run), media=FULL)
+    experts = [line for line in [_experts_line(run)] if line]
+    return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note)
+
+
+def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
+    is_prefill, lens = step.phase == "prefill", step.prompt_lens
+    word = "prefill" if is_prefill else "decode step"
+    shape = f"{len(lens)} prompts of {min(lens)} to {max(lens)} tokens"
+    lost = f"padding takes {duration(step.padding_s)} of the {duration(latency_s)} {word}"
+    if is_prefill:
+        useful = f"{percent(step.useful_flops / step.executed_flops)} of its FLOPs are the prompts' own"
+        yield f"{shape}: {percent(step.padding)} of the positions are padding; {lost}; {useful}; {_mask(step)}"
+    else:
+        waiting = "all sequences write the same number of tokens, so none waits for another"
+        if step.waiting:
+            share = percent(step.waiting)
+            waiting = f"sequences that have ended wait {share} of the time, {duration(step.waiting_s)} of each step"
+        yield f"{shape}: {lost}, which reads it again; {_mask(step)}; {waiting}"
+
+
+def _mask(step: RaggedStep) -> str:
+    if step.mask_s is None or step.mask_low_s is None or step.mask_high_s is None:
+        return "the cost of its mask is not known"
+    text = (
+        f"its mask {'adds' if step.mask_s >= 0 else 'saves'} {duration(abs(step.mask_s))}"
+        f" ({signed_duration(step.mask_low_s)} to {signed_duration(step.mask_high_s)}) compared with that shape without"
+        " one"
+    )
+    if step.mask_is_claim:
+        return text
+    return f"{text}, {'each visited once' if step.visits < CLAIM_VISITS else 'no more than noise'}"
+
+
+_FEWER_EXPERTS = 0.9
+"""Below this share of the expected experts, the counted bytes of weights are clearly too high."""
+
+
+def _experts_line(run: Run) -> str | None:
+    """Return how many experts real prompts use in the step with the fewest, next to the number that the counts expect.
+
+    None for a dense model, and for prompts of random tokens.
+    """
+    steps, prompts = run.document.experts_touched, run.document.grid.prompts
+    if not prompts or not (steps or run.model.experts):
+        return None
+    if not steps:
+        return "The experts that the prompts use are not known: the code does not show what the router chose."
+    fewest = min(steps, key=lambda step: step.touched / step.expected)
+    share = fewest.touched / fewest.expected
+    text = (
+        f"{fewest.key.name} uses {fewest.touched:.1f} of {fewest.experts} experts of a layer, {percent(share)} of those"
+        f" that the counts expect ({fewest.expected:.1f}, if each were chosen equally often)"
+    )
+    return text + (": its counted bytes, floor and roof share are too high" if share < _FEWER_EXPERTS else "")
+
+
+def _ranks_lines(run: Run) -> list[str]:
+    """Return the ranks and their link, and for each step the ranks' times, the link's time and their sum."""
+    link = run.document.ceilings.collective
+    if run.document.ranks < 2 or link is None:
+        return []
+    lines = [
+        f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
+        f" {duration(link.alpha_s)} per message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
+    ]
+    for step in run.document.rank_steps:
+        times = ", ".join(duration(seconds) for seconds in step.own_s)
+        hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
+        lines.append(
+            f"{step.key.name}: the ranks' own shares take {times}, {duration(step.last_s)} waiting for the last at each"
+            f" exchange, the link {duration(step.exchanged_s)}{hides}:"
+            f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
+        )
+    return lines

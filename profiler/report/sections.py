@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profiler.report import cells, changes, conditions, engines, hardware, overview, time_breakdown
+from profiler.report import cells, changes, device, engines, overview, time_breakdown
 from profiler.report.blocks import Section
 from profiler.store.folder import Run
 
@@ -16,17 +16,16 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     overview.setting,
     cells.cells,
     time_breakdown.breakdown,
-    cells.waiting,
     overview.explore,
     changes.ran,
     changes.levers,
     cells.regimes,
     time_breakdown.inside,
     engines.engines,
-    conditions.conditions,
+    engines.conditions,
     cells.doubling,
-    hardware.precision,
-    hardware.device,
+    device.precision,
+    device.device,
     overview.method,
     overview.ending,
 ]

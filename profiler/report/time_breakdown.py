@@ -26,7 +26,7 @@ from profiler.report.blocks import (
     TextTable,
     text_table,
 )
-from profiler.report.roofline_data import group_points, selected_operators
+from profiler.report.roofline_data import group_points
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import print_block, rich_table
 from profiler.store.folder import Run
@@ -178,8 +178,8 @@ def terms_table(run: Run) -> TextTable:
 
 
 def inside(run: Run) -> Section:
-    """The operators under the roof, the module groups of a step, its kernels and gaps, and its matrix products."""
-    blocks: list[Block] = [module_groups(run), Lines(activity_lines(run)), *gemm_tables(run)]
+    """The operators under the roof, the module groups of a step, its kernels and gaps."""
+    blocks: list[Block] = [module_groups(run), Lines(activity_lines(run))]
     if group_points(run):
         alt = "Operator groups under the measured roof; the area of a point is its share of the step"
         blocks.insert(0, Picture("operators", alt, (run,), media=HTML))
@@ -252,47 +252,3 @@ def activity_lines(run: Run) -> list[str]:
                 f" timed with hooks, most of it is in {most}"
             )
     return lines
-
-
-GEMM_FIT = ("of its tiles", "16-byte rows")
-"""The headings of `gemm_fit`."""
-
-
-def gemm_fit(shapes: Sequence[GemmShape]) -> list[str]:
-    """Return the used share of the tiles of 128 x 128 of some products, and whether all rows are whole 16 bytes."""
-    work = [shape.count * shape.m * shape.n * shape.k for shape in shapes]
-    covered = sum(each / shape.tiles_used for each, shape in zip(work, shapes, strict=True))
-    return [percent(sum(work) / covered), "yes" if all(shape.aligned for shape in shapes) else "no"]
-
-
-def gemm_tables(run: Run) -> list[TextTable]:
-    """Return a row per shape of the selected cells' products with weights, the longest first, below its cell's row."""
-    ceilings = run.document.ceilings
-    found: dict[CellResult, dict[tuple[GemmShape, ...], list[float]]] = {}
-    for cell, item, replayed_s in selected_operators(run):
-        if item.gemms:
-            shapes = tuple(GemmShape.parse(text, item.dtype) for text in item.gemms.split())
-            peak = ceilings.full_clock.get(item.dtype) or ceilings.ceilings.compute_flops_per_s(item.dtype)
-            bandwidth = ceilings.ceilings.memory_bytes_per_s
-            calls_s_roof_s = found.setdefault(cell, {}).setdefault(shapes, [0, 0.0, 0.0])
-            calls_s_roof_s[0] += sum(shape.count for shape in shapes)
-            calls_s_roof_s[1] += replayed_s
-            calls_s_roof_s[2] += floor_s(float(item.flops), float(item.model_bytes), peak, bandwidth)
-    if not found:
-        return []
-    on_gpu, rows = run.document.device.kind == "cuda", list[list[str]]()
-    groups = []
-    headings = ("m x n x k", "calls", "time", "of the step", "of its roof", *(GEMM_FIT if on_gpu else ()))
-    for cell, by_shapes in found.items():
-        groups.append(len(rows))
-        rows.append([cell.key.name, *[""] * (len(headings) - 1)])
-        for shapes, (calls, seconds, roof_s) in sorted(by_shapes.items(), key=lambda entry: -entry[1][1]):
-            words = " + ".join(f"{shape.m} x {shape.n} x {shape.k}" for shape in shapes)
-            shares = [percent(seconds / cell.latency_s), percent(roof_s / seconds)]
-            fit = gemm_fit(shapes) if on_gpu else []
-            rows.append([words, f"{calls:.0f}", duration(seconds), *shares, *fit])
-    caption = (
-        "A step that reads weights loses no time by tiles that it does not fill. A replay is short: it runs before the"
-        " power limit, so it may pass a roof that was measured at it."
-    )
-    return [text_table(headings, rows, caption=caption if on_gpu else "", groups=groups, media=DOCUMENTS)]
