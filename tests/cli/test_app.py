@@ -20,6 +20,7 @@ from cases import slow_except
 
 from profiler import __version__
 from profiler.cli.app import app
+from profiler.cli.removed import REMOVED
 from profiler.comparison import page  # noqa: F401 - it adds its picture
 from profiler.data.links import published_links
 from profiler.engines.registry import engine_names
@@ -30,6 +31,13 @@ RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN, EPYC = str(RUNS / "smollm2-135m-zen4"), str(RUNS / "smollm2-135m-epyc")
 SMALL = "smollm2-135m"
 HUGE = str(10**30)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_was_removed_is_refused_in_one_line_that_names_what_to_use(name: str, roofscope) -> None:  # type: ignore[no-untyped-def]
+    refused = roofscope(*name.split(), *(["A", "B"] if " " in name else []))
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"roofscope: `{name}` was removed; {REMOVED[name]}.\n"
 
 
 def test_without_a_command_the_help_is_printed(roofscope) -> None:  # type: ignore[no-untyped-def]
