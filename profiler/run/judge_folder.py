@@ -16,7 +16,7 @@ from profiler.judge.device_health import rank_steps
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
-from profiler.store.document import ActivityRecord, ExpertsRecord
+from profiler.store.document import SCHEMA_VERSION, ActivityRecord, ExpertsRecord
 from profiler.store.folder import Run, read_document, read_facts, read_gathered
 from profiler.store.writer import write_cells, write_document, write_operators
 
@@ -44,6 +44,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     remarks = run_remarks(facts, judgement.judged)
     document = replace(
         document,
+        schema_version=SCHEMA_VERSION,
         finished=finished or document.finished,
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
         ceilings=replace(

@@ -33,7 +33,9 @@ from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
 from profiler.judge.scaling import DoublingTest
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+OLDEST_SCHEMA = 6
+"""The oldest version that is still read; its keys that left are ignored."""
 
 
 @dataclass(frozen=True)
