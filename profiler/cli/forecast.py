@@ -25,7 +25,7 @@ class Source:
     """What is forecast, and on what."""
 
     source: str = argument("A run folder, or with --on a model.", "RUN|MODEL")
-    on: str = option("", "A GPU such as 'L4', or a profile's .json file.")
+    on: str = option("", "A GPU such as 'L4'.")
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Page:
     """What the page of `explore` shows, and its file."""
 
     model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
-    gpu: str = option("", "GPUs or GPU profiles (default: five common ones).")
+    gpu: str = option("", "GPUs (default: five common ones).")
     quant: str = option("", f"Several of {quant_help()} (default: all).")
     run: Path | None = option(None, "Add a run's roofs, cells and forecasts.", metavar="RUN")
     out: Path | None = option(None, "The page (default: MODEL-explore.html, or explore.html in the run's folder).")

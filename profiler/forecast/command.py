@@ -24,8 +24,6 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
 from profiler.forecast.options import ForecastOptions
-from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
-from profiler.gpu_profile.profile import GpuProfile, read_profile
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.cells import trial_results
@@ -38,10 +36,9 @@ from profiler.predict.cross_validation import TrainedModel, train_on
 from profiler.predict.kernel_times import KernelTimes
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.predict.predict import Forecast, variant_factor
-from profiler.predict.result import Answer, cells_of, cross_validated_error, forecast_cells, points_of
+from profiler.predict.result import Answer, cells_of, cross_validated_error, points_of
 from profiler.quant.checkpoints import requested_form
 from profiler.quant.registry import FORMATS, Quant, known_quant
-from profiler.stats import NORMAL_90
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
@@ -145,7 +142,7 @@ def forecast_from_facts(basis: RunFacts, request: ForecastRequest, kernels: Kern
     if request.prefix:
         raise RequestError(
             f"--prefix {request.prefix}: {folder} measured no prefill after a cached prefix; forecast the model --on a"
-            " GPU or a profile of it."
+            " GPU."
         )
     facts, trained = basis.facts, basis.trained
     forecast = _forecast(basis, request, kernels)
@@ -222,33 +219,25 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
             names = dict.fromkeys(item.form for _, item in tried_at)
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
-                f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way,"
-                " or forecast it --on a profile of this GPU (`roofscope ceilings --out card.json`)."
+                f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."
             )
         factor, half_width = factor * ratio[0], np.hypot(half_width, ratio[1])
     return factor, half_width
 
 
-KERNELS_OUT = "kernels of each width forecast from those of the others"
-_OTHER_SHARE = 0.05
-"""Standard deviation of a forecast from a profile, besides its kernels: small kernels, overlap, growth of the cache."""
-
-
 def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
-    """Forecast a model on a GPU on which it never ran: by the GPU's profile, or as a range by its datasheet.
+    """Forecast a model on a GPU on which it never ran, as a range by its datasheet.
 
-    Raises RequestError for an unknown model, GPU or profile, or a dtype or format without a basis there.
+    Raises RequestError for an unknown model or GPU, or a dtype or format without a basis there.
     """
-    quant, source, profile = known_quant(request.quant), resolve(model), profile_of(on)
+    quant, source, sheet = known_quant(request.quant), resolve(model), gpu_called(on)
     config = requested_form(load_config(source), request.dtype != "auto")
     dtype = model_dtype(request.dtype, config)
-    if profile is None and quant != "none":  # the parts that a format leaves dense run in 16 bits
+    if quant != "none":  # the parts that a format leaves dense run in 16 bits
         check_packed_dtype(request.dtype, quant)
         dtype = in_16_bits(dtype)
-    if profile is not None and request.dtype == "auto" and dtype_name(dtype) not in profile.dtypes:
-        dtype = DTYPES[profile.dtypes[0]]
-    if profile is None and request.dtype == "auto" and gpu_called(on).peak_flops_per_s(dtype_name(dtype)) is None:
-        dtype = DTYPES[gpu_called(on).sustained_dtype]
+    if request.dtype == "auto" and sheet.peak_flops_per_s(dtype_name(dtype)) is None:
+        dtype = DTYPES[sheet.sustained_dtype]
     with quiet_libraries():
         module = build_on_meta(config, dtype, quant)
     counted = counted_module(module, config, dtype, quant, request.ranks)
@@ -260,61 +249,13 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         prefix=request.prefix,
     )
     check_positions(counted.max_positions, grid.longest_context, SHORTER)
-    kind: EngineKind = "eager"
-    if profile is None and request.engine not in ("", "eager"):
-        if request.engine != "compiled":
-            raise RequestError(
-                f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."
-            )
-        kind = "compiled"
-    unmeasured = UnmeasuredModel(source.name, quant, counted)
-    steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
-    if profile is None:
-        return in_range(unmeasured, gpu_called(on), steps, request.link, kind)
-    if counted.dtype not in profile.dtypes:
-        raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)} only; use one of these as --dtype.")
-    if quant != "none" and not any(point.format == quant for point in profile.products):
+    if request.engine not in ("", "eager", "compiled"):
         raise RequestError(
-            f"{on} has no kernels of {quant}; run the model on that GPU, or give the GPU's name to --on."
+            f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."
         )
-    return _on_profile(unmeasured, profile, steps, request.link)
-
-
-def _on_profile(model: UnmeasuredModel, profile: GpuProfile, steps: StepArrays, link: Link | None) -> Answer:
-    """Forecast each step on a profiled GPU; `link` connects the ranks of a shared model."""
-    counted = model.counted
-    paths = dict.fromkeys(PHASES, ExecutionPath())
-    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
-    layers = counted.work.layers
-    forecast = fitted_on(profile, counted.dtype, layers).forecast(needed)
-    held_out, terms = held_out_kernels(profile, counted.dtype), forecast.terms
-    kernel_share = (terms.total_s - terms.dispatch_s - terms.link_s) / terms.total_s
-    spread = np.exp(NORMAL_90 * np.hypot(_OTHER_SHARE, kernel_share * (held_out.median if held_out.is_enough else 0.2)))
-    return Answer(
-        source=model.name,
-        model=model.name,
-        precision=model.precision,
-        on=f"{profile.name}, {processors(profile.threads, profile.kind)} (profiled)",
-        how="from the GPU's profile: its kernels over rows and widths, its roofs and its dispatch per layer",
-        error=cross_validated_error(held_out, KERNELS_OUT),
-        beyond=None,
-        cells=forecast_cells(
-            forecast,
-            forecast.latency_s,
-            (forecast.latency_s / spread, forecast.latency_s * spread),
-            ["the GPU's profile: the model never ran there"] * len(steps),
-            profile.room_bytes,
-        ),
-        notes=(),
-    )
-
-
-def profile_of(on: str) -> GpuProfile | None:
-    """The profile in the .json file that `on` names; None if it names a GPU.
-
-    Raises RequestError for a profile that cannot be read.
-    """
-    return read_profile(Path(on)) if on.endswith(".json") else None
+    kind: EngineKind = "compiled" if request.engine == "compiled" else "eager"
+    steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
+    return in_range(UnmeasuredModel(source.name, quant, counted), sheet, steps, request.link, kind)
 
 
 @dataclass(frozen=True)

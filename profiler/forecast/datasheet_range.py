@@ -1,4 +1,4 @@
-"""Forecast a model on a GPU without a profile, as ranges from its datasheet and published results."""
+"""Forecast a model on a GPU that was not measured, as ranges from its datasheet and published results."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def in_range(
         precision=model.precision,
         on=f"{sheet.gpu}, by its datasheet",
         how=f"a range for {ENGINE_WORDS[engine]}, by published figures",
-        error=ForecastError(None, None, 0, "no run and no profile of this GPU"),
+        error=ForecastError(None, None, 0, "no run on this GPU"),
         beyond=None,
         cells=cells,
         notes=(*coverage_sentences(engine, format_), *_too_wide(cells), *_notes(model)),
@@ -125,7 +125,7 @@ def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
         return []
     return [
         f"The upper end of the range is {' and '.join(wide)} the lower: too wide to choose between GPUs that differ by"
-        " less. A run on the GPU, or its profile, narrows it."
+        " less. A run on the GPU narrows it."
     ]
 
 

@@ -54,9 +54,8 @@ def forecast_ranks(
     requests = {1: request, **{count: replace(request, ranks=count, link=links[count]) for count in ranks}}
     if on:
         answers = {count: forecast_on(source, on, each) for count, each in requests.items()}
-        profiled = on.endswith(".json")
-        card = "such GPUs" if profiled else gpu_called(on).gpu
-        kernel_notes: tuple[str, ...] = (_OF_THE_PROFILE if profiled else _OF_THE_DATASHEET,)
+        card = gpu_called(on).gpu
+        kernel_notes: tuple[str, ...] = (_OF_THE_DATASHEET,)
     else:
         basis = run_facts(Path(source), request.engine)
         card = basis.run.document.device.name
@@ -134,12 +133,10 @@ def _replayed_kernels(
 def _not_replayed_note(reason: str) -> str:
     return (
         "A rank's kernels are assumed to reach the same share of their roof as the whole ones, since they were not"
-        f" replayed ({reason}). A profile of the GPU has kernels by width: roofscope ceilings --out card.json, then"
-        " MODEL --on card.json --tp."
+        f" replayed ({reason})."
     )
 
 
-_OF_THE_PROFILE = "A rank's kernels take the times that the GPU's profile has for their widths."
 _OF_THE_DATASHEET = "A rank is assumed to be as efficient as whole models in published figures."
 
 

@@ -119,7 +119,6 @@ def commands(model: str, script: str, done: Path) -> dict[str, Callable[[Path], 
         ],
         "forecast --keep": lambda _out: ["forecast", str(done), "--batch-sizes", "4", "--keep"],
         "why": lambda out: ["why", "--out", str(out / "why"), script, model],
-        "ceilings --out": lambda out: ["ceilings", "--out", str(out / "card.json"), "--out-dtypes", "float32"],
     }  # fmt: skip
 
 
@@ -145,7 +144,7 @@ def main() -> int:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from hurry import hurry, small_gpu_profile
+    from hurry import hurry
 
     torch.set_num_threads(1)
     from small_models import small_model
@@ -154,7 +153,6 @@ def main() -> int:
         importlib.import_module(name)  # here, so no forked process imports it
     patch = pytest.MonkeyPatch()
     hurry(patch, script_least_s=2.0)
-    small_gpu_profile(patch, str(model))
     patch.setattr("profiler.roofs.bandwidth._STREAM_LEAST_BYTES", 4 << 20)
     patch.setattr("profiler.roofs.bandwidth._STREAM_CACHE_MULTIPLE", 0)
     patch.setattr("profiler.roofs.gemm.measurable_dtypes", lambda _device: ["float32"])

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from machines import XEON_PROFILE
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
 from profiler.errors import RequestError, RunError
-from profiler.gpu_profile.profile import read_profile
 from profiler.grid.ranges import parse_values
 from profiler.json_document import json_text
 from profiler.place.place import placed
@@ -85,19 +83,9 @@ def one_changed(content: Any) -> st.SearchStrategy[Any]:
     return st.builds(lambda place, value: changed(content, place, value), st.sampled_from(places(content)), anything)
 
 
-PROFILE = json.loads(XEON_PROFILE.read_text())
 DOCUMENT = json.loads((WHOLE / "run.json").read_text())
 LINES = (WHOLE / SAMPLES_FILE).read_text().splitlines()
 KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}
-
-
-@given(one_changed(PROFILE))
-@example([])
-@example({"schema_version": {}})
-def test_profiles(tmp_path: Path, content: Any) -> None:
-    file = tmp_path / "card.json"
-    file.write_text(json.dumps(content))
-    tried(lambda: read_profile(file))
 
 
 @given(one_changed(DOCUMENT))
@@ -124,13 +112,12 @@ def test_samples(tmp_path: Path, record: Any) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "visit"', b"\x00\n", b'{"kind": "\\ud800"}\n']
 )
-@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "card.json", "forecast.json"])
+@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "forecast.json"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     folder = Path(shutil.copytree(OLD, tmp_path / "run"))
     (folder / name).write_bytes(content)
     for parse in (read_run, read_facts_of, read_operators, read_forecast):
         tried(partial(parse, folder))
-    tried(lambda: read_profile(folder / "card.json"))
     tried(lambda: read_foreign(folder / name))
 
 
