@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import typer
 
@@ -15,22 +14,21 @@ from profiler.options import argument, option
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What `ceilings` measures besides the roofs."""
+class OfLink:
+    """The link that `ceilings` measures in place of the roofs."""
 
     link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link")
-    plot: Path | None = option(None, "--link: draw it, as PNG or SVG.")
 
 
 @asks()
-def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
+def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
     """Measure the roofs of this device.
 
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
-    if measured.link_ranks or measured.plot:
-        _ceilings_of_link(on.device, measured, output)
+    if between.link_ranks:
+        _ceilings_of_link(on.device, between.link_ranks, output)
         return
     from profiler.device.contention import ForeignLoad
     from profiler.device.device import resolve_device
@@ -71,14 +69,11 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     )
 
 
-def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
+def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
     from profiler.device.device import gpu_count, resolve_device
 
-    ranks, plot = measured.link_ranks, measured.plot
     if ranks < 2:
         raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise RequestError(f"--plot {plot}: the name must end in .png or .svg.")
     kind = resolve_device(device).type
     if kind == "cuda" and ranks > gpu_count():
         raise RequestError(
@@ -97,14 +92,6 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
     group.close()
     if group.rank:
         return
-    if plot is not None:
-        from profiler.report.plots import save_figure
-        from profiler.report.plots.curves import link_figure
-        from profiler.report.plots.style import styled
-
-        with styled():
-            figure = link_figure(link)
-        save_figure(figure, plot)
     from profiler.report.blocks import Lines, Section
     from profiler.report.device import link_document, link_lines, link_table
 

@@ -114,10 +114,6 @@ def commands(model: str, script: str, done: Path) -> dict[str, Callable[[Path], 
         "batch-test": lambda out: resumed(out, "batch-test", model, "--prompt", "8", *GRID[4:]),
         "judge": lambda _out: ["judge", str(done)],
         "report A B": lambda _out: ["report", str(done), str(done)],
-        "forecast --check": lambda _out: [
-            "forecast", str(done), "--batch-sizes", "4", "--check", "--model", model, "--budget", "1",
-        ],
-        "forecast --keep": lambda _out: ["forecast", str(done), "--batch-sizes", "4", "--keep"],
         "why": lambda out: ["why", "--out", str(out / "why"), script, model],
     }  # fmt: skip
 

@@ -29,7 +29,7 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
         ["run", model, *_SHORT, "--trace", "--out", one],
         ["batch-test", model, "--prompt", "8", "--new-tokens", "4", "--budget", "1", "--quiet", "--out", two],
         ["why", "--out", str(runs / "why"), script, model],
-        ["forecast", one, "--batch-sizes", "4", "--keep", "--out", str(runs / "forecast.png")],
+        ["forecast", one, "--batch-sizes", "4"],
         ["compare", one, one, "--format", "json"],
         ["gate", one, one, "--format", "junit"],
         ["report", one, two],

@@ -25,7 +25,6 @@ from profiler.json_document import json_text
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
 from profiler.store.folder import read_document, read_run
-from profiler.store.forecasts import FORECAST_FILE, read_forecast
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 
@@ -96,8 +95,6 @@ KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}
 def test_run_json(tmp_path: Path, content: Any) -> None:
     (tmp_path / "run.json").write_text(json.dumps(content))
     tried(lambda: read_document(tmp_path))
-    (tmp_path / FORECAST_FILE).write_text(json.dumps(content))
-    tried(lambda: read_forecast(tmp_path))
 
 
 @given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: one_changed(KINDS[kind])))
@@ -112,11 +109,11 @@ def test_samples(tmp_path: Path, record: Any) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "visit"', b"\x00\n", b'{"kind": "\\ud800"}\n']
 )
-@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "forecast.json"])
+@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     folder = Path(shutil.copytree(OLD, tmp_path / "run"))
     (folder / name).write_bytes(content)
-    for parse in (read_run, read_facts_of, read_operators, read_forecast):
+    for parse in (read_run, read_facts_of, read_operators):
         tried(partial(parse, folder))
     tried(lambda: read_foreign(folder / name))
 
