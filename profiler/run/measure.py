@@ -31,7 +31,6 @@ from profiler.measure.trials import try_variants
 from profiler.predict.cross_validation import forecast_missing
 from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.roofs.measure import remeasure_roofs
-from profiler.run.cold_start import fresh_starts, steps_after_idle
 from profiler.run.fact_log import FactLog
 from profiler.run.setup import dispatch_of_twin
 from profiler.run.stages import RunBudget, RunPart, Stages
@@ -285,13 +284,6 @@ def measure_options(session: Session, folder: Path) -> None:
         with session.stages.optional("the experts that the prompts use", "only their expected number is known"):
             for cell in session.ledger.gathered.visits:
                 session.ledger.extend(experts_touched(subject, cell))
-    if options.cold:
-        session.stages.begin("cold", "starting the model in a fresh process, and stepping it after idle time")
-        with session.stages.optional("the cold starts", "the times of a fresh process are unknown"):
-            session.ledger.extend(fresh_starts(session.prepared, subject.machine, subject.model_bytes))
-        engine, cell = next(iter(subject.engines.values())), session.prepared.grid.cells[0]
-        with session.stages.optional("the steps after a pause", "the cost of a pause is unknown"):
-            session.ledger.extend(steps_after_idle(engine, cell, subject.machine, effort.STANDARD.idle_pauses))
     if (draft := session.prepared.draft) is not None:
         session.stages.begin("drafts", "answering with and without drafts")
         with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):

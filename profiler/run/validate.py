@@ -123,7 +123,6 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
             kind=source.kind,
             deepened=bool(grid.context_lens),
             architecture=architecture_of(config),
-            cold=options.cold,
         )
     if source.kind == "gguf" and quant != "none":
         raise RequestError(
@@ -201,10 +200,8 @@ def _check_ranks(
         raise RequestError(f"--tp {tp}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
-    if options.breakdown or options.trace or options.cold or options.draft:
-        raise RequestError(
-            f"--tp {tp}: --breakdown, --trace, --cold and --draft work on one device only; leave them out."
-        )
+    if options.breakdown or options.trace or options.draft:
+        raise RequestError(f"--tp {tp}: --breakdown, --trace and --draft work on one device only; leave them out.")
 
 
 _DONE = ("ok", "skipped")

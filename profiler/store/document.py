@@ -10,9 +10,7 @@ from pydantic import TypeAdapter
 
 from profiler.data.links import Link
 from profiler.facts.measurements import (
-    AfterIdle,
     Drafting,
-    FreshStart,
     KernelTime,
     PackedBatches,
     Quality,
@@ -241,10 +239,6 @@ class RunDocument:
     """Padding and waiting of unequal prompts, by cell."""
     experts_touched: tuple[ExpertsRecord, ...] = ()
     """Distinct experts that real prompts use, by cell."""
-    fresh_starts: tuple[FreshStart, ...] = ()
-    """Fresh processes, from their start to their answers."""
-    after_silence: tuple[AfterIdle, ...] = ()
-    """The first steps after the device was idle."""
     answer: tuple[str, ...] = ()
     """The sentences of the answer."""
     warnings: tuple[str, ...] = ()
