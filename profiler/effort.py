@@ -43,8 +43,6 @@ class Effort:
     """Replays of linears at rows between those of the cells."""
     generate_share: float = 0.04
     """Timing the parts of `generate`."""
-    queue_share: float = 0.10
-    """Batching a queue of unequal prompts in other ways."""
     trials_share: float = 0.10
     """Trying variants on a few layers."""
     gpu_replays_share: float = 0.06

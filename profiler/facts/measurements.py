@@ -181,19 +181,6 @@ class GenerateSteps(Fact, kind="generate", into="generate_steps"):
 
 
 @dataclass(frozen=True)
-class QueueTrial(Fact, kind="queue"):
-    """Seconds to prefill all prompts of a queue in order of arrival and batched in another way, alternately."""
-
-    cell: Cell
-    way: str
-    as_they_come_s: tuple[float, ...]
-    this_way_s: tuple[float, ...]
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.queue_trials.setdefault(self.cell, {})[self.way] = self
-
-
-@dataclass(frozen=True)
 class ExpertsTouched(Fact, kind="experts_touched"):
     """The distinct experts that real prompts use in one step: means over layers and steps."""
 

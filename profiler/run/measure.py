@@ -18,7 +18,6 @@ from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cel
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
-from profiler.measure.batching import try_ways
 from profiler.measure.dense_twins import packed_batches, packed_linears
 from profiler.measure.drafting import measure_drafts
 from profiler.measure.generate import time_generate
@@ -113,13 +112,10 @@ def explain_cells(session: Session) -> None:
 
 
 def try_changes(session: Session) -> None:
-    """Try other ways to batch, formats, caches, attention and engines, then search for unexplained time."""
+    """Try other formats, caches, attention and engines, then search for unexplained time."""
     if session.subject.loaded.offloaded:
         return
     count = len(session.fallbacks)
-    with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
-        latencies_s = _latencies_s(session.ledger)
-        session.ledger.extend(try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)))
     _try_levers(session)
     _search_unexplained(session)
     del session.fallbacks[count:]  # those of formats and engines that are only tried

@@ -52,6 +52,7 @@ def test_every_kind_is_known_to_a_process_that_only_reads_a_folder() -> None:
 LEFT = (
     {"kind": "fresh_start", "link": "disk", "launch_s": 2.5, "load_s": 0.4, "load_bytes": 538, "engines": {}},
     {"kind": "after_silence", "batch_size": 1, "prompt_len": 8, "new_tokens": 4, "silence_s": 1.0, "steps_s": [[0.1]]},
+    {"kind": "queue", "batch_size": 2, "prompt_len": 8, "way": "sorting", "as_they_come_s": [0.2], "this_way_s": [0.1]},
 )
 """Lines of a run of version 0.4, whose measurements have left."""
 
