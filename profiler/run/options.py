@@ -39,7 +39,6 @@ class Options:
     batch_sizes: str | Sequence[int] | None = option(
         None, "Batch sizes, in the same grammar.", shown="1,2,4,8; 1,8 to compare"
     )
-    prefix: int = option(0, "--engine vllm: the first tokens of every prompt are the same, and in its prefix cache.")
     new_tokens: int = option(32, "Tokens to decode after each prompt.")
     dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
     quant: str = option("none", f"{quant_help()}; or several: none,nf4.")

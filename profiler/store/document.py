@@ -49,7 +49,7 @@ class GridRecord:
     prompts_digest: str | None = None
     """A short hash of their tokens."""
     prefix: int = 0
-    """The first tokens of every prompt, which were cached before it."""
+    """The first tokens of every prompt, which were cached before it: only in runs of older versions."""
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,6 @@ from profiler.run.validate import prepare
         ("0.32.0", {"quant": "nf4"}, "--quant nf4 needs transformers"),
         ("0.32.0", {"engine": "eager,vllm", "quant": "int8"}, "--quant int8 needs transformers"),
         ("0.32.0", {"context_lens": "2048"}, "use --prompt-lens instead of --context-lens"),
-        *(
-            ("0.32.0", {"engine": engine, "prefix": 64}, "--prefix 64: only vLLM has a cache of prefixes; use --engine")
-            for engine in ("eager", "eager,vllm")
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
