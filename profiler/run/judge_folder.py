@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
-from profiler.facts.measurements import AfterIdle, Drafting, ExpertsTouched, FreshStart, PackedBatches, Quality
+from profiler.facts.measurements import Drafting, ExpertsTouched, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
@@ -66,8 +66,6 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         experts_touched=tuple(
             view(ExpertsRecord, item, **columns_of(item.key)) for item in gathered.latest_by(ExpertsTouched, "key")
         ),
-        fresh_starts=gathered.latest_by(FreshStart, "link"),
-        after_silence=gathered.latest_by(AfterIdle, "silence_s"),
         answer=judgement.answer,
         warnings=(
             *document.set_up_warnings,

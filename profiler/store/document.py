@@ -10,9 +10,7 @@ from pydantic import TypeAdapter
 
 from profiler.data.links import Link
 from profiler.facts.measurements import (
-    AfterIdle,
     Drafting,
-    FreshStart,
     KernelTime,
     PackedBatches,
     Quality,
@@ -53,7 +51,7 @@ class GridRecord:
     prompts_digest: str | None = None
     """A short hash of their tokens."""
     prefix: int = 0
-    """The first tokens of every prompt, which were cached before it."""
+    """The first tokens of every prompt, which were cached before it: only in runs of older versions."""
 
 
 @dataclass(frozen=True)
@@ -243,10 +241,6 @@ class RunDocument:
     """Padding and waiting of unequal prompts, by cell."""
     experts_touched: tuple[ExpertsRecord, ...] = ()
     """Distinct experts that real prompts use, by cell."""
-    fresh_starts: tuple[FreshStart, ...] = ()
-    """Fresh processes, from their start to their answers."""
-    after_silence: tuple[AfterIdle, ...] = ()
-    """The first steps after the device was idle."""
     answer: tuple[str, ...] = ()
     """The sentences of the answer."""
     warnings: tuple[str, ...] = ()
