@@ -113,7 +113,7 @@ def commands(model: str, script: str, done: Path) -> dict[str, Callable[[Path], 
         "run": lambda out: resumed(out, "run", model, *GRID),
         "batch-test": lambda out: resumed(out, "batch-test", model, "--prompt", "8", *GRID[4:]),
         "judge": lambda _out: ["judge", str(done)],
-        "report A B": lambda _out: ["report", str(done), str(done)],
+        "report": lambda _out: ["report", str(done)],
         "forecast --check": lambda _out: [
             "forecast", str(done), "--batch-sizes", "4", "--check", "--model", model, "--budget", "1",
         ],

@@ -20,7 +20,6 @@ from cases import slow_except
 
 from profiler import __version__
 from profiler.cli.app import app
-from profiler.comparison import page  # noqa: F401 - it adds its picture
 from profiler.data.links import published_links
 from profiler.engines.registry import engine_names
 from profiler.report.columns import EXPORTERS
@@ -111,7 +110,9 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
             ("forecast", EPYC, "--tp", "2", "--link", "8,20"), "divide by 2; use --tp 3", marks=pytest.mark.slow
         ),
         (("forecast", EPYC, "--tp", "3", "--link", "nvlink9"), "--link 'nvlink9' is unknown"),
-        (("gate", RUN), "use one of the two"),
+        (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
+        (("gate", RUN), "Missing argument 'NEW'"),
+        (("gate", RUN, "--rerun"), "pass its folder: `gate BASE NEW`"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
         (("rent", SMALL, "--cards", "L4O"), "L4"),
         (("rent", SMALL, "--price", "T4=0.35EUR"), "USD per hour"),

@@ -18,7 +18,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from profiler.checks.doctor import Examination
 from profiler.checks.selftest import SelftestRow
-from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
+from profiler.comparison.documents import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
 from profiler.count.step import CountDocument
 from profiler.forecast.screen import ForecastDocument
@@ -35,7 +35,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[str, tuple[str, Any]] = {
     "run-folder": ("`run.json` in a run's folder", RunDocument),
     "compare": ("`compare A B`", ComparisonDocument),
-    "history": ("`compare A B C ...`", HistoryDocument),
     "gate": ("`gate`", GateDocument),
     "place": ("`place`", PlacedFile),
     "forecast": ("`forecast`", ForecastDocument),

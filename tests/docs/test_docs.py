@@ -55,7 +55,6 @@ def test_the_reference_follows_from_the_code(name: str) -> None:
 RUNS = "runs/reference/smollm2-135m-"
 REAL = {
     "compare": f"compare {RUNS}zen5-float32 {RUNS}zen5-bfloat16",
-    "history": f"compare {RUNS}2-cores {RUNS}2-cores {RUNS}2-cores",
     "gate": f"gate {RUNS}zen4 {RUNS}zen4",
     "run": f"judge {RUNS}zen4",
     "place": "place tests/data/foreign/llama-bench.json --model smollm2-135m --gpu T4",
