@@ -61,8 +61,6 @@ class Effort:
     """`--cold`: seconds without work before decode steps, and how often."""
     pictures: tuple[str, ...] = ("roofline", "map", "split")
     """Pictures written into the run folder; none: neither files nor the roofline of report.html."""
-    selftest_s: float = 3.0
-    """Seconds per known kernel."""
     profile_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 256, 1024)
     """Rows of the products in a GPU profile."""
     profile_attentions: tuple[tuple[int, int, int], ...] = (

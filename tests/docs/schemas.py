@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from profiler.checks.doctor import Examination
-from profiler.checks.selftest import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
 from profiler.count.step import CountDocument
@@ -47,7 +46,6 @@ TYPES: dict[str, tuple[str, Any]] = {
     "ceilings-link": ("`ceilings --link`", LinkDocument),
     "doctor": ("`doctor`", Examination),
     "gpus": ("`gpus`", list[GpuEntry]),
-    "selftest": ("`selftest`", list[SelftestRow]),
     "models": ("`models`", dict[str, Preset]),
 }
 TITLES = {"run": "`run`, `batch-test`, `judge`", **{name: title for name, (title, _) in TYPES.items()}}

@@ -269,7 +269,7 @@ _LISTED = [
 """The commands of the cookbook and of README's table."""
 PLACES = {"runs/BEFORE": f"{RUNS}zen5-float32", "runs/AFTER": f"{RUNS}zen5-bfloat16"}
 ELSEWHERE = re.compile(
-    r"^(why|batch-test|doctor|ceilings|selftest)\b|\b(MODEL|mistralai|GGUF|vllm|ngram|INTERRUPTED)\b|\.gguf\b|--check"
+    r"^(why|batch-test|doctor|ceilings)\b|\b(MODEL|mistralai|GGUF|vllm|ngram|INTERRUPTED)\b|\.gguf\b|--check"
     r"|^forecast .*--tp"
 )
 """Commands that need a hub, vLLM, a tokenizer, a GPU or minutes. Other folders run them on smaller models."""
