@@ -175,7 +175,7 @@ def _known_kernels(bench: Bench) -> Iterator[Check]:
     found = judged_kernels(bench.machine, bench.once(first_roofs), 3.0 if bench.cuda else 0.3)
     for number, item in enumerate(found):
         expected = item.kernel.label
-        value = {"label": item.label, "rounds": item.rounds}
+        value = {"label": item.label, "rounds": dict(item.rounds)}
         yield bench.on_a_card(f"known kernel: {item.kernel.name}", item.label == expected, value, expected)
         if bench.left_s < 10 or (not bench.cuda and number == 2):
             return
