@@ -57,8 +57,6 @@ class Effort:
     """Waiting for other processes to end before anything is timed, at most."""
     pictures: tuple[str, ...] = ("roofline", "map", "split")
     """Pictures written into the run folder; none: neither files nor the roofline of report.html."""
-    selftest_s: float = 3.0
-    """Seconds per known kernel."""
     script_least_s: float = 30.0
     script_most_s: float = 300.0
     """`why`: least and most seconds after the script; between them as long as the script took."""

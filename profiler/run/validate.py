@@ -212,22 +212,10 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
-    return replace(_prepare_again(folder, document, replace(options, out=folder)), resumed=True)
-
-
-def prepare_rerun(folder: Path, options: Options) -> PreparedRun:
-    """Return the request that measures a run's grid again into a new folder; `options` as in `prepare_resume`.
-
-    Raises RunError for a folder that cannot be read, and whatever `prepare` raises.
-    """
-    return _prepare_again(folder, read_document(folder), options)
-
-
-def _prepare_again(folder: Path, document: RunDocument, options: Options) -> PreparedRun:
-    prepared = prepare(_options_of(folder, document, options))
+    prepared = prepare(_options_of(folder, document, replace(options, out=folder)))
     if prepared.prompts.digest != document.grid.prompts_digest:
         raise RunError(f"{folder} ran other prompts than {prepared.prompts.name} has now; start a new run with them.")
-    return prepared
+    return replace(prepared, resumed=True)
 
 
 def _options_of(folder: Path, document: RunDocument, options: Options) -> Options:

@@ -21,7 +21,6 @@ from cases import slow_except
 from profiler import __version__
 from profiler.cli.app import app
 from profiler.cli.removed import REMOVED
-from profiler.comparison import page  # noqa: F401 - it adds its picture
 from profiler.data.links import published_links
 from profiler.engines.registry import engine_names
 from profiler.report.columns import EXPORTERS
@@ -112,7 +111,8 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--plot", "map", "--batch-sizes", "1"), "needs a GPU"),
         (("forecast", SMALL), "is not a run folder"),
         pytest.param(("forecast", EPYC, "--quant", "fp4"), "no basis for fp4", marks=pytest.mark.slow),
-        (("gate", RUN), "use one of the two"),
+        (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
+        (("gate", RUN), "Missing argument 'NEW'"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
         (("rent", SMALL, "--cards", "L4O"), "L4"),
         (("rent", SMALL, "--price", "T4=0.35EUR"), "USD per hour"),
