@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from profiler.grid.cells import PHASES, Cell, CellKey, Phase
+from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
-    FULL,
     Block,
     CellsTable,
     Lines,
@@ -29,7 +28,6 @@ from profiler.report.columns import columns_with_values
 from profiler.report.roofline_data import point_words, roof_lines
 from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_all, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
-from profiler.stats import samples_for
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, several, significant
 

@@ -1,22 +1,162 @@
-"""Tables of devices: datasheets, measured roofs, health of several GPUs."""
+"""The device: its measured roofs, its health, how the model is stored on it; datasheets, links, several GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.device.device import Device
-from profiler.facts.roofs import (
-    REFERENCE_HOST,
-    REFERENCE_HOST_STEP_S,
-    Ceilings,
-)
+from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
+from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
-from profiler.report.blocks import TextTable, text_table
-from profiler.units import duration, percent, scaled, significant
+from profiler.report.blocks import DOCUMENTS, Lines, Section, TextTable, text_table
+from profiler.store.folder import Run
+from profiler.units import duration, percent, processors, scaled, significant
+
+
+def precision(run: Run) -> Section:
+    """How the weights are stored, and whether the quantised model still gives the same answers."""
+    model = run.model
+    quant = ""
+    if model.quant != "none":
+        scales = " with quantised scales" if model.double_quant else ""
+        quant = f", weights in {model.quant}{scales}, products in {model.compute_dtype}"
+    unpacked = f"; published as {model.unpacked_from}, here they are dense" if model.unpacked_from else ""
+    text = (
+        f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
+        f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
+        " --quant none,nf4 measures several precisions on one grid."
+    )
+    note = "counted from the tensors as stored in memory; timing does not depend on their values"
+    quality = [line for line in [quality_line(run)] if line]
+    return Section("Precision", [Lines([text], "paragraph", media=DOCUMENTS), Lines(quality)], note)
+
+
+def quality_line(run: Run) -> str | None:
+    """Return the divergence of a quantised model from the unquantised one; None without `--check-quality`."""
+    quality = run.document.quality
+    if quality is None:
+        return None
+    return (
+        f"compared with the unquantised model, over {quality.tokens} tokens: mean KL divergence"
+        f" {significant(quality.mean_kl_nats, 2)} nats, the same first choice at {percent(quality.top1_agreement)}"
+        " of them (a sanity figure, not a benchmark)"
+    )
+
+
+def device(run: Run) -> Section:
+    """The measured roofs, and the device's telemetry, settings and software."""
+    info, document = run.document.device, run.document
+    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    sheet = f"; datasheet: {info.datasheet}" if info.datasheet else ""
+    software = ", ".join(f"{name} {version}" for name, version in document.software.items())
+    rows = [["device", f"{info.name}, {processors(info.threads, info.kind)}"], *health_rows(run)]
+    health = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
+    note = f"roofs measured on {measured_at}{sheet}; the rest during the run"
+    of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
+    roofs = roofs_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
+    return Section("Roofs, device and software", [roofs, health], note, DOCUMENTS)
+
+
+def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]:
+    return [
+        name,
+        scaled(roof.per_s, unit),
+        f"{scaled(roof.low_per_s, '')} to {scaled(roof.high_per_s, '')}",
+        percent(roof.per_s / peak) if peak else "-",
+        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
+        str(roof.samples),
+        roof.method,
+    ]
+
+
+def roofs_table(
+    ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None], full_clock: Mapping[str, float] | None = None
+) -> TextTable:
+    """Return the measured roofs of one device: median, quartiles, share of the datasheet, clock, samples, method.
+
+    `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
+    `full_clock` has the FLOP/s by dtype until the power limit.
+    """
+    bandwidth, rows = datasheet_per_s.get("bandwidth"), []
+    for name, roof in ceilings.compute.items():
+        peak, burst = datasheet_per_s.get(name), (full_clock or {}).get(name)
+        rows.append(_roof_row(name, "FLOP/s", roof, peak))
+        if burst:
+            of_peak, how = percent(burst / peak) if peak else "-", "the fastest sample"
+            rows.append([f"{name}, until the power limit", scaled(burst, "FLOP/s"), "", of_peak, "-", "", how])
+    rows += [_roof_row(name, "B/s", roof, bandwidth) for name, roof in ceilings.memory.items()]
+    if ceilings.weights is not None:
+        rows.append(_roof_row("the model's own weights", "B/s", ceilings.weights.roof, None))
+        if ceilings.weights.stream is not None:
+            rows.append(_roof_row("a stream in the same pieces", "B/s", ceilings.weights.stream, None))
+    rows += [_roof_row(f"from the {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    rows += [
+        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
+        for name, seconds in ceilings.launch.items()
+    ]
+    headings = ("roof", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
+    return text_table(headings, rows, wrapped=("how",))
+
+
+def ceilings_section(
+    on: Device, ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
+) -> Section:
+    """Return the roofs of one device: its warnings, `roofs_table`, caches and the host's pace."""
+    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
+    lines = [f"repeated reads: {curve}", *([host_words(ceilings.host)] if ceilings.host else [])]
+    head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
+    return Section("", [Lines(head), roofs_table(ceilings, datasheet_per_s), Lines(lines)])
+
+
+def host_words(host: HostPace) -> str:
+    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
+    pace = "as fast as"
+    if host.index >= 1.05:
+        pace = f"{host.index:.1f}x slower than"
+    elif host.index <= 0.95:
+        pace = f"{1 / host.index:.1f}x faster than"
+    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
+
+
+def health_rows(run: Run) -> list[list[str]]:
+    """Return the device's telemetry during the run and its settings; the last row names what is not available."""
+    health = run.document.health
+    known: dict[str, str | None] = {}
+    if readings := health.readings:
+        others = readings.other_processes
+        known = {
+            "readings": str(readings.readings),
+            "clock": _spread(readings.clock_hz, "Hz"),
+            "power": _spread(readings.power_w, "W"),
+            "SMs active": _spread(readings.sm_active, ""),
+            "memory active": _spread(readings.memory_active, ""),
+            "temperature": _spread(readings.temperature_c, "°C"),
+            "cores busy with other processes": _spread(readings.busy_cores_elsewhere, ""),
+            "other processes on the device": None if others is None else str(others),
+            "throttled by": None if readings.throttle is None else ", ".join(readings.throttle) or "nothing",
+        }
+    known["power at rest"] = None if health.idle_power_w is None else scaled(health.idle_power_w, "W")
+    for name, value in health.settings.items():
+        unit = " W" if name.endswith("_w") else ""  # a setting's name ends with its unit
+        known[name.removesuffix("_w").replace("_", " ")] = None if value is None else f"{value}{unit}"
+    unseen = [*(name for name, text in known.items() if text is None), *health.not_seen]
+    missing = dict.fromkeys(name.replace("_", " ") for name in unseen)
+    rows = [[name, text] for name, text in known.items() if text is not None]
+    return [*rows, ["not available here", ", ".join(missing)]] if missing else rows
+
+
+def _spread(spread: ReadingRange | None, unit: str) -> str | None:
+    if spread is None:
+        return None
+    readings = (spread.low, spread.median, spread.high)
+    low, middle, high = (scaled(value if value >= 0.005 else 0.0, unit).strip() for value in readings)
+    return middle if low == high else f"{middle} ({low} to {high})"
+
 
 _SHOWN = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "peak_", "source")
 """How the fields begin whose uncertainty `gpus_table` marks: the printed figures of a datasheet and their source."""
@@ -229,14 +369,14 @@ def link_table(document: LinkDocument) -> TextTable:
 
 
 def link_lines(document: LinkDocument) -> list[str]:
-    """Return what the link is, what it means for a step, and how `forecast` uses it."""
+    """Return what the link is, what it means for a step, and how `place` uses it."""
     alpha_us, gb_per_s = 1e6 * document.alpha_s, document.bus_bytes_per_s / 1e9
     return [
         f"{document.name}: an all-reduce takes {duration(document.alpha_s)}, and the time of its bytes at"
         f" {scaled(document.bus_bytes_per_s, 'B/s')} (busbw).",
         f"Messages below {message_size(document.half_bytes)} wait mostly for latency: fewer messages help, fewer bytes"
         " hardly do.",
-        f"Use it: roofscope forecast RUN --tp {document.ranks} --link {significant(alpha_us)},{significant(gb_per_s)}",
+        f"Use it: roofscope place FILE --tp {document.ranks} --link {significant(alpha_us)},{significant(gb_per_s)}",
     ]
 
 

@@ -22,8 +22,8 @@ from profiler.report.blocks import (
     Sentences,
     ShellCommand,
 )
+from profiler.report.device import host_words
 from profiler.report.glossary import footnotes
-from profiler.report.hardware import host_words
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import EXPLORE_FILE, Run

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from profiler.counting.floor import floor_s
-from profiler.facts.operators import GemmShape
 from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.judge.cells import CellResult

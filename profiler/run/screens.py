@@ -25,7 +25,7 @@ from profiler.report.blocks import (
     text_table,
 )
 from profiler.report.cells import doubling_table, regime_names
-from profiler.report.hardware import quality_line
+from profiler.report.device import quality_line
 from profiler.report.html import html_page, link_from
 from profiler.report.overview import NO_NUMBER, end_lines, roofs_lines
 from profiler.report.selection import of_phase
