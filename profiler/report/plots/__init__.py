@@ -11,12 +11,10 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
-from profiler.report.plots.curves import doubling, memory, throughput
-from profiler.report.plots.maps import breakdown_chart, regime_map
+from profiler.report.plots.charts import breakdown_chart, doubling, memory, regime_map, throughput, waterfall
 from profiler.report.plots.roofline import operators, roofline
 from profiler.report.plots.style import styled
 from profiler.report.plots.theory import NEED_GPU
-from profiler.report.plots.waterfall import waterfall
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from profiler.grid.cells import PHASES
 from profiler.report.blocks import evenly
-from profiler.report.plots.maps import NO_ROOM, regime_panel
+from profiler.report.plots.charts import NO_ROOM, regime_panel
 from profiler.report.plots.roofline import INK, PointName, draw_ridge, frame, plot_roof, write_names
 from profiler.report.plots.style import (
     PHASE_STYLE,
