@@ -150,17 +150,6 @@ class BreakdownChart(Block):
 
 
 @dataclass(frozen=True)
-class Definitions(Block):
-    """Terms with their meanings."""
-
-    terms: Sequence[tuple[str, str]]
-
-    @property
-    def has_content(self) -> bool:
-        return bool(self.terms)
-
-
-@dataclass(frozen=True)
 class ShellCommand(Block):
     """A command to type, after a label."""
 

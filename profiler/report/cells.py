@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from profiler.grid.cells import PHASES, CellKey, Phase
+from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
@@ -26,7 +26,7 @@ from profiler.report.blocks import (
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.roofline_data import point_words, roof_lines
-from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_all, of_phase, spanning
+from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, several, significant
@@ -208,20 +208,9 @@ def roofline(run: Run) -> Section | None:
 
 
 def regimes(run: Run) -> Section | None:
-    """A table per phase and engine: a row per batch size, a column per length."""
-    groups: dict[tuple[Phase, str], dict[tuple[int, int], str]] = {}
-    for result in run.measured:
-        regimes = groups.setdefault((result.phase, result.engine), {})
-        regimes[result.batch_size, result.key.cell.depth] = result.regime or ""
-    maps = []
-    for (phase, engine), regimes in groups.items():
-        all_batches, all_depths = (sorted(set(sizes)) for sizes in zip(*regimes, strict=True))
-        batches, depths = evenly(all_batches, MOST_SIZES), evenly(all_depths, MOST_SIZES)
-        rows = [[str(batch), *(regimes.get((batch, depth), "") for depth in depths)] for batch in batches]
-        shown = of_all(len(batches) * len(depths), len(all_batches) * len(all_depths))
-        headings = [str(depth) for depth in depths]
-        maps.append(text_table(["batch", *headings], rows, texts=headings, caption=f"{phase} ({engine}){shown}"))
-    return Section("Regimes", maps, "derived, with evidence in run.json", DOCUMENTS) if maps else None
+    alt = "The regime and the tokens/s of each cell of the first engine over batch and length"
+    note = "derived, with evidence in run.json"
+    return Section("Regimes", [Picture("map", alt, (run,))], note, DOCUMENTS) if run.measured else None
 
 
 _MOST_SERIES = 12

@@ -22,7 +22,6 @@ from profiler.report.blocks import (
     Block,
     BreakdownChart,
     CellsTable,
-    Definitions,
     Lines,
     Picture,
     Section,
@@ -96,7 +95,7 @@ def _render_block(block: Block) -> Markup:
 
 
 @_render_block.register
-def _(block: Sentences | Lines | TextTable | Definitions | ShellCommand) -> Markup:
+def _(block: Sentences | Lines | TextTable | ShellCommand) -> Markup:
     return _macro(type(block).__name__, block=block)
 
 

@@ -16,14 +16,12 @@ from profiler.report.blocks import (
     FULL_SCREEN,
     HTML,
     TERMINAL,
-    Definitions,
     Lines,
     Section,
     Sentences,
     ShellCommand,
 )
 from profiler.report.device import host_words
-from profiler.report.glossary import footnotes
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import EXPLORE_FILE, Run
@@ -165,7 +163,7 @@ def stage_line(run: Run) -> str | None:
 
 
 def method(run: Run) -> Section:
-    """How to read the figures, what the words of the report mean, and the command that repeats the run."""
+    """How to read the figures, and the command that repeats the run."""
     coverage = run.document.counting.coverage
     text = (
         "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
@@ -173,9 +171,9 @@ def method(run: Run) -> Section:
         " Verdicts use the roofs measured here, never a datasheet."
     )
     text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
-    repeat = ShellCommand("Repeat it", run.document.command)
-    words = Definitions(footnotes(run) if run.measured else [])
-    return Section("Method, limits and words", [Lines([text], "paragraph"), repeat, words], media=DOCUMENTS)
+    words = "roofscope explain TERM --run . explains each word of this report, with the figures of this run."
+    blocks = [Lines([text, words], "paragraph"), ShellCommand("Repeat it", run.document.command)]
+    return Section("Method and limits", blocks, media=DOCUMENTS)
 
 
 def ending(run: Run) -> Section:

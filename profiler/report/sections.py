@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from profiler.report import cells, changes, device, engines, overview, time_breakdown
+from profiler.report import cells, changes, device, overview, time_breakdown
 from profiler.report.blocks import Section
 from profiler.store.folder import Run
 
@@ -21,8 +21,8 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     changes.levers,
     cells.regimes,
     time_breakdown.inside,
-    engines.engines,
-    engines.conditions,
+    changes.engines,
+    changes.conditions,
     cells.doubling,
     device.precision,
     device.device,

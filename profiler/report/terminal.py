@@ -20,7 +20,6 @@ from profiler.report.blocks import (
     Block,
     BreakdownChart,
     CellsTable,
-    Definitions,
     Lines,
     Medium,
     Picture,
@@ -183,12 +182,6 @@ def _(block: Lines, console: Console) -> None:
 @print_block.register
 def _(block: TextTable, console: Console) -> None:
     console.print(rich_table(block, console.width))
-
-
-@print_block.register
-def _(block: Definitions, console: Console) -> None:
-    for name, meaning in block.terms:
-        console.print(UnbrokenText(f"{name}: {meaning}"))
 
 
 @print_block.register

@@ -19,7 +19,7 @@ from profiler.grid.cells import PHASES, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
-from profiler.report.engines import waterfalls
+from profiler.report.changes import waterfalls
 from profiler.report.plots.style import (
     REGIME_COLOR,
     depth_column,
@@ -157,7 +157,7 @@ def memory(run: Run) -> Figure:
 
 
 NO_ROOM = "no room"
-_FACES = {**REGIME_COLOR, NO_ROOM: "#BBBBBB", "forecast": "white"}
+_FACES = {**REGIME_COLOR, NO_ROOM: "#BBBBBB", "forecast": "#FAFAFA"}
 _MOST_BREAKDOWNS_A_PHASE = 12
 # Width of the longest regime with its margin, and of an axis with its label.
 _WORD_INCHES = 1.05
@@ -191,7 +191,7 @@ def regime_panel(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
     codes = texts.map(lambda text: list(_FACES).index(text.partition("\n")[0]), na_action="ignore").astype(float)
     words = texts.map(lambda text: text.replace("-bound", ""), na_action="ignore").fillna("")
     colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
-    sns.heatmap(codes, annot=words, fmt="", annot_kws={"size": 8, "color": "black"}, linewidths=1, ax=axes, **colors)
+    sns.heatmap(codes, annot=words, fmt="", annot_kws={"size": 8, "color": "#111111"}, linewidths=1, ax=axes, **colors)
     axes.tick_params(axis="y", rotation=0)
     axes.set_xlabel(depth_label(phase) + of_all(len(depths), cells[depth].nunique()))
     axes.set_ylabel("batch" + of_all(len(batches), cells["batch_size"].nunique()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from matplotlib.transforms import Bbox
 
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
@@ -24,10 +23,7 @@ INK = "#222222"
 _SHEET_COLOR = "#888888"
 _MARGIN = 3.0
 _FONT_POINTS = 9.0
-_CHARACTER_POINTS = 0.6 * _FONT_POINTS
-_MARKER_POINTS = 7.0
-_OFFSETS_POINTS = ((0, -16), (18, -16), (-18, -16), (0, 7), (30, 7), (-30, 7), (0, -28))
-"""Where a name may stand, from its point, in order of preference: below it, where no roof is, or above it."""
+_APART = 1.5
 _GROUP_COLORS = {
     "attention": "#CC79A7",
     "attention_proj": "#0072B2",
@@ -57,18 +53,6 @@ _STROKES: dict[RoofKind, _Stroke] = {
 }
 
 
-@dataclass(frozen=True)
-class PointName:
-    """The name of a point of the data."""
-
-    text: str
-    x: float
-    y: float
-    color: str
-    prefers: tuple[int, int] = _OFFSETS_POINTS[0]
-    """Where it stands if the place is free."""
-
-
 def roofline(run: Run) -> Figure:
     """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
 
@@ -90,9 +74,6 @@ def roofline(run: Run) -> Figure:
     axes.set_title(title(run))
     # Below the axes, where it hides no point.
     figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
-    names = [name for phase, style in PHASE_STYLE.items() for name in _ends(points, phase, style.color)]
-    figure.draw_without_rendering()
-    write_names(axes, names, _places(points), lines[:1])
     return figure
 
 
@@ -124,11 +105,7 @@ def draw_ridge(axes: Axes, roof: RoofLine) -> None:
     axes.axvline(roof.ridge, color=INK, lw=0.8, ls=":", ymax=0.97)
     at = (roof.ridge, axes.get_ylim()[0])
     style: Any = {"textcoords": "offset points", "fontsize": _FONT_POINTS, "rotation": 90, "va": "bottom"}
-    axes.annotate(_ridge_name(roof), at, xytext=(5, 8), **style)
-
-
-def _ridge_name(roof: RoofLine) -> str:
-    return f"ridge {roof.ridge:.3g} FLOP/byte"
+    axes.annotate(f"ridge {roof.ridge:.3g} FLOP/byte", at, xytext=(5, 8), **style)
 
 
 def _draw_points(axes: Axes, points: Sequence[CellResult], phase: Phase, color: str, marker: str) -> None:
@@ -141,54 +118,24 @@ def _draw_points(axes: Axes, points: Sequence[CellResult], phase: Phase, color: 
     for _, point in numbered:
         series.setdefault((point.key.cell.engine, point.key.cell.depth), []).append(point)
     for line in series.values():
-        places = _places(sorted(line, key=lambda point: point.key.cell.batch_size))
-        axes.plot(*zip(*places, strict=True), color=color, lw=1, alpha=0.6)
+        of_line = sorted(line, key=lambda point: point.key.cell.batch_size)
+        places = [point.intensity for point in of_line], [point.flops_per_s for point in of_line]
+        axes.plot(*places, color=color, lw=1, alpha=0.6)
     for number, point in numbered:
         at = [point.intensity], [point.flops_per_s]
         axes.plot(*at, color=color, marker=marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
+    name_ends(axes, [(point.flops_per_s, point.intensity, point.key.cell.name) for _, point in numbered], color)
 
 
-def _places(points: Sequence[CellResult]) -> list[tuple[float, float]]:
-    return [(point.intensity, point.flops_per_s) for point in points]
+def name_ends(axes: Axes, points: Sequence[tuple[float, float, str]], color: str) -> None:
+    """Name the slowest and, if its name has room, the fastest of some points (FLOP/s, intensity, name).
 
-
-def _ends(points: Sequence[CellResult], phase: Phase, color: str) -> list[PointName]:
-    """The names of a phase's slowest and fastest cell."""
-    ranked = sorted((point for point in points if point.key.phase == phase), key=lambda point: point.flops_per_s)
-    ends = dict.fromkeys((*ranked[:1], *ranked[-1:]))  # of a single cell, only one
-    return [PointName(point.key.cell.name, point.intensity, point.flops_per_s, color) for point in ends]
-
-
-def write_names(
-    axes: Axes, names: Iterable[PointName], points: Iterable[tuple[float, float]], ridges: Sequence[RoofLine] = ()
-) -> None:
-    """Write names where they cover neither a marker of `points`, nor the name of a ridge, nor each other.
-
-    A name that finds no free place is left out. The layout must be final (`Figure.draw_without_rendering`).
+    Names stand at the right below their points, where the roof is not.
     """
-    half = _MARKER_POINTS / 2
-    markers = [_at_points(axes, *point) for point in points]
-    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in markers]
-    for roof in ridges:
-        x, y = _at_points(axes, roof.ridge, axes.get_ylim()[0])
-        length = _CHARACTER_POINTS * len(_ridge_name(roof))
-        taken.append(Bbox.from_extents(x, y, x + 1.5 * _FONT_POINTS, y + length))
-    for name in names:
-        x, y = _at_points(axes, name.x, name.y)
-        half = _CHARACTER_POINTS * len(name.text) / 2
-        for right, up in (name.prefers, *_OFFSETS_POINTS):
-            box = Bbox.from_extents(x + right - half, y + up, x + right + half, y + up + _FONT_POINTS)
-            if not box.count_overlaps(taken):
-                taken.append(box)
-                style: Any = {"textcoords": "offset points", "ha": "center", "fontsize": _FONT_POINTS}
-                axes.annotate(name.text, (name.x, name.y), xytext=(right, up), color=name.color, **style)
-                break
-
-
-def _at_points(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """Return the place of (x, y) in typographic points."""
-    right, up = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
-    return float(right), float(up)
+    slowest, fastest = min(points), max(points)
+    for flops_per_s, intensity, name in [slowest, fastest] if fastest[0] > _APART * slowest[0] else [slowest]:
+        style: Any = {"textcoords": "offset points", "fontsize": _FONT_POINTS, "color": color}
+        axes.annotate(name, (intensity, flops_per_s), xytext=(4, -14), **style)
 
 
 def operators(run: Run) -> Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,18 +23,7 @@ from profiler.store.folder import Run, cells_frame
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
 # Fonts with the characters of Chinese, Japanese and Korean names, which matplotlib's own lacks.
-_WIDE_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans SC",
-    "WenQuanYi Zen Hei",
-    "WenQuanYi Micro Hei",
-    "Droid Sans Fallback",
-    "Microsoft YaHei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Arial Unicode MS",
-)
+_WIDE_FONTS = re.compile("CJK|Noto Sans SC|WenQuanYi|Droid Sans Fallback|YaHei|PingFang|Hiragino|Arial Unicode")
 Dashes = str | tuple[int, tuple[float, ...]]
 
 
@@ -71,7 +61,7 @@ def styled(**settings: str) -> Iterator[None]:
 
 def font_families(installed: Collection[str]) -> list[str]:
     """Return the installed fonts with wide characters, which matplotlib uses for glyphs that the first font lacks."""
-    return [name for name in _WIDE_FONTS if name in installed]
+    return sorted(name for name in installed if _WIDE_FONTS.search(name))
 
 
 def with_forecasts(run: Run) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from profiler.grid.cells import PHASES
 from profiler.report.blocks import evenly
 from profiler.report.plots.charts import NO_ROOM, regime_panel
-from profiler.report.plots.roofline import INK, PointName, draw_ridge, frame, plot_roof, write_names
+from profiler.report.plots.roofline import INK, draw_ridge, frame, name_ends, plot_roof
 from profiler.report.plots.style import (
     PHASE_STYLE,
     REGIME_COLOR,
@@ -48,9 +48,6 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     figure, panels = panel_grid(1, len(grid.gpus), 7.4, 6.0, heading)
     for axes, gpu in zip(panels, grid.gpus, strict=True):
         _roofline_panel(axes, grid, gpu, run)
-    figure.draw_without_rendering()
-    for axes, gpu in zip(panels, grid.gpus, strict=True):
-        _name_points(axes, grid, gpu)
     return figure
 
 
@@ -89,22 +86,14 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
         if len(of_phase):
             at = of_phase["intensity"], of_phase["flops_per_s"]
             axes.plot(*at, style.marker, color=style.color, mec="white", ms=7, label=phase)
+            names = of_phase["batch_size"].astype(str) + " x " + of_phase["depth"].astype(str)
+            name_ends(axes, list(zip(of_phase["flops_per_s"], of_phase["intensity"], names, strict=True)), style.color)
         if cells := [cell for cell in (run.measured if run else ()) if cell.phase == phase]:
             x, y = [cell.intensity for cell in cells], [cell.flops_per_s for cell in cells]
             axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
     axes.set_title(f"{roofs.name}: {scaled(roofs.bytes_per_s, 'B/s')}", fontsize=11)
     # Below the axes, where it hides neither a roof nor the ridge's name.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=8, ncols=3, frameon=False)
-
-
-def _name_points(axes: Axes, grid: GridCount, gpu: GpuFloors) -> None:
-    """Name every point; at the right of the slope, so that the roof does not cross its name."""
-    roof, names = _own_roof(grid, gpu), []
-    places = list(zip(grid.intensity.tolist(), (grid.model_flops / gpu.floor_s).tolist(), strict=True))
-    for phase, batch, depth, place in zip(grid.phases, grid.batch_size, grid.depth, places, strict=True):
-        offset = (34, -10) if place[0] < roof.ridge else (0, -16)
-        names.append(PointName(f"{batch} x {depth}", *place, PHASE_STYLE[phase].color, offset))
-    write_names(axes, names, places, [roof])
 
 
 def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.DataFrame:
