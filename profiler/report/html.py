@@ -166,6 +166,6 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str
     [(root, view, width)] = re.findall(r'(<svg [^>]*viewBox="(\S+ \S+ (\d+)[^"]*)"[^>]*>)', svg)
     drawn = re.sub(r'<g id="([^"]*)">', group, svg[svg.index(root) + len(root) :])
     # A picture that is scaled down cannot be read, so a narrow page scrolls it, as it does tables.
-    style = f'class="figure" style="min-width: {width}px" role="img" aria-label="{escape(label)}"'
+    style = f'class="figure" style="min-width: {int(width) + 1}px" role="img" aria-label="{escape(label)}"'
     # Safe: matplotlib escaped every text.
     return Markup(f'<div class="scroll"><svg viewBox="{view}" {style}>{drawn}</div>')

@@ -191,7 +191,7 @@ def regime_panel(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
     codes = texts.map(lambda text: list(_FACES).index(text.partition("\n")[0]), na_action="ignore").astype(float)
     words = texts.map(lambda text: text.replace("-bound", ""), na_action="ignore").fillna("")
     colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
-    sns.heatmap(codes, annot=words, fmt="", annot_kws={"size": 8, "color": "#111111"}, linewidths=1, ax=axes, **colors)
+    sns.heatmap(codes, annot=words, fmt="", annot_kws={"size": 9, "color": "#111111"}, linewidths=1, ax=axes, **colors)
     axes.tick_params(axis="y", rotation=0)
     axes.set_xlabel(depth_label(phase) + of_all(len(depths), cells[depth].nunique()))
     axes.set_ylabel("batch" + of_all(len(batches), cells["batch_size"].nunique()))

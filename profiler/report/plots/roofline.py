@@ -163,6 +163,6 @@ def operators(run: Run) -> Figure:
             label = f"{point.group.replace('_', ' ')}: {percent(share)}, {percent(attained)}"
             axes.plot([], [], "o", color=color, label=label)
         placed = sum(point.seconds for point in points) / cell.latency_s
-        axes.legend(loc="lower right", fontsize=8, title="share of the step, of the roof", title_fontsize=8)
+        axes.legend(loc="lower right", fontsize=9, title="share of the step, of the roof", title_fontsize=9)
         axes.set_title(f"{cell.key.name}: {percent(placed)} of its time in these kernels", fontsize=11)
     return figure

@@ -93,7 +93,7 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
             axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
     axes.set_title(f"{roofs.name}: {scaled(roofs.bytes_per_s, 'B/s')}", fontsize=11)
     # Below the axes, where it hides neither a roof nor the ridge's name.
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=8, ncols=3, frameon=False)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=9, ncols=3, frameon=False)
 
 
 def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.DataFrame:
@@ -149,7 +149,7 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
     log_axes(axes, _sizes(points["depth"]), "tokens per sequence", "weights, KV cache and workspace")
     axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max()))
     log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
-    axes.legend(title=None, fontsize=8, loc="upper left")
+    axes.legend(title=None, fontsize=9, loc="upper left")
 
 
 def _line_name(axes: Axes, nbytes: float, name: str, color: str, va: Literal["top", "bottom"]) -> None:
