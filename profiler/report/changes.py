@@ -283,13 +283,13 @@ def _drafting_line(found: Drafting) -> str:
         return f"one step with drafts of {found.draft} gave the answer of {length}: use more --new-tokens to compare"
     low, middle, high = min(found.speedups), statistics.median(found.speedups), max(found.speedups)
     verdict = "no more than noise" if found.pays is None else f"drafts {'pay' if found.pays else 'do not pay'} here"
-    same = "the same tokens" if found.same_tokens == found.new_tokens else f"the same {found.same_tokens} tokens"
+    same = "the same as" if found.same_tokens == found.new_tokens else f"the same {found.same_tokens} tokens as"
     return (
         f"drafts of {found.draft} at batch 1: {significant(found.tokens_per_step)} tokens per step in"
         f" {duration(statistics.median(found.assisted_s) / found.steps)}, without them one in"
         f" {duration(statistics.median(found.plain_s) / (found.new_tokens - 1))}: {significant(middle)}x as fast"
         f" ({significant(low)} to {significant(high)}); {verdict}. A built-in text was continued by {found.new_tokens},"
-        f" {same} as without; your text may accept more or fewer drafts"
+        f" {same} without drafts; your text may accept more or fewer"
     )
 
 

@@ -250,11 +250,19 @@ def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:
 
 
 @dataclass(frozen=True)
+class DeviceEntry(Device):
+    """The device whose roofs were measured."""
+
+    datasheet: str | None  # type: ignore[assignment]
+    """The name of its datasheet; null without one."""
+
+
+@dataclass(frozen=True)
 class ReferenceHost:
     """The host that others are compared with."""
 
-    name: str = REFERENCE_HOST
-    step_s: float = REFERENCE_HOST_STEP_S
+    name: str
+    step_s: float
     """Dispatch of a decode step of the standard model."""
 
 
@@ -262,8 +270,7 @@ class ReferenceHost:
 class RoofsContext:
     """What `roofscope ceilings --format json` has next to the fields of the measured `Ceilings`."""
 
-    device: Mapping[str, str | int | None]
-    """The fields of `Device`, with the name of its datasheet; null without one."""
+    device: DeviceEntry
     plateau: bool
     """Whether the two largest sizes are read equally fast; otherwise a cache still serves a part."""
     memory_bytes_per_s: float | None
@@ -281,11 +288,11 @@ def ceilings_document(
 ) -> dict[str, object]:
     """Return the document of a device's measured roofs: the fields of `Ceilings` and of `RoofsContext`."""
     context = RoofsContext(
-        device=vars(device) | {"datasheet": device.datasheet and device.datasheet.gpu},
+        device=DeviceEntry(**{**vars(device), "datasheet": device.datasheet and device.datasheet.gpu}),
         plateau=measured.plateau,
         memory_bytes_per_s=measured.memory_bytes_per_s if measured.memory else None,
         host_index=measured.host.index if measured.host else None,
-        reference_host=ReferenceHost(),
+        reference_host=ReferenceHost(REFERENCE_HOST, REFERENCE_HOST_STEP_S),
         datasheet_per_s=datasheet_per_s,
         warnings=warnings,
     )
