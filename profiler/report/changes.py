@@ -151,7 +151,7 @@ def paying_batches(times: Sequence[BatchTimes]) -> str:
 
 
 def levers(run: Run) -> Section:
-    """What would change the time of the cells of `selected_cells`, and what other GPUs would allow them."""
+    """Cell, change, time saved (or lost), its share and the reason, for the cells of `selected_cells`."""
     evidence = evidence_of(run)
     rows = [
         [
@@ -171,30 +171,14 @@ def levers(run: Run) -> Section:
     )
     headings = ("cell", "change", "saves", "of the step", "because")
     table = text_table(headings, rows, wrapped=("change", "because"))
-    return Section("What would change it", [table, other_gpus(run)], note, DOCUMENTS)
-
-
-def other_gpus(run: Run) -> TextTable:
-    """Return the most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`."""
-    evidence, shown = evidence_of(run), selected_cells(run)
-    gpus = dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on)
-    rows = [["here, measured", *(significant(result.tokens_per_s) for result in shown)]] if gpus else []
-    for gpu in gpus:
-        floors_s = [evidence[result.key].at_least_s_on.get(gpu) if result.key in evidence else None for result in shown]
-        allowed = [
-            significant(result.tokens_per_s * result.latency_s / floor_s) if floor_s else "does not fit"
-            for result, floor_s in zip(shown, floors_s, strict=True)
-        ]
-        rows.append([gpu, *allowed])
-    caption = f"tokens/s at most by their datasheets' {run.model.dtype} roofs, without their host's dispatch"
-    return text_table(["on other GPUs", *(result.key.name for result in shown)], rows, caption=caption)
+    return Section("What would change it", [table], note, DOCUMENTS)
 
 
 def engines(run: Run) -> Section:
     """What engines save compared with the first, what `generate` adds, and what drafts give."""
     blocks: list[Block] = [_saved(run), Lines([*no_claim_lines(run), *generate_lines(run)])]
-    if waterfalls(run):
-        blocks.insert(0, Picture("waterfall", "From the first engine's time to another's, term by term", (run,)))
+    if len({cell.engine for cell in run.measured}) > 1:
+        blocks.insert(0, Picture("waterfall", "The smallest step of each engine, term by term", (run,)))
     drafts = Lines([_drafting_line(run.document.drafting)] if run.document.drafting else [])
     note = f"measured in turns, compared with {run.document.engine.names[0]}, with our own loop, or without drafts"
     return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL)
@@ -215,11 +199,6 @@ def _saved(run: Run) -> TextTable:
 def engine_claims(run: Run) -> list[EngineDifference]:
     """Return the differences between engines that exceed noise."""
     return [item for item in run.document.engine.differences if item.is_claim]
-
-
-def waterfalls(run: Run) -> list[EngineDifference]:
-    """Return the engine differences that the time breakdowns of both engines explain."""
-    return [item for item in engine_claims(run) if item.terms]
 
 
 def no_claim_lines(run: Run) -> list[str]:

@@ -246,10 +246,9 @@ def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
     def guard(name: str) -> AbstractContextManager[None]:
         return stages.optional(name, "the file is left out")
 
-    draw = effort.STANDARD.pictures
-    write_reports([run], guard, draw=draw)
+    write_reports([run], guard)
     if len(stages.missing) > len(document.missing):
         write_document(run.folder, replace(document, missing=tuple(stages.missing)))
         run = judge_folder(run.folder, finished=run.document.finished)
-        write_reports([run], guard, draw=draw)
+        write_reports([run], guard)
     return run

@@ -10,14 +10,11 @@ from made_runs import evidence, key, old_run, result, whole_run, with_document
 
 from profiler.errors import RequestError
 from profiler.facts.measurements import BatchTimes, PackedBatches
-from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
-from profiler.facts.telemetry import ReadingRange, health
 from profiler.facts.visits import Visit
 from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
 from profiler.report.cells import common_noise_lines, own_noise, visited_once
-from profiler.report.changes import engines, levers, no_claim_lines, other_gpus, packed_lines
+from profiler.report.changes import engines, levers, no_claim_lines, packed_lines
 from profiler.report.glossary import GLOSSARY, explanation
-from profiler.report.overview import host_line
 from profiler.report.time_breakdown import activity_lines, terms_table
 from profiler.store.folder import Run
 
@@ -30,8 +27,8 @@ def run() -> Run:
     """Return a run of a prefill and two decodes on a machine that drifted; one of them has another reason as well."""
     items = (
         evidence(KEYS[0], noise_reasons=(DRIFT,)),
-        evidence(KEYS[1], noise_reasons=(DRIFT,), at_least_s_on={"L4": 0.5, "H100 SXM": 0.1}),
-        evidence(KEYS[2], noise_reasons=("only 4 samples", DRIFT), at_least_s_on={"H100 SXM": 0.2}),
+        evidence(KEYS[1], noise_reasons=(DRIFT,)),
+        evidence(KEYS[2], noise_reasons=("only 4 samples", DRIFT)),
     )
     base = with_document(old_run(), evidence=items)
     return replace(base, results=tuple(result(of, noise="noisy") for of in KEYS))
@@ -41,37 +38,6 @@ def test_a_single_cell_shares_nothing(run: Run) -> None:
     one = with_document(run, evidence=run.document.evidence[:1])
     assert common_noise_lines(one) == []
     assert own_noise(one) == {KEYS[0]}
-
-
-@pytest.mark.parametrize(("kind", "end"), [("cuda", ", a graph can"), ("cpu", "")])
-@pytest.mark.parametrize(
-    ("index", "pace"), [(1.9, "1.9x slower than"), (0.5, "2.0x faster than"), (1.02, "as fast as")]
-)
-def test_the_host_is_compared_with_the_reference(run: Run, kind: str, end: str, index: float, pace: str) -> None:
-    """The dispatch time of a recorded step is not a lower bound for an eager step; only a GPU can record steps."""
-    steps = {"eager": {"decode": {1: 31e-3, 8: 33e-3}}, "graph": {"decode": {1: 1e-3}}}
-    document = run.document
-    items = with_document(
-        run,
-        ceilings=replace(document.ceilings, host=HostPace(index * REFERENCE_HOST_STEP_S), dispatch_s=steps),
-        engine=replace(document.engine, replay_as_graph=("graph",)),
-        device=replace(document.device, kind=kind),
-    )
-    assert host_line(items) == (
-        f"this host dispatches {pace} the reference, an {REFERENCE_HOST}; no eager engine can go below 31.0 ms per step"
-        f" here{end}"
-    )
-    assert host_line(run) is None
-
-
-def test_a_busy_host_is_not_compared_with_the_reference(run: Run) -> None:
-    """Other processes slow dispatch, so neither the pace nor the shortest step describes the host."""
-    document = run.document
-    ceilings = replace(document.ceilings, host=HostPace(2 * REFERENCE_HOST_STEP_S))
-    for cores, quiet in ((0.05, True), (1.0, False)):
-        readings = replace(health([]), busy_cores_elsewhere=ReadingRange(cores, cores, cores))
-        items = with_document(run, ceilings=ceilings, health=replace(document.health, readings=readings))
-        assert (host_line(items) is not None) == quiet
 
 
 def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:
@@ -116,16 +82,6 @@ def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
     visits = [replace(item, visits=number) for item, number in zip(run.results, (1, 4, 4), strict=True)]
     assert visited_once(replace(run, results=tuple(visits))) == {KEYS[0]}
     assert visited_once(replace(run, results=tuple(replace(item, visits=1) for item in visits))) == set()
-
-
-def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:
-    """A step of 1 token takes 1 s here and 0.5 s on an L4 (2 tokens/s); 2 tokens in 0.2 s are 10 tokens/s."""
-    table = other_gpus(run)
-    here, l4, h100 = table.rows
-    assert [column.heading for column in table.columns][1:] == ["decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
-    assert here == ["here, measured", "1.00", "2.00", "64.0"]
-    assert l4 == ["L4", "2.00", "does not fit", "does not fit"]
-    assert h100 == ["H100 SXM", "10.0", "10.0", "does not fit"]
 
 
 def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:

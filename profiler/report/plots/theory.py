@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -13,9 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from profiler.grid.cells import PHASES
 from profiler.report.blocks import evenly
-from profiler.report.plots.charts import NO_ROOM, regime_panel
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_ends, plot_roof
 from profiler.report.plots.style import (
     PHASE_STYLE,
@@ -103,21 +100,6 @@ def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.D
     return pd.DataFrame({"phase": list(grid.phases), **columns, **figures})
 
 
-def theory_map(grid: GridCount) -> Figure:
-    """The side that binds each point, over batch and length: a row of panels per GPU, a column per phase."""
-    phases = [phase for phase in PHASES if phase in grid.phases]
-    figure, panels = panel_grid(len(grid.gpus), len(phases), 6.4, 4.2, _title(grid))
-    for axes, (gpu, phase) in zip(panels, itertools.product(grid.gpus, phases), strict=True):
-        regimes = [
-            NO_ROOM if not fits else f"{bound}-bound\n(tight)" if tight else f"{bound}-bound"
-            for bound, fits, tight in zip(gpu.bound, gpu.fits, gpu.tight, strict=True)
-        ]
-        points = _points(grid, regime=regimes)
-        regime_panel(axes, points[points["phase"] == phase], phase)
-        axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
-    return figure
-
-
 def _sizes(column: pd.Series) -> list[int]:
     return evenly(sorted({int(size) for size in column}), MOST_SIZES)
 
@@ -164,8 +146,7 @@ def _title(grid: GridCount) -> str:
 
 THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {
     "roofline": theory_roofline,
-    "map": theory_map,
     "kv": theory_kv,
 }
 """Pictures of `count --plot`. All but `kv` need a GPU."""
-NEED_GPU = frozenset({"roofline", "map"})
+NEED_GPU = frozenset({"roofline"})
