@@ -13,7 +13,6 @@ from profiler.report.blocks import (
     FIRST_LOOK,
     FULL,
     FULL_SCREEN,
-    HTML,
     TERMINAL,
     Lines,
     Section,
@@ -60,17 +59,13 @@ def warnings(run: Run) -> Section:
 def setting(run: Run) -> Section:
     """The model, the device and its roofs."""
     device, prompts = run.document.device, run.document.grid.prompts
+    precision = run.model.precision + (", random weights" if run.model.weights == "random" else "")
     lines = [
-        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
+        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {device.name}",
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
         "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
     return Section("", [Lines(lines, "paragraph")])
-
-
-def precision_line(run: Run) -> str:
-    """Return `float32, random weights`: the precision and the origin of the weights, for a heading."""
-    return f"{run.model.precision}{', random weights' if run.model.weights == 'random' else ''}"
 
 
 def roofs_lines(run: Run) -> list[str]:
@@ -103,11 +98,9 @@ def _of_sheet(roof: Roof, peak: float | None) -> str:
 def explore(run: Run) -> Section | None:
     if not run.measured:
         return None
-    if (run.folder / EXPLORE_FILE).exists():
-        text = "This model's floors, memory and forecasts at any batch, prompt and context, with the measured cells."
-        return Section("Explore with sliders", [Lines([text], "paragraph")], media=HTML, link=EXPLORE_FILE)
-    command = f"roofscope explore {shlex.quote(run.model.id)} --run ."
-    return Section("Explore with sliders", [ShellCommand("In this folder", command)], media=DOCUMENTS)
+    command = ShellCommand("In this folder", f"roofscope explore {shlex.quote(run.model.id)} --run .")
+    link = EXPLORE_FILE if (run.folder / EXPLORE_FILE).exists() else ""
+    return Section("Explore with sliders", [command], media=DOCUMENTS, link=link)
 
 
 # A smaller share of a step, taken by the measurement itself, has no figure.

@@ -12,7 +12,6 @@ from profiler.report.blocks import (
     CellsTable,
     Lines,
     Picture,
-    Section,
     Sentences,
     ShellCommand,
     TextTable,
@@ -51,13 +50,8 @@ def html_report(run: Run) -> str:
 
 def markdown_report(run: Run) -> str:
     """Return the report of a run as Markdown, which names the commands that draw its pictures."""
-    return _markdown_page(f"{run.model.id} on {run.document.device.name}", run_sections(run))
-
-
-def _markdown_page(title: str, sections: Sequence[Section | None]) -> str:
-    """Return the sections as one Markdown document, which names the commands that draw its pictures."""
-    lines = [f"# {markdown_text(title)}", ""]
-    for section in visible_sections(sections, "markdown"):
+    lines = [f"# {markdown_text(f'{run.model.id} on {run.document.device.name}')}", ""]
+    for section in visible_sections(run_sections(run), "markdown"):
         if section.title:
             lines += [f"## {markdown_text(section.title)}", ""]
         if section.note:

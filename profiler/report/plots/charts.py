@@ -14,7 +14,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from profiler.errors import RequestError
-from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
@@ -22,11 +21,9 @@ from profiler.report.plots.style import (
     REGIME_COLOR,
     depth_column,
     depth_label,
-    distinct_names,
     log_axes,
     panel_grid,
     phases_of,
-    short,
     title,
     with_forecasts,
 )
@@ -79,10 +76,11 @@ def throughput(*runs: Run) -> Figure:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return a name per run: its precision, and its device if the runs have several."""
+    """Return a name per run: its precision, its device if the runs have several, and its folder if names are equal."""
     several = len({run.document.device.name for run in runs}) > 1
-    places = [f" on {run.document.device.name}" if several else "" for run in runs]
-    return distinct_names(runs, [short(run.model.precision + place) for run, place in zip(runs, places, strict=True)])
+    names = [run.model.precision + (f" on {run.document.device.name}" if several else "") for run in runs]
+    folders = [f" ({run.folder.name})" if names.count(name) > 1 else "" for run, name in zip(runs, names, strict=True)]
+    return [name + folder for name, folder in zip(names, folders, strict=True)]
 
 
 def _lines(axes: Axes, cells: pd.DataFrame, *, legend: bool = False) -> None:
@@ -167,31 +165,28 @@ def regime_map(run: Run) -> Figure:
     Forecast cells have no regime.
     """
     cells = with_forecasts(run)
-    cells["regime"] = cells["regime"].where(cells["status"] == "ok", "forecast")
-    cells["regime"] += [f"\n{significant(rate)}/s" for rate in cells["tokens_per_s"]]
+    regimes = cells["regime"].where(cells["status"] == "ok", "forecast")
+    speeds = [significant(rate) for rate in cells["tokens_per_s"]]
+    words = regimes.str.removesuffix("-bound") + "\n" + speeds + "/s"
+    cells = cells.assign(code=[float(list(_FACES).index(regime)) for regime in regimes], words=words)
     phases = phases_of(cells)
     columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
     width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
     figure, panels = panel_grid(1, len(phases), width, 4.6, f"{title(run)}: regimes and tokens/s")
+    colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
     for axes, phase in zip(panels, phases, strict=True):
-        _regime_panel(axes, cells[cells["phase"] == phase], phase)
+        depth = depth_column(phase)
+        of_phase = cells[cells["phase"] == phase].drop_duplicates(["batch_size", depth])
+        batches, depths = (evenly(sorted(of_phase[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
+        shown = of_phase[of_phase["batch_size"].isin(batches) & of_phase[depth].isin(depths)]
+        codes, texts = (shown.pivot(index="batch_size", columns=depth, values=name)[::-1] for name in ("code", "words"))
+        text = {"annot": texts.fillna(""), "fmt": "", "annot_kws": {"size": 9, "color": "#111111"}}
+        sns.heatmap(codes, linewidths=1, ax=axes, **text, **colors)
+        axes.tick_params(axis="y", rotation=0)
+        axes.set_xlabel(depth_label(phase) + of_all(len(depths), of_phase[depth].nunique()))
+        axes.set_ylabel("batch" + of_all(len(batches), of_phase["batch_size"].nunique()))
         axes.set_title(phase, fontsize=11)
     return figure
-
-
-def _regime_panel(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
-    """Draw the regimes of a phase's cells over batch and depth; what follows a line end is no part of a regime."""
-    depth = depth_column(phase)
-    batches, depths = (evenly(sorted(cells[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
-    shown = cells[cells["batch_size"].isin(batches) & cells[depth].isin(depths)]
-    texts = shown.pivot_table(index="batch_size", columns=depth, values="regime", aggfunc="first")[::-1]
-    codes = texts.map(lambda text: list(_FACES).index(text.partition("\n")[0]), na_action="ignore").astype(float)
-    words = texts.map(lambda text: text.replace("-bound", ""), na_action="ignore").fillna("")
-    colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
-    sns.heatmap(codes, annot=words, fmt="", annot_kws={"size": 9, "color": "#111111"}, linewidths=1, ax=axes, **colors)
-    axes.tick_params(axis="y", rotation=0)
-    axes.set_xlabel(depth_label(phase) + of_all(len(depths), cells[depth].nunique()))
-    axes.set_ylabel("batch" + of_all(len(batches), cells["batch_size"].nunique()))
 
 
 def breakdown_chart(run: Run) -> Figure:

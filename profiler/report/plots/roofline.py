@@ -49,11 +49,14 @@ _STROKES: dict[RoofKind, tuple[str, float, tuple[Dashes, ...]]] = {
 def roofline(run: Run) -> Figure:
     """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
 
-    Roofs and points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
+    The axes contain every point, every plateau, and the ridges of measured roofs, datasheets and caches. Roofs and
+    points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
     """
     figure, axes = plt.subplots(figsize=(7.2, 6.2))
     lines, points = roof_lines(run), run.measured
-    _frame_cells(axes, lines, points)
+    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
+    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
+    frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
     left = {kind: itertools.cycle(dashes) for kind, (_, _, dashes) in _STROKES.items()}
     for number, line in enumerate(lines):
         color, width, _ = _STROKES[line.kind]
@@ -77,13 +80,6 @@ def frame(axes: Axes, xs: Sequence[float], ys: Sequence[float], ylabel: str) -> 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "FLOP/s", 1)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_formatter(NullFormatter())
-
-
-def _frame_cells(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellResult]) -> None:
-    """Set axes that contain every point, every plateau, and the ridges of measured and datasheet roofs."""
-    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
-    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
-    frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
 
 
 def plot_roof(axes: Axes, line: RoofLine, **style: Any) -> None:

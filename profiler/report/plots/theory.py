@@ -31,7 +31,6 @@ from profiler.units import scaled
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GpuFloors, GridCount
 
-_MOST_LINES = 5
 _OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)))
 
 
@@ -48,14 +47,9 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     return figure
 
 
-def _own_roof(grid: GridCount, gpu: GpuFloors) -> RoofLine:
-    """The roof of the model's dtype."""
-    return RoofLine("measured", grid.dtype, gpu.roofs.bytes_per_s, gpu.roofs.peak(grid.dtype, grid.dtype))
-
-
 def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> None:
     roofs, points = gpu.roofs, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
-    own = _own_roof(grid, gpu)
+    own = RoofLine("measured", grid.dtype, roofs.bytes_per_s, roofs.peak(grid.dtype, grid.dtype))
     frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *roofs.flops_per_s.values()], "speed at most")
     (low, high), (_, top) = axes.get_xlim(), axes.get_ylim()
     axes.axvspan(low, own.ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
@@ -100,10 +94,6 @@ def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.D
     return pd.DataFrame({"phase": list(grid.phases), **columns, **figures})
 
 
-def _sizes(column: pd.Series) -> list[int]:
-    return evenly(sorted({int(size) for size in column}), MOST_SIZES)
-
-
 def theory_kv(grid: GridCount) -> Figure:
     """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its room."""
     figure, panels = panel_grid(1, max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
@@ -123,12 +113,12 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
     points = _points(grid, needs_bytes=needs_bytes)
     phase = phases_of(points)[-1]
     points = points[points["phase"] == phase]
-    shown = points[points["batch_size"].isin(evenly(sorted(set(grid.batch_size.tolist())), _MOST_LINES))]
-    named = shown.assign(line="batch " + shown["batch_size"].astype(str))
+    named = points.assign(line="batch " + points["batch_size"].astype(str))
     sns.lineplot(named, x="depth", y="needs_bytes", hue="line", style="line", markers=True, errorbar=None, ax=axes)
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)
     _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
-    log_axes(axes, _sizes(points["depth"]), "tokens per sequence", "weights, KV cache and workspace")
+    depths = evenly(sorted(set(points["depth"].tolist())), MOST_SIZES)
+    log_axes(axes, depths, "tokens per sequence", "weights, KV cache and workspace")
     axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max()))
     log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(title=None, fontsize=9, loc="upper left")
@@ -148,5 +138,4 @@ THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {
     "roofline": theory_roofline,
     "kv": theory_kv,
 }
-"""Pictures of `count --plot`. All but `kv` need a GPU."""
-NEED_GPU = frozenset({"roofline"})
+"""Pictures of `count --plot`."""
