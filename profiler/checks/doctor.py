@@ -23,6 +23,7 @@ _WELL_KNOWN = "mistral-7b-v0.1"
 """The model of the first command on a GPU, if it fits."""
 _PACKED = ("int8", "nf4")
 """Formats of bitsandbytes in which presets are listed."""
+_TOO_LARGE = "too large"
 _FIRST_PROMPT_LEN = 512
 _FIRST_BATCHES = (1, 8)
 _FIRST_GRID = f"--prompt-lens {_FIRST_PROMPT_LEN} --batch-sizes {','.join(map(str, _FIRST_BATCHES))}"
@@ -62,69 +63,36 @@ def examine(device: str = "auto") -> Examination:
 
     Raises DeviceError for a named `device` that does not exist.
     """
-    findings = [
-        run_check("driver", installation.driver),
-        run_check("torch", installation.torch_build),
-        run_check("packages", installation.packages),
-    ]
-    machine, fits = None, tuple[PresetFit, ...]()
+    findings = [run_check(name, check) for name, check in installation.CHECKS.items()]
+    fits: list[PresetFit] = []
+    kind = ""
     try:
         with quietly():
-            machine = _machine(device)
+            from profiler.checks.device import CHECKS
+            from profiler.device.device import resolve_device
+            from profiler.device.machine import machine_for
+
+            machine = machine_for(resolve_device(device))
+            kind = machine.info.kind
     except RoofscopeError:
         raise
     except Exception as error:
         findings.append(CheckResult("device", False, f"torch does not work: {describe_error(error)}"))
-    if machine is not None:
-        findings += _of_device(machine)
-    findings += [run_check(name, partial(installation.optional, name)) for name in installation.NEEDED_FOR]
-    if machine is not None:
+    else:
+        findings += [run_check(name, partial(check, machine), otherwise) for name, check, otherwise in CHECKS]
         packs = any(item.works for item in findings if item.name == "bitsandbytes")
 
         def fitting() -> Found:
-            nonlocal fits
-            fits = tuple(_fits(machine, packs=packs))
+            fits.extend(preset_fits(machine, packs=packs))
             return any(fit.fits for fit in fits), fit_words(fits)
 
         findings.append(run_check("fits", fitting))
-    on_gpu = machine is not None and machine.is_cuda
-    first = first_command(fits, on_card=on_gpu)
     broken = [item.name for item in findings if item.name in _NEEDED_FIRST and item.works is False]
+    first = first_command(fits, on_card=kind == "cuda")
     if broken:
-        runs_on_cpu = machine is not None and not on_gpu and "packages" not in broken
-        otherwise = f", or continue on the CPU: {first}" if runs_on_cpu else ""
+        otherwise = f", or continue on the CPU: {first}" if kind == "cpu" and "packages" not in broken else ""
         first = f"fix {broken[0]}, then run `{_command()} doctor` again{otherwise}"
-    return Examination(tuple(findings), fits, first)
-
-
-def _machine(device: str) -> Machine:
-    from profiler.device.device import resolve_device
-    from profiler.device.machine import machine_for
-
-    machine = machine_for(resolve_device(device))
-    _ = machine.info  # it reads the device
-    return machine
-
-
-def _of_device(machine: Machine) -> list[CheckResult]:
-    from profiler.checks import device
-
-    checks = [
-        ("device", device.card, ""),
-        ("memory", device.free_memory, ""),
-        ("NVML", device.nvml, "a run reports no clock, power or throttling"),
-        ("CUPTI", device.cupti, ""),
-        ("bitsandbytes", device.bitsandbytes, "no --quant nf4 and fp4"),
-        ("compile", device.compiling, "no --engine compile"),
-        ("graphs", device.graphs, "no --engine graph"),
-    ]
-    if machine.is_cuda:
-        checks += [
-            ("attention", device.attention, "a run cannot know its attention kernel"),
-            ("products", device.products, ""),
-            ("experts", device.grouped_products, ""),
-        ]
-    return [run_check(name, partial(check, machine), otherwise) for name, check, otherwise in checks]
+    return Examination(tuple(findings), tuple(fits), first)
 
 
 def _command() -> str:
@@ -132,11 +100,8 @@ def _command() -> str:
     return "roofscope" if packages.has_own_metadata() else "python -m profiler"
 
 
-def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
-    """Return every preset as `count` counts it, in the precisions of this device, the widest first.
-
-    With `packs`, this includes bitsandbytes' formats.
-    """
+def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
+    """Return every preset as `count` counts it, the widest precision first; with `packs` also bitsandbytes' formats."""
     import torch
 
     from profiler.counting.attention import AttentionCore
@@ -153,10 +118,7 @@ def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     room, new_tokens, fits = room_here_bytes(machine.device), Options(model=DEFAULT_MODEL).new_tokens, []
     for name in preset_names():
         for precision, dtype, quant in precisions:
-            try:
-                counted = counted_model(resolve(name), dtype, quant)
-            except RoofscopeError:
-                continue  # the format does not support a layer of this model
+            counted = counted_model(resolve(name), dtype, quant)
             cores, kind = counted.work.of_kind(AttentionCore), getattr(torch, dtype)
             path = attention_path(counted.attention, cores, machine.device, kind, query=query, keys=query)
             least, most = (
@@ -172,17 +134,13 @@ def fit_words(fits: Sequence[PresetFit]) -> str:
 
     Models are in the order of their size.
     """
-    groups: dict[str, list[str]] = {fit.precision: [] for fit in fits}
-    large = []
-    for model in dict.fromkeys(fit.model for fit in sorted(fits, key=lambda fit: fit.needs_bytes)):
-        fits_of_model = [fit for fit in fits if fit.model == model]
-        widest = next((fit for fit in fits_of_model if fit.fits), None)
-        if widest is not None:
-            groups[widest.precision].append(model)
-        else:
-            large.append(f"{model} ({scaled(min(fit.needs_bytes for fit in fits_of_model), 'B')} at least)")
-    words = [f"{precision}: {', '.join(models)}" for precision, models in groups.items() if models]
-    return "; ".join([*words, *([f"too large: {', '.join(large)}"] if large else [])])
+    groups: dict[str, list[str]] = {**{fit.precision: [] for fit in fits}, _TOO_LARGE: []}
+    least = {fit.model: fit.needs_bytes for fit in sorted(fits, key=lambda fit: -fit.needs_bytes)}
+    for model in sorted(least, key=lambda model: least[model]):
+        widest = next((fit.precision for fit in fits if fit.model == model and fit.fits), _TOO_LARGE)
+        needs = f" ({scaled(least[model], 'B')} at least)" if widest == _TOO_LARGE else ""
+        groups[widest].append(f"{model}{needs}")
+    return "; ".join(f"{name}: {', '.join(models)}" for name, models in groups.items() if models)
 
 
 def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
@@ -199,14 +157,9 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
     return f"{_command()} run {choice.model}{quant} {_FIRST_GRID}"
 
 
-_MARKS = {True: "ok", False: "NO", None: "-"}
-
-
 def examination_section(examination: Examination) -> Section:
     """The command to run first, and a row for each part of the installation."""
-    rows = [
-        [item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says]
-        for item in examination.findings
-    ]
+    marks = {True: "ok", False: "NO", None: "-"}
+    rows = [[item.name, marks[item.works], item.says] for item in examination.findings]
     columns = (TextColumn(""), TextColumn(""), TextColumn("", wrap=True))
     return Section("", [Lines([f"run first: {examination.first}"]), TextTable(columns, rows)])

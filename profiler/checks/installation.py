@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import platform
+import re
 import shutil
 import subprocess
 import sysconfig
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from profiler.errors import first_line
@@ -39,12 +41,10 @@ class CheckResult:
     works: bool | None
     """None: not needed here, or not tried because something that it needs is missing."""
     says: str
-    slow: bool = False
-    """True: it works, but costs the time that the line names."""
 
 
-Found = tuple[bool | None, str] | tuple[bool | None, str, bool]
-"""What a check returns: the fields of its CheckResult without the name."""
+Found = tuple[bool | None, str]
+"""What a check returns: whether the part works, and what its line says."""
 
 
 def run_check(name: str, check: Callable[[], Found], otherwise: str = "") -> CheckResult:
@@ -93,9 +93,8 @@ def driver_versions() -> tuple[str | None, str | None]:
         version = str(pynvml.nvmlSystemGetDriverVersion())
         number = int(pynvml.nvmlSystemGetCudaDriverVersion())  # nvml.h: 1000 x major + 10 x minor
         cuda = f"{number // 1000}.{number % 1000 // 10}"
-    if version is None:
-        with contextlib.suppress(OSError, StopIteration):
-            version = next(word for word in DRIVER_FILE.read_text().split() if word[0].isdigit() and "." in word)
+    with contextlib.suppress(OSError, StopIteration):
+        version = version or next(word for word in DRIVER_FILE.read_text().split() if re.match(r"\d+\.", word))
     return version, cuda
 
 
@@ -105,24 +104,21 @@ def torch_build() -> Found:
 
     words = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {version_of('transformers')}"
     (driver_version, driver_cuda), build_cuda = driver_versions(), torch.version.cuda
-    if build_cuda is None:
-        if driver_version is None:
-            return True, f"{words}, {'built for ROCm' if torch.version.hip else 'a CPU build'}"
-        return False, f"{words}, a CPU build next to an NVIDIA driver: install a CUDA build (pytorch.org)"
-    words += f", built for CUDA {build_cuda}"
+    words += f", built for CUDA {build_cuda}" if build_cuda else f", a {'ROCm' if torch.version.hip else 'CPU'} build"
     if torch.cuda.is_available():
         return True, words
     if driver_version is None:
-        return None, f"{words}; without a driver it runs on the CPU"
+        return (None, f"{words}; without a driver it runs on the CPU") if build_cuda else (True, words)
+    if build_cuda is None:
+        return False, f"{words} next to an NVIDIA driver: install a CUDA build (pytorch.org)"
     if driver_cuda and int(driver_cuda.split(".")[0]) < int(build_cuda.split(".")[0]):
         remedy = f"install a torch built for CUDA {driver_cuda.split('.')[0]} (pytorch.org), or a newer driver"
         return False, f"{words}, but the driver supports CUDA up to {driver_cuda}: {remedy}"
-    reason = "it gives no reason"
     try:
         torch.cuda.init()
     except Exception as error:
-        reason = first_line(error)
-    return False, f"{words}, but torch finds no GPU: {reason}"
+        words += f", but torch finds no GPU: {first_line(error)}"
+    return False, words
 
 
 def packages() -> Found:
@@ -151,18 +147,23 @@ def optional(package: str) -> Found:
 
 
 def compiler() -> tuple[bool, str]:
-    """Check that a C++ compiler builds a module with Python's header, as torch.compile and Triton need it."""
+    """Check that a C++ compiler takes a module with Python's header, as torch.compile and Triton need it."""
     name = shutil.which("g++") or shutil.which("clang++")
     if name is None:
         return False, "no C++ compiler (apt install g++): --engine compile cannot work"
-    with tempfile.TemporaryDirectory(prefix="roofscope-doctor-") as folder:
-        source = Path(folder) / "module.cpp"
-        source.write_text("#include <Python.h>\n#include <vector>\nint one() { return Py_IsInitialized(); }\n")
-        include = sysconfig.get_paths()["include"]
-        command = [name, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(source.with_suffix(".so"))]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_S, check=False)
+    command = [name, "-S", "-fPIC", f"-I{sysconfig.get_paths()['include']}", "-x", "c++", "-", "-o", os.devnull]
+    module = "#include <Python.h>\n#include <vector>\nint one() { return Py_IsInitialized(); }\n"
+    done = subprocess.run(command, input=module, capture_output=True, text=True, timeout=_COMPILER_S, check=False)
     if done.returncode == 0:
-        return True, f"{Path(name).name} builds modules for Python"
+        return True, f"{Path(name).name} compiles modules for Python"
     if "Python.h" in done.stderr:
         return False, "Python's headers are missing (apt install python3-dev): no --engine compile"
     return False, f"{Path(name).name} fails: {first_line(Exception(done.stderr))}"
+
+
+CHECKS: dict[str, Callable[[], Found]] = {
+    "driver": driver,
+    "torch": torch_build,
+    "packages": packages,
+    **{name: partial(optional, name) for name in NEEDED_FOR},
+}

@@ -23,8 +23,6 @@ _SETTLE_S = 0.1
 _SETTLE_CALLS = 10_000
 _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
-ONE_SCALE = "one scale per tensor: scales per row failed"
-"""Of a float8 product whose device has none with a scale per row."""
 
 
 SquareProduct = tuple[Callable[[], object], str]
@@ -122,7 +120,7 @@ def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct
             # torch 2.10 on sm_120 reports CUBLAS_STATUS_NOT_SUPPORTED per row, and multiplies per tensor
             # (pytorch/pytorch#192707).
             per_tensor = float8_product(left, right, by_row=False)
-            return per_tensor, f"{method}, {ONE_SCALE}"
+            return per_tensor, f"{method}, one scale per tensor: scales per row failed"
         return per_row, method
     if dtype == "int8":
         a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
