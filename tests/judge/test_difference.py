@@ -54,10 +54,10 @@ def test_precisions_and_compare_give_one_interval_for_the_same_folders(tmp_path:
         shutil.copytree(REFERENCE / f"smollm2-135m-xeon-{run.name}", run)
         judge_folder(run, finished=True)
     listed = {item.key.name: item.difference for item in compare_with_first([read_run(run) for run in runs])}
-    compared = {item.asked.name: item for item in compare_sides(*map(read_side, runs)).changes}
+    compared = {item.name: item for item in compare_sides(*map(read_side, runs)).changes}
     assert len(listed) == len(compared) > 3
     for name, found in listed.items():
-        other = compared[name]
+        other = compared[name].difference
         assert (found.log_ratio, found.log_low, found.log_high) == pytest.approx(
             (other.log_ratio, other.log_low, other.log_high)
         ), name
