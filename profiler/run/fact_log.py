@@ -14,7 +14,7 @@ from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.cells import CellResult
-from profiler.judge.judge_run import judge_cells
+from profiler.judge.judge_run import break_down, time_run
 from profiler.measure.subject import Subject
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
@@ -74,7 +74,8 @@ class FactLog:
     def keep_table(self) -> None:
         """Judge the changed cells and write cells.csv."""
         start_s = self._machine.now_s()
-        self._rows |= judge_cells(self.facts, self._changed)
+        keys = [key for cell in self._changed for key in cell.keys]
+        self._rows |= break_down(time_run(self.facts, keys)).rows
         self._changed.clear()
         write_cells(self._store.folder, [self._rows[key] for key in self.facts.grid.keys])
         end_s = self._machine.now_s()
