@@ -83,6 +83,7 @@ def test_a_run_is_judged_twice(profile_tiny: Callable[..., profiler.Run], monkey
 
     monkeypatch.setattr(judge_run, "advise", counted)
     monkeypatch.setattr(measure, "_LEVERS_LEAST_S", 0.0)
+    monkeypatch.setattr(measure, "try_variants", lambda *_, **__: ())
     run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
     assert judged == [len(run.results)] * 2
 
