@@ -17,7 +17,7 @@ from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.difference import Difference, difference, is_claim
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime, Verdict
-from profiler.stats import Estimate, LowerQuartile, Noise, percentile, undisturbed
+from profiler.stats import Estimate, Noise, percentile, undisturbed
 from profiler.units import duration
 
 _UNKNOWN = math.nan
@@ -471,7 +471,8 @@ class TrialResult:
     @property
     def is_claim(self) -> bool:
         """Whether the trial itself, whose sides took turns, is certain that the variant is faster or slower."""
-        return abs(1 - self.ratio) > self.half_width
+        saved = 1 - self.ratio
+        return is_claim(saved - self.half_width, saved + self.half_width, None)
 
     @property
     def is_whole(self) -> bool:
@@ -513,12 +514,15 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
     """The results of a step's trials."""
     for trial in trials:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
-        ratio = after.quartile_s / before.quartile_s
-        off = math.hypot(after.half_width_s / after.quartile_s, before.half_width_s / before.quartile_s)
-        yield TrialResult(trial.form, ratio, ratio * off, trial.layers, trial.of_layers, before.quartile_s)
+        found = difference(before, after, None)
+        half_width = (found.high - found.low) / 2
+        yield TrialResult(trial.form, 1 + found.change, half_width, trial.layers, trial.of_layers, before.median_s)
 
 
-def whole_step(stepped: StepSamples, times: float) -> LowerQuartile:
-    """Seconds of a step of the whole model, which has `times` as many repeating layers, of equal cost each."""
+def whole_step(stepped: StepSamples, times: float) -> Estimate:
+    """Undisturbed seconds of a step of the whole model: `times` as many repeating layers, of equal cost each."""
     steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
-    return undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])
+    found = undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])
+    quartile_s, off_s = found.quartile_s, found.half_width_s
+    low_s = quartile_s * math.exp(-off_s / quartile_s)  # a time is positive
+    return Estimate(quartile_s, low_s, quartile_s + off_s, len(stepped.layers_s))

@@ -13,8 +13,8 @@ from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey, Phase
 from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
 from profiler.judge.cells import EngineDifference, JudgedCell, KeyedRecord, columns_of
-from profiler.judge.difference import is_claim
-from profiler.stats import Estimate, VisitSpread, median_difference
+from profiler.judge.difference import is_claim, longer_in_turn
+from profiler.stats import Estimate, VisitSpread
 from profiler.units import signed_duration
 
 _Name = TypeVar("_Name", bound=str)
@@ -36,7 +36,7 @@ def engine_differences(
         if key.cell.engine not in others or not (facts.visits.get(key.cell) and facts.visits.get(base)):
             continue
         before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
-        saved = median_difference(before, after, spreads[key.phase])
+        longer = longer_in_turn(before, after, spreads[key.phase])
         terms: dict[str, float] = {}
         causes: dict[str, float] = {}
         if judged:
@@ -48,9 +48,9 @@ def engine_differences(
             EngineDifference(
                 **columns_of(key),
                 against=first,
-                saves_s=saved.median_s,
-                low_s=saved.low_s,
-                high_s=saved.high_s,
+                saves_s=-longer.median_s,
+                low_s=-longer.high_s,
+                high_s=-longer.low_s,
                 terms=terms,
                 causes=causes,
                 how=facts.owning_engines.get(key.cell.engine, ""),
@@ -113,7 +113,7 @@ def generate_overhead(facts: Facts, key: CellKey, spread: VisitSpread) -> Estima
     if key.cell.engine not in facts.generate_engines or not (facts.visits.get(key.cell) and facts.visits.get(own)):
         return None
     generated, stepped = (phase_samples(key.phase, facts.visits[cell]) for cell in (key.cell, own))
-    return median_difference(generated, stepped, spread)
+    return longer_in_turn(stepped, generated, spread)
 
 
 def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> list[GenerateOverhead]:

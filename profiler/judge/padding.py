@@ -13,8 +13,8 @@ from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding_share, positions, waiting
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import CellResult, KeyedRecord, Lever, columns_of, or_nan
-from profiler.judge.difference import is_claim
-from profiler.stats import Estimate, VisitSpread, median_difference, timing_of
+from profiler.judge.difference import is_claim, longer_in_turn
+from profiler.stats import Estimate, VisitSpread, timing_of
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
     if not plain:
         return None
     with_mask, without = (phase_samples(key.phase, visits) for visits in (facts.visits[key.cell], plain))
-    return median_difference(with_mask, without, spread)
+    return longer_in_turn(without, with_mask, spread)
 
 
 def _less_to_read(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Iterator[Lever]:

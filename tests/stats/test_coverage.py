@@ -22,6 +22,8 @@ from profiler.device.machine import Machine
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import Cell, Grid
+from profiler.judge.cells import CellResult
+from profiler.judge.scaling import Doubling, scaling
 from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
 from profiler.stats import LEAST_VISITS, estimate, spread_of
@@ -105,6 +107,27 @@ class World:
         return 1 + self._amplitude * math.sin(2 * math.pi * at_s / self._wave_s + self._phase)
 
 
+SLOPE = 0.7
+"""d log(time) / d log(batch) of a planted series."""
+
+
+def slopes_of(visits: dict[Cell, list[Visit]], swing_share: float) -> tuple[Doubling, ...]:
+    """Return the doublings of a series whose batch `b` takes b ** SLOPE times as long as the world says."""
+    spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
+    rows = []
+    for cell, of_cell in visits.items():
+        time_s, longer = estimate(phase_samples("decode", of_cell), spread), cell.batch_size**SLOPE
+        rows.append(
+            CellResult(
+                "decode", cell.batch_size, 0, cell.context_len, cell.new_tokens, "ok",
+                latency_s=time_s.median_s * longer, latency_low_s=time_s.low_s * longer,
+                latency_high_s=time_s.high_s * longer, tokens_per_s=1.0, visits=len(of_cell),
+                model_flops=1, executed_bytes=1,
+            )
+        )  # fmt: skip
+    return scaling(rows, "batch", swing_share).doublings
+
+
 def coverage(visits: dict[Cell, list[Visit]], swing_share: float, cells: Sequence[Cell]) -> float:
     """Return the share of these cells whose interval contains the true time, as judged at the end of a run."""
     spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
@@ -112,8 +135,8 @@ def coverage(visits: dict[Cell, list[Visit]], swing_share: float, cells: Sequenc
     return float(np.mean([item.low_s <= 1.0 <= item.high_s for item in estimates]))
 
 
-def with_visits(name: str, cells: int, count: int, seed: int) -> float:
-    """Return the coverage with `count` visits of every cell; the run covers half of the slow wave."""
+def visited(name: str, cells: int, count: int, seed: int) -> tuple[dict[Cell, list[Visit]], float]:
+    """Return `count` visits of every cell and the probe's swing; the run covers half of the slow wave."""
     world = World(name, cells, 2 * cells * count, seed)
     visits: dict[Cell, list[Visit]] = {cell: [] for cell in world.grid.cells}
     for number in range(count):
@@ -121,7 +144,7 @@ def with_visits(name: str, cells: int, count: int, seed: int) -> float:
         for index in np.random.default_rng(seed + number).permutation(cells):
             cell = world.grid.cells[index]
             visits[cell].append(world.visit(cell, number))
-    return coverage(visits, world.look(), world.grid.cells[::3])
+    return visits, world.look()
 
 
 def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> float:
@@ -160,8 +183,17 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "count", "runs"), slow_except(SIZES[:1], SIZES))
 def test_intervals_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
-    shares = [with_visits(name, cells, count, seed) for seed in range(runs)]
+    runs_visits = (visited(name, cells, count, seed) for seed in range(runs))
+    shares = [coverage(visits, swing_share, list(visits)[::3]) for visits, swing_share in runs_visits]
     assert np.mean(shares) >= least_coverage(runs)
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize(("cells", "count", "runs"), [(4, 1, 60), (4, 4, 60)])
+def test_slopes_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
+    found = [item for seed in range(runs) for item in slopes_of(*visited(name, cells, count, seed))]
+    print(name, count, np.mean([item.low <= SLOPE <= item.high for item in found]))
 
 
 @pytest.mark.slow
