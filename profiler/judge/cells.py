@@ -461,7 +461,7 @@ class TrialResult:
     ratio: float
     """Time of the variant over the time of the model as loaded, both of the whole model."""
     half_width: float
-    """Half width of the ratio's interval."""
+    """Half width of the ratio's interval: the wider half."""
     layers: int
     """Number of layers in the trial."""
     of_layers: int
@@ -515,7 +515,7 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
     for trial in trials:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
         found = difference(before, after, None)
-        half_width = (found.high - found.low) / 2
+        half_width = max(found.high - found.change, found.change - found.low)
         yield TrialResult(trial.form, 1 + found.change, half_width, trial.layers, trial.of_layers, before.median_s)
 
 
@@ -523,6 +523,5 @@ def whole_step(stepped: StepSamples, times: float) -> Estimate:
     """Undisturbed seconds of a step of the whole model: `times` as many repeating layers, of equal cost each."""
     steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
     found = undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])
-    quartile_s, off_s = found.quartile_s, found.half_width_s
-    low_s = quartile_s * math.exp(-off_s / quartile_s)  # a time is positive
-    return Estimate(quartile_s, low_s, quartile_s + off_s, len(stepped.layers_s))
+    factor = math.exp(found.half_width_s / found.quartile_s)  # a time is positive
+    return Estimate(found.quartile_s, found.quartile_s / factor, found.quartile_s * factor, len(stepped.layers_s))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from profiler.stats import CLAIM_VISITS, Estimate, VisitSpread, estimate
+from profiler.stats import CLAIM_VISITS, Estimate
 
 ChangeVerdict = Literal["slower", "faster", "same", "inconclusive"]
 
@@ -106,16 +105,9 @@ def difference(
     return Difference(middle, low, high, visits, because)
 
 
-def longer_in_turn(
-    before: Sequence[Sequence[float]], after: Sequence[Sequence[float]], spread: VisitSpread
-) -> Estimate:
-    """Return how many seconds longer a step takes after than before, from the samples of each visit.
-
-    Both were visited in turn, so a drift of the machine changes both alike and widens nothing. Errors add in quadrature
-    as in `difference`, here in seconds.
-    """
-    first, last = (estimate(visits, replace(spread, drift=0.0)) for visits in (before, after))
-    middle_s = last.median_s - first.median_s
-    down_s = math.hypot(last.median_s - last.low_s, first.high_s - first.median_s)
-    up_s = math.hypot(last.high_s - last.median_s, first.median_s - first.low_s)
-    return Estimate(middle_s, middle_s - down_s, middle_s + up_s, min(first.samples, last.samples))
+def longer_s(before: Estimate, after: Estimate) -> Estimate:
+    """Return how many seconds longer a step takes after than before; errors add as in `difference`, here in seconds."""
+    middle_s = after.median_s - before.median_s
+    down_s = math.hypot(after.median_s - after.low_s, before.high_s - before.median_s)
+    up_s = math.hypot(after.high_s - after.median_s, before.median_s - before.low_s)
+    return Estimate(middle_s, middle_s - down_s, middle_s + up_s, min(before.samples, after.samples))

@@ -15,7 +15,7 @@ from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, visit_spreads
-from profiler.grid.cells import CellKey, Phase
+from profiler.grid.cells import CellKey
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cells import (
@@ -52,7 +52,7 @@ from profiler.judge.padding import RaggedStep, ragged_step, with_ragged
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.quant.registry import FORMATS
-from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, undisturbed
+from profiler.stats import Estimate, NoiseReport, estimate, narrow_enough, noise_report, undisturbed
 
 _SIXTEEN_BIT = ("bfloat16", "float16")
 # The unexplained share of a step above which it is measured by operator group.
@@ -64,9 +64,10 @@ class Timed:
     """The times of a run's cells, from facts at the machine's median speed."""
 
     facts: Facts
-    spreads: Mapping[Phase, VisitSpread]
     times: Mapping[CellKey, Estimate]
     """By measured cell."""
+    steady: Mapping[CellKey, Estimate]
+    """The same without the machine's drift: it changes cells alike that are visited in turn and compared."""
     rows: Mapping[CellKey, CellResult]
     """By cell: its counted work, and its measured or forecast time."""
 
@@ -105,7 +106,7 @@ class Judgement:
 
 def judge_run(facts: Facts) -> Judgement:
     """Judge every cell of a run, and compare cells with each other."""
-    return advise(break_down(time_run(facts)))
+    return advise_run(break_down_run(time_run(facts)))
 
 
 def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
@@ -113,35 +114,34 @@ def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
     facts, _ = at_median_speed(facts)
     spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
     keys = facts.grid.keys if keys is None else keys
-    times = {
-        key: estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
-        for key in keys
-        if facts.visits.get(key.cell)
-    }
-    return Timed(facts, spreads, times, {key: timed_row(facts, key, times.get(key)) for key in keys})
+    samples = {key: phase_samples(key.phase, facts.visits[key.cell]) for key in keys if facts.visits.get(key.cell)}
+    times = {key: estimate(of_key, spreads[key.phase]) for key, of_key in samples.items()}
+    steady = {key: estimate(of_key, replace(spreads[key.phase], drift=0.0)) for key, of_key in samples.items()}
+    return Timed(facts, times, steady, {key: timed_row(facts, key, times.get(key)) for key in keys})
 
 
-def break_down(timed: Timed) -> BrokenDown:
+def break_down_run(timed: Timed) -> BrokenDown:
     """The terms and the limit of each time. Without both roofs there are none, and only rates are added."""
     facts, rows = timed.facts, timed.rows
     if not facts.ceilings.judges:
         return BrokenDown(timed, {**rows, **{key: _time_row(timed, key) for key in timed.times}}, {}, ())
     drifted = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
-    tests = doubling_tests(list(rows.values()), facts.operators, facts.ceilings, drifted)
+    compared = [timed_row(facts, key, timed.steady.get(key)) for key in rows]
+    tests = doubling_tests(compared, facts.operators, facts.ceilings, drifted)
     sides = {test.series: test.sides for test in tests}
     cells = {key: _judge(timed, key, _sides(rows[key], sides)) for key in timed.times}
     return BrokenDown(timed, {**rows, **{key: item.row for key, item in cells.items()}}, cells, tuple(tests))
 
 
-def advise(broken: BrokenDown) -> Judgement:
+def advise_run(broken: BrokenDown) -> Judgement:
     """The differences between engines, what would save time in each cell, and the answer in sentences."""
-    facts, spreads, cells = broken.timed.facts, broken.timed.spreads, broken.cells
-    differences = engine_differences(facts, spreads, {key: item.cell for key, item in cells.items()})
+    facts, steady, cells = broken.timed.facts, broken.timed.steady, broken.cells
+    differences = engine_differences(facts, steady, {key: item.cell for key, item in cells.items()})
     found = Judgement(
         cells=tuple(broken.rows.values()),
         scaling=broken.tests,
         differences=tuple(differences),
-        generate=tuple(generate_overheads(facts, spreads)),
+        generate=tuple(generate_overheads(facts, steady)),
         ragged=tuple(item.ragged for item in cells.values() if item.ragged),
     )
     if not cells:
@@ -257,7 +257,7 @@ class _CellJudgement:
 
 def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgement:
     """Break down and judge a cell's time, with the compute roof at the GPU's clock during its visits."""
-    facts, time_s, spread = timed.facts, timed.times[key], timed.spreads[key.phase]
+    facts, time_s = timed.facts, timed.times[key]
     visits, shares = facts.visits[key.cell], extreme_shares(facts)
     spans = [span for visit in visits for span in visit.spans(key.phase)]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans, key.phase)
@@ -273,7 +273,7 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
     }  # fmt: skip
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, spread)
+    faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, timed.steady)
     parts, avoidable_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     extremes = {}
     for name, pair in shares.items():
@@ -284,7 +284,7 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
     verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
     if noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
         noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
-    rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, spread)
+    rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, timed.steady)
     lost = lost_s(facts, key)
     judged = JudgedCell(
         key=key,

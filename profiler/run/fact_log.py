@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from profiler.device.machine import Machine
 from profiler.errors import RunError
@@ -12,9 +13,9 @@ from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.measurements import CellPeak, PredictedPeaks
 from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import DEFAULT_ENGINE, Cell, CellKey
 from profiler.judge.cells import CellResult
-from profiler.judge.judge_run import break_down, time_run
+from profiler.judge.judge_run import break_down_run, time_run
 from profiler.measure.subject import Subject
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
@@ -74,8 +75,9 @@ class FactLog:
     def keep_table(self) -> None:
         """Judge the changed cells and write cells.csv."""
         start_s = self._machine.now_s()
-        keys = [key for cell in self._changed for key in cell.keys]
-        self._rows |= break_down(time_run(self.facts, keys)).rows
+        shapes = {replace(cell, engine=DEFAULT_ENGINE) for cell in self._changed}  # engines are compared
+        keys = [key for key in self.facts.grid.keys if replace(key.cell, engine=DEFAULT_ENGINE) in shapes]
+        self._rows |= break_down_run(time_run(self.facts, keys)).rows
         self._changed.clear()
         write_cells(self._store.folder, [self._rows[key] for key in self.facts.grid.keys])
         end_s = self._machine.now_s()

@@ -15,7 +15,7 @@ from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_parts
-from profiler.judge.judge_run import break_down, judge_run, time_run
+from profiler.judge.judge_run import break_down_run, judge_run, time_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
 from profiler.measure.batching import try_ways
@@ -224,7 +224,7 @@ def _try_levers(session: Session) -> None:
 def _search_unexplained(session: Session) -> None:
     """Hook the cells with much unexplained time, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
-    unexplained = stages.tried(*_SEARCH, lambda: break_down(time_run(ledger.facts)).unexplained) or ()
+    unexplained = stages.tried(*_SEARCH, lambda: break_down_run(time_run(ledger.facts)).unexplained) or ()
     deadline_s = machine.now_s() + session.budget.part_s(RunPart.UNEXPLAINED)
     steps_s = {} if session.budget.whole else ledger.facts.medians_s()
     for number, key in enumerate(unexplained):

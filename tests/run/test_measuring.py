@@ -75,13 +75,13 @@ def test_dispatch_is_completed_for_the_cells_that_were_measured(
 
 def test_a_run_is_judged_twice(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the trials, for what they may save, and at the end. Medians and breakdowns do for all other parts."""
-    judged, advise = list[int](), judge_run.advise
+    judged, advise = list[int](), judge_run.advise_run
 
     def counted(broken: judge_run.BrokenDown) -> judge_run.Judgement:
         judged.append(len(broken.cells))
         return advise(broken)
 
-    monkeypatch.setattr(judge_run, "advise", counted)
+    monkeypatch.setattr(judge_run, "advise_run", counted)
     monkeypatch.setattr(measure, "_LEVERS_LEAST_S", 0.0)
     monkeypatch.setattr(measure, "try_variants", lambda *_, **__: ())
     run = profile_tiny(batch_sizes=[1, 2], no_levers=False)

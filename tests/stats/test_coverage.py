@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -23,7 +25,7 @@ from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.cells import CellResult
-from profiler.judge.scaling import Doubling, scaling
+from profiler.judge.scaling import scaling
 from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
 from profiler.stats import LEAST_VISITS, estimate, spread_of
@@ -111,21 +113,23 @@ SLOPE = 0.7
 """d log(time) / d log(batch) of a planted series."""
 
 
-def slopes_of(visits: dict[Cell, list[Visit]], swing_share: float) -> tuple[Doubling, ...]:
-    """Return the doublings of a series whose batch `b` takes b ** SLOPE times as long as the world says."""
+def series(visits: dict[Cell, list[Visit]], swing_share: float) -> list[CellResult]:
+    """Return steps by batch that take batch ** SLOPE times as long as the world says, in a run of shuffled rounds.
+
+    As in a judgement, the drift that sizes share is in no interval (`judge_run.Timed.steady`).
+    """
     spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
     rows = []
     for cell, of_cell in visits.items():
-        time_s, longer = estimate(phase_samples("decode", of_cell), spread), cell.batch_size**SLOPE
+        time_s, longer = estimate(phase_samples("decode", of_cell), replace(spread, drift=0.0)), cell.batch_size**SLOPE
+        ends = {"latency_low_s": time_s.low_s * longer, "latency_high_s": time_s.high_s * longer}
         rows.append(
             CellResult(
-                "decode", cell.batch_size, 0, cell.context_len, cell.new_tokens, "ok",
-                latency_s=time_s.median_s * longer, latency_low_s=time_s.low_s * longer,
-                latency_high_s=time_s.high_s * longer, tokens_per_s=1.0, visits=len(of_cell),
-                model_flops=1, executed_bytes=1,
+                "decode", cell.batch_size, 0, cell.context_len, cell.new_tokens, "ok", visits=len(of_cell),
+                latency_s=time_s.median_s * longer, **ends, tokens_per_s=1.0, model_flops=1, executed_bytes=1,
             )
         )  # fmt: skip
-    return scaling(rows, "batch", swing_share).doublings
+    return rows
 
 
 def coverage(visits: dict[Cell, list[Visit]], swing_share: float, cells: Sequence[Cell]) -> float:
@@ -190,10 +194,18 @@ def test_intervals_contain_the_truth(name: str, cells: int, count: int, runs: in
 
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", NOISES)
-@pytest.mark.parametrize(("cells", "count", "runs"), [(4, 1, 60), (4, 4, 60)])
-def test_slopes_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
-    found = [item for seed in range(runs) for item in slopes_of(*visited(name, cells, count, seed))]
-    print(name, count, np.mean([item.low <= SLOPE <= item.high for item in found]))
+@pytest.mark.parametrize(("count", "runs"), [(2, 20), (4, 20)])
+def test_slopes_contain_the_truth(name: str, count: int, runs: int) -> None:
+    """About 95 % do. Opposite ends of the two times' intervals are 1.41 times as far apart, and contain 98 to 100 %."""
+    covered, shares = [], []
+    for seed in range(runs):
+        rows = series(*visited(name, POOLED, count, seed))
+        for (before, after), item in zip(pairwise(rows), scaling(rows, "batch").doublings, strict=True):
+            covered.append(item.low <= SLOPE <= item.high)
+            apart = math.log(after.latency_high_s / after.latency_low_s * before.latency_high_s / before.latency_low_s)
+            shares.append((item.high - item.low) * math.log(item.larger / item.smaller) / apart)
+    assert np.mean(covered) >= least_coverage(runs)
+    assert np.mean(shares) < 0.75
 
 
 @pytest.mark.slow
