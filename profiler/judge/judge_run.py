@@ -161,16 +161,7 @@ def advise_run(broken: BrokenDown) -> Judgement:
     return replace(
         found,
         evidence=tuple(
-            replace(
-                item.evidence,
-                levers=cell.levers,
-                at_least_s_on=floors_on(cell, setting),
-                unexplained_in_s=(
-                    unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, cell.split.latency_s)
-                    if _is_unexplained(cell)
-                    else {}
-                ),
-            )
+            _evidence(facts, item.noise, cell, floors_on(cell, setting))
             for item, cell in zip(cells.values(), every, strict=True)
         ),
         judged=tuple(every),
@@ -250,7 +241,7 @@ def _at_clock(facts: Facts, clock_share: float) -> Facts:
 @dataclass(frozen=True, slots=True)
 class _CellJudgement:
     row: CellResult
-    evidence: CellEvidence
+    noise: NoiseReport
     cell: JudgedCell
     ragged: RaggedStep | None
 
@@ -318,7 +309,7 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         regime=verdict.regime,
         confidence=verdict.confidence,
     )
-    return _CellJudgement(judged_row, _evidence(facts, judged, noise), judged, ragged)
+    return _CellJudgement(judged_row, noise, judged, ragged)
 
 
 def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: Mapping[str, Any]) -> Measurement:
@@ -338,20 +329,25 @@ def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: Map
     )
 
 
-def _evidence(facts: Facts, judged: JudgedCell, noise: NoiseReport) -> CellEvidence:
-    """The evidence of a cell's verdict, without what follows from other cells."""
-    verdict = judged.verdict
+def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell, floors_s: Mapping[str, float | None]) -> CellEvidence:
+    """The evidence of a cell's verdict; `floors_s` are the least seconds of its step on other GPUs."""
+    verdict, latency_s, unexplained_s = cell.verdict, cell.split.latency_s, dict[str, float]()
+    if _is_unexplained(cell):
+        unexplained_s = unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, latency_s)
     return CellEvidence(
-        **columns_of(judged.key),
+        **columns_of(cell.key),
         regime=verdict.regime,
         confidence=verdict.confidence,
         flags=verdict.flags,
         signals=verdict.evidence,
         conflicts=tuple(item.signal for item in verdict.conflicts),
-        split_half_widths_s=judged.split.half_widths_s,
+        split_half_widths_s=cell.split.half_widths_s,
         noise_reasons=noise.reasons,
-        predicted_peak_memory_bytes=facts.predicted_peak_bytes[judged.key.cell],
-        first_use_s=judged.first_use_s,
+        predicted_peak_memory_bytes=facts.predicted_peak_bytes[cell.key.cell],
+        levers=cell.levers,
+        at_least_s_on=floors_s,
+        first_use_s=cell.first_use_s,
+        unexplained_in_s=unexplained_s,
     )
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from profiler.device.machine import Machine
-from profiler.errors import RunError
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.measurements import CellPeak, PredictedPeaks
 from profiler.facts.operators import OperatorWork
@@ -19,7 +17,7 @@ from profiler.judge.judge_run import break_down_run, time_run
 from profiler.measure.subject import Subject
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
-from profiler.store.folder import facts_of, read_document, read_gathered, read_results, refuse_another
+from profiler.store.folder import facts_of, read_document, read_gathered, refuse_another
 from profiler.store.writer import RunStore, write_cells, write_config, write_document, write_operators
 
 # Writing the table during a sweep may take this share of its wall time.
@@ -50,11 +48,6 @@ class FactLog:
     def facts(self) -> Facts:
         """All facts so far."""
         return facts_of(self._document, self._operators, self.gathered)
-
-    def begin(self, rows: Sequence[CellResult]) -> None:
-        """Write the first table. Cells that an earlier part of the run measured keep their `rows`."""
-        self._rows |= {row.key: row for row in rows if row.status == "ok" and row.key.cell in self.gathered.visits}
-        self.judge([cell for cell in self.facts.grid.cells if not self._rows.keys() >= set(cell.keys)])
 
     def add(self, fact: Fact) -> None:
         """Append a fact to samples.jsonl, then merge it."""
@@ -92,13 +85,10 @@ def open_log(
     Raises RunError if the folder to resume has the run of another device or model.
     """
     gathered = MergedFacts()
-    rows: Sequence[CellResult] = ()
     if prepared.resumed:
         earlier = read_document(prepared.out)
         refuse_another(earlier, document)
         gathered = read_gathered(prepared.out, earlier)
-        with contextlib.suppress(RunError):  # a lost table: at the end all cells are judged again
-            rows = read_results(prepared.out)
     write_document(store.folder, document)
     config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
     config.pop("_name_or_path", None)  # the path that it was read from
@@ -108,5 +98,5 @@ def open_log(
     peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
     log.extend([*known, PredictedPeaks(peaks)])
     write_operators(store.folder, log.facts)
-    log.begin(rows)
+    log.judge(prepared.grid.cells)
     return log
