@@ -20,7 +20,7 @@ from profiler.checks.doctor import Examination
 from profiler.checks.selftest import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
 from profiler.count.grid import GridDocument
-from profiler.count.step import CountDocument
+from profiler.counting.count import CountDocument
 from profiler.forecast.screen import ForecastDocument
 from profiler.forecast.tensor_parallel import RanksDocument
 from profiler.judge.cells import CellResult
