@@ -41,15 +41,14 @@ def export(run: RunFolder, file: TableFile) -> None:
 def judge(run: RunFolder, output: LongOutput) -> None:
     """Judge a run again with the current rules, without torch.
 
-    Reads the measurements in its folder, and writes its reports again.
+    Reads the measurements in its folder, and writes run.json, cells.csv and operators.csv again. It draws nothing:
+    `report` writes the pages and pictures.
     """
     from profiler.cli.run import run_json
     from profiler.report.sections import run_sections
-    from profiler.report.write import write_reports
     from profiler.run.judge_folder import judge_folder
 
     judged = judge_folder(run.folder)
-    write_reports([judged])
     output.answer(lambda: run_json(judged), lambda: run_sections(judged))
 
 

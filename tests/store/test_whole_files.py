@@ -41,7 +41,7 @@ def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def judged(folder: Path) -> None:
-    """Write the eight files that `roofscope judge` and the end of a run write."""
+    """Write the eight files that the end of a run writes."""
     write_reports([judge_folder(folder)])
 
 
