@@ -87,31 +87,17 @@ def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: 
     output.answer(lambda: forecast_document(answer, checked), lambda: [*check, forecast_section(answer)])
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What `rent` shows besides its table."""
-
-    by_utilisation: bool = option(False, "Also USD per million tokens at 100, 50 and 10 % load.")
-    out: Path | None = option(None, "PNG or SVG file: the cost over the requests per second.")
-
-
 @asks()
-def rent(options: RentOptions, shown: Shown, output: LongOutput) -> None:
+def rent(options: RentOptions, output: LongOutput) -> None:
     """Compare GPUs to rent for a model: fit, speed and cost.
 
-    Names the cheapest, the fastest and the doubt, then the assumptions.
+    Names the engine, then which ranges of cost overlap.
     """
-    from datetime import UTC, datetime
-
     from profiler.rent.command import rent
-    from profiler.rent.text import cost_picture, rent_sections
+    from profiler.rent.text import rent_sections
 
-    offers = rent(options, datetime.now(UTC).date())
-    if shown.out is not None:
-        from profiler.report.plots import save_figure
-
-        save_figure(cost_picture(offers), shown.out)
-    output.answer(lambda: offers, lambda: rent_sections(offers, by_utilisation=shown.by_utilisation))
+    offers = rent(options)
+    output.answer(lambda: offers, lambda: rent_sections(offers))
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 
 import numpy as np
 
 from profiler.counting.floor import floor_s
+from profiler.counting.memory_need import path_on
+from profiler.counting.preset_counts import CountedModel
 from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
+from profiler.data.links import Link
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, formats_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
-from profiler.grid.cells import Phase
-from profiler.predict.operator_arrays import Array, Columnar, OperatorArrays
+from profiler.grid.cells import PHASES, Phase
+from profiler.predict.operator_arrays import (
+    Array,
+    Columnar,
+    OperatorArrays,
+    StepArrays,
+    need_of_cells,
+    operator_arrays,
+    path_of,
+)
 from profiler.quant.registry import FORMATS, published_as
 
 
@@ -276,3 +287,44 @@ def card_steps(
         host_index=host_index,
         batch=batch,
     )
+
+
+@dataclass(frozen=True)
+class DatasheetSteps:
+    """Steps of a model on a GPU that was not measured; arrays are [n]."""
+
+    needed: OperatorArrays
+    """Their work, and the memory that the cell of each needs."""
+    on_gpu: CardSteps
+    times: Range
+
+
+def steps_by_datasheet(
+    counted: CountedModel, quant: str, sheet: Datasheet, steps: StepArrays, engine: EngineKind, link: Link | None = None
+) -> DatasheetSteps:
+    """The range of each step of a model, stored as `quant`, on a GPU; `link` connects the ranks of a shared model.
+
+    Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
+    no peak of the model's dtype.
+    """
+    format_ = published_as(quant)
+    if basis_for(format_, engine) is None:
+        raise RequestError(f"{sheet.gpu} has {no_basis(quant, engine)}")
+    if why := obstacle_on(sheet, engine, format_, counted.published if quant == "none" else None):
+        raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
+    peak, paths = peak_of(sheet, format_, counted.dtype), dict.fromkeys(PHASES, path_of(engine, counted))
+    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
+    if engine == "eager":
+        there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
+        needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
+    on_gpu = card_steps(
+        sheet,
+        executed(needed, engine),
+        steps.batch,
+        peak=peak,
+        layers=counted.work.layers,
+        host_index=host_index_of(sheet),
+    )
+    phases = [steps.phase(index) for index in range(len(steps))]
+    times = step_ranges(engine, format_, on_gpu, steps.query, phases, needed.exchanged_s)
+    return DatasheetSteps(needed, on_gpu, times)

@@ -17,7 +17,6 @@ from profiler.explore.command import RANKS
 from profiler.facts.step import Step
 from profiler.loading.source import preset_names
 from profiler.quant.registry import FORMATS
-from profiler.rent.plan import MOST_GPUS
 
 # One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
 # fp8 takes half a second per preset.
@@ -48,8 +47,8 @@ def test_bundled_ranks_are_up_to_date(card: str) -> None:
 
 
 def test_every_preset_has_its_ranks() -> None:
-    """`rent` and `explore` split a preset over 2, 4 or 8 GPUs, without importing torch."""
-    assert RANKS == MOST_GPUS == SPLITS
+    """`explore` splits a preset over 2, 4 or 8 GPUs, without importing torch."""
+    assert RANKS == SPLITS
     presets = json.loads(FILE.read_text(encoding="utf-8"))
     assert {tuple(preset["ranks"]) for preset in presets.values()} == {tuple(map(str, SPLITS))}
 
