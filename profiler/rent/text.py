@@ -96,7 +96,7 @@ def rent_sections(rented: RentDocument) -> list[Section]:
                 )
             )
     headings = ("GPU", "batch", "TTFT, s", "ms/tok", "tok/s", "USD/M tok", "USD/h", "price from")
-    legend = "Nine in ten are in a range. ? may miss a limit, ! misses one, even with one sequence."
+    legend = "Ranges contain nine in ten measurements. ? may miss a limit, ! misses one, even with one sequence."
     unfit: dict[str, list[str]] = {}
     for offer in rented.gpus:
         if not offer.fits:
@@ -107,5 +107,9 @@ def rent_sections(rented: RentDocument) -> list[Section]:
         Lines([legend, *(f"No row, {why}: {', '.join(names)}." for why, names in unfit.items())], "dim"),
         Lines(sentences[3:], "dim"),
     ]
-    sources = [f"{offer.gpu}: {significant(offer.usd_per_h, 3)} USD/h, {offer.price_source}" for offer in rented.gpus]
+    sources = [
+        f"{offer.gpu}: {significant(offer.usd_per_h, 3)} USD/h, {offer.price_source}"
+        for offer in rented.gpus
+        if offer.provider != OWN
+    ]
     return [Section("", blocks), Section("", [Lines(sources, "dim")], media=FULL_SCREEN)]
