@@ -116,7 +116,7 @@ class Placed:
     here: bool = option(False, "Measure and use the roofs of this device.")
     quant: str = option("none", f"{quant_help()}; not for GGUF, whose results name their bits.")
     tp: int = option(0, "GPUs that shared each step; default: as the file says, or 1.")
-    link: str = option("", "Their link, as in `forecast`; default: the datasheet's.")
+    link: str = option("", "nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s; default: the GPU's.")
     prompt_lens: str = option("", "Prompt lengths, for a file without shapes.")
     batch_sizes: str = option("", "Batch sizes, for a file without shapes.")
     new_tokens: str = option("", "New tokens, for a file without shapes.")

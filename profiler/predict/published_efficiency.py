@@ -14,7 +14,6 @@ from profiler.counting.memory_need import path_on
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
-from profiler.data.links import Link
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, formats_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
@@ -190,10 +189,8 @@ def attained(kind: EngineKind, family: str) -> Efficiency:
     return _table()[kind, family]
 
 
-def step_ranges(
-    kind: EngineKind, format_: str, work: CardSteps, query: Array, phases: Sequence[Phase], exchanged_s: Array
-) -> Range:
-    """The range of each of n steps in an engine kind and a format, with `exchanged_s` [n] of collectives.
+def step_ranges(kind: EngineKind, format_: str, work: CardSteps, query: Array, phases: Sequence[Phase]) -> Range:
+    """The range of each of n steps in an engine kind and a format.
 
     `query` [n] are the new tokens of each sequence; `work` may have further steps.
     """
@@ -205,7 +202,7 @@ def step_ranges(
         chosen = np.array([each == (family, phase) for each in kinds]).nonzero()[0]
         part = attained(kind, family).range_s(work.at(chosen), phase)
         for name in ("low_s", "typical_s", "high_s"):
-            getattr(whole, name)[chosen] = getattr(part, name) + exchanged_s[chosen]
+            getattr(whole, name)[chosen] = getattr(part, name)
         whole.is_host[chosen] = part.is_host
     return whole
 
@@ -300,9 +297,9 @@ class DatasheetSteps:
 
 
 def steps_by_datasheet(
-    counted: CountedModel, quant: str, sheet: Datasheet, steps: StepArrays, engine: EngineKind, link: Link | None = None
+    counted: CountedModel, quant: str, sheet: Datasheet, steps: StepArrays, engine: EngineKind
 ) -> DatasheetSteps:
-    """The range of each step of a model, stored as `quant`, on a GPU; `link` connects the ranks of a shared model.
+    """The range of each step of a model, stored as `quant`, on a GPU.
 
     Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
     no peak of the model's dtype.
@@ -313,7 +310,7 @@ def steps_by_datasheet(
     if why := obstacle_on(sheet, engine, format_, counted.published if quant == "none" else None):
         raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
     peak, paths = peak_of(sheet, format_, counted.dtype), dict.fromkeys(PHASES, path_of(engine, counted))
-    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
+    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes)
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
@@ -326,5 +323,5 @@ def steps_by_datasheet(
         host_index=host_index_of(sheet),
     )
     phases = [steps.phase(index) for index in range(len(steps))]
-    times = step_ranges(engine, format_, on_gpu, steps.query, phases, needed.exchanged_s)
+    times = step_ranges(engine, format_, on_gpu, steps.query, phases)
     return DatasheetSteps(needed, on_gpu, times)

@@ -38,7 +38,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     engines.cold,
     engines.drafting,
     conditions.ranks,
-    conditions.forecast,
     cells.doubling,
     hardware.precision,
     hardware.quality,

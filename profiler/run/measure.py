@@ -137,8 +137,8 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         if session.forecasts:  # at row counts between those of the cells forecasts need not guess then
             known, budget_s = session.ledger.gathered.replays, session.budget.part_s(RunPart.BETWEEN)
             keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
-            between = replay_between((session.subject,), keys, session.ledger.facts.ceilings, budget_s)
-            session.ledger.extend(replays for (replays,) in between)
+            ceilings = session.ledger.facts.ceilings
+            session.ledger.extend(replay_between(session.subject, keys, ceilings, budget_s))
 
 
 def _complete_dispatch(session: Session, measured: list[Cell]) -> None:

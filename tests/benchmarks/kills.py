@@ -114,12 +114,7 @@ def commands(model: str, script: str, done: Path) -> dict[str, Callable[[Path], 
         "batch-test": lambda out: resumed(out, "batch-test", model, "--prompt", "8", *GRID[4:]),
         "judge": lambda _out: ["judge", str(done)],
         "report A B": lambda _out: ["report", str(done), str(done)],
-        "forecast --check": lambda _out: [
-            "forecast", str(done), "--batch-sizes", "4", "--check", "--model", model, "--budget", "1",
-        ],
-        "forecast --keep": lambda _out: ["forecast", str(done), "--batch-sizes", "4", "--keep"],
         "why": lambda out: ["why", "--out", str(out / "why"), script, model],
-        "ceilings --out": lambda out: ["ceilings", "--out", str(out / "card.json"), "--out-dtypes", "float32"],
     }  # fmt: skip
 
 
@@ -145,7 +140,7 @@ def main() -> int:
     import torch
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from hurry import hurry, small_gpu_profile
+    from hurry import hurry
 
     torch.set_num_threads(1)
     from small_models import small_model
@@ -154,7 +149,6 @@ def main() -> int:
         importlib.import_module(name)  # here, so no forked process imports it
     patch = pytest.MonkeyPatch()
     hurry(patch, script_least_s=2.0)
-    small_gpu_profile(patch, str(model))
     patch.setattr("profiler.roofs.bandwidth._STREAM_LEAST_BYTES", 4 << 20)
     patch.setattr("profiler.roofs.bandwidth._STREAM_CACHE_MULTIPLE", 0)
     patch.setattr("profiler.roofs.gemm.measurable_dtypes", lambda _device: ["float32"])

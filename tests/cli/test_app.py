@@ -49,7 +49,7 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("run", engine_names()), ("forecast", published_links()), ("export", EXPORTERS), ("plot", [*PLOTS, *COMPARISONS])],
+    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", [*PLOTS, *COMPARISONS])],
 )
 def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
     """Help texts list alternatives without importing them."""
@@ -104,13 +104,6 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--plot", "map", "--batch-sizes", "1"), "needs a GPU"),
         (("forecast", SMALL), "is not a run folder"),
         pytest.param(("forecast", EPYC, "--quant", "fp4"), "no basis for fp4", marks=pytest.mark.slow),
-        (("forecast", EPYC, "--check", "--on", "L4"), "--check"),
-        (("forecast", EPYC, "--tp", "3"), "needs --link"),
-        (("forecast", EPYC, "--tp", "two", "--link", "8,20"), "give numbers of GPUs"),
-        pytest.param(
-            ("forecast", EPYC, "--tp", "2", "--link", "8,20"), "divide by 2; use --tp 3", marks=pytest.mark.slow
-        ),
-        (("forecast", EPYC, "--tp", "3", "--link", "nvlink9"), "--link 'nvlink9' is unknown"),
         (("gate", RUN), "use one of the two"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
         (("rent", SMALL, "--price", "L4O=1"), "L4"),
@@ -118,11 +111,8 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("rent", SMALL, "--engine", "vllm"), "use compiled, eager"),
         (("rent", SMALL, "--quant", "nf4"), "no basis"),
         (("rent", "llama-3.1-70b", "--engine", "eager", "--price", "T4=1,P100 PCIe 16GB=1"), "needs 142 GB"),
-        (("ceilings", "--out", "."), "is a folder"),
         (("ceilings", "--device", "cpu", "--link", "1"), "at least 2 ranks"),
-        (("ceilings", "--device", "cpu", "--plot", "a.png"), "at least 2 ranks"),
-        (("ceilings", "--device", "cpu", "--link", "2", "--plot", "a.txt"), ".png or .svg"),
-        (("ceilings", "--device", "cpu", "--link", "2", "--out", "card.json"), "a command of its own"),
+        (("count", SMALL, "--gpu", "card.json"), "profiles of GPUs were removed; name a GPU"),
         (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
         (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
         (("explore", SMALL, "--quant", "int3"), "int3"),

@@ -21,11 +21,10 @@ from profiler.checks.selftest import SelftestRow
 from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
 from profiler.count.grid import GridDocument
 from profiler.count.step import CountDocument
-from profiler.forecast.screen import ForecastDocument
-from profiler.forecast.tensor_parallel import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.place import PlacedFile
+from profiler.predict.result import ForecastDocument
 from profiler.rent.command import RentDocument
 from profiler.report.device import CeilingsDocument, GpuEntry, LinkDocument
 from profiler.store.document import RunDocument
@@ -39,7 +38,6 @@ TYPES: dict[str, tuple[str, Any]] = {
     "gate": ("`gate`", GateDocument),
     "place": ("`place`", PlacedFile),
     "forecast": ("`forecast`", ForecastDocument),
-    "forecast-tp": ("`forecast --tp`", RanksDocument),
     "rent": ("`rent`", RentDocument),
     "why": ("`why`, and `why.json`", WhyDocument),
     "count": ("`count`", CountDocument),

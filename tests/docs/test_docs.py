@@ -60,7 +60,6 @@ REAL = {
     "run": f"judge {RUNS}zen4",
     "place": "place tests/data/foreign/llama-bench.json --model smollm2-135m --gpu T4",
     "forecast": f"forecast {RUNS}zen4 --batch-sizes 8",
-    "forecast-tp": f"forecast {RUNS}zen4 --tp 3 --link pcie4x16",
     "rent": "rent smollm2-135m --price T4=0.35",
     "count": "count smollm2-135m --gpu T4 --gemm-census",
     "count-grid": "count smollm2-135m --batch-sizes 1,2 --prompt-lens 8 --gpu T4",
@@ -70,7 +69,7 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(REAL.keys() - {"doctor", "forecast-tp", "rent"}, REAL))
+@pytest.mark.parametrize("name", slow_except(REAL.keys() - {"doctor", "rent"}, REAL))
 def test_a_real_document_follows_its_schema(
     name: str, roofscope: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +270,6 @@ _LISTED = [
 PLACES = {"runs/BEFORE": f"{RUNS}zen5-float32", "runs/AFTER": f"{RUNS}zen5-bfloat16"}
 ELSEWHERE = re.compile(
     r"^(why|batch-test|doctor|ceilings|selftest)\b|\b(MODEL|mistralai|GGUF|vllm|ngram|INTERRUPTED)\b|\.gguf\b|--check"
-    r"|^forecast .*--tp"
 )
 """Commands that need a hub, vLLM, a tokenizer, a GPU or minutes. Other folders run them on smaller models."""
 SLOW = re.compile("^rent|^(judge|report) runs/MINE|^plot .* (operators|devices)|^run mistral.*nf4|--(crosscheck|plot)")

@@ -23,8 +23,8 @@ from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
 RUNS = sorted(file.parent for file in REFERENCE.glob("*/run.json"))
-OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast", "cost", "engines")]
-"""Pictures of one run; forecasts (tests/forecast) and several engines need other folders."""
+OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "cost", "engines")]
+"""Pictures of one run; several engines need other folders."""
 
 
 @pytest.mark.parametrize("name", slow_except(("roofline", "precisions"), [*OF_A_RUN_ALONE, *COMPARISONS]))

@@ -15,19 +15,16 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from machines import XEON_PROFILE
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
 from profiler.errors import RequestError, RunError
-from profiler.gpu_profile.profile import read_profile
 from profiler.grid.ranges import parse_values
 from profiler.json_document import json_text
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
 from profiler.store.folder import read_document, read_run
-from profiler.store.forecasts import FORECAST_FILE, read_forecast
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 
@@ -85,19 +82,9 @@ def one_changed(content: Any) -> st.SearchStrategy[Any]:
     return st.builds(lambda place, value: changed(content, place, value), st.sampled_from(places(content)), anything)
 
 
-PROFILE = json.loads(XEON_PROFILE.read_text())
 DOCUMENT = json.loads((WHOLE / "run.json").read_text())
 LINES = (WHOLE / SAMPLES_FILE).read_text().splitlines()
 KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}
-
-
-@given(one_changed(PROFILE))
-@example([])
-@example({"schema_version": {}})
-def test_profiles(tmp_path: Path, content: Any) -> None:
-    file = tmp_path / "card.json"
-    file.write_text(json.dumps(content))
-    tried(lambda: read_profile(file))
 
 
 @given(one_changed(DOCUMENT))
@@ -108,8 +95,6 @@ def test_profiles(tmp_path: Path, content: Any) -> None:
 def test_run_json(tmp_path: Path, content: Any) -> None:
     (tmp_path / "run.json").write_text(json.dumps(content))
     tried(lambda: read_document(tmp_path))
-    (tmp_path / FORECAST_FILE).write_text(json.dumps(content))
-    tried(lambda: read_forecast(tmp_path))
 
 
 @given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: one_changed(KINDS[kind])))
@@ -124,13 +109,12 @@ def test_samples(tmp_path: Path, record: Any) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "visit"', b"\x00\n", b'{"kind": "\\ud800"}\n']
 )
-@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "card.json", "forecast.json"])
+@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     folder = Path(shutil.copytree(OLD, tmp_path / "run"))
     (folder / name).write_bytes(content)
-    for parse in (read_run, read_facts_of, read_operators, read_forecast):
+    for parse in (read_run, read_facts_of, read_operators):
         tried(partial(parse, folder))
-    tried(lambda: read_profile(folder / "card.json"))
     tried(lambda: read_foreign(folder / name))
 
 

@@ -15,8 +15,8 @@ from scripts import SCRIPTS
 from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
-from profiler.counting.floor import RoofSet
 from profiler.counting.walk import walk
+from profiler.data.roof_set import RoofSet
 from profiler.why_slow.command import explained
 from profiler.why_slow.findings import CallFloor, SlowModule, judge_calls
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of, subjects_of

@@ -14,7 +14,7 @@ from hurry import with_effort
 from planted_faults import tiny_llama
 
 import profiler
-from profiler.counting.floor import RoofSet
+from profiler.data.roof_set import RoofSet
 from profiler.why_slow import kept_arguments
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.patches import watched
