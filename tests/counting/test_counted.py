@@ -13,7 +13,6 @@ from counted import SPLITS, documents, rank_documents
 from profiler.counting.operators import Collective, Convolution, Embedding, ModelWork, Operator, RecurrentState
 from profiler.counting.preset_counts import FILE, CountedModel, counts_json, from_json, preset_counts
 from profiler.errors import RequestError
-from profiler.explore.command import RANKS
 from profiler.facts.step import Step
 from profiler.loading.source import preset_names
 from profiler.quant.registry import FORMATS
@@ -47,8 +46,7 @@ def test_bundled_ranks_are_up_to_date(card: str) -> None:
 
 
 def test_every_preset_has_its_ranks() -> None:
-    """`explore` splits a preset over 2, 4 or 8 GPUs, without importing torch."""
-    assert RANKS == SPLITS
+    """`place` splits a preset over 2, 4 or 8 GPUs, without importing torch."""
     presets = json.loads(FILE.read_text(encoding="utf-8"))
     assert {tuple(preset["ranks"]) for preset in presets.values()} == {tuple(map(str, SPLITS))}
 
