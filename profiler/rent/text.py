@@ -62,7 +62,7 @@ def _whose(offers: Sequence[Offer]) -> list[str]:
 
 
 def _origin(offer: Offer) -> str:
-    return offer.provider if offer.provider == OWN else f"{offer.provider} {offer.price_date or 'undated'}"
+    return offer.provider if offer.provider == OWN else f"{offer.provider}, {offer.price_date or 'undated'}"
 
 
 def _usd(usd: float) -> str:
