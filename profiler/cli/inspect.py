@@ -1,13 +1,10 @@
-"""The commands that run no model: doctor, ceilings, gpus, selftest, models."""
+"""The commands that run no model: doctor, ceilings, gpus, models."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
 
-import typer
-
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, OnDevice, Output, asks
+from profiler.cli.options import OnDevice, Output, asks
 from profiler.cli.run import start_ranks
 from profiler.errors import RequestError
 from profiler.options import argument, option
@@ -128,34 +125,6 @@ def gpus(asked: GpuNames, output: Output) -> None:
     sheets = [datasheets.gpu_called(name) for name in asked.names or ()] or list(datasheets.gpus())
     table = gpu_columns if asked.names else gpus_table
     output.answer(lambda: gpu_rows(sheets), lambda: [Section("", [table(sheets)])])
-
-
-@asks()
-def selftest(on: OnDevice, output: Output) -> None:
-    """Check the verdicts on kernels with a known label.
-
-    Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
-    """
-    from profiler.checks.selftest import contention_line, run_selftest, selftest_section
-    from profiler.device.contention import Neighbours
-    from profiler.device.device import resolve_device
-    from profiler.device.machine import machine_for
-    from profiler.roofs.measure import measure
-
-    machine, neighbours = machine_for(resolve_device(on.device)), Neighbours()
-    results = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32")))
-    wrong, right = any(result.wrong for result in results), all(result.right for result in results)
-    contention = neighbours.look()
-    busy = not right and contention.disturbs(machine.info.host_threads)
-    if busy:
-        line = contention_line(contention, results)
-        print(line, file=sys.stderr) if output.format == "json" else output.console().print(line, highlight=False)
-    if output.format == "json" or wrong or not busy:
-        output.answer(lambda: results, lambda: [selftest_section(results)])
-    if wrong:
-        raise typer.Exit(EXIT_WRONG)
-    if not right:
-        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 @asks()

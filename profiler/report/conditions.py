@@ -8,15 +8,15 @@ from profiler.judge.padding import RaggedStep
 from profiler.report.blocks import FULL, Lines, Section, evenly, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import duration, percent, saving, scaled, signed_duration
+from profiler.units import duration, percent, scaled, signed_duration
 
 
 def ragged(run: Run) -> Section:
-    """The time that padding, its mask and waiting take at each batch size, and what other ways to batch save."""
+    """The time that padding, its mask and waiting take at each batch size."""
     times_s = {result.key: result.latency_s for result in run.measured}
     steps = [step for step in run.document.ragged if step.batch_size > 1]
     lines = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
-    note = "measured with padding and a mask, and the same shape without; other ways to batch are tried or computed"
+    note = "measured with padding and a mask, and the same shape without"
     return Section("Prompts of unequal lengths", [Lines(lines)], note)
 
 
@@ -34,9 +34,6 @@ def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
             share = percent(step.waiting)
             waiting = f"sequences that have ended wait {share} of the time, {duration(step.waiting_s)} of each step"
         yield f"{shape}: {lost}, which reads it again; {_mask(step)}; {waiting}"
-    ways = [f"{lever.change} {saving(lever.saves_s)} ({lever.basis}: {lever.because})" for lever in step.ways]
-    if ways:
-        yield f"of {'a' if is_prefill else 'that'} {word}: {'; '.join(ways)}"
 
 
 def _mask(step: RaggedStep) -> str:

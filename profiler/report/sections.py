@@ -34,7 +34,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     engines.generate,
     conditions.ragged,
     conditions.experts,
-    engines.cold,
     engines.drafting,
     conditions.ranks,
     cells.doubling,

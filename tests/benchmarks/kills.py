@@ -113,7 +113,7 @@ def commands(model: str, script: str, done: Path) -> dict[str, Callable[[Path], 
         "run": lambda out: resumed(out, "run", model, *GRID),
         "batch-test": lambda out: resumed(out, "batch-test", model, "--prompt", "8", *GRID[4:]),
         "judge": lambda _out: ["judge", str(done)],
-        "report A B": lambda _out: ["report", str(done), str(done)],
+        "report": lambda _out: ["report", str(done)],
         "why": lambda out: ["why", "--out", str(out / "why"), script, model],
     }  # fmt: skip
 

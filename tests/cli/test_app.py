@@ -20,7 +20,7 @@ from cases import slow_except
 
 from profiler import __version__
 from profiler.cli.app import app
-from profiler.comparison import page  # noqa: F401 - it adds its picture
+from profiler.cli.removed import REMOVED
 from profiler.data.links import published_links
 from profiler.engines.registry import engine_names
 from profiler.report.columns import EXPORTERS
@@ -30,6 +30,13 @@ RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN, EPYC = str(RUNS / "smollm2-135m-zen4"), str(RUNS / "smollm2-135m-epyc")
 SMALL = "smollm2-135m"
 HUGE = str(10**30)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_was_removed_is_refused_in_one_line_that_names_what_to_use(name: str, roofscope) -> None:  # type: ignore[no-untyped-def]
+    refused = roofscope(*name.split(), *(["A", "B"] if " " in name else []))
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"roofscope: `{name}` was removed; {REMOVED[name]}.\n"
 
 
 def test_without_a_command_the_help_is_printed(roofscope) -> None:  # type: ignore[no-untyped-def]
@@ -104,7 +111,8 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--plot", "map", "--batch-sizes", "1"), "needs a GPU"),
         (("forecast", SMALL), "is not a run folder"),
         pytest.param(("forecast", EPYC, "--quant", "fp4"), "no basis for fp4", marks=pytest.mark.slow),
-        (("gate", RUN), "use one of the two"),
+        (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
+        (("gate", RUN), "Missing argument 'NEW'"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
         (("rent", SMALL, "--price", "L4O=1"), "L4"),
         (("rent", SMALL, "--price", "T4=0.35EUR"), "not USD per hour"),

@@ -17,8 +17,7 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from profiler.checks.doctor import Examination
-from profiler.checks.selftest import SelftestRow
-from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
+from profiler.comparison.documents import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
 from profiler.count.step import CountDocument
 from profiler.judge.cells import CellResult
@@ -34,7 +33,6 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[str, tuple[str, Any]] = {
     "run-folder": ("`run.json` in a run's folder", RunDocument),
     "compare": ("`compare A B`", ComparisonDocument),
-    "history": ("`compare A B C ...`", HistoryDocument),
     "gate": ("`gate`", GateDocument),
     "place": ("`place`", PlacedFile),
     "forecast": ("`forecast`", ForecastDocument),
@@ -46,7 +44,6 @@ TYPES: dict[str, tuple[str, Any]] = {
     "ceilings-link": ("`ceilings --link`", LinkDocument),
     "doctor": ("`doctor`", Examination),
     "gpus": ("`gpus`", list[GpuEntry]),
-    "selftest": ("`selftest`", list[SelftestRow]),
     "models": ("`models`", dict[str, Preset]),
 }
 TITLES = {"run": "`run`, `batch-test`, `judge`", **{name: title for name, (title, _) in TYPES.items()}}

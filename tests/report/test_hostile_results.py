@@ -20,7 +20,6 @@ from browser import BROWSER, opened
 from made_runs import OLD, WHOLE, old_run
 from pages import Page
 
-from profiler.comparison.page import html_changes
 from profiler.errors import RunError
 from profiler.report.columns import EXPORTERS, tokens_table
 from profiler.report.sections import run_sections
@@ -87,8 +86,8 @@ def test_a_visible_text_acts_on_nothing() -> None:
 
 @pytest.mark.parametrize(
     "write",
-    [html_report, lambda run: html_changes(run, run, run.folder), lambda run: html_comparison([run, run], run.folder)],
-    ids=["a run", "two runs", "precisions"],
+    [html_report, lambda run: html_comparison([run, run], run.folder)],
+    ids=["a run", "precisions"],
 )
 def test_pages_hold_text_under_a_policy(folder: Path, write: Callable[[Any], str]) -> None:
     text = write(read_run(folder)).replace("\u00a0", " ")  # between a number and its unit

@@ -13,7 +13,7 @@ import pytest
 KILLS = Path(__file__).parents[1] / "benchmarks" / "kills.py"
 EACH = 1
 # All in one process that forks for each kill, since imports and the run that the commands read take half a minute.
-COMMANDS = ("run", "batch-test", "report A B", "judge", "why")
+COMMANDS = ("run", "batch-test", "report", "judge", "why")
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ COMPARISONS: dict[str, Callable[[Sequence[Run]], Figure]] = {
     "precisions": precisions,
     "devices": devices,
 }
-"""Pictures of several runs; `compare` adds its own."""
+"""Pictures of several runs."""
 
 
 def draw(runs: Sequence[Run], name: str) -> Figure:
