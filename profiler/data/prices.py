@@ -20,6 +20,7 @@ class Price:
     provider: str
     """Who rents it out at that price."""
     usd_per_h: float
+    """On demand."""
     region: str = ""
     """Where the price holds; empty if the source does not say."""
     price_date: str = ""

@@ -173,6 +173,8 @@ class Section:
     """Where its figures come from, next to the title."""
     media: frozenset[Medium] = MEDIA
     """Who renders it."""
+    link: str = ""
+    """The address that the title of an HTML section leads to."""
 
 
 def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list[Section]:
