@@ -58,8 +58,8 @@ class RentOptions:
 
     @property
     def own_prices(self) -> list[Price]:
-        """The prices of `price`. Raises RequestError for an unknown GPU or an invalid price."""
-        return [_own_price(part) for part in listed(self.price)]
+        """The prices of `price`, the last of each GPU. Raises RequestError for an unknown GPU or an invalid price."""
+        return list({price.gpu: price for price in map(_own_price, listed(self.price))}.values())
 
 
 def _own_price(part: str) -> Price:

@@ -37,6 +37,8 @@ def _comparison(offers: Sequence[Offer]) -> str:
     (first, cost), *others = able
     at = f"{significant(first.usd_per_h, 3)} USD/h ({_origin(first)})"
     head = f"{first.gpu} at {at}, {_range(cost, _usd)} USD per million new tokens"
+    if not others and not unsure:
+        return f"The only GPU within the limits: {head}."
     overlapping = [(offer, span) for offer, span in others if span.low <= cost.high]
     doubt = [(offer, span) for offer, span in unsure if span.low <= cost.high]
     may_miss = f" {_listed(doubt)} may cost less, but may miss the limits." if doubt else ""

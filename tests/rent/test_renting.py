@@ -183,6 +183,7 @@ def test_no_gpu_is_the_cheapest_inside_another_range() -> None:
     unsure = comparison(made("A10G", 1.0, 1.25), made("T4", 0.1, 0.2, "cannot tell"), made("L4", 0.1, 0.2, "no"))
     assert unsure.startswith("Cheapest: A10G")
     assert unsure.endswith("T4 may cost less, but may miss the limits.")
+    assert comparison(made("L4", 1.2, 2.0)).startswith("The only GPU within the limits: L4"), "no comparison"
     assert comparison(made("T4", 0.1, 0.2, "cannot tell")).endswith("even with one sequence; T4 may be.")
 
 
