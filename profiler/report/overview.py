@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import shlex
 
 from profiler.facts.measurements import WITHOUT_CUDNN
 from profiler.facts.roofs import Roof, memory_roof
@@ -14,7 +13,6 @@ from profiler.report.blocks import (
     FIRST_LOOK,
     FULL,
     FULL_SCREEN,
-    HTML,
     TERMINAL,
     Definitions,
     Lines,
@@ -26,7 +24,7 @@ from profiler.report.glossary import footnotes
 from profiler.report.hardware import host_words
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
-from profiler.store.folder import EXPLORE_FILE, Run
+from profiler.store.folder import Run
 from profiler.units import clock_time, duration, percent, scaled, several, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
@@ -130,16 +128,6 @@ def host_line(run: Run) -> str | None:
         return host_words(ceilings.host)
     otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
     return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} per step here{otherwise}"
-
-
-def explore(run: Run) -> Section | None:
-    if not run.measured:
-        return None
-    if (run.folder / EXPLORE_FILE).exists():
-        text = "This model's floors, memory and forecasts at any batch, prompt and context, with the measured cells."
-        return Section("Explore with sliders", [Lines([text], "paragraph")], media=HTML, link=EXPLORE_FILE)
-    command = f"roofscope explore {shlex.quote(run.model.id)} --run ."
-    return Section("Explore with sliders", [ShellCommand("In this folder", command)], media=DOCUMENTS)
 
 
 def cost_of_measuring(run: Run) -> Section:

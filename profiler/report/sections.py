@@ -24,7 +24,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     cells.waiting,
     time_breakdown.operators,
     time_breakdown.gemms,
-    overview.explore,
     changes.ran,
     changes.levers,
     changes.other_gpus,

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 RUN_FILE = "run.json"
 CELLS_FILE = "cells.csv"
 CONFIG_FILE = "config.json"
-EXPLORE_FILE = "explore.html"
 
 
 @dataclass(frozen=True)

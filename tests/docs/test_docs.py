@@ -59,7 +59,7 @@ REAL = {
     "run": f"judge {RUNS}zen4",
     "place": "place tests/data/foreign/llama-bench.json --model smollm2-135m --gpu T4",
     "forecast": f"forecast {RUNS}zen4 --batch-sizes 8",
-    "rent": "rent smollm2-135m --cards T4",
+    "rent": "rent smollm2-135m --price T4=0.35",
     "count": "count smollm2-135m --gpu T4 --gemm-census",
     "count-grid": "count smollm2-135m --batch-sizes 1,2 --prompt-lens 8 --gpu T4",
     "gpus": "gpus",

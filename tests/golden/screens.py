@@ -39,7 +39,7 @@ COMMANDS = {
     " --plain",
     "place-mixture": "place tests/data/foreign/llama-bench-two-gpus.md --model gpt-oss-20b --plain",
     "place-too-fast": "place tests/data/foreign/llama-batched-bench.md --model gpt-oss-20b --gpu L4 --plain",
-    "rent": "rent mistral-7b-v0.1 --for chat --cards T4,A10G,L40S --price T4=0.53,A10G=1.01,L40S=1.86 --plain",
+    "rent": "rent mistral-7b-v0.1 --max-tpot-ms 50 --price T4=0.53,A10G=1.01,L40S=1.86 --plain",
     "doctor": "doctor --plain",
     "why": "why --plain chat.py",
 }

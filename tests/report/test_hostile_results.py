@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import BROWSER, opened
 from made_runs import OLD, WHOLE, old_run
 from pages import Page
-from test_html import BROWSER, opened
 
 from profiler.errors import RunError
 from profiler.report.columns import EXPORTERS, tokens_table

@@ -23,7 +23,7 @@ from profiler.store.folder import Run, read_run
 
 RUNS = sorted(file.parent for file in REFERENCE.glob("*/run.json"))
 OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "cost", "engines")]
-"""Pictures of one run; costs (tests/rent) and several engines need other folders."""
+"""Pictures of one run; several engines need other folders."""
 
 
 @pytest.mark.parametrize("name", slow_except(("roofline", "precisions"), [*OF_A_RUN_ALONE, *COMPARISONS]))
