@@ -61,9 +61,9 @@ class RunFolders:
 
 @asks()
 def report(given: RunFolders) -> None:
-    """Write the reports and pictures of runs again.
+    """Write the reports of runs again.
 
-    Writes report.html, report.md and PNG files.
+    Writes report.html with its pictures, and report.md.
     """
     from profiler.report.write import write_reports
     from profiler.store.folder import read_run
@@ -85,8 +85,7 @@ class PictureOfRuns:
 def plot(picture: PictureOfRuns) -> None:
     """Draw a picture of one or several runs.
 
-    Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps, engines,
-    forecast. Pictures of several: precisions, devices.
+    Pictures: roofline, map, split, throughput, doubling, waterfall, operators, memory. Of several runs only throughput.
     """
     from profiler.report.plots import save
     from profiler.store.folder import read_run

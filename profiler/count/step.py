@@ -17,7 +17,6 @@ from profiler.facts.step import bytes_by_kind, plain_number
 from profiler.json_document import view
 from profiler.quant.checkpoints import Gguf
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
-from profiler.report.time_breakdown import GEMM_FIT, gemm_fit
 from profiler.units import duration, escape_formula, percent, scaled, several, short_count, significant
 
 
@@ -147,9 +146,16 @@ def _collectives(share: RankShare) -> TextTable:
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
-    """Return the census: m x n x k, and how well matrix units fit each shape."""
-    rows = [[*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), *gemm_fit([gemm])] for gemm in gemms]
-    return text_table(("m", "n", "k", "dtype", "count", *GEMM_FIT), rows, texts=("dtype",))
+    """Return the census: m x n x k, the used share of the tiles of 128 x 128, and whether rows are whole 16 bytes."""
+    rows = [
+        [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), _yes(gemm.aligned)]
+        for gemm in gemms
+    ]
+    return text_table(("m", "n", "k", "dtype", "count", "of its tiles", "16-byte rows"), rows, texts=("dtype",))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
