@@ -19,7 +19,7 @@ from profiler.json_document import Document, view
 from profiler.quant.checkpoints import Gguf
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
 from profiler.report.time_breakdown import GEMM_FIT, gemm_fit
-from profiler.units import duration, escape_formula, percent, scaled, several, short_count, significant
+from profiler.units import duration, percent, scaled, several, short_count, significant
 
 
 def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Section]:
@@ -332,5 +332,5 @@ def count_csv(counted: StepCount) -> str:
     writer = csv.DictWriter(buffer, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in count_document(counted).operators:
-        writer.writerow({**vars(row), "name": escape_formula(row.name)})
+        writer.writerow(vars(row))
     return buffer.getvalue()

@@ -11,13 +11,10 @@ import torch
 
 from profiler.checks import installation
 from profiler.checks.doctor import examine
-from profiler.checks.selftest import run_selftest
-from profiler.device.machine import machine_for
-from profiler.roofs.measure import measure
 
 from .card import Card
 from .test_roofs import by_tensors
-from .truth import A100, H100, RTX_4090, T4, Truth
+from .truth import A100, H100, T4, Truth
 from .world import simulated, standing_in
 
 ON_A_CARD = ["attention", "KV lengths", "fp8 by row", "fp8 by tensor", "int8 products", "grouped products"]
@@ -109,17 +106,3 @@ def test_what_does_not_work_is_the_only_bad_line(
     assert says in found[name].says
     absent = [item for item, check in found.items() if check.works is None]
     assert absent == ([] if truth.capability >= (8, 9) else ["fp8 by row", "fp8 by tensor"])
-
-
-# A B200 has 126 MiB of L2 and 8 TB/s (NVIDIA's datasheet), an RTX 4090 72 MiB.
-_B200 = H100.but(bytes_per_s=7.2e12, l2_bytes=126 << 20, l2_bytes_per_s=20e12)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("truth", [RTX_4090.but(launch_s=20e-6), _B200.but(launch_s=8e-6)], ids=["RTX 4090", "B200"])
-def test_no_cache_hides_the_weights_of_a_known_kernel(truth: Truth) -> None:
-    """The 64 MiB of a 4096 x 4096 matrix in float32 fit in both caches: sixteen rows of it would wait for the host."""
-    with simulated(truth):
-        machine = machine_for(torch.device("cuda", 0))
-        found = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.1)))
-    assert [item.name for item in found if not item.right] == []

@@ -7,49 +7,17 @@ import shutil
 import statistics
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from hurry import with_effort
 
-from profiler.device.machine import machine_for
 from profiler.facts.measurements import ForecastTime
-from profiler.forecast.command import run_facts
-from profiler.gpu_profile.kernels import fitted_on
-from profiler.gpu_profile.measure import measure_profile
-from profiler.loading.meta_model import quiet_libraries
-from profiler.roofs.measure import measure
 from profiler.store.folder import Run, read_gathered, read_run
 
-from .scenario import Scenario, command_line, said, so
-from .truth import A100, T4
+from .scenario import Scenario, command_line, so
+from .truth import T4
 from .world import simulated
 
 pytestmark = pytest.mark.slow
-
-LAYERS = 2
-
-
-def test_a_run_and_a_profile_forecast_a_card_of_known_truth(tmp_path: Path) -> None:
-    """Forecasts of two layers of Mistral-7B have median errors below 5 %.
-
-    They predict each cell from the others, the extremes from the rest, and all cells from a card's profile. This model
-    never ran on the profiled card.
-    """
-    with simulated(A100), quiet_libraries():
-        machine = machine_for(torch.device("cuda", 0))
-        ceilings = measure(machine, ["float16"], model_dtype="float16", stage_budget_s=0.2)
-        profile = measure_profile(machine, ceilings, ["float16"], 0.1)
-    run, _ = said(Scenario("mistral-7b-v0.1", LAYERS, prompt_lens=[128, 512], batch_sizes=[1, 8]), [A100], tmp_path)
-    known = run_facts(run.folder)
-    assert known.trained.within.median < 0.05
-    assert known.trained.outside.median < 0.05
-    forecast = fitted_on(profile, "float16", LAYERS).forecast(known.trained.measured.demanded)
-    off = forecast.latency_s / known.trained.measured.latency_s - 1
-    decode = ~known.trained.measured.demanded.steps.prefill
-    assert np.median(np.abs(off[decode])) < 0.05
-    assert np.median(np.abs(off[~decode])) < 0.05
-
 
 SCENARIO = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64, 128, 256, 512], batch_sizes=[1, 2, 4, 8, 16], new_tokens=16)
 CORNERS = {(1, 64), (1, 512), (16, 64), (16, 512)}

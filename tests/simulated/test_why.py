@@ -137,14 +137,6 @@ def test_a_plain_models_step_is_captured(reads: bool) -> None:
     assert "CUDA graph without torch.compile" in found.basis
 
 
-def test_a_step_that_the_gpu_limits_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a host with 0.1 us per launch, the weights of a step take longer than its dispatch."""
-    with_effort(monkeypatch, script_floor=True)
-    with simulated(H100.but(launch_s=1e-7, host_operator_s=1e-7)):
-        why = explained(llama(torch.bfloat16, hidden_size=4096))
-    assert {"uncompiled", "growing-cache"}.isdisjoint(trial.id for trial in why.tried)
-
-
 @pytest.mark.parametrize(
     ("truth", "dtype", "name", "change"),
     [
@@ -200,16 +192,6 @@ def test_offloaded_weights_have_their_time_on_the_link_and_what_would_fit() -> N
     assert found.evidence.startswith(f"{nbytes / 1e9:.3g} GB of ")
     assert "4 bits" in found.change or "8 bits" in found.change
     assert "such as the T4" in found.change
-
-
-def test_gpus_that_take_turns_cost_at_most_half() -> None:
-    with simulated(A100, A100):
-        model = spread(llama(torch.float16, layers=4), 2, "cuda:1")
-        why = explained(model, 60.0)
-    found = finding(why, "gpus-in-turn")
-    assert found.is_bound
-    assert found.saves_s == pytest.approx(sum(call.steady_s for call in why.seen.calls) / 2)
-    assert "tp_size=2" in found.change
 
 
 def test_attention_plans_are_named_with_what_they_cost() -> None:

@@ -15,13 +15,11 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from machines import XEON_PROFILE
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
 from profiler.errors import RequestError, RunError
-from profiler.gpu_profile.profile import read_profile
 from profiler.grid.ranges import parse_values
 from profiler.json_document import json_text
 from profiler.place.place import placed
@@ -37,6 +35,13 @@ WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
 FOREIGN = sorted(
     file for file in (ROOT / "tests" / "data").rglob("*") if file.suffix in (".json", ".jsonl", ".csv", ".md")
 )
+DOCUMENT = json.loads((WHOLE / "run.json").read_text())
+RECORDS = {json.loads(line)["kind"]: json.loads(line) for line in (WHOLE / SAMPLES_FILE).read_text().splitlines()}
+OPERATOR = {
+    **dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager",
+    **dict.fromkeys(("avoidable_bytes_by_cause", "avoidable_flops_by_cause", "gemms"), ""),
+}  # fmt: skip
+CELL = next(csv.DictReader((OLD / "cells.csv").read_text().splitlines()))
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
@@ -44,20 +49,15 @@ anything = st.recursive(
     max_leaves=6,
 )
 options = st.text(alphabet="0123456789.,*+-=%$ eETinf4\x00٣", max_size=24) | st.text(max_size=24)
+cells = st.sampled_from(
+    ["", "1", "-1", "nan", "1e999", "prefill", "eager", "²", "[]", '{"a": 1}', "null", '{"copies": "x"}', "9" * 5000]
+)
 
 
 def tried(parse: Callable[[], object]) -> None:
     """Run a parser; any error other than a RequestError or a RunError fails the test."""
     with contextlib.suppress(RequestError, RunError):
         parse()
-
-
-@given(options)
-@example("1..99999999999999999999*2")
-@example("9" * 5000)
-@example("٣")
-def test_ranges(text: str) -> None:
-    tried(lambda: parse_values(text, "--batch-sizes"))
 
 
 def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -85,38 +85,23 @@ def one_changed(content: Any) -> st.SearchStrategy[Any]:
     return st.builds(lambda place, value: changed(content, place, value), st.sampled_from(places(content)), anything)
 
 
-PROFILE = json.loads(XEON_PROFILE.read_text())
-DOCUMENT = json.loads((WHOLE / "run.json").read_text())
-LINES = (WHOLE / SAMPLES_FILE).read_text().splitlines()
-KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}
+@given(options)
+@example("1..99999999999999999999*2")
+@example("9" * 5000)
+@example("٣")
+def test_ranges(text: str) -> None:
+    tried(lambda: parse_values(text, "--batch-sizes"))
 
 
-@given(one_changed(PROFILE))
-@example([])
-@example({"schema_version": {}})
-def test_profiles(tmp_path: Path, content: Any) -> None:
-    file = tmp_path / "card.json"
-    file.write_text(json.dumps(content))
-    tried(lambda: read_profile(file))
-
-
-@given(one_changed(DOCUMENT))
-@example([])
-@example({"schema_version": 1})
-@example({"schema_version": "4"})
-@example({"schema_version": [1]})
-def test_run_json(tmp_path: Path, content: Any) -> None:
+@given(one_changed(DOCUMENT), st.sampled_from(sorted(RECORDS)).flatmap(lambda kind: one_changed(RECORDS[kind])))
+@example([], 1)
+@example({"schema_version": "4"}, {"kind": []})
+@example({"schema_version": [1]}, {"kind": None})
+def test_run_json_and_samples(tmp_path: Path, content: Any, record: Any) -> None:
     (tmp_path / "run.json").write_text(json.dumps(content))
     tried(lambda: read_document(tmp_path))
     (tmp_path / FORECAST_FILE).write_text(json.dumps(content))
     tried(lambda: read_forecast(tmp_path))
-
-
-@given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: one_changed(KINDS[kind])))
-@example({"kind": []})
-@example({"kind": None})
-@example(1)
-def test_samples(tmp_path: Path, record: Any) -> None:
     (tmp_path / SAMPLES_FILE).write_text(json.dumps(record) + "\n")
     tried(lambda: read_facts_of(tmp_path))
 
@@ -124,61 +109,36 @@ def test_samples(tmp_path: Path, record: Any) -> None:
 @pytest.mark.parametrize(
     "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "visit"', b"\x00\n", b'{"kind": "\\ud800"}\n']
 )
-@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "card.json", "forecast.json"])
+@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "forecast.json"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     folder = Path(shutil.copytree(OLD, tmp_path / "run"))
     (folder / name).write_bytes(content)
     for parse in (read_run, read_facts_of, read_operators, read_forecast):
         tried(partial(parse, folder))
-    tried(lambda: read_profile(folder / "card.json"))
     tried(lambda: read_foreign(folder / name))
 
 
-cells = st.sampled_from(
-    ["", "1", "-1", "nan", "1e999", "prefill", "eager", "²", "[]", '{"a": 1}', "null", '{"copies": "x"}', "9" * 5000]
-)
-
-
-ROW = {**dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager"} | dict.fromkeys(
-    ("avoidable_bytes_by_cause", "avoidable_flops_by_cause", "gemms"), ""
-)
-
-
-def write_row(file: Path, row: dict[str, str]) -> None:
+def row_of(file: Path, row: dict[str, str]) -> None:
     with file.open("w", newline="") as opened:
         writer = csv.DictWriter(opened, row)
         writer.writeheader()
         writer.writerow(row)
 
 
-def operators_of(folder: Path, row: dict[str, str]) -> object:
-    write_row(folder / "operators.csv", row)
-    return read_operators(folder)
-
-
-def test_a_plain_row_of_operators_is_read(tmp_path: Path) -> None:
-    [[operator]] = operators_of(tmp_path, ROW).values()  # type: ignore[attr-defined]
-    assert operator.flops == 1
-
-
-@given(st.sampled_from(OPERATOR_COLUMNS), cells)
-@example("avoidable_bytes_by_cause", "[]")
-@example("avoidable_bytes_by_cause", "1")
-@example("avoidable_bytes_by_cause", "[" * 10**5)
-@example("avoidable_flops_by_cause", '{"copies": {}}')
-@example("flops", "²")
-@example("count", "9" * 5000)
-@example("gemms", "1*0x1x1")
-def test_operators(tmp_path: Path, column: str, value: str) -> None:
-    tried(lambda: operators_of(tmp_path, {**ROW, column: value}))
-
-
-@given(st.sampled_from((WHOLE / "cells.csv").read_text().splitlines()[0].split(",")), cells)
-def test_cells(tmp_path: Path, column: str, value: str) -> None:
-    row = next(csv.DictReader((OLD / "cells.csv").read_text().splitlines()))
+@given(st.sampled_from(OPERATOR_COLUMNS), st.sampled_from(sorted(CELL)), cells)
+@example("avoidable_bytes_by_cause", "engine", "[" * 10**5)
+@example("avoidable_flops_by_cause", "engine", '{"copies": {}}')
+@example("flops", "latency_s", "²")
+@example("gemms", "engine", "1*0x1x1")
+def test_operators_and_cells(tmp_path: Path, column: str, other: str, value: str) -> None:
     (tmp_path / "run.json").write_text((OLD / "run.json").read_text())
-    write_row(tmp_path / "cells.csv", {**row, column: value})
+    row_of(tmp_path / "cells.csv", {**CELL, other: value})
     tried(lambda: read_run(tmp_path))
+    row_of(tmp_path / "operators.csv", OPERATOR)
+    [[operator]] = read_operators(tmp_path).values()
+    assert operator.flops == 1
+    row_of(tmp_path / "operators.csv", {**OPERATOR, column: value})
+    tried(lambda: read_operators(tmp_path))
 
 
 @given(st.data())
@@ -207,3 +167,10 @@ def used(file: Path) -> None:
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
     json_text(comparison_document(compare_sides(side, side)))
+
+
+def test_cells_of_another_run(tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(OLD, tmp_path / "run"))
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"eager"', '"=cmd"'))
+    with pytest.raises(RunError, match="has no engine 'eager'"):
+        read_run(copied)
