@@ -399,7 +399,8 @@ def _after(recording: Recorded, fault: Fault, first: Ran, after: State | None, f
         return
     if first.code not in (0, 2, 3) or "Traceback" in first.err or len(first.err.strip().splitlines()) > 1:
         yield f"exit code {first.code}, and not one line: {first.err}"
-    if first.code == 2 and fault.kind not in ("lost", "full") and fault.stage not in ("", "loading"):
+    gone = fault.kind in ("lost", "full") or (fault.on and fault.api in NEEDS_DEVICE)
+    if first.code == 2 and not gone and fault.stage not in ("", "loading"):
         yield f"the run ended: {first.err}"
     if first.left_bytes > recording.base.left_bytes:
         yield f"{first.left_bytes - recording.base.left_bytes} bytes of the GPU are still held"
@@ -425,15 +426,15 @@ def _after(recording: Recorded, fault: Fault, first: Ran, after: State | None, f
             yield from (f"{'/'.join(key)} {text}" for text in _moved(before, row, counts))
         elif fault.kind not in ("lost", "oom") and first.code != 2:
             yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
-    gone = sorted(recording.state.facts - after.facts)
-    if gone and first.code != 2:
+    lost = sorted(recording.state.facts - after.facts)
+    if lost and first.code != 2:
         if first.code != 3:
-            yield f"exit code {first.code}, and {len(gone)} facts are gone ({'; '.join(gone[:3])})"
+            yield f"exit code {first.code}, and {len(lost)} facts are gone ({'; '.join(lost[:3])})"
         why = "out of memory" if fault.kind == "oom" else str(RAISED.get(fault.kind, str)()).splitlines()[:1]
         written = json.dumps(after.document), first.out, markdown_report(read_run(folder))
         for place, text in zip(("run.json", "the screen", "report.md"), written, strict=True):
             if _plain("".join(why))[:24] not in _plain(text):
-                yield f"{place} does not say why ({why}) {len(gone)} facts are gone ({'; '.join(gone[:3])})"
+                yield f"{place} does not say why ({why}) {len(lost)} facts are gone ({'; '.join(lost[:3])})"
 
 
 def _resumed(recording: Recorded, resumed: Ran, after: State | None) -> Iterator[str]:
