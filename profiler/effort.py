@@ -43,8 +43,6 @@ class Effort:
     """Replays of linears at rows between those of the cells."""
     generate_share: float = 0.04
     """Timing the parts of `generate`."""
-    queue_share: float = 0.10
-    """Batching a queue of unequal prompts in other ways."""
     trials_share: float = 0.10
     """Trying variants on a few layers."""
     gpu_replays_share: float = 0.06
@@ -57,23 +55,8 @@ class Effort:
     """Judging the run and writing its report."""
     neighbours_share: float = 0.1
     """Waiting for other processes to end before anything is timed, at most."""
-    idle_pauses: tuple[tuple[float, int], ...] = ((0.0, 5), (1.0, 5), (5.0, 2), (30.0, 1))
-    """`--cold`: seconds without work before decode steps, and how often."""
     pictures: tuple[str, ...] = ("roofline", "map", "split")
     """Pictures written into the run folder; none: neither files nor the roofline of report.html."""
-    selftest_s: float = 3.0
-    """Seconds per known kernel."""
-    profile_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 64, 256, 1024)
-    """Rows of the products in a GPU profile."""
-    profile_attentions: tuple[tuple[int, int, int], ...] = (
-        (1, 1, 64), (1, 1, 512), (1, 1, 2048), (8, 1, 64), (8, 1, 512), (8, 1, 2048), (32, 1, 512), (1, 64, 64),
-        (1, 256, 256), (1, 1024, 1024), (8, 64, 64), (8, 256, 256),
-    )  # fmt: skip
-    """(batch, queries, keys) of its attention."""
-    profile_small_s: float = 4.0
-    """Seconds of its small kernels."""
-    profile_twin_s: float = 1.5
-    """Seconds of its twin's steps, per phase and batch size."""
     script_least_s: float = 30.0
     script_most_s: float = 300.0
     """`why`: least and most seconds after the script; between them as long as the script took."""

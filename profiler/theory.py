@@ -27,9 +27,9 @@ from profiler.data.datasheets import gpu_called as gpu
 from profiler.data.datasheets import gpus
 from profiler.data.links import bus_share
 from profiler.data.links import link_called as link
+from profiler.data.roof_set import roofs_called
 from profiler.errors import RequestError, near_misses
 from profiler.facts.step import ExecutionPath, Step
-from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 from profiler.report.plots import check_gpus
 from profiler.report.plots.style import STYLE_FILE
@@ -174,7 +174,7 @@ def grid(
 ) -> GridCount:
     """Count the prefill of every prompt length and a decode step after every context, at every batch size.
 
-    `model` is a preset, a hub id or a folder; each of `gpus` a datasheet's or a profile's name. The result has FLOPs,
+    `model` is a preset, a hub id or a folder; each of `gpus` a datasheet's name. The result has FLOPs,
     bytes and memory of each step as arrays [n], and their floor in seconds on each GPU. Raises RequestError or
     ModelError.
     """
@@ -194,7 +194,7 @@ def numbers(
 ) -> ModelNumbers:
     """Return a model's sizes, its KV cache at a context, and per GPU the largest batch and the tokens/s at most.
 
-    `model` is a preset, a hub id or a folder; each of `gpus` a datasheet's or a profile's name. Raises RequestError or
+    `model` is a preset, a hub id or a folder; each of `gpus` a datasheet's name. Raises RequestError or
     ModelError.
     """
     counted = counted_model(resolve(model), dtype, quant)

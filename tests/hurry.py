@@ -31,15 +31,6 @@ def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:
     patch.setattr(effort, "STANDARD", replace(effort.STANDARD, **settings))
 
 
-def small_gpu_profile(patch: pytest.MonkeyPatch, model: str) -> None:
-    """Make `ceilings --out` measure only a few products of `model`. The profile is written like a full one."""
-    attentions = ((1, 1, 64), (1, 64, 64))
-    with_effort(patch, profile_rows=(1, 4), profile_attentions=attentions, profile_small_s=0.1, profile_twin_s=0.1)
-    patch.setattr("profiler.gpu_profile.measure.PROFILE_BUDGET_S", 1.0)
-    patch.setattr("profiler.gpu_profile.measure.installed_formats", tuple)
-    patch.setattr("profiler.gpu_profile.measure.STANDARD_MODEL", model)
-
-
 if __name__ == "__main__":
     from profiler.cli.app import main
 

@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,7 +68,3 @@ class Others(ForeignLoad):
 
     def cores(self) -> float:
         return self.busy
-
-
-XEON_PROFILE = Path(__file__).parent / "data" / "gpu_profiles" / "xeon-amx-2-threads.json"
-"""A profile of two cores of a Xeon with AMX."""

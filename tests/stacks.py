@@ -200,7 +200,7 @@ def steps(commands: Path, work: Path, stack: Stack) -> tuple[list[Step], list[St
         ["compare", *pair],
         ["report", *pair],
         ["judge", "one"],
-        ["forecast", "one", "--keep"],
+        ["forecast", "one"],
         ["export", "one", "--format", "parquet", "--out", "one.parquet"],
         ["place", csv, "--model", "smollm2-135m", "--gpu", "T4"],
     )

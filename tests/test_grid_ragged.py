@@ -8,7 +8,7 @@ import pytest
 
 from profiler.errors import GridError
 from profiler.grid.cells import CellKey
-from profiler.grid.ragged import Ragged, Request, bucketed_batches, parse_ragged, positions, sorted_batches, waiting
+from profiler.grid.ragged import Request, parse_ragged, waiting
 from profiler.grid.ranges import make_grid
 
 
@@ -33,14 +33,6 @@ def test_sequences_that_end_early_wait_for_the_last() -> None:
     assert waiting(prompts(8, 16)) == 0
 
 
-def test_sorting_and_buckets_put_like_lengths_together() -> None:
-    queue = prompts(10, 100, 12, 90, 11, 95, 9, 99)
-    assert sum(positions(batch) for batch in sorted_batches(queue, 4)) == 4 * 12 + 4 * 100
-    buckets = bucketed_batches(queue, 4)
-    assert [{request.prompt_len for request in batch} for batch in buckets] == [{10, 12, 11, 9}, {100, 90, 95, 99}]
-    assert sorted(request for batch in buckets for request in batch) == sorted(queue)
-
-
 def test_a_grid_has_one_batch_of_each_size(tmp_path: Path) -> None:
     """The batch with the median padding, of (10, 20), (30, 30) and (5, 50), represents the others."""
     lengths = tmp_path / "lengths.txt"
@@ -59,14 +51,6 @@ def test_a_grid_has_one_batch_of_each_size(tmp_path: Path) -> None:
     assert grid.longest_context == 32
     assert grid.ragged is not None
     assert grid.ragged.name == "lengths.txt"
-
-
-def test_a_queue_has_four_batches_with_the_representative_one() -> None:
-    ragged = Ragged("made", prompts(*range(1, 21)))
-    for size in (1, 2, 3, 5):
-        queue = ragged.queue(size)
-        assert len(queue) == 4 * size
-        assert set(ragged.batch(size)) <= set(queue)
 
 
 def test_invalid_lengths_are_refused_in_one_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ WORDS = {
 """Modules at the root, which every package may import."""
 CORE = (
     "grid", "data", "facts", "device", "quant", "loading", "counting", "engines", "roofs", "measure", "judge",
-    "predict", "readers", "store", "gpu_profile", "report", "run",
+    "predict", "readers", "store", "report", "run",
 )  # fmt: skip
 """Packages of the core in the order of the data: each may import those before it."""
 COMMANDS = ("count", "comparison", "forecast", "rent", "place", "why_slow", "checks", "explore", "ranks")

@@ -1,1 +1,1 @@
-"""`doctor` and `selftest`: check that this installation works, and that its verdicts are right."""
+"""`doctor`: check that this installation works."""

@@ -27,7 +27,7 @@ _SUMMARY = 66
 """Columns of a summary in the list of commands, which is 80 wide."""
 
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Measure": (run.run, run.batch_test, inspect.ceilings, inspect.selftest, inspect.doctor),
+    "Measure": (run.run, run.batch_test, inspect.ceilings, inspect.doctor),
     "Explain": (why.why, report.explain, report.judge, report.report, report.plot, report.export),
     "Compare": (compare.compare, compare.gate, compare.place),
     "Predict": (count.count, forecast.explore, forecast.forecast, forecast.rent),

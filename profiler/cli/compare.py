@@ -7,44 +7,38 @@ from pathlib import Path
 
 import typer
 
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, LongOutput, Progress, asks
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, LongOutput, asks
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_in_order
 from profiler.options import argument, option
 from profiler.quant.registry import quant_help
-from profiler.run.options import Options
 
 
 @dataclass(frozen=True)
 class Compared:
     """The runs that `compare` compares."""
 
-    paths: list[Path] = argument("Run folders, or other tools' result files.", "A B...")
+    paths: list[Path] = argument("Two run folders, or other tools' result files.", "A B")
     anyway: bool = option(False, "Show runs that are not comparable, no verdict.")
     tp: str = option("", "GPUs that shared each step, such as 4,8; default: as A and B say.")
 
     def __post_init__(self) -> None:
-        if len(self.paths) < 2:
-            raise RequestError("compare needs two or more run folders: roofscope compare BEFORE AFTER.")
+        if len(self.paths) != 2:
+            raise RequestError(f"compare compares two runs, not {len(self.paths)}: roofscope compare BEFORE AFTER.")
 
 
 @asks()
 def compare(given: Compared, output: LongOutput) -> None:
-    """Compare two runs cell by cell, or several as a history.
+    """Compare two runs cell by cell.
 
     Reports each change with its confidence interval, and the part of the time that changed.
     """
-    from profiler.comparison.command import compared, history_of
-    from profiler.comparison.documents import comparison_document, history_document
-    from profiler.comparison.text import changes_section, history_section
+    from profiler.comparison.command import compared
+    from profiler.comparison.documents import comparison_document
+    from profiler.comparison.text import changes_section
 
-    gpus = parse_in_order(given.tp, "--tp")
-    if len(given.paths) == 2:
-        comparison = compared(*given.paths, anyway=given.anyway, tp=gpus)
-        output.answer(lambda: comparison_document(comparison), lambda: [changes_section(comparison)])
-    else:
-        history = history_of(given.paths, anyway=given.anyway, tp=gpus)
-        output.answer(lambda: history_document(history), lambda: [history_section(history)])
+    comparison = compared(*given.paths, anyway=given.anyway, tp=parse_in_order(given.tp, "--tp"))
+    output.answer(lambda: comparison_document(comparison), lambda: [changes_section(comparison)])
 
 
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
@@ -52,21 +46,11 @@ _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, 
 
 @dataclass(frozen=True)
 class Gated:
-    """The runs that `gate` compares, or how it measures the second."""
+    """The runs that `gate` compares."""
 
     base: Path = argument("The run folder to compare with.", "BASE")
-    new: Path | None = argument("The run folder of the change.", "[NEW]", default=None)
+    new: Path = argument("The run folder of the change.", "NEW")
     max_slowdown: str = option("3%", "Largest slowdown: 3%, or decode=3%,prefill=5%.")
-    rerun: bool = option(False, "Measure BASE's grid again instead of reading NEW.")
-    model: str | None = option(None, "--rerun: the path of BASE's model if it was local.")
-    prompts: Path | None = option(None, "--rerun: the file of BASE's real prompts.")
-    budget_s: float = option(180.0, "--rerun: seconds from the start to the answer.", flag="budget")
-    device: str = option("auto", "--rerun: auto, cpu, cuda or cuda:N.")
-    out: Path | None = option(None, "--rerun: the new run's folder.")
-
-    def __post_init__(self) -> None:
-        if self.rerun == (self.new is not None):
-            raise RequestError("use one of the two: roofscope gate BASE NEW, or roofscope gate BASE --rerun.")
 
 
 @dataclass(frozen=True)
@@ -79,26 +63,16 @@ class GateOutput(LongOutput):
 
 
 @asks()
-def gate(given: Gated, progress: Progress, output: GateOutput) -> None:
+def gate(given: Gated, output: GateOutput) -> None:
     """Fail if a change makes a run slower than allowed.
 
     Exit codes: 0 pass, 1 slower with high confidence, 2 not comparable, 3 inconclusive.
     """
+    from profiler.comparison.command import gated
     from profiler.comparison.documents import gate_document
     from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
 
-    if given.new is not None:
-        from profiler.comparison.command import gated
-
-        verdict = gated(given.base, given.new, given.max_slowdown)
-    else:
-        options = Options(
-            model=given.model, prompts=given.prompts, budget_s=given.budget_s, device=given.device, out=given.out
-        )
-        with progress.listener(output) as listener:
-            from profiler.comparison.rerun import rerun
-
-            verdict = rerun(given.base, given.max_slowdown, options, listener)
+    verdict = gated(given.base, given.new, given.max_slowdown)
     if output.format in GATE_FORMATS:
         print(GATE_FORMATS[output.format](verdict), end="" if output.format == "junit" else "\n")
     else:
@@ -116,7 +90,7 @@ class Placed:
     here: bool = option(False, "Measure and use the roofs of this device.")
     quant: str = option("none", f"{quant_help()}; not for GGUF, whose results name their bits.")
     tp: int = option(0, "GPUs that shared each step; default: as the file says, or 1.")
-    link: str = option("", "Their link, as in `forecast`; default: the datasheet's.")
+    link: str = option("", "nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s; default: the GPU's.")
     prompt_lens: str = option("", "Prompt lengths, for a file without shapes.")
     batch_sizes: str = option("", "Batch sizes, for a file without shapes.")
     new_tokens: str = option("", "New tokens, for a file without shapes.")

@@ -12,8 +12,8 @@ from profiler.options import argument, flag_of, listed, one_of, option
 from profiler.quant.registry import quant_help
 
 if TYPE_CHECKING:
-    from profiler.counting.floor import RoofSet
     from profiler.counting.grid_count import GridCount
+    from profiler.data.roof_set import RoofSet
 
 _PLOTS = ("roofline", "map", "intensity", "latency", "kv")
 _DEFAULT_BATCHES, _DEFAULT_LENS = "1..32*2", "128..2048*2"
@@ -36,7 +36,7 @@ class CountOptions:
     dtype: str = option("auto", "auto (the checkpoint's), float32, bfloat16 or float16.")
     quant: str = option("none", f"{quant_help()}.")
     attn: str = option("auto", "What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
-    gpu: str = option("", "GPUs or GPU profiles, such as 'T4,H100 SXM'.")
+    gpu: str = option("", "GPUs, such as 'T4,H100 SXM'.")
     plot: str = option("", f"Draw the grid: {', '.join(_PLOTS)}.")
     run: Path | None = option(None, "--plot roofline: add a run's cells.", metavar="RUN")
     out: Path | None = option(None, "--plot: a PNG or SVG file (default: MODEL-PLOT.png).")
@@ -74,7 +74,7 @@ def count(options: CountOptions, output: CountOutput) -> None:
 
     Counts one step, or a grid with --batch-sizes, --prompt-lens, --context-lens or --plot.
     """
-    from profiler.gpu_profile.profile import roofs_called
+    from profiler.data.roof_set import roofs_called
 
     gpus = {name: roofs_called(name) for name in listed(options.gpu)}
     if options.is_grid:

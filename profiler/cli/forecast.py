@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from profiler.cli.options import LongOutput, asks
 from profiler.errors import RequestError
-from profiler.forecast.options import ForecastOptions, RankOptions
+from profiler.forecast.options import ForecastRequest
 from profiler.options import argument, listed, option
 from profiler.quant.registry import quant_help
 from profiler.rent.options import RentOptions
@@ -25,66 +25,23 @@ class Source:
     """What is forecast, and on what."""
 
     source: str = argument("A run folder, or with --on a model.", "RUN|MODEL")
-    on: str = option("", "A GPU such as 'L4', or a profile's .json file.")
-
-
-@dataclass(frozen=True)
-class Use:
-    """What is done with a forecast."""
-
-    check: bool = option(False, "Then measure the cells, and print the error.")
-    model: str = option("", "--check: the path of the run's model if it was local.")
-    budget_s: float = option(60.0, "--check: seconds from the start to the answer.", flag="budget")
-    out: Path | None = option(None, "PNG or SVG file: the forecast over the batch size.")
-    keep: bool = option(False, "Add the forecast to the run's folder and report.html.")
+    on: str = option("", "A GPU such as 'L4'.")
 
 
 @asks()
-def forecast(source: Source, options: ForecastOptions, ranks: RankOptions, use: Use, output: LongOutput) -> None:
+def forecast(source: Source, request: ForecastRequest, output: LongOutput) -> None:
     """Predict the times of cells that were not measured.
 
     Prints the error of such forecasts too.
     """
-    from profiler.forecast.check import check_forecast
-    from profiler.forecast.command import ForecastRequest, forecast_on, forecast_run
-    from profiler.forecast.screen import check_section, forecast_document, forecast_section
+    from profiler.forecast.command import forecast_on, forecast_run
+    from profiler.forecast.screen import forecast_section
 
-    folder, on, request = Path(source.source), source.on, ForecastRequest(**vars(options))
-    if not on and not folder.is_dir():
+    folder = Path(source.source)
+    if not source.on and not folder.is_dir():
         raise RequestError(f"{source.source!r} is not a run folder; pass one, or a model with --on GPU.")
-    if use.check and on:
-        raise RequestError("--check runs on this device; omit --on, or forecast a run of this device.")
-    if ranks != RankOptions():
-        if not ranks.tp or use.check or use.keep or use.out is not None:
-            raise RequestError(
-                "--link and --price need --tp, which only prints its forecast: use no --check, --keep or --out."
-            )
-        from profiler.forecast.screen import ranks_section
-        from profiler.forecast.tensor_parallel import forecast_ranks
-        from profiler.report.progress import make_listener
-
-        with make_listener(quiet=False, plain=output.plain) as listener:
-            shared = forecast_ranks(source.source, on, request, ranks, listener)
-        output.answer(lambda: shared, lambda: [ranks_section(shared)])
-        return
-    answer = forecast_on(source.source, on, request) if on else forecast_run(folder, request)
-    if use.keep and on:
-        raise RequestError("--keep needs a run folder to write to, and --on has none; omit one of the two.")
-    if use.keep:
-        from profiler.report.write import write_reports
-        from profiler.store.folder import read_run
-        from profiler.store.forecasts import write_forecast
-
-        write_forecast(folder, answer)
-        write_reports([read_run(folder)])
-    if use.out is not None:
-        from profiler.report.plots import save_figure
-        from profiler.report.plots.curves import forecast_band
-
-        save_figure(forecast_band(answer), use.out)
-    checked = check_forecast(folder, request, answer, use.budget_s, use.model) if use.check else None
-    check = [] if checked is None else [check_section(checked)]
-    output.answer(lambda: forecast_document(answer, checked), lambda: [*check, forecast_section(answer)])
+    answer = forecast_on(source.source, source.on, request) if source.on else forecast_run(folder, request)
+    output.answer(lambda: answer, lambda: [forecast_section(answer)])
 
 
 @dataclass(frozen=True)
@@ -119,7 +76,7 @@ class Page:
     """What the page of `explore` shows, and its file."""
 
     model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
-    gpu: str = option("", "GPUs or GPU profiles (default: five common ones).")
+    gpu: str = option("", "GPUs (default: five common ones).")
     quant: str = option("", f"Several of {quant_help()} (default: all).")
     run: Path | None = option(None, "Add a run's roofs, cells and forecasts.", metavar="RUN")
     out: Path | None = option(None, "The page (default: MODEL-explore.html, or explore.html in the run's folder).")
@@ -151,7 +108,7 @@ def _forecasts(run: Run, document: ExploreDocument) -> Sequence[ForecastCell]:
     """Return forecasts of the page's settings; none for a run that has no basis for them."""
     from profiler.errors import RunError
     from profiler.explore.command import FORECAST_NEW_TOKENS, forecast_sizes
-    from profiler.forecast.command import ForecastRequest, forecast_run
+    from profiler.forecast.command import forecast_run
 
     batches, prompts, fills = (",".join(map(str, sizes)) for sizes in forecast_sizes(document))
     request = ForecastRequest(prompts, batches, fills, new_tokens=FORECAST_NEW_TOKENS)

@@ -1,43 +1,35 @@
-"""The commands that run no model: doctor, ceilings, gpus, selftest, models."""
+"""The commands that run no model: doctor, ceilings, gpus, models."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import typer
-
-from profiler.cli.options import EXIT_INCOMPLETE, EXIT_WRONG, OnDevice, Output, asks
+from profiler.cli.options import OnDevice, Output, asks
 from profiler.cli.run import start_ranks
 from profiler.errors import RequestError
 from profiler.options import argument, option
 
 
 @dataclass(frozen=True)
-class Measured:
-    """What `ceilings` measures besides the roofs."""
+class OfLink:
+    """The link that `ceilings` measures in place of the roofs."""
 
-    out: Path | None = option(None, "Write a GPU profile: one more minute, three if busy.")
-    out_dtypes: str = option("float32,bfloat16", "--out: the dtypes of the profile.")
     link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link")
-    plot: Path | None = option(None, "--link: draw it, as PNG or SVG.")
 
 
 @asks()
-def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
+def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
     """Measure the roofs of this device.
 
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
     """
-    if measured.link_ranks or measured.plot:
-        _ceilings_of_link(on.device, measured, output)
+    if between.link_ranks:
+        _ceilings_of_link(on.device, between.link_ranks, output)
         return
     from profiler.device.contention import ForeignLoad
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
-    from profiler.gpu_profile.measure import profiled_dtypes, write_profile
     from profiler.judge.warnings import health_warnings
     from profiler.loading.meta_model import quiet_libraries
     from profiler.report.device import ceilings_document
@@ -49,7 +41,6 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     from profiler.roofs.sampler import attempt
     from profiler.run.warnings import busy_words, device_warnings, missing_roofs, roof_warnings
 
-    names = profiled_dtypes(measured.out_dtypes, measured.out) if measured.out else []
     machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
@@ -59,7 +50,6 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     with quiet_libraries(), attempt("the host's pace", machine, missing):
         host = measure_host_pace(machine)
     roofs = replace(roofs, links=links, host=host, missing={**roofs.missing, **missing})
-    profile_warnings = write_profile(machine, roofs, names, measured.out) if measured.out else []
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
@@ -69,7 +59,6 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
         *health_warnings(info.datasheet, roofs),
         *missing_roofs(roofs),
         *roof_warnings(roofs),
-        *profile_warnings,
     ]
     output.answer(
         lambda: ceilings_document(info, roofs, sheet_per_s, warnings),
@@ -77,16 +66,11 @@ def ceilings(on: OnDevice, measured: Measured, output: Output) -> None:
     )
 
 
-def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
+def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
     from profiler.device.device import gpu_count, resolve_device
 
-    ranks, plot = measured.link_ranks, measured.plot
     if ranks < 2:
         raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
-    if plot is not None and plot.suffix.lower() not in (".png", ".svg"):
-        raise RequestError(f"--plot {plot}: the name must end in .png or .svg.")
-    if measured.out is not None:
-        raise RequestError("--link measures the link only; write the profile (--out) with a command of its own.")
     kind = resolve_device(device).type
     if kind == "cuda" and ranks > gpu_count():
         raise RequestError(
@@ -105,14 +89,6 @@ def _ceilings_of_link(device: str, measured: Measured, output: Output) -> None:
     group.close()
     if group.rank:
         return
-    if plot is not None:
-        from profiler.report.plots import save_figure
-        from profiler.report.plots.curves import link_figure
-        from profiler.report.plots.style import styled
-
-        with styled():
-            figure = link_figure(link)
-        save_figure(figure, plot)
     from profiler.report.blocks import Lines, Section
     from profiler.report.device import link_document, link_lines, link_table
 
@@ -149,34 +125,6 @@ def gpus(asked: GpuNames, output: Output) -> None:
     sheets = [datasheets.gpu_called(name) for name in asked.names or ()] or list(datasheets.gpus())
     table = gpu_columns if asked.names else gpus_table
     output.answer(lambda: gpu_rows(sheets), lambda: [Section("", [table(sheets)])])
-
-
-@asks()
-def selftest(on: OnDevice, output: Output) -> None:
-    """Check the verdicts on kernels with a known label.
-
-    Exit codes: 0 right, 1 a label is wrong, 3 a kernel is inconclusive.
-    """
-    from profiler.checks.selftest import contention_line, run_selftest, selftest_section
-    from profiler.device.contention import Neighbours
-    from profiler.device.device import resolve_device
-    from profiler.device.machine import machine_for
-    from profiler.roofs.measure import measure
-
-    machine, neighbours = machine_for(resolve_device(on.device)), Neighbours()
-    results = list(run_selftest(machine, measure(machine, ["float32"], model_dtype="float32")))
-    wrong, right = any(result.wrong for result in results), all(result.right for result in results)
-    contention = neighbours.look()
-    busy = not right and contention.disturbs(machine.info.host_threads)
-    if busy:
-        line = contention_line(contention, results)
-        print(line, file=sys.stderr) if output.format == "json" else output.console().print(line, highlight=False)
-    if output.format == "json" or wrong or not busy:
-        output.answer(lambda: results, lambda: [selftest_section(results)])
-    if wrong:
-        raise typer.Exit(EXIT_WRONG)
-    if not right:
-        raise typer.Exit(EXIT_INCOMPLETE)
 
 
 @asks()

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from profiler.report.progress import QuietListener
 
 EXIT_WRONG = 1
-"""A self-test found a wrong label, a gate found something slower, or roofscope itself failed."""
+"""A gate found something slower, or roofscope itself failed."""
 EXIT_REQUEST = 2
 """The request was wrong (one line says what would work), or two runs are not comparable."""
 EXIT_INCOMPLETE = 3
-"""Finished, but some cells have no number or a part of the run failed; or a gate or a self-test is inconclusive."""
+"""Finished, but some cells have no number or a part of the run failed; or a gate is inconclusive."""
 EXIT_INTERRUPTED = 130
 """Interrupted: the measurements are saved, and `--resume` finishes the run."""
 

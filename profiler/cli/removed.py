@@ -7,7 +7,7 @@ _SEVERAL_GPUS = "use `count --tp`, `place --tp --link`, or `run --tp` on the GPU
 _MEASURE_CELLS = "measure the cells with `run --prompt-lens ... --batch-sizes ...`"
 _RERUN = "measure the new run with `run`, and pass its folder: `gate BASE NEW`"
 _ONE_LOAD = "`rent` compares GPUs at their largest batch within --max-ttft-ms and --max-tpot-ms"
-_REMOVED = {
+REMOVED = {
     "selftest": "run `python tests/gpu/acceptance.py` of the repository",
     "run --cold": "`run` and `why` report first calls",
     "run --prefix": "use `count --prefix`",
@@ -45,5 +45,5 @@ _REMOVED = {
 
 def removed(name: str) -> str | None:
     """Return the sentence that refuses a command or `COMMAND --option` that left; None if it never existed."""
-    instead = _REMOVED.get(name)
+    instead = REMOVED.get(name)
     return None if instead is None else f"`{name}` was removed; {instead}."

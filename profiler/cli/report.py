@@ -64,23 +64,14 @@ class RunFolders:
 def report(given: RunFolders) -> None:
     """Write the reports and pictures of runs again.
 
-    Writes report.html, report.md and PNG files; for two runs, also a page of what changed.
+    Writes report.html, report.md and PNG files.
     """
-    from profiler.comparison.command import compared
-    from profiler.comparison.page import write_changes
     from profiler.report.write import write_reports
     from profiler.store.folder import read_run
 
-    runs = [read_run(folder) for folder in given.folders]
-    for run in runs:
+    for run in [read_run(folder) for folder in given.folders]:
         write_reports([run])
         print(run.folder / "report.html")
-    if len(runs) == 2:
-        try:
-            compared(*given.folders, anyway=True)
-            print(write_changes(*runs))
-        except RequestError as reason:
-            print(f"roofscope: there is no page of what changed, since {reason}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
@@ -96,9 +87,8 @@ def plot(picture: PictureOfRuns) -> None:
     """Draw a picture of one or several runs.
 
     Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps, engines,
-    forecast. Pictures of several: precisions, devices, waterfall.
+    forecast. Pictures of several: precisions, devices.
     """
-    from profiler.comparison import page  # noqa: F401 - it adds its picture
     from profiler.report.plots import save
     from profiler.store.folder import read_run
 

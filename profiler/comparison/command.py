@@ -8,11 +8,11 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from profiler.comparison.compare import Comparison, History, compare_sides, history
+from profiler.comparison.compare import Comparison, compare_sides
 from profiler.comparison.documents import changes_frame
 from profiler.comparison.gate import Gate
 from profiler.comparison.gate import gate as gate_of
-from profiler.comparison.side import SettingDifference, Side, differences, in_order, read_side
+from profiler.comparison.side import SettingDifference, Side, in_order, read_side
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 
@@ -54,12 +54,12 @@ def compared(before: Path, after: Path, *, anyway: bool = False, tp: Sequence[in
 
 
 def _sides(paths: Sequence[Path], tp: Sequence[int]) -> list[Side]:
-    """The sides of a comparison.
+    """The two sides of a comparison.
 
-    `tp` are the GPUs that shared each step: of all sides, or of each one; empty if the sides say it or nobody knows.
+    `tp` are the GPUs that shared each step: of both sides, or of each one; empty if the sides say it or nobody knows.
     """
-    if len(tp) not in (0, 1, len(paths)) or any(gpus < 1 for gpus in tp):
-        raise RequestError(f"--tp: give one number of GPUs, or one for each of the {len(paths)} sides.")
+    if len(tp) > len(paths) or any(gpus < 1 for gpus in tp):
+        raise RequestError("--tp: give one number of GPUs, or one for each of the two sides.")
     gpus = tp if len(tp) == len(paths) else [*tp, 0][:1] * len(paths)
     return [read_side(*side) for side in zip(paths, gpus, strict=True)]
 
@@ -69,18 +69,6 @@ def refuse(found: Sequence[SettingDifference]) -> None:
     reasons = [item.words for item in found if item.weight == "refuses"]
     if reasons:
         raise RequestError(f"not comparable: {'; '.join(reasons)}. --anyway shows them side by side.")
-
-
-def history_of(paths: Sequence[Path], *, anyway: bool = False, tp: Sequence[int] = ()) -> History:
-    """Compare several runs, ordered from the oldest; `tp` as for `_sides`.
-
-    Raises RequestError if one of them is not comparable with the first, unless `anyway`.
-    """
-    runs = history(_sides(paths, tp))
-    if not anyway:
-        for side in runs.sides[1:]:
-            refuse(differences(runs.sides[0], side))
-    return runs
 
 
 def gated(before: Path, after: Path, max_slowdown: str) -> Gate:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from itertools import pairwise
 from typing import Literal
 
 from profiler.comparison.side import (
@@ -115,61 +114,43 @@ class Comparison:
         return not self.refusal
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Differences, shifts and corrections that apply to every cell of two sides."""
+def compare_sides(before: Side, after: Side) -> Comparison:
+    """Compare two sides cell by cell. If they are not comparable, every verdict is `inconclusive`."""
+    found = differences(before, after)
+    comparable = not any(item.weight == "refuses" for item in found)
+    roof_settings = {item.name for item in found if item.name in _SETTINGS_OF_ROOFS}
+    shifts = _shifts(before.witness, after.witness, roof_settings) if comparable else ()
+    roof_factors = _roof_factors(before.witness, after.witness, shifts, roof_settings) if comparable else {}
+    divided_out = [shift for shift in shifts if shift.is_claim and not roof_settings]
+    lefts, rights = aligned([before, after])
 
-    differences: tuple[SettingDifference, ...]
-    comparable: bool
-    shifts: tuple[Shift, ...]
-    corrections: tuple[Shift, ...]
-    """The shifts that are divided out of every cell's change."""
-    roof_factors: Mapping[str, float]
-    is_cpu: bool
-
-    def change(self, key: MatchKey, before: CellTime, after: CellTime) -> Change:
-        machine, half_width = _machine_part(before, self.corrections, self.is_cpu)
+    def change(key: MatchKey) -> Change:
+        first, second = lefts[key], rights[key]
+        machine, half_width = _machine_part(first, divided_out, before.is_cpu)
         found = difference(
-            before,
-            after,
-            min(before.visits, after.visits),
+            first,
+            second,
+            min(first.visits, second.visits),
             machine=machine,
             machine_half_width=half_width,
-            because=_because(before, after) if self.comparable else "not comparable",
+            because=_because(first, second) if comparable else "not comparable",
         )
         change = Change(
             **{item.name: getattr(found, item.name) for item in fields(found)},
             asked=key,
-            before=before,
-            after=after,
+            before=first,
+            after=second,
             machine=math.expm1(machine),
             machine_half_width=half_width,
         )
-        return _with_terms(change, self.roof_factors)
+        return _with_terms(change, roof_factors)
 
-
-def _pair(before: Side, after: Side) -> _Pair:
-    setting_differences = differences(before, after)
-    comparable = not any(item.weight == "refuses" for item in setting_differences)
-    roof_settings = {item.name for item in setting_differences if item.name in _SETTINGS_OF_ROOFS}
-    shifts = _shifts(before.witness, after.witness, roof_settings) if comparable else ()
-    roof_factors = _roof_factors(before.witness, after.witness, shifts, roof_settings) if comparable else {}
-    corrections = tuple(shift for shift in shifts if shift.is_claim and not roof_settings)
-    return _Pair(setting_differences, comparable, shifts, corrections, roof_factors, before.is_cpu)
-
-
-def compare_sides(before: Side, after: Side) -> Comparison:
-    """Compare two sides cell by cell. If they are not comparable, every verdict is `inconclusive`."""
-    pair = _pair(before, after)
-    lefts, rights = aligned([before, after])
     return Comparison(
         before=before,
         after=after,
-        differences=pair.differences,
-        shifts=pair.shifts,
-        changes=tuple(
-            pair.change(key, lefts[key], rights[key]) for key in in_order([key for key in lefts if key in rights])
-        ),
+        differences=found,
+        shifts=shifts,
+        changes=tuple(map(change, in_order([key for key in lefts if key in rights]))),
         only_before=len(lefts.keys() - rights.keys()),
         only_after=len(rights.keys() - lefts.keys()),
     )
@@ -280,65 +261,3 @@ def _moved(change: Change, gained: Mapping[str, float]) -> str | None:
     }
     most = max(certain, key=lambda name: certain[name], default=None)
     return most if most is not None and certain[most] > _LEAST_MOVED * abs(change.gained_s) else None
-
-
-@dataclass(frozen=True)
-class ChangePoint:
-    """A run at which the time of a cell changed."""
-
-    at: int
-    """Index of the run, from 0."""
-    change: Change
-    """The change from the run at which the time last changed, or from the first run."""
-
-
-@dataclass(frozen=True)
-class CellHistory:
-    """One cell over several runs."""
-
-    asked: MatchKey
-    times: tuple[CellTime | None, ...]
-    """One time per run; None if the run has no such cell."""
-    steps: tuple[ChangePoint, ...]
-
-
-@dataclass(frozen=True)
-class History:
-    """Several runs, ordered from the oldest, and the changes of their cells."""
-
-    sides: tuple[Side, ...]
-    differences: tuple[tuple[SettingDifference, ...], ...]
-    """Differences of each run from the one before it; none for the first."""
-    cells: tuple[CellHistory, ...]
-
-
-def history(sides: Sequence[Side]) -> History:
-    """Order runs from the oldest and find the runs at which each cell changed.
-
-    Each run is compared with the one at which the cell last changed, so slow drift is found once it has added up.
-    """
-    ordered = sorted(sides, key=lambda side: side.created)
-    cells = aligned(ordered)
-    pairs: dict[tuple[int, int], _Pair] = {}
-
-    def pair(first: int, second: int) -> _Pair:
-        if (first, second) not in pairs:
-            pairs[first, second] = _pair(ordered[first], ordered[second])
-        return pairs[first, second]
-
-    rows = []
-    for match_key in in_order(list(dict.fromkeys(key for side in cells for key in side))):
-        level: int | None = None
-        steps = []
-        for number, side in enumerate(cells):
-            if match_key not in side:
-                continue
-            if level is None:
-                level = number
-                continue
-            change = pair(level, number).change(match_key, cells[level][match_key], side[match_key])
-            if change.is_claim:
-                steps.append(ChangePoint(number, change))
-                level = number
-        rows.append(CellHistory(match_key, tuple(side.get(match_key) for side in cells), tuple(steps)))
-    return History(tuple(ordered), ((), *(differences(*neighbours) for neighbours in pairwise(ordered))), tuple(rows))

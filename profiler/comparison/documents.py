@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from profiler.comparison.compare import Change, Comparison, History, Shift
+from profiler.comparison.compare import Change, Comparison, Shift
 from profiler.comparison.gate import Decision, Gate, Outcome
 from profiler.comparison.gate_formats import gate_line
 from profiler.comparison.side import MatchKey, SettingDifference
-from profiler.comparison.text import comparison_sentences, history_sentences
+from profiler.comparison.text import comparison_sentences
 from profiler.grid.cells import Phase
 from profiler.json_document import Document, view
 from profiler.judge.breakdown import TERMS
@@ -120,60 +120,6 @@ def changes_frame(comparison: Comparison) -> pd.DataFrame:
         terms = row.pop("terms")
         rows.append({**row, **{name: terms.get(name, math.nan) for name in TERMS}})
     return pd.DataFrame(rows)
-
-
-@dataclass(frozen=True)
-class HistoryRun:
-    """One run of a history."""
-
-    name: str
-    created: str
-    tool: str
-
-
-@dataclass(frozen=True)
-class HistoryStep(ChangeRow):
-    """A run at which a cell changed."""
-
-    at: int
-    """Its number, from 0."""
-
-
-@dataclass(frozen=True)
-class HistoryRow(MatchKey):
-    """One cell over several runs."""
-
-    times_s: Sequence[float | None]
-    """The median of each run; null where it lacks the cell."""
-    steps: Sequence[HistoryStep]
-
-
-@dataclass(frozen=True)
-class HistoryDocument(Document):
-    """`roofscope compare A B C ... --format json`."""
-
-    runs: Sequence[HistoryRun]
-    differences: Sequence[Sequence[SettingDifference]]
-    """Of each run to the one before."""
-    answer: Sequence[str]
-    cells: Sequence[HistoryRow]
-
-
-def history_document(history: History) -> HistoryDocument:
-    """Return the document of a comparison of more than two sides."""
-    return HistoryDocument(
-        runs=[view(HistoryRun, side) for side in history.sides],
-        differences=history.differences,
-        answer=history_sentences(history),
-        cells=[
-            HistoryRow(
-                **vars(cell.asked),
-                times_s=[None if timed is None else timed.median_s for timed in cell.times],
-                steps=[HistoryStep(**vars(change_row(step.change)), at=step.at) for step in cell.steps],
-            )
-            for cell in history.cells
-        ],
-    )
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
-"""The sentences and tables of a comparison and a history, and how they are printed."""
+"""The sentences and the table of a comparison."""
 
 from __future__ import annotations
 
 from collections import Counter
 
-from profiler.comparison.compare import Change, Comparison, History
+from profiler.comparison.compare import Change, Comparison
 from profiler.comparison.side import NOT_TOLD, PROCESSOR, ROOFSCOPE, Side
 from profiler.judge.breakdown import TERM_NAMES
 from profiler.judge.difference import SAME
@@ -16,8 +16,6 @@ REASON = "reason"
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
-_MOST_RUNS = 6
-"""Columns that fit on a terminal."""
 
 
 def changes_section(comparison: Comparison) -> Section:
@@ -28,29 +26,6 @@ def changes_section(comparison: Comparison) -> Section:
         Lines([column_words(comparison)], "dim"),
         changes_table(comparison),
         sides_lines(comparison),
-    ]
-    return Section("", blocks)
-
-
-def history_section(history: History) -> Section:
-    """Several runs, oldest first, one column each: the time of each cell, and its change at that run."""
-    last, runs = len(history.sides) - 1, list(range(len(history.sides)))
-    if last >= _MOST_RUNS:
-        inner = [number for number, _ in _changed_cells(history).most_common() if 0 < number < last]
-        runs = sorted({0, last, *inner[: _MOST_RUNS - 2]})
-    rows = []
-    for cell in history.cells:
-        steps = {step.at: f" ({signed(step.change.change)})" for step in cell.steps}
-        times = [(cell.times[number], steps.get(number, "")) for number in runs]
-        words = ["-" if time is None else duration(time.median_s) + step for time, step in times]
-        rows.append([cell.asked.name, *words])
-    omitted = len(history.sides) - len(runs)
-    rest = f"{omitted} more runs, at which fewer cells changed or none: --format json has them all"
-    blocks = [
-        Sentences(history_sentences(history)),
-        text_table(("cell", *(f"run {number}" for number in runs)), rows),
-        Lines([f"run {number}: {_name(history.sides[number])}" for number in runs], "dim"),
-        Lines([rest] if omitted else []),
     ]
     return Section("", blocks)
 
@@ -186,26 +161,3 @@ def column_words(comparison: Comparison) -> str:
     if not comparison.comparable or all(item.verdict != "inconclusive" for item in comparison.changes):
         return words
     return f"{words}. inconclusive: the interval contains 0 and more than {percent(SAME)}, or there is a reason"
-
-
-def _changed_cells(history: History) -> Counter[int]:
-    """Number of cells that changed at each run."""
-    return Counter(step.at for cell in history.cells for step in cell.steps)
-
-
-def history_sentences(history: History) -> list[str]:
-    """Sentences on the runs at which most cells changed, with the settings that differ there."""
-    changed_cells = _changed_cells(history)
-    refusals = [item.words for run in history.differences for item in run if item.weight == "refuses"]
-    sentences = []
-    if refusals:
-        sentences.append(f"Not comparable throughout ({'; '.join(dict.fromkeys(refusals))}): side by side there.")
-    for number in sorted(number for number, _ in changed_cells.most_common(_MOST_RUNS)):
-        reasons = [item.words for item in history.differences[number]][:3]
-        why = f" ({', '.join(reasons)})" if reasons else ""
-        cells = sum(cell.times[number] is not None for cell in history.cells)
-        sentences.append(f"At {history.sides[number].name} {changed_cells[number]} of {cells} cells changed{why}.")
-        changes = [step.change for cell in history.cells for step in cell.steps if step.at == number]
-        worst = max(changes, key=lambda item: abs(item.log_ratio))
-        sentences.append(f"{worst.asked.name} became {change_words(worst)}.")
-    return sentences or [f"No change of a cell was found over {len(history.sides)} runs."]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from profiler.counting.operators import Collective, Experts, Linear, ModelWork, Operator
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
+from profiler.data.roof_set import RoofSet
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings
 from profiler.facts.step import Count, ExecutionPath, Step
 from profiler.units import scaled
 
@@ -164,43 +164,6 @@ def floor_on(
         tight=needs_bytes <= room_bytes < safe_bytes,
         refusal=refusal,
     )
-
-
-@dataclass(frozen=True)
-class RoofSet:
-    """The roofs of one device."""
-
-    name: str
-    bytes_per_s: float
-    flops_per_s: Mapping[str, float]
-    """By dtype."""
-    room_bytes: int | None = None
-    """Bytes that a model may take of the device's memory (`data.room`); None if unknown."""
-    fuses_grouped_heads: bool = True
-    """Whether it has a fused attention kernel for grouped heads in 16 bits."""
-    sustained: Mapping[str, float] = field(default_factory=dict)
-    """FLOP/s by dtype that a healthy one holds at its power limit, where that is known and below `flops_per_s`."""
-
-    @classmethod
-    def measured(cls, device: str, ceilings: Ceilings, room_bytes: int | None = None) -> RoofSet:
-        """Return the measured roofs of a device."""
-        peaks = {dtype: roof.per_s for dtype, roof in ceilings.compute.items()}
-        return cls(f"{device}, measured", ceilings.memory_bytes_per_s, peaks, room_bytes)
-
-    @property
-    def device(self) -> str:
-        """The name of the GPU or machine."""
-        return self.name.rpartition(", ")[0]
-
-    def peak(self, dtype: str, own: str) -> float:
-        """Return the FLOP/s of a dtype; without a rate, that of the model's dtype `own`, or of float32.
-
-        A GPU without bfloat16 units runs such a model in float16, which has as many bytes.
-        """
-        for name in (dtype, own, "float16" if own == "bfloat16" else own, "float32"):
-            if self.flops_per_s.get(name):
-                return self.flops_per_s[name]
-        return max(self.flops_per_s.values())
 
 
 _Array = NDArray[Any]

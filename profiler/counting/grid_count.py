@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.floor import roof_times
 from profiler.counting.memory_need import MemoryNeed, memory_need, path_on
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
+from profiler.data.roof_set import RoofSet
 from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.grid.cells import Phase

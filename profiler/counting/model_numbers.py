@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from profiler.counting.attention import AttentionCore, Compressor
-from profiler.counting.floor import MOST, RoofSet, StepFloor, compute_bound_from, least, roof_times
+from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, roof_times
 from profiler.counting.memory_need import cache_bytes, need_of_batch, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
+from profiler.data.roof_set import RoofSet
 from profiler.facts.step import ExecutionPath, Step
 
 

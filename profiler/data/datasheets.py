@@ -146,6 +146,8 @@ def gpu_called(name: str) -> Datasheet:
     not within a number: T5 does not mean T5000. A memory size is not a name. Words may be joined: RTX_4090,
     h100-sxm, rtx4090. Raises RequestError for no match or several.
     """
+    if name.endswith(".json"):
+        raise RequestError(f"{name}: profiles of GPUs were removed; name a GPU (`roofscope gpus` lists them).")
     rows = (
         _rows_called(name)
         or _rows_called(re.sub("[-_]", " ", name))

@@ -367,10 +367,7 @@ class PaddedEngine(EagerEngine):
         self._lens: tuple[int, ...] = ()
 
     def announce(self, cell: Cell, steps: int | None) -> None:
-        self.pad(self._batch_of(cell) if self._batch_of else None)
-
-    def pad(self, batch: Batch | None) -> None:
-        """Set the lengths of the next prompts; None for prompts of one length."""
+        batch = self._batch_of(cell) if self._batch_of else None
         self._lens = tuple(request.prompt_len for request in batch or ())
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> PaddedState:  # noqa: N803

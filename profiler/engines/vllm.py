@@ -206,12 +206,10 @@ class VllmEngine(Engine):
             self._engine.step()
 
 
-def check_vllm(
-    *, device: torch.device, quant: str, kind: str, deepened: bool, architecture: str, cold: bool = False
-) -> None:
+def check_vllm(*, device: torch.device, quant: str, kind: str, deepened: bool, architecture: str) -> None:
     """Raise RequestError if vLLM cannot serve this request, before anything is loaded.
 
-    `deepened`: some caches are filled directly; `cold`: the run measures fresh processes. vLLM is imported last.
+    `deepened`: some caches are filled directly. vLLM is imported last.
     """
     if quant != "none":
         raise RequestError(
@@ -224,8 +222,6 @@ def check_vllm(
         raise RequestError(
             "--engine vllm fills its cache only by prefills; use --prompt-lens instead of --context-lens."
         )
-    if cold:
-        raise RequestError("--cold works only with transformers' engines; leave out --cold or vllm.")
     if device.type == "cuda" and device.index:
         raise RequestError("--engine vllm uses the first visible GPU; set CUDA_VISIBLE_DEVICES and use --device cuda.")
     if importlib.util.find_spec("vllm") is None:

@@ -16,6 +16,7 @@ from markupsafe import Markup
 from profiler import report
 from profiler.counting.cache import counted_model
 from profiler.counting.preset_counts import CountedModel
+from profiler.data.roof_set import roofs_called
 from profiler.errors import ModelError, RequestError
 from profiler.explore.document import (
     ExploreDocument,
@@ -26,7 +27,6 @@ from profiler.explore.document import (
     model_entry,
     run_roofs,
 )
-from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import ModelSource, resolve
 from profiler.predict.result import ForecastCell
 from profiler.quant.registry import FORMATS, known_quant

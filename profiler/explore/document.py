@@ -14,11 +14,11 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.floor import RoofSet
 from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, path_on, state_bytes
 from profiler.counting.operators import Collective, Operator
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.links import bus_share, published_link, published_links
+from profiler.data.roof_set import RoofSet
 from profiler.facts.step import ExecutionPath, Step
 from profiler.judge.cells import CellResult
 from profiler.predict.result import BETWEEN_CELLS, ForecastCell
@@ -178,7 +178,7 @@ def link_rows(ranks: Sequence[int]) -> list[Row]:
 def run_roofs(run: Run) -> RoofSet:
     """Return the roofs that a run measured."""
     device = run.document.device
-    return RoofSet.measured(device.name, run.document.ceilings.ceilings, device.room_bytes)
+    return run.document.ceilings.ceilings.roof_set(device.name, device.room_bytes)
 
 
 def measured_run(run: Run, forecasts: Sequence[ForecastCell] = ()) -> MeasuredRun:

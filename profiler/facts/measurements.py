@@ -1,4 +1,4 @@
-"""Measurements outside the sweep: replays, hooks, traces, trials, cold starts, quality, drafts, packed linears."""
+"""Measurements outside the sweep: replays, hooks, traces, trials, quality, drafts, packed linears."""
 
 from __future__ import annotations
 
@@ -181,19 +181,6 @@ class GenerateSteps(Fact, kind="generate", into="generate_steps"):
 
 
 @dataclass(frozen=True)
-class QueueTrial(Fact, kind="queue"):
-    """Seconds to prefill all prompts of a queue in order of arrival and batched in another way, alternately."""
-
-    cell: Cell
-    way: str
-    as_they_come_s: tuple[float, ...]
-    this_way_s: tuple[float, ...]
-
-    def merge_into(self, merged: MergedFacts) -> None:
-        merged.queue_trials.setdefault(self.cell, {})[self.way] = self
-
-
-@dataclass(frozen=True)
 class ExpertsTouched(Fact, kind="experts_touched"):
     """The distinct experts that real prompts use in one step: means over layers and steps."""
 
@@ -203,45 +190,6 @@ class ExpertsTouched(Fact, kind="experts_touched"):
     """The number that the counts use, if every expert is chosen equally often."""
     experts: int
     """All routed experts of a layer."""
-
-
-@dataclass(frozen=True)
-class FirstCalls:
-    """The first requests of a process to one engine."""
-
-    preparation_s: float
-    """Seconds of compilation and capture."""
-    first_s: float
-    """Seconds of the first request, until all its tokens are on the host."""
-    second_s: float
-    """Seconds of the first request, repeated."""
-
-    @property
-    def once_s(self) -> float:
-        """Seconds that only the first request costs."""
-        return self.preparation_s + self.first_s - self.second_s
-
-
-@dataclass(frozen=True)
-class FreshStart(Fact, kind="fresh_start"):
-    """A fresh process for one model, from its start to its answers."""
-
-    link: str
-    """Source of its weights: disk, page cache, cached (a hub's folder), drawn (random)."""
-    launch_s: float
-    """Seconds of the interpreter's start and all imports."""
-    load_s: float
-    load_bytes: int
-    engines: Mapping[str, FirstCalls]
-
-
-@dataclass(frozen=True)
-class AfterIdle(Fact, kind="after_silence"):
-    """Seconds of the first decode steps after each of several pauses of `silence_s` without work."""
-
-    cell: Cell
-    silence_s: float
-    steps_s: tuple[tuple[float, ...], ...]
 
 
 @dataclass(frozen=True)

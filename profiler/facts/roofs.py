@@ -13,6 +13,7 @@ import numpy as np
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
+from profiler.data.roof_set import RoofSet
 from profiler.facts.fact import Fact
 from profiler.stats import NOTCH, undisturbed
 
@@ -190,6 +191,11 @@ class Ceilings(Fact, kind="roofs"):
     def fetch_s(self, waiting_bytes: Mapping[str, int]) -> float:
         """Return the seconds to transfer offloaded bytes, given by location; bytes of unmeasured links do not count."""
         return sum(nbytes / self.links[where].per_s for where, nbytes in waiting_bytes.items() if where in self.links)
+
+    def roof_set(self, device: str, room_bytes: int | None = None) -> RoofSet:
+        """Return these roofs as those of the device of this name."""
+        peaks = {dtype: roof.per_s for dtype, roof in self.compute.items()}
+        return RoofSet(f"{device}, measured", self.memory_bytes_per_s, peaks, room_bytes)
 
     @property
     def plateau(self) -> bool:

@@ -151,12 +151,6 @@ def health(readings: Sequence[Reading]) -> TelemetrySummary:
     )
 
 
-def busy_share(readings: Sequence[Reading]) -> float:
-    """Return the share of the readings in which other processes kept cores or this card busy."""
-    busy = [(r.busy_cores_elsewhere or 0.0) > _BUSY_NEIGHBOUR_CORES or bool(r.other_processes) for r in readings]
-    return sum(busy) / len(busy) if busy else 0.0
-
-
 def complaints(readings: Sequence[Reading], *, of_cores: bool = True) -> list[str]:
     """Return a sentence per disturbance in the readings, each with its figure; busy cores only if `of_cores`."""
     sentences = []

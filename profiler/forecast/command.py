@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,34 +12,27 @@ from torch import nn
 
 from profiler.counting.count import counted_module
 from profiler.counting.operators import ModelWork
-from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
-from profiler.data.links import Link
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError, RunError
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
-from profiler.forecast.options import ForecastOptions
-from profiler.gpu_profile.kernels import fitted_on, held_out_kernels
-from profiler.gpu_profile.profile import GpuProfile, read_profile
+from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.cells import trial_results
 from profiler.loading.config import config_from, load_config
-from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, train_on
-from profiler.predict.kernel_times import KernelTimes
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.predict.predict import Forecast, variant_factor
-from profiler.predict.result import Answer, cells_of, cross_validated_error, forecast_cells, points_of
+from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
 from profiler.quant.checkpoints import requested_form
 from profiler.quant.registry import FORMATS, Quant, known_quant
-from profiler.stats import NORMAL_90
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
@@ -76,9 +67,7 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
     """
     document = read_document(folder)
     if document.ranks > 1:
-        raise RunError(
-            f"{folder} is a run of {document.ranks} ranks; use a run on one GPU, and forecast more with --tp."
-        )
+        raise RunError(f"{folder} is a run of {document.ranks} ranks; use a run on one GPU.")
     facts = read_facts(folder, document, read_gathered(folder, document))
     run = Run(folder, document, read_results(folder))
     chosen = engine or document.engine.names[0]
@@ -113,16 +102,6 @@ def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
         return build_on_meta(config, DTYPES[model.dtype], quant)
 
 
-@dataclass(frozen=True)
-class ForecastRequest(ForecastOptions):
-    """The requested cells, and the GPUs that share the model."""
-
-    ranks: int = 1
-    """Ranks of a tensor-parallel group; 1 is a single device."""
-    link: Link | None = None
-    """The link between the ranks."""
-
-
 # Multiples of the largest measured batch that are forecast by default.
 _LARGER_BATCHES = (2, 4)
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
@@ -130,14 +109,14 @@ ONE_OUT = "each cell forecast from the others"
 EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
 
-def forecast_run(folder: Path, request: ForecastRequest) -> Answer:
+def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     """Forecast a run's model on its device. Raises RequestError or RunError if the run has no basis for it."""
     engines = read_document(folder).engine.names
     return forecast_from_facts(run_facts(folder, request.engine if request.engine in engines else ""), request)
 
 
-def forecast_from_facts(basis: RunFacts, request: ForecastRequest, kernels: KernelTimes | None = None) -> Answer:
-    """Forecast from a run, with the `kernels` of a rank if they were replayed.
+def forecast_from_facts(basis: RunFacts, request: ForecastRequest) -> ForecastDocument:
+    """Forecast from a run.
 
     Raises RequestError for more tokens than the model has positions, or for a variant that the run did not try.
     """
@@ -145,16 +124,16 @@ def forecast_from_facts(basis: RunFacts, request: ForecastRequest, kernels: Kern
     if request.prefix:
         raise RequestError(
             f"--prefix {request.prefix}: {folder} measured no prefill after a cached prefix; forecast the model --on a"
-            " GPU or a profile of it."
+            " GPU."
         )
     facts, trained = basis.facts, basis.trained
-    forecast = _forecast(basis, request, kernels)
+    forecast = _forecast(basis, request)
     forms = _forms(basis, request)
     factor, half_width = _factors(basis, forms, forecast)
     how = "from the time breakdown of its measured cells: roofs, replayed kernels, dispatch and the unexplained rest"
     if forms:
         how += f"; {' and '.join(forms)} as tried on a few layers"
-    return Answer(
+    return ForecastDocument(
         source=str(folder),
         model=document.model.id,
         precision=" -> ".join([document.model.precision, *forms]),
@@ -163,23 +142,15 @@ def forecast_from_facts(basis: RunFacts, request: ForecastRequest, kernels: Kern
         error=cross_validated_error(trained.within, ONE_OUT),
         beyond=cross_validated_error(trained.outside, EXTREMES_OUT),
         cells=cells_of(trained, forecast, factor, half_width),
-        notes=checks_line(facts.device.name, facts.device.threads),
-        measured=points_of(trained),
+        notes=(),
     )
 
 
-def _forecast(basis: RunFacts, request: ForecastRequest, kernels: KernelTimes | None) -> Forecast:
-    """Forecast the requested steps on the run's device, or on each rank of a group."""
+def _forecast(basis: RunFacts, request: ForecastRequest) -> Forecast:
+    """Forecast the requested steps on the run's device."""
     grid = requested_grid(basis, request)
     check_positions(basis.max_positions, grid.longest_context, SHORTER)
-    steps = StepArrays.of(grid.keys)
-    if request.ranks == 1:
-        return basis.forecast(steps)
-    module = meta_model_of(basis.run.folder, basis.run.document)
-    work = walk_rank(module, request.ranks)
-    needed = operator_arrays(work, steps, basis.paths, planned_weight_bytes(module), request.link)
-    fitted = basis.trained.fitted
-    return replace(fitted, kernels=kernels or fitted.kernels).forecast(needed)
+    return basis.forecast(StepArrays.of(grid.keys))
 
 
 def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
@@ -222,36 +193,28 @@ def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple
             names = dict.fromkeys(item.form for _, item in tried_at)
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
-                f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way,"
-                " or forecast it --on a profile of this GPU (`roofscope ceilings --out card.json`)."
+                f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."
             )
         factor, half_width = factor * ratio[0], np.hypot(half_width, ratio[1])
     return factor, half_width
 
 
-KERNELS_OUT = "kernels of each width forecast from those of the others"
-_OTHER_SHARE = 0.05
-"""Standard deviation of a forecast from a profile, besides its kernels: small kernels, overlap, growth of the cache."""
+def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocument:
+    """Forecast a model on a GPU on which it never ran, as a range by its datasheet.
 
-
-def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
-    """Forecast a model on a GPU on which it never ran: by the GPU's profile, or as a range by its datasheet.
-
-    Raises RequestError for an unknown model, GPU or profile, or a dtype or format without a basis there.
+    Raises RequestError for an unknown model or GPU, or a dtype or format without a basis there.
     """
-    quant, source, profile = known_quant(request.quant), resolve(model), profile_of(on)
+    quant, source, sheet = known_quant(request.quant), resolve(model), gpu_called(on)
     config = requested_form(load_config(source), request.dtype != "auto")
     dtype = model_dtype(request.dtype, config)
-    if profile is None and quant != "none":  # the parts that a format leaves dense run in 16 bits
+    if quant != "none":  # the parts that a format leaves dense run in 16 bits
         check_packed_dtype(request.dtype, quant)
         dtype = in_16_bits(dtype)
-    if profile is not None and request.dtype == "auto" and dtype_name(dtype) not in profile.dtypes:
-        dtype = DTYPES[profile.dtypes[0]]
-    if profile is None and request.dtype == "auto" and gpu_called(on).peak_flops_per_s(dtype_name(dtype)) is None:
-        dtype = DTYPES[gpu_called(on).sustained_dtype]
+    if request.dtype == "auto" and sheet.peak_flops_per_s(dtype_name(dtype)) is None:
+        dtype = DTYPES[sheet.sustained_dtype]
     with quiet_libraries():
         module = build_on_meta(config, dtype, quant)
-    counted = counted_module(module, config, dtype, quant, request.ranks)
+    counted = counted_module(module, config, dtype, quant)
     grid = make_grid(
         request.prompt_lens or ("" if request.context_lens else "64,128,256,512"),
         request.batch_sizes or "1,2,4,8",
@@ -260,125 +223,10 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> Answer:
         prefix=request.prefix,
     )
     check_positions(counted.max_positions, grid.longest_context, SHORTER)
-    kind: EngineKind = "eager"
-    if profile is None and request.engine not in ("", "eager"):
-        if request.engine != "compiled":
-            raise RequestError(
-                f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."
-            )
-        kind = "compiled"
-    unmeasured = UnmeasuredModel(source.name, quant, counted)
-    steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
-    if profile is None:
-        return in_range(unmeasured, gpu_called(on), steps, request.link, kind)
-    if counted.dtype not in profile.dtypes:
-        raise RequestError(f"{on} was profiled in {', '.join(profile.dtypes)} only; use one of these as --dtype.")
-    if quant != "none" and not any(point.format == quant for point in profile.products):
+    if request.engine not in ("", "eager", "compiled"):
         raise RequestError(
-            f"{on} has no kernels of {quant}; run the model on that GPU, or give the GPU's name to --on."
+            f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."
         )
-    return _on_profile(unmeasured, profile, steps, request.link)
-
-
-def _on_profile(model: UnmeasuredModel, profile: GpuProfile, steps: StepArrays, link: Link | None) -> Answer:
-    """Forecast each step on a profiled GPU; `link` connects the ranks of a shared model."""
-    counted = model.counted
-    paths = dict.fromkeys(PHASES, ExecutionPath())
-    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
-    layers = counted.work.layers
-    forecast = fitted_on(profile, counted.dtype, layers).forecast(needed)
-    held_out, terms = held_out_kernels(profile, counted.dtype), forecast.terms
-    kernel_share = (terms.total_s - terms.dispatch_s - terms.link_s) / terms.total_s
-    spread = np.exp(NORMAL_90 * np.hypot(_OTHER_SHARE, kernel_share * (held_out.median if held_out.is_enough else 0.2)))
-    return Answer(
-        source=model.name,
-        model=model.name,
-        precision=model.precision,
-        on=f"{profile.name}, {processors(profile.threads, profile.kind)} (profiled)",
-        how="from the GPU's profile: its kernels over rows and widths, its roofs and its dispatch per layer",
-        error=cross_validated_error(held_out, KERNELS_OUT),
-        beyond=None,
-        cells=forecast_cells(
-            forecast,
-            forecast.latency_s,
-            (forecast.latency_s / spread, forecast.latency_s * spread),
-            ["the GPU's profile: the model never ran there"] * len(steps),
-            profile.room_bytes,
-        ),
-        notes=(),
-    )
-
-
-def profile_of(on: str) -> GpuProfile | None:
-    """The profile in the .json file that `on` names; None if it names a GPU.
-
-    Raises RequestError for a profile that cannot be read.
-    """
-    return read_profile(Path(on)) if on.endswith(".json") else None
-
-
-@dataclass(frozen=True)
-class CheckedCell:
-    """A forecast cell with its measured time."""
-
-    device: str
-    threads: int
-    model: str
-    what: str
-    """The cell and its precision, such as `decode 4 x 128, bfloat16`."""
-    forecast_s: float
-    measured_s: float
-    inside: bool
-    """Whether the measured time is inside the forecast's interval."""
-    at: str
-    """Time of the check, in UTC as ISO 8601."""
-
-    @property
-    def error(self) -> float:
-        """|forecast / measured - 1|."""
-        return abs(self.forecast_s / self.measured_s - 1)
-
-
-def log_file() -> Path:
-    """The path of checks.jsonl in the user's data folder."""
-    base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "roofscope" / "checks.jsonl"
-
-
-def append_checks(cells: Sequence[CheckedCell]) -> None:
-    """Append checks to the log; errors of the file system are ignored."""
-    path = log_file()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(cell)) + "\n" for cell in cells)
-    except OSError:
-        pass
-
-
-def read_checks() -> list[CheckedCell]:
-    """All checks in the log; lines that cannot be read are left out."""
-    checks = []
-    try:
-        lines = log_file().read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            checks.append(CheckedCell(**json.loads(line)))
-        except (ValueError, TypeError):
-            continue
-    return checks
-
-
-def checks_line(device: str, threads: int) -> tuple[str, ...]:
-    """One sentence with the median error of a machine's checked forecasts; empty if it has none."""
-    cells = [cell for cell in read_checks() if (cell.device, cell.threads) == (device, threads)]
-    if not cells:
-        return ()
-    off = statistics.median(cell.error for cell in cells)
-    inside = sum(cell.inside for cell in cells)
-    return (
-        f"On this machine forecasts have been {100 * off:.1f} % off (median of {len(cells)} checked cells, {inside} of"
-        " them inside their interval).",
-    )
+    kind: EngineKind = "compiled" if request.engine == "compiled" else "eager"
+    steps = StepArrays.of(grid.keys, prefix=grid.prefix, is_shared=kind != "eager")
+    return in_range(UnmeasuredModel(source.name, quant, counted), sheet, steps, kind)

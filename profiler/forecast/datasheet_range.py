@@ -1,4 +1,4 @@
-"""Forecast a model on a GPU without a profile, as ranges from its datasheet and published results."""
+"""Forecast a model on a GPU that was not measured, as ranges from its datasheet and published results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from profiler.counting.memory_need import path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
-from profiler.data.links import Link
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, coverage_sentences
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import StepTerms
-from profiler.predict.operator_arrays import Array, StepArrays, need_of_cells, operator_arrays, path_of
+from profiler.predict.operator_arrays import StepArrays, need_of_cells, operator_arrays, path_of
 from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import (
     NO_MIXTURE,
@@ -32,7 +31,7 @@ from profiler.predict.published_efficiency import (
     peak_of,
     step_ranges,
 )
-from profiler.predict.result import Answer, ForecastCell, ForecastError, forecast_cells
+from profiler.predict.result import ForecastCell, ForecastDocument, ForecastError, forecast_cells
 from profiler.quant.registry import Quant, published_as
 
 
@@ -52,9 +51,9 @@ class UnmeasuredModel:
 
 
 def in_range(
-    model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, link: Link | None, engine: EngineKind = "eager"
-) -> Answer:
-    """The range of each step on a GPU in an engine kind; `link` connects the ranks of a shared model.
+    model: UnmeasuredModel, sheet: Datasheet, steps: StepArrays, engine: EngineKind = "eager"
+) -> ForecastDocument:
+    """The range of each step on a GPU in an engine kind.
 
     Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
     no peak of the dtype.
@@ -66,7 +65,7 @@ def in_range(
     if why := obstacle_on(sheet, engine, format_, counted.published if model.quant == "none" else None):
         raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
     paths = dict.fromkeys(PHASES, path_of(engine, counted))
-    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes, link)
+    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes)
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
@@ -75,36 +74,37 @@ def in_range(
     work = executed(needed, engine)
     gpu_steps = card_steps(sheet, work, steps.batch, peak=peak, layers=layers, host_index=host_index)
     phases = [steps.phase(index) for index in range(len(steps))]
-    times = step_ranges(engine, format_, gpu_steps, steps.query, phases, needed.exchanged_s)
-    forecast = Forecast(needed, _terms(gpu_steps, times, needed.exchanged_s), times.typical_s, np.zeros(len(steps)))
+    times = step_ranges(engine, format_, gpu_steps, steps.query, phases, np.zeros(len(steps)))
+    forecast = Forecast(needed, _terms(gpu_steps, times), times.typical_s, np.zeros(len(steps)))
     basis = ["published figures of other GPUs"] * len(steps)
     cells = forecast_cells(forecast, times.typical_s, (times.low_s, times.high_s), basis, sheet.room_bytes)
-    return Answer(
+    return ForecastDocument(
         source=model.name,
         model=model.name,
         precision=model.precision,
         on=f"{sheet.gpu}, by its datasheet",
         how=f"a range for {ENGINE_WORDS[engine]}, by published figures",
-        error=ForecastError(None, None, 0, "no run and no profile of this GPU"),
+        error=ForecastError(None, None, 0, "no run on this GPU"),
         beyond=None,
         cells=cells,
         notes=(*coverage_sentences(engine, format_), *_too_wide(cells), *_notes(model)),
     )
 
 
-def _terms(gpu_steps: CardSteps, times: Range, link_s: Array) -> Terms:
-    """The time breakdown of each step: its floor by the datasheet, its collectives, and the rest.
+def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
+    """The time breakdown of each step: its floor by the datasheet, and the rest.
 
     The rest is dispatch where the host is slower than the device, else kernels below their roof.
     """
-    zeros, floor_s = np.zeros(len(link_s)), gpu_steps.floor_s()
+    floor_s = gpu_steps.floor_s()
+    zeros = np.zeros(len(floor_s))
     memory_s = (gpu_steps.weight_bytes + gpu_steps.kv_bytes) / gpu_steps.bandwidth
     by_compute = gpu_steps.flops / gpu_steps.peak > memory_s
-    lost_s = times.typical_s - link_s - floor_s
+    lost_s = times.typical_s - floor_s
     return StepTerms(
         weights_s=np.where(by_compute, 0.0, floor_s), kv_s=zeros, compute_s=np.where(by_compute, floor_s, 0.0),
         dequantise_s=zeros, kernel_s=np.where(times.is_host, 0.0, lost_s), avoidable_s=zeros, padding_s=zeros,
-        link_s=link_s, dispatch_s=np.where(times.is_host, lost_s, 0.0),
+        link_s=zeros, dispatch_s=np.where(times.is_host, lost_s, 0.0),
     )  # fmt: skip
 
 
@@ -125,7 +125,7 @@ def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
         return []
     return [
         f"The upper end of the range is {' and '.join(wide)} the lower: too wide to choose between GPUs that differ by"
-        " less. A run on the GPU, or its profile, narrows it."
+        " less. A run on the GPU narrows it."
     ]
 
 

@@ -1,4 +1,4 @@
-"""What is asked of `forecast`: the cells, the variant, and the numbers of GPUs."""
+"""What is asked of `forecast`: the cells and the variant."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from profiler.quant.registry import quant_help
 
 
 @dataclass(frozen=True)
-class ForecastOptions:
+class ForecastRequest:
     """The cells to forecast, and the variant of the run; empty texts and 0 mean the run's own values."""
 
     prompt_lens: str = option("", "Prompt lengths: 128, or 64..4096*2 (default: the run's).")
@@ -21,18 +21,3 @@ class ForecastOptions:
     quant: str = option("none", f"{quant_help()}; with RUN, one that it tried.")
     engine: str = option("", "With RUN: one of its engines, or static if it tried that. --on: eager or compiled.")
     threads: int = option(0, "With a RUN on a CPU: half its threads, if it tried that.")
-
-
-@dataclass(frozen=True)
-class RankOptions:
-    """The numbers of GPUs, their link, and the price of one.
-
-    Without a price, costs are GPU seconds. Rental prices depend on the class of the provider and on the machine that
-    must be rented whole: `roofscope rent` compares them.
-    """
-
-    tp: str = option("", "Tensor parallelism over so many GPUs: 2,4,8.")
-    link: str = option("", "--tp: nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s.")
-    usd_per_h: float | None = option(
-        None, "--tp: USD per hour of one GPU; costs are GPU seconds without it.", flag="price"
-    )

@@ -1,113 +1,70 @@
-"""The screen and the JSON of a forecast: of its cells, of their check, and over the number of GPUs."""
+"""The screen of a forecast."""
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Sequence
 
 from profiler.counting.floor import TIGHT
-from profiler.forecast.tensor_parallel import RankRow, RanksDocument, RankTimeRow
-from profiler.json_document import view
-from profiler.judge.breakdown import TERM_NAMES
-from profiler.predict.result import Answer, CheckedForecast, ForecastDocument
-from profiler.report.blocks import Lines, Section, Sentences, text_table
-from profiler.report.conditions import answer_sentences, error_sentence, error_share, forecast_table, waits_for
+from profiler.predict.result import BETWEEN_CELLS, ForecastCell, ForecastDocument, ForecastError
+from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, significant
 
+FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
 
-def forecast_section(answer: Answer) -> Section:
+
+def forecast_section(answer: ForecastDocument) -> Section:
     """A forecast: its error first, a row per cell, and the assumptions of extrapolated cells."""
-    table, notes = forecast_table(answer.cells)
-    return Section("", [Sentences(answer_sentences(answer), plain_from=2), table, Lines(notes, "dim")])
+    table, notes = _table(answer.cells)
+    return Section("", [Sentences(_sentences(answer), plain_from=2), table, Lines(notes, "dim")])
 
 
-CHECK_COLUMNS = ("cell", "forecast", "measured", "off", "inside", "largest error by term")
-
-
-def check_section(checked: Sequence[CheckedForecast]) -> Section:
-    """Forecast and measured times next to each other, with the term that has the largest error."""
-    off = statistics.median(abs(row.error) for row in checked) if checked else math.nan
-    inside = sum(row.inside for row in checked)
-    head = f"Checked: median {error_share(off)} off; {inside} of {len(checked)} inside their intervals."
-    rows = []
-    for row in checked:
-        term, seconds = max(row.terms.items(), key=lambda item: abs(item[1]), default=("", 0.0))
-        rows.append(
-            (
-                row.name,
-                duration(row.forecast_s),
-                duration(row.measured_s),
-                f"{100 * row.error:+.1f} %",
-                "yes" if row.inside else "no",
-                f"{TERM_NAMES.get(term, term)} {1e3 * seconds:+.2f} ms" if term else "",
-            )
-        )
-    table = text_table(CHECK_COLUMNS, rows, wrapped=("cell", "largest error by term"))
-    return Section("", [Sentences([head]), table])
-
-
-def forecast_document(answer: Answer, checked: Sequence[CheckedForecast] | None) -> ForecastDocument:
-    """Return the document of a forecast, with the check of its cells if there was one."""
-    return view(ForecastDocument, answer, check=checked)
-
-
-RANK_COLUMNS = ("cell", "GPUs", "time", "gain", "tokens/s", "a GPU", "link", "cost", "waits for")
-
-
-def ranks_section(answer: RanksDocument) -> Section:
-    """The gain of more GPUs: a sentence, a table of every cell by number of GPUs, and where there is no gain."""
-    setting = [
-        f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
-        f"Error, on one GPU: {error_sentence(answer.error)}.",
-        *answer.links,
-    ]
-    rows = rank_rows(answer.cells, priced=bool(answer.price))
-    cost = "USD/M tok" if answer.price else "GPU-s/M tok"
-    headings = [cost if name == "cost" else name for name in RANK_COLUMNS]
-    blocks = [
-        Sentences([answer.sentence]),
-        Lines(setting),
-        text_table(headings, rows, wrapped=("cell", "waits for")),
-        Lines(worse_lines(answer.cells)),
-        Lines([f"{TIGHT}."] if any(time.tight for cell in answer.cells for time in cell.times) else []),
-        Lines([note for note in (answer.price, *answer.notes) if note], "dim"),
-    ]
-    return Section("", blocks)
-
-
-def rank_rows(cells: Sequence[RankRow], *, priced: bool) -> list[tuple[str, ...]]:
-    """One row per cell and number of GPUs."""
-    rows = []
-    for cell in cells:
-        for number, time in enumerate(cell.times):
-            rows.append((cell.name if number == 0 else "", str(time.ranks), *_figures(time, priced)))
-    return rows
-
-
-def _figures(time: RankTimeRow, priced: bool) -> tuple[str, ...]:
-    if time.gain is None:
-        return ("no room", "-", "-", "-", "-", "-", "memory full")
-    cost = time.usd_per_million if priced and time.usd_per_million is not None else time.card_s_per_million
+def _error_sentence(error: ForecastError) -> str:
+    """Return `median 3.1 %, nine in ten within 8 %, over 32 cells that it had not seen`, or why it is unknown."""
+    if not error.cells:
+        return f"not known: {error.how}"
+    if error.median is None or error.p90 is None:
+        return f"not known: {error.cells} cells are too few to cross-validate, so the intervals are wide"
     return (
-        duration(time.latency_s),
-        f"{time.gain:.2f}x",
-        significant(time.tokens_per_s),
-        significant(time.tokens_per_s / time.ranks),
-        percent(time.link_s / time.latency_s) if time.ranks > 1 else "-",
-        significant(cost),
-        waits_for(time.regime, time.tight),
+        f"median {_error_share(error.median)}, nine in ten within {_error_share(error.p90)}, over {error.cells} cells"
+        f" that it had not seen ({error.how})"
     )
 
 
-def worse_lines(cells: Sequence[RankRow]) -> list[str]:
-    """For each number of GPUs from which cells get no faster, one line that names the cells."""
-    cells_by_ranks: dict[int, list[str]] = {}
-    compared = [cell for cell in cells if sum(time.fits for time in cell.times) > 1]
-    for cell in compared:
-        if cell.worse_from is not None:
-            cells_by_ranks.setdefault(cell.worse_from, []).append(cell.name)
-    if compared and not cells_by_ranks:
-        which = "Every cell" if len(compared) == len(cells) else "Every cell that fits two of these numbers"
-        return [f"{which} gets faster with each larger number of GPUs."]
-    return [f"No faster from {ranks} GPUs on: {', '.join(names)}." for ranks, names in sorted(cells_by_ranks.items())]
+def _error_share(share: float) -> str:
+    """Return a share of an error: `3.1 %`, or `12 %` from 10 % on."""
+    return f"{100 * share:.1f} %" if share < 0.0995 else percent(share)
+
+
+def _sentences(answer: ForecastDocument) -> list[str]:
+    """Return the head of a forecast: model, device, method, and the error of such forecasts."""
+    lines = [
+        f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
+        f"Error: {_error_sentence(answer.error)}.",
+    ]
+    if answer.beyond is not None and answer.beyond.cells:
+        lines.append(f"Beyond what was measured: {_error_sentence(answer.beyond)}.")
+    return [*lines, *answer.notes]
+
+
+def _table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
+    """Return a row per cell, and notes: what `tight` means, and each assumption by the number in the last column."""
+    assumptions: list[str] = []
+    rows = []
+    for cell in cells:
+        marks = []
+        for text in [] if cell.basis == BETWEEN_CELLS else cell.basis.split("; "):
+            if text not in assumptions:
+                assumptions.append(text)
+            marks.append(f"[{assumptions.index(text) + 1}]")
+        texts = ["no room", "-", "-", "memory full"]
+        if cell.fits:
+            texts = [
+                duration(cell.latency_s),
+                f"{duration(cell.low_s)} .. {duration(cell.high_s)}",
+                significant(cell.tokens_per_s),
+                cell.regime.removesuffix("-bound") + (" (tight)" if cell.tight else ""),
+            ]
+        rows.append((cell.name, *texts, " ".join(marks)))
+    table = text_table(FORECAST_COLUMNS, rows, wrapped=("cell", "waits for", "basis"))
+    tight = [f"{TIGHT}."] if any(cell.tight for cell in cells) else []
+    return table, [*tight, *(f"[{number}] {text}" for number, text in enumerate(assumptions, 1))]

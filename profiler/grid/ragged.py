@@ -1,11 +1,9 @@
-"""Prompts of unequal lengths: notation, order, and ways to batch them."""
+"""Prompts of unequal lengths: their notation, and the batches that they form in their order."""
 
 from __future__ import annotations
 
-import math
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +13,8 @@ from profiler.units import several
 PADDED_ENGINE = "padded"
 """The engine that steps a batch of unequal prompts like transformers: padded on the left, with a mask."""
 RAGGED = "ragged:"
-QUEUE_BATCHES = 4
-"""Length of the queue in batches: the requests from which a server chooses what to batch together."""
+_DRAWN_BATCHES = 4
+"""Batches of the largest size for which a range draws lengths; the one with the median padding is measured."""
 _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 _LINE = re.compile(r"(\d{1,9})(?:[,;\s]+(\d{1,9}))?")
 _SEED = 0
@@ -26,7 +24,7 @@ _GRAMMAR = (
 )
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Request:
     """One prompt, by its length."""
 
@@ -50,21 +48,10 @@ class Ragged:
         """Return batches of `size` in order of arrival; a smaller rest at the end is left out."""
         return [self.requests[at : at + size] for at in range(0, len(self.requests) - size + 1, size)]
 
-    def middle(self, size: int) -> int:
-        """Return the number of the representative batch: the median by its share of padding."""
-        batches = self.batches(size)
-        ranked = sorted(range(len(batches)), key=lambda number: (padding_share(batches[number]), number))
-        return ranked[(len(ranked) - 1) // 2]
-
     def batch(self, size: int) -> Batch:
-        """Return the representative batch (see `middle`)."""
-        return self.batches(size)[self.middle(size)]
-
-    def queue(self, size: int) -> Batch:
-        """Return the queue around `batch(size)`, which it contains: four batches, or as many as there are."""
-        batches = self.batches(size)
-        first = min(max(0, self.middle(size) - 1), max(0, len(batches) - QUEUE_BATCHES))
-        return tuple(request for batch in batches[first : first + QUEUE_BATCHES] for request in batch)
+        """Return the representative batch: the median by its share of padding."""
+        ranked = sorted(self.batches(size), key=padding_share)
+        return ranked[(len(ranked) - 1) // 2]
 
 
 def longest(batch: Batch) -> int:
@@ -72,14 +59,9 @@ def longest(batch: Batch) -> int:
     return max(request.prompt_len for request in batch)
 
 
-def positions(batch: Batch) -> int:
-    """Return the number of positions of a padded batch, padding included."""
-    return len(batch) * longest(batch)
-
-
 def padding_share(batch: Batch) -> float:
     """Return the share of a padded batch's positions that are padding."""
-    return 1 - sum(request.prompt_len for request in batch) / positions(batch)
+    return 1 - sum(request.prompt_len for request in batch) / (len(batch) * longest(batch))
 
 
 def waiting(batch: Batch) -> float:
@@ -89,24 +71,6 @@ def waiting(batch: Batch) -> float:
     """
     steps = [request.new_tokens - 1 for request in batch]
     return 1 - sum(steps) / (len(steps) * max(steps))
-
-
-def as_they_come(queue: Sequence[Request], size: int) -> list[Batch]:
-    """Cut the requests in their order into batches of `size`; the last one may be smaller."""
-    return [tuple(queue[at : at + size]) for at in range(0, len(queue), size)]
-
-
-def sorted_batches(queue: Batch, size: int) -> list[Batch]:
-    """Sort requests by length, then cut batches of `size`."""
-    return as_they_come(sorted(queue), size)
-
-
-def bucketed_batches(queue: Batch, size: int) -> list[Batch]:
-    """Group requests in order of arrival by the next power of two of their length, then cut batches of `size`."""
-    buckets: dict[int, list[Request]] = {}
-    for request in queue:
-        buckets.setdefault(math.ceil(math.log2(request.prompt_len)), []).append(request)
-    return [batch for _, members in sorted(buckets.items()) for batch in as_they_come(members, size)]
 
 
 def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
@@ -122,7 +86,7 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
             raise GridError(f"--prompt-lens: {text!r} is not an ascending range from 1 or more; {_GRAMMAR}.")
         # random() gives the same numbers in every version of Python; randint need not.
         source = random.Random(_SEED)
-        lengths = (low + int(source.random() * (high - low + 1)) for _ in range(QUEUE_BATCHES * largest_batch))
+        lengths = (low + int(source.random() * (high - low + 1)) for _ in range(_DRAWN_BATCHES * largest_batch))
         return Ragged(name, tuple(Request(length, new_tokens) for length in lengths))
     return Ragged(Path(name).name, _read(Path(name), text, new_tokens))
 
@@ -147,9 +111,3 @@ def _read(path: Path, text: str, new_tokens: int) -> tuple[Request, ...]:
             raise GridError(f"--prompt-lens: line {number} of {path.name} is not a length of 1 or more; {_GRAMMAR}.")
         requests.append(Request(int(match[1]), int(match[2] or new_tokens)))
     return tuple(requests)
-
-
-SORTED, BUCKETED, PACKED = "sorting by length", "bucketing by length", "packing prompts into one row"
-WAYS: Mapping[str, Callable[[Batch, int], list[Batch]]] = {SORTED: sorted_batches, BUCKETED: bucketed_batches}
-"""Ways to cut a queue into padded batches; packing pads nothing, so it is not one of them."""
-REFILLING = "filling the place of a sequence that has ended (continuous batching)"

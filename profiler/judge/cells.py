@@ -427,8 +427,6 @@ class JudgedCell:
     """Variants that were only tried at a decode step of another depth, with the same batch; and that step."""
     engines: tuple[EngineDifference, ...] = ()
     """Other engines that were measured on this cell, compared with its own."""
-    ways: tuple[Lever, ...] = ()
-    """Other ways to batch the prompts; empty if they have equal lengths."""
     lost_s: Mapping[str, float] = field(default_factory=dict)
     """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
     small_kernels_s: float | None = None

@@ -276,7 +276,6 @@ def _judge(
         first_use_s=first_use_s(visits) if key.phase == "decode" else None,
         undisturbed_s=min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples),
         tried=tuple(trial_results(facts.trials.get(key, ()))),
-        ways=ragged.ways if ragged else (),
     )
     judged_row = replace(
         with_ragged(rated, ragged),

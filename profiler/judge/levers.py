@@ -162,11 +162,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     replaced |= {change for item in visited for change in _REPLACED_BY_ENGINE.get(item.engine, ())}
     least_s = _LEAST_SHARE * cell.split.latency_s
     changes = [lever for lever in computed if lever.saves_s > least_s and lever.change not in replaced]
-    changes += [
-        lever
-        for lever in (*_tried(cell), *nearby, *_engines(visited, cell), *cell.ways)
-        if abs(lever.saves_s) > least_s
-    ]
+    changes += [lever for lever in (*_tried(cell), *nearby, *_engines(visited, cell)) if abs(lever.saves_s) > least_s]
     ranked = []
     for lever in sorted((lever for lever in changes if lever.is_claim), key=_rank):
         how = how_to(lever.change, setting.can_graph, setting.sixteen_bit_dtype)

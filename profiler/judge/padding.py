@@ -1,20 +1,18 @@
-"""Batches of unequal prompts: the costs of padding, mask and waiting, and the savings of other ways to batch."""
+"""Batches of unequal prompts: the costs of padding, its mask, and waiting."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from profiler.facts.measurements import QueueTrial
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
-from profiler.grid.ragged import REFILLING, WAYS, Batch, as_they_come, padding_share, positions, waiting
+from profiler.grid.ragged import padding_share, waiting
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import CellResult, KeyedRecord, Lever, columns_of, or_nan
+from profiler.judge.cells import CellResult, KeyedRecord, columns_of, or_nan
 from profiler.judge.difference import is_claim
-from profiler.stats import Estimate, VisitSpread, median_difference, timing_of
+from profiler.stats import Estimate, VisitSpread, median_difference
 
 
 @dataclass(frozen=True)
@@ -36,10 +34,6 @@ class RaggedStep(KeyedRecord):
     mask_high_s: float | None = None
     visits: int = 0
     """Visits with a mask or without one, whichever is fewer."""
-    queue: int = 0
-    """Number of prompts in the queue."""
-    ways: tuple[Lever, ...] = ()
-    """Savings per batch of other ways to batch the queue."""
 
     @property
     def mask_is_claim(self) -> bool:
@@ -57,7 +51,6 @@ def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitS
     waits = waiting(batch) if key.phase == "decode" else 0.0
     plain = facts.visits.get(replace(key.cell, engine=DEFAULT_ENGINE), ())
     operators = facts.operators[key]
-    refilled = (Lever(REFILLING, waits * parts.latency_s, "every sequence of a step would still write"),)
     return RaggedStep(
         **columns_of(key),
         prompt_lens=tuple(request.prompt_len for request in batch),
@@ -71,12 +64,6 @@ def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitS
         mask_low_s=mask.low_s if mask else None,
         mask_high_s=mask.high_s if mask else None,
         visits=min(len(plain), len(facts.visits[key.cell])),
-        queue=len(facts.grid.ragged.queue(key.cell.batch_size)) if facts.grid.ragged else 0,
-        ways=(
-            tuple(_ways(facts, key, parts))
-            if key.phase == "prefill"
-            else (*_less_to_read(facts, key, parts), *(refilled if waits else ()))
-        ),
     )
 
 
@@ -95,54 +82,3 @@ def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
         return None
     with_mask, without = (phase_samples(key.phase, visits) for visits in (facts.visits[key.cell], plain))
     return median_difference(with_mask, without, spread)
-
-
-def _less_to_read(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Iterator[Lever]:
-    """The saving of each way to batch in a decode step, which reads less padding."""
-    ragged, size = facts.grid.ragged, key.cell.batch_size
-    assert ragged is not None
-    queue = ragged.queue(size)
-    before = _padded_positions(as_they_come(queue, size))
-    for way, cut in WAYS.items():
-        after = _padded_positions(cut(queue, size))
-        if size > 1 and before:
-            because = f"each step would read {after} padded positions of a queue of {len(queue)} prompts, not {before}"
-            yield Lever(way, parts.padding_s * (1 - after / before), because)
-
-
-def _padded_positions(batches: Sequence[Batch]) -> int:
-    """Positions of padded batches that hold no token."""
-    return sum(round(positions(batch) * padding_share(batch)) for batch in batches)
-
-
-def _ways(facts: Facts, key: CellKey, parts: TimeBreakdown) -> Sequence[Lever]:
-    """The saving of each way to batch in a prefill: as tried on the queue, else from the number of positions."""
-    cell, ragged = key.cell, facts.grid.ragged
-    assert ragged is not None
-    if cell.batch_size == 1:
-        return []
-    queue = ragged.queue(cell.batch_size)
-    in_order = as_they_come(queue, cell.batch_size)
-    trials = facts.queue_trials.get(cell, {})
-    ways = [_tried(trial, parts.latency_s, len(queue), len(in_order)) for trial in trials.values()]
-    position_s = max(0.0, parts.latency_s - parts.dispatch_s) / (cell.prompt_len * cell.batch_size)
-
-    def seconds(batches: Sequence[Batch]) -> float:
-        return sum(parts.dispatch_s + position_s * positions(batch) for batch in batches)
-
-    for way, cut in WAYS.items():
-        if way not in trials:
-            batches = cut(queue, cell.batch_size)
-            counts = [sum(map(positions, each)) for each in (batches, in_order)]
-            because = f"{counts[0]} positions for a queue of {len(queue)} prompts instead of {counts[1]}"
-            ways.append(Lever(way, (seconds(in_order) - seconds(batches)) / len(in_order), because))
-    return ways
-
-
-def _tried(trial: QueueTrial, latency_s: float, prompts: int, batches: int) -> Lever:
-    """The saving of a tried way in one batch: the share that it saved of the whole queue."""
-    before, after = timing_of(trial.as_they_come_s), timing_of(trial.this_way_s)
-    share = 1 - after.median_s / before.median_s
-    half_width = (after.half_width_s + before.half_width_s * (1 - share)) / before.median_s
-    because = f"{prompts} prompts in {batches} batches as they come, and so, in turn"
-    return Lever(trial.way, share * latency_s, because, basis="tried", half_width_s=half_width * latency_s)

@@ -47,19 +47,15 @@ class Prompts:
         return hashlib.sha256(repr(self.real).encode()).hexdigest()[:12] if self.real else None
 
     def of(self, cell: Cell) -> torch.Tensor:
-        """Return the token ids [batch, prefix + prompt] of a cell."""
+        """Return the token ids [batch, prompt] of a cell."""
         batch = self.ragged.batch(cell.batch_size) if self.ragged else ()
         lens = [cell.prompt_len] * cell.batch_size
         if batch and longest(batch) == cell.prompt_len:
             lens = [request.prompt_len for request in batch]
-        own = self.rows(lens, cell.prompt_len, pads=cell.engine == PADDED_ENGINE)
-        if not cell.prefix:
-            return own
-        prefix = self.rows([cell.prefix], cell.prefix, pads=False)
-        return torch.cat([prefix.expand(len(own), -1), own], dim=1)
+        return self._rows(lens, cell.prompt_len, pads=cell.engine == PADDED_ENGINE)
 
-    def rows(self, lens: Sequence[int], width: int, *, pads: bool) -> torch.Tensor:
-        """Return token ids [len(lens), width]: prompts of these lengths, padded on the left or else repeated.
+    def _rows(self, lens: Sequence[int], width: int, *, pads: bool) -> torch.Tensor:
+        """Token ids [len(lens), width]: prompts of these lengths, padded on the left or else repeated.
 
         Of real prompts, first those of exactly this length; others are cut or repeated.
         """

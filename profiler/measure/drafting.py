@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from profiler.counting.floor import RoofSet, roof_times, verifying
+from profiler.counting.floor import roof_times, verifying
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
@@ -193,7 +193,7 @@ def draft_floor(
 
     A draft model (`drafting`) makes each in a step of its own; copies of n-grams take no time here.
     """
-    roofs = RoofSet("", ceilings.memory_bytes_per_s, {name: roof.per_s for name, roof in ceilings.compute.items()})
+    roofs = ceilings.roof_set("")
 
     def floor_s(of: ModelWork, count: int) -> float:
         return float(sum(roof_times(of, verifying(batch, count, context), roofs, dtype)))

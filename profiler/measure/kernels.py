@@ -42,8 +42,6 @@ _CONVERSIONS_SHARE = 0.3
 # twice.
 _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
-# Turns in which several subjects are replayed: a disturbance of seconds then affects only one turn.
-_TURNS = 3
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
 _CACHE_STEP = 0.25
 
@@ -107,50 +105,26 @@ def _until_failure(
     return tuple(replays)
 
 
-def replay_between(
-    subjects: Sequence[Subject], keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float
-) -> Iterator[tuple[Replays, ...]]:
-    """Replay the linears of steps that no cell takes (`keys_between`, a rank's), fewest rows first, within `budget_s`.
-
-    Those of each of `subjects` run in turn: one model on one machine, whole or a rank's share of it.
+def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
+    """Replay the linears of steps that no cell takes (`keys_between`), fewest rows first, within `budget_s`.
 
     A library may change its kernel between two cells. oneDNN's AMX products of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
-    first, machine = subjects[0], subjects[0].machine
-    linears = [replayable_linears(subject.work, linear_modules(subject.loaded.module)) for subject in subjects]
-    shapes = sorted(_keys_by_shape(first, linears[0], keys, ceilings).values(), key=lambda users: users[0].tokens)
+    machine, linears = subject.machine, replayable_linears(subject.work, linear_modules(subject.loaded.module))
+    shapes = sorted(_keys_by_shape(subject, linears, keys, ceilings).values(), key=lambda users: users[0].tokens)
     end_s, pass_s = machine.now_s() + budget_s, 0.0
     for index, users in enumerate(shapes):
         left_s = end_s - machine.now_s()
         # Twice the rows take at most about twice as long.
         if left_s < 2 * pass_s:
             break
-        shape_s, turns = left_s / (len(shapes) - index), 1 if len(subjects) == 1 else _TURNS
-        until_s, share_s = machine.now_s() + shape_s, shape_s / turns / len(subjects)
-        joined: list[list[Replay]] | None = None
-        for _ in range(turns):
-            if joined is not None and machine.now_s() + pass_s > until_s:
-                break
-            turn = [
-                list(_replay_linears(subject, subject_linears, users[0], ceilings, share_s))
-                for subject, subject_linears in zip(subjects, linears, strict=True)
-            ]
-            # Calling each linear of each subject once.
-            pass_s = sum(
-                len(modules) * replay.whole.median_s
-                for subject_linears, replays in zip(linears, turn, strict=True)
-                for modules, replay in zip(subject_linears.values(), replays, strict=True)
-            )
-            joined = turn if joined is None else [[*map(_joined, *pair)] for pair in zip(joined, turn, strict=True)]
-        assert joined is not None
-        yield tuple(Replays(tuple(users), tuple(replays)) for replays in joined)
-
-
-def _joined(one: Replay, other: Replay) -> Replay:
-    """A replay with the samples of two turns."""
-    conversion_seconds = one.conversion_seconds + other.conversion_seconds
-    return replace(one, seconds=one.seconds + other.seconds, conversion_seconds=conversion_seconds)
+        replays = tuple(_replay_linears(subject, linears, users[0], ceilings, left_s / (len(shapes) - index)))
+        # Calling each linear once.
+        pass_s = sum(
+            len(modules) * replay.whole.median_s for modules, replay in zip(linears.values(), replays, strict=True)
+        )
+        yield Replays(tuple(users), replays)
 
 
 def _keys_by_shape(

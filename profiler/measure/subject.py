@@ -101,8 +101,8 @@ class Subject:
         return int(self._need(cell).peak_bytes)
 
     def _need(self, cell: Cell) -> MemoryNeed:
-        prefill = Step(cell.batch_size, cell.prefilled, cell.prefix, cell.prefix)
-        path, new_tokens = self.paths[cell.engine, "prefill"], cell.slots - cell.prefix - cell.prefilled
+        prefill = Step(cell.batch_size, cell.prefilled, 0)
+        path, new_tokens = self.paths[cell.engine, "prefill"], cell.slots - cell.prefilled
         return memory_need(self.work, self.model_bytes, prefill, new_tokens, path)
 
     def no_room(self, cell: Cell) -> str | None:

@@ -10,15 +10,15 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
-from profiler.counting.floor import DENSE_BYTES, RoofSet, collectives_s, roof_times
+from profiler.counting.floor import DENSE_BYTES, collectives_s, roof_times
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import datasheets as datasheet
 from profiler.data.links import link_called, link_of
+from profiler.data.roof_set import RoofSet, datasheet_roofs
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
-from profiler.gpu_profile.profile import datasheet_roofs
 from profiler.grid.ranges import parse_in_order
 from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve

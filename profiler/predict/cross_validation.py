@@ -37,10 +37,6 @@ class HeldOut:
     """|forecast / measured - 1| of each left-out cell."""
     widths: Array
     """|log(forecast / measured)| in standard deviations of the forecast."""
-    index: Array
-    """The index of each among the measured cells."""
-    seconds: Array
-    """The forecast time of each."""
 
     @property
     def median(self) -> float:
@@ -69,14 +65,14 @@ class HeldOut:
 
 def held_out(measured: MeasuredCells, device: DeviceRates, groups: Sequence[Array]) -> HeldOut:
     """Forecast each group of cells, given as indices, from a fit to all cells outside the group."""
-    parts = [(np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64), np.zeros(0))]
+    parts = [(np.zeros(0), np.zeros(0))]
     for group in groups:
         others = np.setdiff1d(np.arange(len(measured)), group)
         forecast = fit(measured.at(others), device).forecast(measured.demanded.at(group))
         ratio = forecast.latency_s / measured.latency_s[group]
         measured_sigma = measured.half_width_s[group] / NORMAL_95 / measured.latency_s[group]
         widths = np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma)
-        parts.append((np.abs(ratio - 1), widths, group, forecast.latency_s))
+        parts.append((np.abs(ratio - 1), widths))
     return HeldOut(*map(np.concatenate, zip(*parts, strict=True)))
 
 

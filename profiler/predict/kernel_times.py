@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -66,28 +65,8 @@ class MeasuredCells(Columnar):
         return len(self.latency_s)
 
 
-class KernelTimes(abc.ABC):
-    """Times of kernels that run in isolation."""
-
-    @abc.abstractmethod
-    def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
-        """Seconds [n] of all small kernels of each step.
-
-        `traffic_s` is the time of their traffic at the bandwidth of the cache that serves it, `from_memory_s` that at
-        the memory's. The latter grows with the tokens only, without a jump at the size of a cache.
-        """
-
-    @abc.abstractmethod
-    def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
-        """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an unknown operator."""
-
-    def converting_s(self, column: OperatorColumn, steps: StepArrays) -> Array:
-        """Seconds [n] of one instance that are spent converting between formats; by default in `seconds`, as zeros."""
-        return np.zeros(len(steps))
-
-
 @dataclass(frozen=True)
-class Kernels(KernelTimes):
+class Kernels:
     """Kernel times of a model at new shapes, interpolated from its replays."""
 
     lines: Mapping[str, Line]
@@ -112,7 +91,11 @@ class Kernels(KernelTimes):
         return None if times is None else times.seconds(column.rows, roof_s)
 
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
-        """Seconds [n] of all small kernels of each step: as replayed, or `traffic_s` if they were not replayed."""
+        """Seconds [n] of all small kernels of each step: as replayed, or `traffic_s` if they were not replayed.
+
+        `traffic_s` is the time of their traffic at the bandwidth of the cache that serves it, `from_memory_s` that at
+        the memory's. The latter grows with the tokens only, without a jump at the size of a cache.
+        """
         if self.small is None:
             return traffic_s
         replayed_s = np.exp(self.small.log_ratio(steps.tokens)) * np.maximum(from_memory_s, self.least_small_s)
@@ -133,14 +116,14 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
     for column in measured.demanded.columns:
         if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
             seconds = replayed.seconds[column.operator][replayed_at]
-            roof_s = instance_roof_s(column, replayed.demanded, device)[replayed_at]
+            roof_s = _instance_roof_s(column, replayed.demanded, device)[replayed_at]
             surfaces[column.operator] = kernel_surface(octaves(steps.at(replayed_at)), seconds, roof_s, 0.01)
     kernels = Kernels(lines, surfaces, conversions)
     rest = replayed.seconds.get(REST)
     if rest is None or not (replayed_at := rest > 0).any():
         return kernels
     least_s = float(rest[replayed_at].min())
-    traffic_s = from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
+    traffic_s = _from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
     small = line(steps.tokens[replayed_at], rest[replayed_at], np.maximum(traffic_s, least_s)[replayed_at])
     in_decode = bool((replayed_at & ~steps.prefill).any())
     return replace(kernels, small=small, least_small_s=least_s, small_in_decode=in_decode)
@@ -152,7 +135,7 @@ def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[st
     conversions: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
         for column in (column for column in part.demanded.columns if not column.is_attention):
-            roof_s = instance_roof_s(column, part.demanded, device)
+            roof_s = _instance_roof_s(column, part.demanded, device)
             if (replayed_at := _replayed_steps(part.seconds, column)) is not None:
                 points = column.rows[replayed_at], part.seconds[column.operator][replayed_at], roof_s[replayed_at]
                 kernels.setdefault(column.operator, []).append(points)
@@ -173,7 +156,7 @@ def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Arr
     return None if times_s is None or not (times_s > 0).any() else np.asarray(times_s > 0)
 
 
-def instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
+def _instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
     """Seconds [n] of one instance of an operator at its roof."""
     bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
     roof_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)
@@ -223,7 +206,7 @@ class DeviceRates:
         return host
 
 
-def from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:
+def _from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:
     """Seconds [n] of all traffic that no replay includes, at the memory's bandwidth.
 
     That is the traffic between operators, and all traffic of operators that are not `replayed`.

@@ -116,7 +116,7 @@ class OperatorColumn(Columnar):
     avoidable_flops: Mapping[Cause, Array] = field(default_factory=dict)
     avoidable_bytes: Mapping[Cause, Array] = field(default_factory=dict)
     source: Operator | None = None
-    """The counted operator, by whose shape a GPU profile identifies its kernel; None if only the work is known."""
+    """The counted operator; None if only the work is known."""
 
     @property
     def is_attention(self) -> bool:

@@ -13,7 +13,7 @@ from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import LAST, LAYERED, Demand, StepTerms, idle_share, step_terms
 from profiler.predict.kernel_times import (
     DeviceRates,
-    KernelTimes,
+    Kernels,
     MeasuredCells,
     Surface,
     replayed_kernels,
@@ -46,7 +46,7 @@ class FittedModel:
     """A model on a device, fitted to measured cells."""
 
     device: DeviceRates
-    kernels: KernelTimes
+    kernels: Kernels
     faults: Mapping[Phase, tuple[Array, Array]]
     """By phase: (measured steps [m, 3] in octaves, page faults as a share of the pages that each wrote [m])."""
     residuals: Mapping[Phase, Surface] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class FittedModel:
             host if any_replayed else replace(host, in_kernels_s=zeros, in_conversions_s=zeros),
             avoidable_s=np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)) + faults_s,
             padding_s=zeros,
-            link_s=device.fetch_s + demanded.exchanged_s,
+            link_s=device.fetch_s + zeros,
             overlaps=device.overlaps,
             idle_share=steps.prefill * idle_share(layers),
         )
@@ -124,9 +124,7 @@ class FittedModel:
             if phase in self.residuals:
                 residual = self.residuals[phase].value(octaves(demanded.steps.at(chosen)))
                 log_ratio[chosen], sigma[chosen] = residual
-        # Residuals were measured on one device, so they do not apply to the link between several.
-        device_s = terms.total_s - demanded.exchanged_s
-        return Forecast(demanded, terms, device_s * np.exp(log_ratio) + demanded.exchanged_s, sigma)
+        return Forecast(demanded, terms, terms.total_s * np.exp(log_ratio), sigma)
 
 
 @dataclass(frozen=True)
@@ -142,10 +140,6 @@ class Forecast:
     def fits(self, room_bytes: int) -> Array:
         """bool[n]: whether the tensors of a step fit into what a model may take of a device (`data.room`)."""
         return np.asarray(self.demanded.need.fits(room_bytes))
-
-    @property
-    def tokens_per_s(self) -> Array:
-        return np.asarray(self.demanded.steps.tokens / self.latency_s)
 
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:

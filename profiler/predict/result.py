@@ -1,8 +1,7 @@
-"""Forecast results: predicted cells, their cross-validated error, and later measurements."""
+"""Forecast results: predicted cells, and their cross-validated error."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -10,8 +9,6 @@ import numpy as np
 
 from profiler.grid.cells import Phase
 from profiler.json_document import Document
-from profiler.judge.breakdown import TERMS
-from profiler.judge.cells import CellResult
 from profiler.predict.cross_validation import HeldOut, TrainedModel
 from profiler.predict.operator_arrays import Array
 from profiler.predict.predict import Forecast, predicted_regimes
@@ -79,48 +76,6 @@ class ForecastError:
 
 
 @dataclass(frozen=True)
-class MeasuredPoint:
-    """A measured cell, with its forecast from the other cells."""
-
-    phase: Phase
-    batch_size: int
-    depth: int
-    latency_s: float
-    unseen_s: float | None
-    """Seconds forecast from the other cells; None if the cell was not held out."""
-
-
-@dataclass(frozen=True)
-class CheckedForecast(StepShape):
-    """A forecast cell next to its measurement."""
-
-    forecast_s: float
-    measured_s: float
-    error: float
-    """Forecast / measured - 1."""
-    inside: bool
-    """Whether the measurement is inside the forecast's 90 % interval."""
-    terms: Mapping[str, float]
-    """Forecast minus measured seconds of each term."""
-
-
-def checked_forecast(cell: ForecastCell, measured: CellResult) -> CheckedForecast:
-    """A forecast cell next to the row of its measurement."""
-    terms = {name: cell.terms.get(name, 0.0) - getattr(measured, name) for name in TERMS}
-    return CheckedForecast(
-        cell.phase,
-        cell.batch_size,
-        cell.prompt_len,
-        cell.context_len,
-        forecast_s=cell.latency_s,
-        measured_s=measured.latency_s,
-        error=cell.latency_s / measured.latency_s - 1,
-        inside=cell.low_s <= measured.latency_s <= cell.high_s,
-        terms={name: seconds for name, seconds in terms.items() if not math.isnan(seconds)},
-    )
-
-
-@dataclass(frozen=True)
 class ForecastDocument(Document):
     """`roofscope forecast --format json`."""
 
@@ -134,15 +89,6 @@ class ForecastDocument(Document):
     """The error outside the range of the measured cells; null if unknown."""
     cells: Sequence[ForecastCell]
     notes: Sequence[str]
-    check: Sequence[CheckedForecast] | None = None
-    """Only with `--check`."""
-
-
-@dataclass(frozen=True)
-class Answer(ForecastDocument):
-    """The result of a forecast, with the measured cells that its picture shows."""
-
-    measured: tuple[MeasuredPoint, ...] = ()
 
 
 def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
@@ -191,20 +137,3 @@ def forecast_cells(
             )
         )
     return tuple(cells)
-
-
-def points_of(trained: TrainedModel) -> tuple[MeasuredPoint, ...]:
-    """Every measured cell, with its forecast from the other cells."""
-    steps = trained.measured.demanded.steps
-    unseen = dict(zip(trained.within.index, trained.within.seconds, strict=True))
-    depth = np.where(steps.prompt_len > 0, steps.prompt_len, steps.context)
-    return tuple(
-        MeasuredPoint(
-            steps.phase(index),
-            int(steps.batch[index]),
-            int(depth[index]),
-            float(trained.measured.latency_s[index]),
-            float(unseen[index]) if index in unseen else None,
-        )
-        for index in range(len(steps))
-    )

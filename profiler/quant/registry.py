@@ -101,8 +101,6 @@ class QuantFormat:
     """The format whose published results also apply to this one; empty: its own."""
     is_tried: bool = False
     """Whether a run tries it as a change."""
-    is_profiled: bool = False
-    """Whether a GPU profile (`ceilings --out`) times its matrix products."""
     in_doctor: bool = False
     """Whether `doctor` lists the presets that fit in it."""
 
@@ -120,7 +118,7 @@ FORMATS: dict[str, QuantFormat] = {
         ),
         QuantFormat(
             "nf4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, is_tried=True,
-            is_profiled=True, in_doctor=True, written=_WRITTEN_4_BITS.format("nf4"),
+            in_doctor=True, written=_WRITTEN_4_BITS.format("nf4"),
         ),
         QuantFormat(
             "fp4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, published_as="nf4",
@@ -128,11 +126,11 @@ FORMATS: dict[str, QuantFormat] = {
         ),
         QuantFormat(
             "int8wo", "torchao", _torchao, ("Int8Tensor",), bits=8, multiplies_packed=True, least_capability=8.0,
-            is_tried=True, is_profiled=True, written="TorchAoConfig(Int8WeightOnlyConfig())",
+            is_tried=True, written="TorchAoConfig(Int8WeightOnlyConfig())",
         ),
         QuantFormat(
             "int4wo", "torchao", _torchao, ("Int4OpaqueTensor", "Int4TilePackedTo4dTensor"), bits=4,
-            multiplies_packed=True, least_capability=8.0, is_tried=True, is_profiled=True,
+            multiplies_packed=True, least_capability=8.0, is_tried=True,
             written="TorchAoConfig(Int4WeightOnlyConfig())",
             written_on_cpu="TorchAoConfig(PrototypeInt4WeightOnlyConfig())",
         ),

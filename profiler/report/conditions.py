@@ -1,25 +1,22 @@
-"""What only some runs have: unequal prompts, ranks and forecasts."""
+"""What only some runs have: unequal prompts and ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from profiler.counting.floor import TIGHT
 from profiler.judge.padding import RaggedStep
-from profiler.predict.result import BETWEEN_CELLS, Answer, ForecastCell, ForecastError
-from profiler.report.blocks import FULL, HTML, Lines, Picture, Section, TextTable, evenly, text_table
+from profiler.report.blocks import FULL, Lines, Section, evenly, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.store.forecasts import read_forecast
-from profiler.units import duration, percent, saving, scaled, signed_duration, significant
+from profiler.units import duration, percent, scaled, signed_duration
 
 
 def ragged(run: Run) -> Section:
-    """The time that padding, its mask and waiting take at each batch size, and what other ways to batch save."""
+    """The time that padding, its mask and waiting take at each batch size."""
     times_s = {result.key: result.latency_s for result in run.measured}
     steps = [step for step in run.document.ragged if step.batch_size > 1]
     lines = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
-    note = "measured with padding and a mask, and the same shape without; other ways to batch are tried or computed"
+    note = "measured with padding and a mask, and the same shape without"
     return Section("Prompts of unequal lengths", [Lines(lines)], note)
 
 
@@ -37,9 +34,6 @@ def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:
             share = percent(step.waiting)
             waiting = f"sequences that have ended wait {share} of the time, {duration(step.waiting_s)} of each step"
         yield f"{shape}: {lost}, which reads it again; {_mask(step)}; {waiting}"
-    ways = [f"{lever.change} {saving(lever.saves_s)} ({lever.basis}: {lever.because})" for lever in step.ways]
-    if ways:
-        yield f"of {'a' if is_prefill else 'that'} {word}: {'; '.join(ways)}"
 
 
 def _mask(step: RaggedStep) -> str:
@@ -108,74 +102,3 @@ def ranks(run: Run) -> Section | None:
             f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
         )
     return Section("Ranks", [Lines(lines)], "measured on each rank", FULL)
-
-
-def forecast(run: Run) -> Section | None:
-    forecast = read_forecast(run.folder)
-    if forecast is None:
-        return None
-    alt = "Forecast time against the batch with the band that holds nine in ten, and measured cells"
-    pictures = [Picture("forecast", alt, (run,))] if run.measured else []
-    table, assumptions = forecast_table(forecast.cells)
-    blocks = [Lines(answer_sentences(forecast), "paragraph"), *pictures, table, Lines(assumptions)]
-    return Section("What would happen", blocks, "forecast from the measured cells; bands hold nine in ten", HTML)
-
-
-FORECAST_COLUMNS = ("cell", "time", "nine in ten", "tokens/s", "waits for", "basis")
-
-
-def error_sentence(error: ForecastError) -> str:
-    """Return `median 3.1 %, nine in ten within 8 %, over 32 cells that it had not seen`, or why it is unknown."""
-    if not error.cells:
-        return f"not known: {error.how}"
-    if error.median is None or error.p90 is None:
-        return f"not known: {error.cells} cells are too few to cross-validate, so the intervals are wide"
-    return (
-        f"median {error_share(error.median)}, nine in ten within {error_share(error.p90)}, over {error.cells} cells"
-        f" that it had not seen ({error.how})"
-    )
-
-
-def error_share(share: float) -> str:
-    """Return a share of an error: `3.1 %`, or `12 %` from 10 % on."""
-    return f"{100 * share:.1f} %" if share < 0.0995 else percent(share)
-
-
-def answer_sentences(answer: Answer) -> list[str]:
-    """Return the head of a forecast: model, device, method, and the error of such forecasts."""
-    lines = [
-        f"Forecast: {answer.model} ({answer.precision}) on {answer.on}, {answer.how}.",
-        f"Error: {error_sentence(answer.error)}.",
-    ]
-    if answer.beyond is not None and answer.beyond.cells:
-        lines.append(f"Beyond what was measured: {error_sentence(answer.beyond)}.")
-    return [*lines, *answer.notes]
-
-
-def waits_for(regime: str, tight: bool) -> str:
-    """Return the limit of a forecast step as the table shows it."""
-    return regime.removesuffix("-bound") + (" (tight)" if tight else "")
-
-
-def forecast_table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
-    """Return a row per cell, and notes: what `tight` means, and each assumption by the number in the last column."""
-    assumptions: list[str] = []
-    rows = []
-    for cell in cells:
-        marks = []
-        for text in [] if cell.basis == BETWEEN_CELLS else cell.basis.split("; "):
-            if text not in assumptions:
-                assumptions.append(text)
-            marks.append(f"[{assumptions.index(text) + 1}]")
-        texts = ["no room", "-", "-", "memory full"]
-        if cell.fits:
-            texts = [
-                duration(cell.latency_s),
-                f"{duration(cell.low_s)} .. {duration(cell.high_s)}",
-                significant(cell.tokens_per_s),
-                waits_for(cell.regime, cell.tight),
-            ]
-        rows.append((cell.name, *texts, " ".join(marks)))
-    table = text_table(FORECAST_COLUMNS, rows, wrapped=("cell", "waits for", "basis"))
-    tight = [f"{TIGHT}."] if any(cell.tight for cell in cells) else []
-    return table, [*tight, *(f"[{number}] {text}" for number, text in enumerate(assumptions, 1))]

@@ -277,14 +277,14 @@ def link_table(document: LinkDocument) -> TextTable:
 
 
 def link_lines(document: LinkDocument) -> list[str]:
-    """Return what the link is, what it means for a step, and how `forecast` uses it."""
+    """Return what the link is, what it means for a step, and how `place` uses it."""
     alpha_us, gb_per_s = 1e6 * document.alpha_s, document.bus_bytes_per_s / 1e9
     return [
         f"{document.name}: an all-reduce takes {duration(document.alpha_s)}, and the time of its bytes at"
         f" {scaled(document.bus_bytes_per_s, 'B/s')} (busbw).",
         f"Messages below {message_size(document.half_bytes)} wait mostly for latency: fewer messages help, fewer bytes"
         " hardly do.",
-        f"Use it: roofscope forecast RUN --tp {document.ranks} --link {significant(alpha_us)},{significant(gb_per_s)}",
+        f"Use it: roofscope place FILE --tp {document.ranks} --link {significant(alpha_us)},{significant(gb_per_s)}",
     ]
 
 

@@ -1,4 +1,4 @@
-"""How engines differ, what `generate` adds, and what a fresh process costs."""
+"""How engines differ, what `generate` adds, and what drafts give."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import replace
 
-from profiler.facts.measurements import Drafting, FirstCalls, FreshStart
+from profiler.facts.measurements import Drafting
 from profiler.judge.cells import EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.report.blocks import FULL, Block, Lines, Picture, Section, evenly, text_table
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
-from profiler.units import duration, percent, saving, scaled, several, significant
+from profiler.units import duration, percent, saving, several, significant
 
 
 def engines(run: Run) -> Section:
@@ -145,82 +145,3 @@ def _drafting_lines(found: Drafting) -> Iterator[str]:
         f"it continued a built-in text of {found.prompt_len} tokens by {found.new_tokens}, {same} without drafts; your"
         " text may accept more or fewer drafts"
     )
-
-
-_LINKS = {
-    "disk": "its weights from the disk",
-    "page cache": "its weights from the system's cache of the disk",
-    "drawn": "its random weights drawn",
-    "cached": "its weights from the hub's cache",
-}
-
-
-def cold(run: Run) -> Section:
-    """The cost of a fresh process, of idle time, and the number of requests after which compiling pays off."""
-    lines = [_start_line(start) for start in run.document.fresh_starts]
-    if records := run.document.after_silence:
-        times = ", ".join(
-            f"{item.silence_s:g} s: {duration(statistics.median(steps[0] for steps in item.steps_s))}"
-            f" (n={len(item.steps_s)})"
-            for item in records
-        )
-        lines.append(f"the first step at {records[0].cell.name} after an idle time of {times}")
-    for start in run.document.fresh_starts[:1]:
-        lines += [_break_even_line(run, start, name) for name in list(start.engines)[1:]]
-    return Section("Cold and idle", [Lines(lines)], "measured in a fresh process, and after idle time")
-
-
-def _start_line(start: FreshStart) -> str:
-    calls = "; ".join(
-        f"{name}: {f'prepared in {duration(calls.preparation_s)}, ' if calls.preparation_s >= 0.01 else ''}"
-        f"the first answer after {duration(calls.first_s)}, the next after {duration(calls.second_s)}"
-        for name, calls in start.engines.items()
-    )
-    rate = scaled(start.load_bytes / start.load_s, "B/s")
-    return (
-        f"a fresh process: imports {duration(start.launch_s)}, {_LINKS[start.link]} {duration(start.load_s)}"
-        f" ({rate}); {calls}"
-    )
-
-
-def _saves_s(run: Run, engine: str) -> tuple[float, float]:
-    """Return the interval of the time that an engine saves per request, from its visits; (0, 0) if it is not known.
-
-    Visits are used because a fresh process measures only one call.
-    """
-    cell = replace(run.document.asked.cells[0], engine=engine)
-    of_cell = [item for item in run.document.engine.differences if item.key.cell == cell]
-    if any(item.visits < CLAIM_VISITS for item in of_cell):
-        return 0.0, 0.0
-    times = {"prefill": 1, "decode": cell.decode_steps}
-    low_s, high_s = (sum(times[item.phase] * getattr(item, end) for item in of_cell) for end in ("low_s", "high_s"))
-    return low_s, high_s
-
-
-def _break_even_line(run: Run, start: FreshStart, name: str) -> str:
-    first, grid = next(iter(start.engines)), run.document.asked
-    baseline, calls = start.engines[first], start.engines[name]
-    once_s, saving_s = calls.once_s, baseline.second_s - calls.second_s
-    shape = f"{grid.cells[0].depth} + {grid.new_tokens} tokens"
-    if not all(saving_s * bound_s > 0 for bound_s in _saves_s(run, name)):
-        return (
-            f"{name} takes {duration(once_s)} once; after how many requests of {shape} it pays off is not known: its"
-            f" answers take as long as {first}'s within noise"
-        )
-    requests = break_even(baseline, calls)
-    if requests is None:
-        return f"{name} never pays off: it saves nothing per request of {shape} compared with {first}"
-    return (
-        f"the engine {name} pays off above {requests:.0f} requests of {shape} per hour, in a process that runs for one"
-        f" hour: it takes {duration(once_s)} once and saves {duration(saving_s)} per request compared with {first}"
-    )
-
-
-def break_even(own: FirstCalls, prepared: FirstCalls) -> float | None:
-    """Return the number of requests per process after which an engine has saved its additional start-up time.
-
-    (preparation + first request - a later one, both less the other engine's) / what a later request saves; None where
-    a later request saves nothing.
-    """
-    saves_s = own.second_s - prepared.second_s
-    return max(0.0, (prepared.once_s - own.once_s) / saves_s) if saves_s > 0 else None

@@ -11,8 +11,8 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from profiler import effort
-from profiler.counting.floor import RoofSet
 from profiler.counting.operators import ModelWork
+from profiler.data.roof_set import RoofSet
 from profiler.data.room import idle_room_bytes
 from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError

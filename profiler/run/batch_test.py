@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.counting.attention_kernel import path_here
-from profiler.counting.floor import RoofSet
 from profiler.counting.memory_need import memory_need
 from profiler.counting.model_numbers import compute_bound_from_batch, floor_under
 from profiler.counting.walk import walk
@@ -52,7 +51,7 @@ def prepare_batch_test(options: Options, phase: str) -> PreparedRun:
         work = walk(module)
         weights = planned_weight_bytes(module)
         ceilings = measure_ceilings(request, machine, work, fresh=options.fresh)
-    roofs, dtype = RoofSet.measured(machine.device.type, ceilings), dtype_name(request.dtype)
+    roofs, dtype = ceilings.roof_set(machine.device.type), dtype_name(request.dtype)
 
     def visit_s(cell: Cell) -> float:
         """Expected seconds of a first visit: two prefills, one of them to warm up, and the decode steps."""

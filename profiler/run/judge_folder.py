@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
-from profiler.facts.measurements import AfterIdle, Drafting, ExpertsTouched, FreshStart, PackedBatches, Quality
+from profiler.facts.measurements import Drafting, ExpertsTouched, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
@@ -16,7 +16,7 @@ from profiler.judge.device_health import rank_steps
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
-from profiler.store.document import ActivityRecord, ExpertsRecord
+from profiler.store.document import SCHEMA_VERSION, ActivityRecord, ExpertsRecord
 from profiler.store.folder import Run, read_document, read_facts, read_gathered
 from profiler.store.writer import write_cells, write_document, write_operators
 
@@ -44,6 +44,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     remarks = run_remarks(facts, judgement.judged)
     document = replace(
         document,
+        schema_version=SCHEMA_VERSION,
         finished=finished or document.finished,
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
         ceilings=replace(
@@ -65,8 +66,6 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         experts_touched=tuple(
             view(ExpertsRecord, item, **columns_of(item.key)) for item in gathered.latest_by(ExpertsTouched, "key")
         ),
-        fresh_starts=gathered.latest_by(FreshStart, "link"),
-        after_silence=gathered.latest_by(AfterIdle, "silence_s"),
         answer=judgement.answer,
         warnings=(
             *document.set_up_warnings,

@@ -18,7 +18,6 @@ from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cel
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
-from profiler.measure.batching import try_ways
 from profiler.measure.dense_twins import packed_batches, packed_linears
 from profiler.measure.drafting import measure_drafts
 from profiler.measure.generate import time_generate
@@ -31,7 +30,6 @@ from profiler.measure.trials import try_variants
 from profiler.predict.cross_validation import forecast_missing
 from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.roofs.measure import remeasure_roofs
-from profiler.run.cold_start import fresh_starts, steps_after_idle
 from profiler.run.fact_log import FactLog
 from profiler.run.setup import dispatch_of_twin
 from profiler.run.stages import RunBudget, RunPart, Stages
@@ -114,13 +112,10 @@ def explain_cells(session: Session) -> None:
 
 
 def try_changes(session: Session) -> None:
-    """Try other ways to batch, formats, caches, attention and engines, then search for unexplained time."""
+    """Try other formats, caches, attention and engines, then search for unexplained time."""
     if session.subject.loaded.offloaded:
         return
     count = len(session.fallbacks)
-    with session.stages.optional("batching the prompts in other ways", "no other way is compared"):
-        latencies_s = _latencies_s(session.ledger)
-        session.ledger.extend(try_ways(session.subject, latencies_s, session.budget.part_s(RunPart.QUEUE)))
     _try_levers(session)
     _search_unexplained(session)
     del session.fallbacks[count:]  # those of formats and engines that are only tried
@@ -137,8 +132,8 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         if session.forecasts:  # at row counts between those of the cells forecasts need not guess then
             known, budget_s = session.ledger.gathered.replays, session.budget.part_s(RunPart.BETWEEN)
             keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
-            between = replay_between((session.subject,), keys, session.ledger.facts.ceilings, budget_s)
-            session.ledger.extend(replays for (replays,) in between)
+            ceilings = session.ledger.facts.ceilings
+            session.ledger.extend(replay_between(session.subject, keys, ceilings, budget_s))
 
 
 def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
@@ -285,13 +280,6 @@ def measure_options(session: Session, folder: Path) -> None:
         with session.stages.optional("the experts that the prompts use", "only their expected number is known"):
             for cell in session.ledger.gathered.visits:
                 session.ledger.extend(experts_touched(subject, cell))
-    if options.cold:
-        session.stages.begin("cold", "starting the model in a fresh process, and stepping it after idle time")
-        with session.stages.optional("the cold starts", "the times of a fresh process are unknown"):
-            session.ledger.extend(fresh_starts(session.prepared, subject.machine, subject.model_bytes))
-        engine, cell = next(iter(subject.engines.values())), session.prepared.grid.cells[0]
-        with session.stages.optional("the steps after a pause", "the cost of a pause is unknown"):
-            session.ledger.extend(steps_after_idle(engine, cell, subject.machine, effort.STANDARD.idle_pauses))
     if (draft := session.prepared.draft) is not None:
         session.stages.begin("drafts", "answering with and without drafts")
         with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):

@@ -39,7 +39,6 @@ class Options:
     batch_sizes: str | Sequence[int] | None = option(
         None, "Batch sizes, in the same grammar.", shown="1,2,4,8; 1,8 to compare"
     )
-    prefix: int = option(0, "--engine vllm: the first tokens of every prompt are the same, and in its prefix cache.")
     new_tokens: int = option(32, "Tokens to decode after each prompt.")
     dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
     quant: str = option("none", f"{quant_help()}; or several: none,nf4.")
@@ -70,7 +69,6 @@ class Options:
     no_levers: bool = option(False, "Do not measure what other dtypes, formats, caches or attention would save.")
     breakdown: bool = option(False, "Add a pass that shows where the time goes inside a step.")
     trace: bool = option(False, "As --breakdown, with a Chrome trace of one decode step.")
-    cold: bool = option(False, "Add a fresh process's load and first calls, and steps after 1, 5 and 30 s of idling.")
     draft: str = option("", "Try speculative decoding at batch 1: ngram (lookup in the text), or a smaller model.")
     check_quality: bool = option(False, "Compare a quantised checkpoint's outputs with the original's.")
     trust_remote_code: bool = option(False, "Run the model's own code.")

@@ -159,7 +159,6 @@ def budget_of(prepared: PreparedRun, machine: Machine, spent_s: float, further_r
     absent = {
         RunPart.TRIALS: prepared.options.no_levers,
         RunPart.GENERATE: not any(ENGINES[name].whole_calls for name in grid.engines if name in ENGINES),
-        RunPart.QUEUE: grid.ragged is None,
     }
     return RunBudget(
         machine,

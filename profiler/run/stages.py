@@ -99,7 +99,6 @@ class RunPart(StrEnum):
     REPLAYS = "replays"
     BETWEEN = "replays between cells"
     GENERATE = "generate"
-    QUEUE = "queue"
     TRIALS = "trials"
     UNEXPLAINED = "unexplained"
     REPORT = "report"
@@ -151,7 +150,6 @@ class RunBudget:
             RunPart.REPLAYS: effort.gpu_replays_share if machine.is_cuda else effort.replays_share,
             RunPart.BETWEEN: effort.between_share,
             RunPart.GENERATE: effort.generate_share,
-            RunPart.QUEUE: effort.queue_share,
             RunPart.TRIALS: effort.gpu_trials_share if machine.is_cuda else effort.trials_share,
             RunPart.UNEXPLAINED: effort.unexplained_share,
             RunPart.REPORT: effort.report_share,

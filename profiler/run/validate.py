@@ -105,12 +105,7 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         lens = prompts.shape(options.new_tokens) if lens is None else lens
         if not options.batch_sizes:
             batches = [size for size in parse_values(str(batches), "--batch-sizes") if size <= len(prompts.real)]
-    if options.prefix and not OWNING.keys() >= set(engines):
-        raise RequestError(
-            f"--prefix {options.prefix}: only vLLM has a cache of prefixes; use --engine {', '.join(OWNING)}, or"
-            f" see what it saves with `roofscope count --phase prefill --prefix {options.prefix}`."
-        )
-    grid = make_grid(lens or (), batches, options.new_tokens, options.context_lens, engines, options.prefix)
+    grid = make_grid(lens or (), batches, options.new_tokens, options.context_lens, engines)
     if prompts.real and grid.batch_sizes[-1] > len(prompts.real):
         raise RequestError(too_few(prompts.name, len(prompts.real), grid.batch_sizes[-1]))
     dtype = resolve_dtype(options.dtype, quant, device, config)
@@ -123,7 +118,6 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
             kind=source.kind,
             deepened=bool(grid.context_lens),
             architecture=architecture_of(config),
-            cold=options.cold,
         )
     if source.kind == "gguf" and quant != "none":
         raise RequestError(
@@ -201,10 +195,8 @@ def _check_ranks(
         raise RequestError(f"--tp {tp}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
-    if options.breakdown or options.trace or options.cold or options.draft:
-        raise RequestError(
-            f"--tp {tp}: --breakdown, --trace, --cold and --draft work on one device only; leave them out."
-        )
+    if options.breakdown or options.trace or options.draft:
+        raise RequestError(f"--tp {tp}: --breakdown, --trace and --draft work on one device only; leave them out.")
 
 
 _DONE = ("ok", "skipped")
@@ -220,22 +212,10 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
-    return replace(_prepare_again(folder, document, replace(options, out=folder)), resumed=True)
-
-
-def prepare_rerun(folder: Path, options: Options) -> PreparedRun:
-    """Return the request that measures a run's grid again into a new folder; `options` as in `prepare_resume`.
-
-    Raises RunError for a folder that cannot be read, and whatever `prepare` raises.
-    """
-    return _prepare_again(folder, read_document(folder), options)
-
-
-def _prepare_again(folder: Path, document: RunDocument, options: Options) -> PreparedRun:
-    prepared = prepare(_options_of(folder, document, options))
+    prepared = prepare(_options_of(folder, document, replace(options, out=folder)))
     if prepared.prompts.digest != document.grid.prompts_digest:
         raise RunError(f"{folder} ran other prompts than {prepared.prompts.name} has now; start a new run with them.")
-    return prepared
+    return replace(prepared, resumed=True)
 
 
 def _options_of(folder: Path, document: RunDocument, options: Options) -> Options:
@@ -247,6 +227,8 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
         model = facts.id
     elif (name := resolve(model).name) != facts.id:
         raise RunError(f"this run cannot be resumed with {name}: it profiled {facts.id}.")
+    if grid.prefix:
+        raise RunError(f"{folder} ran prompts with a cached prefix, which `run` no longer measures; start a new run.")
     if grid.prompts and not options.prompts:
         raise RunError(f"{folder} ran the prompts of {grid.prompts} and does not hold them; give --prompts again.")
     prompts = options.prompts if grid.prompts else None
@@ -261,7 +243,6 @@ def recorded_options(document: RunDocument, options: Options) -> Options:
         prompt_lens=grid.ragged or grid.prompt_lens,
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
-        prefix=grid.prefix,
         new_tokens=grid.new_tokens,
         dtype=facts.dtype,
         quant=facts.quant,

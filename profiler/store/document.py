@@ -10,9 +10,7 @@ from pydantic import TypeAdapter
 
 from profiler.data.links import Link
 from profiler.facts.measurements import (
-    AfterIdle,
     Drafting,
-    FreshStart,
     KernelTime,
     PackedBatches,
     Quality,
@@ -33,7 +31,9 @@ from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
 from profiler.judge.scaling import DoublingTest
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
+OLDEST_SCHEMA = 6
+"""The oldest version that is still read; its keys that left are ignored."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class GridRecord:
     prompts_digest: str | None = None
     """A short hash of their tokens."""
     prefix: int = 0
-    """The first tokens of every prompt, which were cached before it."""
+    """The first tokens of every prompt, which were cached before it: only in runs of older versions."""
 
 
 @dataclass(frozen=True)
@@ -241,10 +241,6 @@ class RunDocument:
     """Padding and waiting of unequal prompts, by cell."""
     experts_touched: tuple[ExpertsRecord, ...] = ()
     """Distinct experts that real prompts use, by cell."""
-    fresh_starts: tuple[FreshStart, ...] = ()
-    """Fresh processes, from their start to their answers."""
-    after_silence: tuple[AfterIdle, ...] = ()
-    """The first steps after the device was idle."""
     answer: tuple[str, ...] = ()
     """The sentences of the answer."""
     warnings: tuple[str, ...] = ()

@@ -22,7 +22,7 @@ from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CELL_COLUMNS, CellResult
-from profiler.store.document import SCHEMA_VERSION, RunDocument, document_of
+from profiler.store.document import OLDEST_SCHEMA, SCHEMA_VERSION, RunDocument, document_of
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 from profiler.units import visible, visible_in
@@ -110,7 +110,7 @@ def read_document(folder: Path) -> RunDocument:
         version = content.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
-        if isinstance(version, int) and version < SCHEMA_VERSION:
+        if isinstance(version, int) and version < OLDEST_SCHEMA:
             raise RunError(
                 f"{folder} was written by an older roofscope (schema {version}); read it with roofscope"
                 f" {_LAST_OF_OLDER}, or measure again."
@@ -122,7 +122,7 @@ def read_document(folder: Path) -> RunDocument:
 
 
 _LAST_OF_OLDER = "0.3.0"
-"""The last release that reads schemas before `SCHEMA_VERSION`."""
+"""The last release that reads schemas before `OLDEST_SCHEMA`."""
 
 
 def read_run(folder: str | PathLike[str]) -> Run:

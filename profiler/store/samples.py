@@ -25,6 +25,8 @@ SAMPLES_FILE = "samples.jsonl"
 for _module in pkgutil.iter_modules(facts.__path__, f"{facts.__name__}."):
     import_module(_module.name)
 
+_LEFT = ("after_silence", "fresh_start", "queue")
+"""Kinds of facts that older versions stored and nothing reads any more; a tuple, since a damaged kind may be a list."""
 _CELL = tuple(item.name for item in fields(Cell))
 
 
@@ -72,6 +74,8 @@ def read_facts_of(folder: Path) -> list[Fact]:
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is damaged.") from None
             if not isinstance(record, dict):
                 raise RunError(f"{folder / SAMPLES_FILE}, line {number} is not a JSON object.")
+            if record.get("kind") in _LEFT:
+                continue
             try:
                 facts.append(fact_of(record))
             except (ValidationError, KeyError, TypeError):

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from profiler.counting.floor import RoofSet, roof_times
+from profiler.counting.floor import roof_times
 from profiler.counting.module_kinds import not_run_for_text
 from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import walk
+from profiler.data.roof_set import RoofSet
 from profiler.device.machine import machine_for
 from profiler.facts.step import Step
 from profiler.loading.request import dtype_name

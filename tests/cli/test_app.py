@@ -20,7 +20,7 @@ from cases import slow_except
 
 from profiler import __version__
 from profiler.cli.app import app
-from profiler.comparison import page  # noqa: F401 - it adds its picture
+from profiler.cli.removed import REMOVED
 from profiler.data.links import published_links
 from profiler.engines.registry import engine_names
 from profiler.report.columns import EXPORTERS
@@ -30,6 +30,13 @@ RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN, EPYC = str(RUNS / "smollm2-135m-zen4"), str(RUNS / "smollm2-135m-epyc")
 SMALL = "smollm2-135m"
 HUGE = str(10**30)
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_what_was_removed_is_refused_in_one_line_that_names_what_to_use(name: str, roofscope) -> None:  # type: ignore[no-untyped-def]
+    refused = roofscope(*name.split(), *(["A", "B"] if " " in name else []))
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == f"roofscope: `{name}` was removed; {REMOVED[name]}.\n"
 
 
 def test_without_a_command_the_help_is_printed(roofscope) -> None:  # type: ignore[no-untyped-def]
@@ -49,7 +56,7 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("run", engine_names()), ("forecast", published_links()), ("export", EXPORTERS), ("plot", [*PLOTS, *COMPARISONS])],
+    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", [*PLOTS, *COMPARISONS])],
 )
 def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
     """Help texts list alternatives without importing them."""
@@ -104,24 +111,15 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--plot", "map", "--batch-sizes", "1"), "needs a GPU"),
         (("forecast", SMALL), "is not a run folder"),
         pytest.param(("forecast", EPYC, "--quant", "fp4"), "no basis for fp4", marks=pytest.mark.slow),
-        (("forecast", EPYC, "--check", "--on", "L4"), "--check"),
-        (("forecast", EPYC, "--tp", "3"), "needs --link"),
-        (("forecast", EPYC, "--tp", "two", "--link", "8,20"), "give numbers of GPUs"),
-        pytest.param(
-            ("forecast", EPYC, "--tp", "2", "--link", "8,20"), "divide by 2; use --tp 3", marks=pytest.mark.slow
-        ),
-        (("forecast", EPYC, "--tp", "3", "--link", "nvlink9"), "--link 'nvlink9' is unknown"),
-        (("gate", RUN), "use one of the two"),
+        (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
+        (("gate", RUN), "Missing argument 'NEW'"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
         (("rent", SMALL, "--cards", "L4O"), "L4"),
         (("rent", SMALL, "--price", "T4=0.35EUR"), "USD per hour"),
         (("rent", SMALL, "--quant", "nf4"), "no basis"),
         (("rent", "llama-3.1-70b", "--engine", "eager", "--cards", "T4,P100 PCIe 16GB"), "it needs 142 GB"),
-        (("ceilings", "--out", "."), "is a folder"),
         (("ceilings", "--device", "cpu", "--link", "1"), "at least 2 ranks"),
-        (("ceilings", "--device", "cpu", "--plot", "a.png"), "at least 2 ranks"),
-        (("ceilings", "--device", "cpu", "--link", "2", "--plot", "a.txt"), ".png or .svg"),
-        (("ceilings", "--device", "cpu", "--link", "2", "--out", "card.json"), "a command of its own"),
+        (("count", SMALL, "--gpu", "card.json"), "profiles of GPUs were removed; name a GPU"),
         (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
         (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
         (("explore", SMALL, "--quant", "int3"), "int3"),

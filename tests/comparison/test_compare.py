@@ -10,9 +10,9 @@ from sides import asked, side, timed, witness
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
-from profiler.comparison.compare import compare_sides, history
+from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import NOT_TOLD, CellTime, MatchKey, Side, differences, read_side, side_of_file
-from profiler.comparison.text import change_words, difference_lines, history_sentences
+from profiler.comparison.text import change_words, difference_lines
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.readers.detect import read_foreign
@@ -217,29 +217,3 @@ def test_a_cached_prefix_counts_to_the_depth() -> None:
     theirs = {asked(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
     found = compare_sides(side({cached["decode"]: timed(512e-5)}), side(theirs, tool="llama-bench"))
     assert [(item.after.median_s, item.verdict) for item in found.changes] == [(512e-5, "same")]
-
-
-def test_a_history_reports_the_run_of_a_change_and_what_differed_there() -> None:
-    """10.0, 10.0, 10.8, 10.8 ms, passed in any order: one change, at the third run."""
-    runs = [
-        side({asked(): timed(median_s)}, created=f"2026-01-0{day}", settings={"transformers": version})
-        for day, (median_s, version) in enumerate([(0.01, "1"), (0.01, "1"), (0.0108, "2"), (0.0108, "2")], 1)
-    ]
-    found = history([runs[2], runs[0], runs[3], runs[1]])
-    [cell] = found.cells
-    assert [step.at for step in cell.steps] == [2]
-    assert cell.steps[0].change.change == pytest.approx(0.08)
-    assert [[item.words for item in of_run] for of_run in found.differences] == [[], [], ["transformers 1 -> 2"], []]
-
-
-def test_a_history_over_several_machines_says_so() -> None:
-    """Twice as slow on another GPU: the report claims neither a change nor that no cell changed."""
-    runs = [side({asked(): timed(0.01)}), side({asked(): timed(0.02)}, created="2026-02-01", settings={"device": "b"})]
-    assert history_sentences(history(runs)) == ["Not comparable throughout (device card -> b): side by side there."]
-    assert history_sentences(history(runs[:1] * 2)) == ["No change of a cell was found over 2 runs."]
-
-
-def test_slow_drift_is_found_once_it_has_added_up() -> None:
-    """0.5 % per run, each within its interval of +-0.7 %: no change at the second run, one at the third."""
-    runs = [side({asked(): timed(0.01 * 1.005**day)}, created=f"2026-01-0{day + 1}") for day in range(4)]
-    assert [step.at for step in history(runs).cells[0].steps] == [2]

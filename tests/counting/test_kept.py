@@ -18,8 +18,8 @@ from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
+from profiler.data.roof_set import roofs_called
 from profiler.facts.step import ExecutionPath, Step, bytes_by_kind
-from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.config import config_from
 from profiler.loading.meta_model import build_on_meta
 

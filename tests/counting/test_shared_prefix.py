@@ -12,10 +12,10 @@ from profiler.counting.grid_count import count_grid
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import ModelWork, RecurrentState
+from profiler.data.roof_set import roofs_called
 from profiler.errors import RequestError
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step
-from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 
 BATCH, PREFIX, PROMPT = 8, 512, 256

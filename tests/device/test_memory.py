@@ -1,8 +1,7 @@
-"""Memory of the host: freed memory returns to the system, and files leave the page cache or stay."""
+"""Memory of the host: freed memory returns to the system, and limits of containers are respected."""
 
 from __future__ import annotations
 
-import mmap
 import platform
 import subprocess
 import sys
@@ -14,7 +13,6 @@ from machines import HOST
 
 from profiler.device import memory
 from profiler.device.machine import machine_for
-from profiler.run.cold_start import forget
 
 # Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.
 SCRIPT = """
@@ -92,19 +90,3 @@ def test_the_asynchronous_allocator_has_no_unused_blocks(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "memory_snapshot", no_snapshot)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 << 30, 16 << 30))
     assert memory.available_bytes(torch.device("cuda", 0)) == 5 << 30
-
-
-NBYTES = 64 * mmap.PAGESIZE
-
-
-def test_a_mapped_file_stays_in_the_cache(tmp_path: Path) -> None:
-    """Like a checkpoint that safetensors has mapped for a model on a CPU."""
-    file = tmp_path / "weights"
-    file.write_bytes(b"x" * NBYTES)
-    with file.open("rb") as handle, mmap.mmap(handle.fileno(), NBYTES, access=mmap.ACCESS_READ) as view:
-        assert view.read() == b"x" * NBYTES
-        assert not forget([file])
-    if not forget([file]):
-        pytest.skip("this file system is in memory")
-    assert file.read_bytes() == b"x" * NBYTES
-    assert forget([file]), "it was read, and dropped again"

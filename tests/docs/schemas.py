@@ -17,15 +17,13 @@ from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from profiler.checks.doctor import Examination
-from profiler.checks.selftest import SelftestRow
-from profiler.comparison.documents import ComparisonDocument, GateDocument, HistoryDocument
+from profiler.comparison.documents import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
 from profiler.count.step import CountDocument
-from profiler.forecast.screen import ForecastDocument
-from profiler.forecast.tensor_parallel import RanksDocument
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.place import PlacedFile
+from profiler.predict.result import ForecastDocument
 from profiler.rent.command import RentDocument
 from profiler.report.device import CeilingsDocument, GpuEntry, LinkDocument
 from profiler.store.document import RunDocument
@@ -35,11 +33,9 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[str, tuple[str, Any]] = {
     "run-folder": ("`run.json` in a run's folder", RunDocument),
     "compare": ("`compare A B`", ComparisonDocument),
-    "history": ("`compare A B C ...`", HistoryDocument),
     "gate": ("`gate`", GateDocument),
     "place": ("`place`", PlacedFile),
     "forecast": ("`forecast`", ForecastDocument),
-    "forecast-tp": ("`forecast --tp`", RanksDocument),
     "rent": ("`rent`", RentDocument),
     "why": ("`why`, and `why.json`", WhyDocument),
     "count": ("`count`", CountDocument),
@@ -48,7 +44,6 @@ TYPES: dict[str, tuple[str, Any]] = {
     "ceilings-link": ("`ceilings --link`", LinkDocument),
     "doctor": ("`doctor`", Examination),
     "gpus": ("`gpus`", list[GpuEntry]),
-    "selftest": ("`selftest`", list[SelftestRow]),
     "models": ("`models`", dict[str, Preset]),
 }
 TITLES = {"run": "`run`, `batch-test`, `judge`", **{name: title for name, (title, _) in TYPES.items()}}

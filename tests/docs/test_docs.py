@@ -55,12 +55,10 @@ def test_the_reference_follows_from_the_code(name: str) -> None:
 RUNS = "runs/reference/smollm2-135m-"
 REAL = {
     "compare": f"compare {RUNS}zen5-float32 {RUNS}zen5-bfloat16",
-    "history": f"compare {RUNS}2-cores {RUNS}2-cores {RUNS}2-cores",
     "gate": f"gate {RUNS}zen4 {RUNS}zen4",
     "run": f"judge {RUNS}zen4",
     "place": "place tests/data/foreign/llama-bench.json --model smollm2-135m --gpu T4",
     "forecast": f"forecast {RUNS}zen4 --batch-sizes 8",
-    "forecast-tp": f"forecast {RUNS}zen4 --tp 3 --link pcie4x16",
     "rent": "rent smollm2-135m --cards T4",
     "count": "count smollm2-135m --gpu T4 --gemm-census",
     "count-grid": "count smollm2-135m --batch-sizes 1,2 --prompt-lens 8 --gpu T4",
@@ -70,7 +68,7 @@ REAL = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(REAL.keys() - {"doctor", "forecast-tp", "rent"}, REAL))
+@pytest.mark.parametrize("name", slow_except(REAL.keys() - {"doctor", "rent"}, REAL))
 def test_a_real_document_follows_its_schema(
     name: str, roofscope: Callable[..., Any], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -270,8 +268,7 @@ _LISTED = [
 """The commands of the cookbook and of README's table."""
 PLACES = {"runs/BEFORE": f"{RUNS}zen5-float32", "runs/AFTER": f"{RUNS}zen5-bfloat16"}
 ELSEWHERE = re.compile(
-    r"^(why|batch-test|doctor|ceilings|selftest)\b|\b(MODEL|mistralai|GGUF|vllm|ngram|INTERRUPTED)\b|\.gguf\b|--check"
-    r"|^forecast .*--tp"
+    r"^(why|batch-test|doctor|ceilings)\b|\b(MODEL|mistralai|GGUF|vllm|ngram|INTERRUPTED)\b|\.gguf\b|--check"
 )
 """Commands that need a hub, vLLM, a tokenizer, a GPU or minutes. Other folders run them on smaller models."""
 SLOW = re.compile("^rent|^(judge|report) runs/MINE|^plot .* (operators|devices)|^run mistral.*nf4|--(crosscheck|plot)")

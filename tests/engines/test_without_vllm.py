@@ -27,12 +27,7 @@ from profiler.run.validate import prepare
         ("0.9.2", {}, "vLLM 0.9.2 is too old; use 0.32 or newer"),
         ("0.32.0", {"quant": "nf4"}, "--quant nf4 needs transformers"),
         ("0.32.0", {"engine": "eager,vllm", "quant": "int8"}, "--quant int8 needs transformers"),
-        ("0.32.0", {"cold": True}, "--cold works only with transformers' engines"),
         ("0.32.0", {"context_lens": "2048"}, "use --prompt-lens instead of --context-lens"),
-        *(
-            ("0.32.0", {"engine": engine, "prefix": 64}, "--prefix 64: only vLLM has a cache of prefixes; use --engine")
-            for engine in ("eager", "eager,vllm")
-        ),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(

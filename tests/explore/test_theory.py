@@ -23,10 +23,10 @@ from profiler.counting.cache import counted_model
 from profiler.counting.grid_count import gpu_floors
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
 from profiler.counting.model_numbers import model_numbers
+from profiler.data.roof_set import roofs_called
 from profiler.explore.command import explore_document, explore_page
 from profiler.explore.document import ExploreDocument, ModelEntry, Row, gpu_row, model_entry
 from profiler.facts.step import Step
-from profiler.gpu_profile.profile import roofs_called
 from profiler.loading.source import resolve
 from profiler.report.write import html_report
 from profiler.store.folder import read_run

@@ -1,4 +1,4 @@
-"""A new fact is one class: it is stored, read, and found among the others without further edits."""
+"""A new fact is one class: it is stored, read, and found among the others; facts that left are passed over."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import pytest
+
 import profiler.facts
+from profiler.errors import RunError
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.grid.cells import Cell, CellKey
-from profiler.store.samples import fact_of, line_of
+from profiler.store.samples import SAMPLES_FILE, fact_of, line_of, read_facts_of
 
 KEY = CellKey("decode", Cell(batch_size=2, prompt_len=16, new_tokens=8))
 
@@ -44,3 +47,22 @@ def test_every_kind_is_known_to_a_process_that_only_reads_a_folder() -> None:
     known = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert {"contention", "visit"} < classes
     assert set(known) >= classes
+
+
+LEFT = (
+    {"kind": "fresh_start", "link": "disk", "launch_s": 2.5, "load_s": 0.4, "load_bytes": 538, "engines": {}},
+    {"kind": "after_silence", "batch_size": 1, "prompt_len": 8, "new_tokens": 4, "silence_s": 1.0, "steps_s": [[0.1]]},
+    {"kind": "queue", "batch_size": 2, "prompt_len": 8, "way": "sorting", "as_they_come_s": [0.2], "this_way_s": [0.1]},
+)
+"""Lines of a run of version 0.4, whose measurements have left."""
+
+
+def test_facts_that_left_are_passed_over_and_unknown_ones_are_not(tmp_path: Path) -> None:
+    lines = (Path(__file__).parents[1] / "data" / "tiny_run" / SAMPLES_FILE).read_text()
+    (tmp_path / SAMPLES_FILE).write_text(lines)
+    without = read_facts_of(tmp_path)
+    (tmp_path / SAMPLES_FILE).write_text("".join(json.dumps(record) + "\n" for record in LEFT) + lines)
+    assert read_facts_of(tmp_path) == without
+    (tmp_path / SAMPLES_FILE).write_text(json.dumps({**LEFT[0], "kind": "made_up"}) + "\n" + lines)
+    with pytest.raises(RunError, match="line 1 is not a fact of a run"):
+        read_facts_of(tmp_path)

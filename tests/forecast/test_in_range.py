@@ -1,4 +1,4 @@
-"""Forecasts on GPUs without a profile: at least the lower bound of the datasheet, and equal to those of `rent`."""
+"""Forecasts on GPUs that were not measured: at least the lower bound of the datasheet, and equal to those of `rent`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from profiler.errors import RequestError
-from profiler.forecast.command import ForecastRequest, forecast_on
-from profiler.predict.result import Answer, ForecastCell
+from profiler.forecast.command import forecast_on
+from profiler.forecast.options import ForecastRequest
+from profiler.predict.result import ForecastCell, ForecastDocument
 from profiler.rent import RentOptions, rent
 
 CARD = "A100 80GB SXM"
@@ -18,7 +19,7 @@ BYTES_PER_S = 2.039e12
 """From NVIDIA's datasheet, like 312 TFLOP/s in 16 bits and 19.5 in float32."""
 
 
-def cell(answer: Answer, phase: str) -> ForecastCell:
+def cell(answer: ForecastDocument, phase: str) -> ForecastCell:
     return next(cell for cell in answer.cells if cell.phase == phase)
 
 

@@ -27,7 +27,6 @@ COMMANDS = {
     "explain": f"explain MBU --run {_RUNS}-xeon-minute",
     "gate": f"gate {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --plain",
     "gpus-two": "gpus T4 'H100 SXM'",
-    "history": f"compare {_RUNS}-xeon {_RUNS}-xeon-float32 {_RUNS}-xeon-minute --anyway --plain",
     "judge": f"judge {_RUNS}-xeon-minute --plain",
     "judge-h200-default": "judge runs/reference/mistral-7b-h200-default --plain",
     "judge-h100": "judge runs/reference/mistral-7b-h100 --plain",

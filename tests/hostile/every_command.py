@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1]))
-from hurry import hurry, small_gpu_profile
+from hurry import hurry
 
 _SHORT = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
 
@@ -29,7 +29,7 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
         ["run", model, *_SHORT, "--trace", "--out", one],
         ["batch-test", model, "--prompt", "8", "--new-tokens", "4", "--budget", "1", "--quiet", "--out", two],
         ["why", "--out", str(runs / "why"), script, model],
-        ["forecast", one, "--batch-sizes", "4", "--keep", "--out", str(runs / "forecast.png")],
+        ["forecast", one, "--batch-sizes", "4"],
         ["compare", one, one, "--format", "json"],
         ["gate", one, one, "--format", "junit"],
         ["report", one, two],
@@ -38,7 +38,7 @@ def commands(model: str, script: str, runs: Path) -> list[list[str]]:
         ["place", str(runs / "table.csv"), "--model", model, "--gpu", "T4"],
         ["judge", one, "--format", "json"],
         ["doctor", "--format", "json"],
-        ["ceilings", "--out", str(runs / "card.json")],
+        ["ceilings", "--format", "json"],
     ]
 
 
@@ -54,7 +54,6 @@ def main(model: str, script: str, runs: str) -> None:
     sys.addaudithook(guard)
     patch = pytest.MonkeyPatch()
     hurry(patch, pictures=True, script_least_s=1.0)  # the results of measurements do not matter here
-    small_gpu_profile(patch, model)
     from profiler.cli.app import main as roofscope
 
     codes = {}

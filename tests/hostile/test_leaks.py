@@ -108,7 +108,7 @@ def test_every_command_wrote_something(written: Written) -> None:
     names = {file.name for file in written.folder.rglob("*")}
     assert {
         "run.json", "samples.jsonl", "operators.csv", "cells.csv", "report.html", "report.md", "roofline.png",
-        "trace.json.gz", "why.json", "why.html", "forecast.png", "forecast.json", "cells.parquet",
+        "trace.json.gz", "why.json", "why.html", "cells.parquet",
     } <= names  # fmt: skip
     assert json.loads((written.folder / "why" / "why.json").read_text())["script"] == "script.py"
 

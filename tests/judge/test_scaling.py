@@ -9,7 +9,6 @@ import pytest
 from machines import roof
 
 from profiler.counting.cache import counted_model
-from profiler.counting.floor import RoofSet
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import as_value
 from profiler.facts.operators import OperatorWork
@@ -78,7 +77,7 @@ def test_a_layer_of_16_bits_is_compute_bound_from_the_ridge_on_and_a_cache_moves
 @pytest.mark.parametrize(("context", "batches"), [(16, [1, 16]), (128, [1, 2, 4, 8]), (2048, [2, 5])])
 def test_a_run_says_the_same_batch_as_count(model: str, context: int, batches: list[int]) -> None:
     """The judge has a run's operators at some batches only; `count` counts each batch. Experts are not linear in it."""
-    under = RoofSet.measured("an A100", A100)
+    under = A100.roof_set("an A100")
     counted = model_numbers(counted_model(resolve(model)), context, (under,))
     assert compute_bound_by_counts(by_batch(model, context, batches), A100) == counted.gpus[0].compute_bound_from_batch
 

@@ -13,14 +13,11 @@ from typing import Any
 import pytest
 
 from profiler.data.datasheets import gpu_called
-from profiler.data.links import published_link
 from profiler.data.prices import prices
 from profiler.errors import RequestError
-from profiler.forecast.command import ForecastRequest, forecast_on
 from profiler.rent.command import RentDocument, precision_words, rent
 from profiler.rent.offers import Offer, ranked
 from profiler.rent.options import RentOptions
-from profiler.rent.plan import Planner, times_on
 from profiler.rent.text import rent_sentences, rent_table
 
 TODAY = date(2026, 11, 20)
@@ -227,16 +224,6 @@ def test_a_model_that_one_gpu_does_not_hold_is_split() -> None:
     # Each streams its half, without half of the table of 128,256 words, at 3.35 TB/s at most.
     assert offer.step_s.low > (70.6e9 - 128_256 * 8192) / 3.35e12
     assert offer.idle_usd_per_day == pytest.approx(24 * 8 * offer.usd_per_h)
-
-
-def test_two_gpus_are_as_fast_as_forecast_says() -> None:
-    """`rent` and `forecast --tp 2` count the same shares and the same collectives over NVLink 4."""
-    link = published_link("nvlink4", 2)
-    answer = forecast_on("llama-3.1-8b", "H100 SXM", ForecastRequest("2048", "16", new_tokens=32, ranks=2, link=link))
-    cell = next(cell for cell in answer.cells if cell.phase == "decode")
-    load = RentOptions("llama-3.1-8b", use="batch", prompt=2048, new=32).load
-    times = times_on(Planner("llama-3.1-8b", load).plan("none", "eager", 2, link), gpu_called("H100 SXM"), 16, None)
-    assert [end.step_s[15] for end in times] == pytest.approx([cell.low_s, cell.latency_s, cell.high_s])
 
 
 def test_a_slower_host_makes_eager_steps_dearer() -> None:

@@ -1,4 +1,4 @@
-"""Tables of devices: roofs next to their datasheet, known kernels with their labels, a link with what was planted."""
+"""Tables of devices: roofs next to their datasheet, a link with what was planted."""
 
 from __future__ import annotations
 
@@ -7,28 +7,19 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import matplotlib.pyplot as plt
 import pytest
 from docs.schemas import assert_follows
 from made_runs import roof
 
-from profiler.checks.selftest import SelftestRow, selftest_section
 from profiler.data.datasheets import gpus
 from profiler.data.links import Link, MessageTime, fit_link
-from profiler.device.contention import Neighbours
-from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings
-from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.json_document import json_text
-from profiler.judge.breakdown import Demand, StepRoofs, break_down
-from profiler.judge.regimes import Evidence, Regime
 from profiler.report.blocks import TextTable
 from profiler.report.device import gpus_table, link_document, link_lines, link_table
 from profiler.report.hardware import ceilings_table
-from profiler.report.plots.curves import link_figure
-from profiler.report.terminal import print_sections, rich_table, screen
+from profiler.report.terminal import rich_table, screen
 
 
 def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:
@@ -54,58 +45,6 @@ def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str
         [line] = [line for line in lines if re.match(rf"{re.escape(gpu.gpu)}( [?])?( [0-9.-]+){{11}}$", line)]
         if gpu.gpu in ("L40", "RTX A5000"):
             assert ("?" in line) == (gpu.gpu == "L40")
-
-
-def test_a_wrong_label_is_marked(capsys: pytest.CaptureFixture[str]) -> None:
-    results = [
-        checked("copy", "memory-bound", "memory-bound"),
-        checked("product", "compute-bound", "memory-bound"),
-        checked("sum", "memory-bound", "inconclusive"),
-    ]
-    print_sections([selftest_section(results)], screen())
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    assert any(line.startswith("copy memory-bound right high 7 of 8 1.00 ms weights 90 %") for line in lines)
-    assert any(line.startswith("product compute-bound memory-bound WRONG 0 of 8") for line in lines)
-    assert any(line.startswith("sum memory-bound inconclusive") for line in lines)
-    doubt = "inconclusive: sum: the rounds gave inconclusive (7), mixed (1); during them memory reached 9.00 GB/s to"
-    assert f"{doubt} 11.0 GB/s and matmuls 1.00 TFLOP/s to 1.20 TFLOP/s" in " ".join(lines)
-
-
-QUIET, BUSY = Contention(0.0, 1), Contention(0.9, 1, (BusyProcess("backup", 7, 0.9),))
-
-
-def known(monkeypatch: pytest.MonkeyPatch, labels: list[Regime], contention: Contention) -> None:
-    """Make selftest find these labels of a compute-bound and a memory-bound kernel, under this foreign load."""
-    expected: list[Regime] = ["compute-bound", "memory-bound"]
-    results = [checked("a kernel", *pair) for pair in zip(expected, labels, strict=True)]
-    monkeypatch.setattr("profiler.roofs.measure.measure", lambda *_, **__: None)
-    monkeypatch.setattr("profiler.checks.selftest.run_selftest", lambda *_: results)
-    monkeypatch.setattr(Neighbours, "look", lambda _: contention)
-
-
-@pytest.mark.parametrize(("labels", "code"), [
-    (["compute-bound", "memory-bound"], 0),
-    (["compute-bound", "inconclusive"], 3),
-    (["inconclusive", "compute-bound"], 1),
-])  # fmt: skip
-def test_exit_codes_of_wrong_and_missing_labels(
-    roofscope, monkeypatch: pytest.MonkeyPatch, labels: list[Regime], code: int
-) -> None:  # type: ignore[no-untyped-def]
-    known(monkeypatch, labels, QUIET)
-    done = roofscope("selftest")
-    assert done.code == code
-    assert ("WRONG" in done.out) == (code == 1)
-    assert ("inconclusive: a kernel: the rounds gave" in done.out) == ("inconclusive" in labels)
-
-
-def test_a_busy_machine_is_named_instead_of_kernels_without_a_label(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    known(monkeypatch, ["compute-bound", "inconclusive"], BUSY)
-    done = roofscope("selftest")
-    assert done.code == 3
-    assert done.out.startswith("The machine is busy: backup (pid 7) kept 0.9 of 1 core busy, and 1 of 2 known kernels")
-    assert "rounds" not in done.out
-    known(monkeypatch, ["inconclusive", "compute-bound"], BUSY)
-    assert "WRONG" in roofscope("selftest").out, "a wrong label is shown on any machine"
 
 
 ALPHA_S, BUS_BYTES_PER_S, RANKS = 20e-6, 200e9, 4
@@ -134,22 +73,10 @@ def test_the_document_has_the_rates_of_nccl_tests() -> None:
     assert text.endswith("--tp 4 --link 20.0,200")
 
 
-def test_the_picture_names_the_limit_of_small_messages() -> None:
-    figure = link_figure(planted())
-    assert figure.get_suptitle() == "planted: messages below 2.54 MiB (shaded) wait for latency"
-    time_axes, rate_axes = figure.axes
-    assert len(time_axes.lines[0].get_xdata()) == 17
-    assert max(rate_axes.lines[0].get_ydata()) < BUS_BYTES_PER_S / 1e9
-    plt.close(figure)
-    with pytest.raises(ValueError, match="no measured messages"):
-        link_figure(Link("typed", 1e-6, 1e9, ""))
-
-
 @pytest.mark.slow
-def test_two_ranks_on_this_machine(tmp_path: Path) -> None:
-    """gloo between two processes: a larger message takes longer, and the picture is written."""
-    picture = tmp_path / "link.png"
-    options = ["--device", "cpu", "--link", "2", "--format", "json", "--plot", str(picture)]
+def test_two_ranks_on_this_machine() -> None:
+    """gloo between two processes: a larger message takes longer."""
+    options = ["--device", "cpu", "--link", "2", "--format", "json"]
     command = [sys.executable, "-m", "profiler", "ceilings", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, env=environment, check=True)
@@ -157,16 +84,3 @@ def test_two_ranks_on_this_machine(tmp_path: Path) -> None:
     assert document["name"] == "gloo, 2 ranks"
     assert [point["nbytes"] for point in document["points"]] == [1024 << power for power in range(17)]
     assert document["points"][-1]["seconds"] > document["points"][0]["seconds"] > 0
-    assert picture.stat().st_size > 10_000
-
-
-def checked(name: str, expected: Regime, regime: Regime) -> SelftestRow:
-    """The result for a 1 ms kernel, 90 % of it bytes at 10 GB/s: its regime is `expected`, its verdict `regime`."""
-    demand = Demand(name, "other", 1.0, 9e6, 0.0, 1e12)
-    split = break_down(1e-3, [demand], 0.0, StepRoofs(1e10, Dispatch(2e-5, 0.0), overlaps=False))
-    return SelftestRow(
-        name=name, expected=expected, expected_cause="", regime=regime, cause="", confidence="high",
-        right=regime == expected, wrong=regime not in (expected, "inconclusive"), rounds={regime: 7, "mixed": 1},
-        latency_s=1e-3, split=split, memory_bytes_per_s=(9e9, 1.1e10), compute_flops_per_s=(1e12, 1.2e12),
-        signals=(Evidence("memory share", 0.9, ">= 0.6", "memory-bound", 1.0),),
-    )  # fmt: skip

@@ -15,7 +15,6 @@ from cases import slow_except
 from made_runs import PRECISIONS, REFERENCE, WHOLE, key, result, whole_run, with_document
 from matplotlib.figure import Figure
 
-from profiler.comparison import page  # noqa: F401 - it adds its picture
 from profiler.errors import RequestError
 from profiler.judge.cells import EngineDifference, columns_of
 from profiler.report.plots import COMPARISONS, PLOTS, draw, save
@@ -23,8 +22,8 @@ from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
 RUNS = sorted(file.parent for file in REFERENCE.glob("*/run.json"))
-OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "forecast", "cost", "engines")]
-"""Pictures of one run; forecasts, costs (tests/forecast, tests/rent) and several engines need other folders."""
+OF_A_RUN_ALONE = [name for name in PLOTS if name not in ("operators", "cost", "engines")]
+"""Pictures of one run; costs (tests/rent) and several engines need other folders."""
 
 
 @pytest.mark.parametrize("name", slow_except(("roofline", "precisions"), [*OF_A_RUN_ALONE, *COMPARISONS]))
@@ -166,8 +165,6 @@ def test_precisions_name_what_differs() -> None:
         ([XEON], "rofline", r"use roofline, operators, split.*roofline"),
         ([XEON], "engines", "no cell that two engines have stepped"),
         ([XEON, EPYC], "split", "precisions and devices"),
-        ([XEON, EPYC], "waterfall", r"not comparable: device Intel\(R\) Xeon\(R\) Processor -> AMD EPYC"),
-        ([XEON, MISTRAL], "waterfall", r"not comparable: model smollm2-135m -> mistral-7b-v0\.1;"),
         ([XEON, MISTRAL, EPYC], "precisions", r"not of smollm2-135m and mistral-7b-v0\.1; `devices`"),
     ],
 )

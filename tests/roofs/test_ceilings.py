@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import mmap
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,6 +10,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from docs.schemas import assert_follows
+from hurry import with_effort
 from machines import CPU, HOST, FakeClock, SmallMachine, roof, small
 from memories import SimulatedMachine, SimulatedMemory
 
@@ -222,3 +225,17 @@ def test_roofs_are_not_looked_at_again_without_room(of_fake_clock: Ceilings) -> 
     full = replace(of_fake_clock, stream_bytes=machine.available_bytes())
     with pytest.raises(NoRoomError, match="no room for buffers of"):
         remeasure_roofs(machine, full, "float32", 0.05)
+
+
+@pytest.mark.timing
+@pytest.mark.slow
+def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+    with_effort(monkeypatch, roof_s=0.1, host_pace_s=0.1)
+    document = json.loads(roofscope("ceilings", "--format", "json").out)
+    assert_follows("ceilings", document)
+    assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
+    assert {"read", "copy", "triad", "gemv"} <= set(document["memory"])
+    assert 1e-8 < document["launch"]["submit_s"] < 1e-3
+    # A step of thirty layers calls hundreds of operators: between 0.1 ms and 1 s on any host.
+    assert 1e-4 < document["host"]["step_s"] < 1
+    assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]

@@ -18,7 +18,7 @@ from profiler.run.stages import RunBudget, RunPart
 
 EFFORT = replace(
     effort.Effort(), roofs_again_share=0.05, replays_share=0.10, trials_share=0.20, report_share=0.05,
-    **dict.fromkeys(("between_share", "generate_share", "queue_share", "unexplained_share"), 0.0),
+    **dict.fromkeys(("between_share", "generate_share", "unexplained_share"), 0.0),
 )  # fmt: skip
 
 

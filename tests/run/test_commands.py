@@ -27,8 +27,8 @@ OTHER_THAN_DEFAULT = {
     "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
     "dtype": "bfloat16", "quant": "nf4", "double_quant": True, "compute_dtype": "float16", "weights": "random",
     "engine": "static", "cache": "fp8", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine",
-    "budget_s": 7.5, "prefix": 16, "draft": "ngram",
-    "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "cold": True, "check_quality": True,
+    "budget_s": 7.5, "draft": "ngram",
+    "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "check_quality": True,
     "trust_remote_code": True, "allow_pickle": True,
 }  # fmt: skip
 """Every option, with a value that is not its default."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hurry import hurry, with_effort
+from hurry import hurry
 from subjects import subject_of
 from tokenized import EXPERTS, planted_mixture
 
@@ -17,7 +17,6 @@ import profiler
 from profiler.engines.transformers import PaddedEngine
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import Cell
-from profiler.grid.ragged import BUCKETED, PACKED, REFILLING, SORTED
 from profiler.judge.breakdown import TERMS
 from profiler.measure.module_hooks import experts_touched
 from profiler.report.blocks import TextTable
@@ -150,11 +149,7 @@ def test_a_run_keeps_the_name_of_the_file_and_nothing_of_its_text(
 
 
 @pytest.mark.slow
-def test_a_run_over_unequal_prompts(
-    tmp_path: Path, profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Enough time to try each way on a busy machine.
-    with_effort(monkeypatch, queue_share=5.0)
+def test_a_run_over_unequal_prompts(tmp_path: Path, profile_tiny: Callable[..., profiler.Run]) -> None:
     lengths = tmp_path / "lengths.txt"
     # Two batches of (16, 32, 16, 32): a quarter is padding; half of the sequences write half as many steps.
     lengths.write_text("16 5\n32 9\n16 5\n32 9\n" * 2)
@@ -174,14 +169,9 @@ def test_a_run_over_unequal_prompts(
     for row in run.measured:
         assert sum(getattr(row, term) for term in TERMS) == pytest.approx(row.latency_s)
         assert (row.padding_s > 0) == (row.engine == "padded")
-    first, second = sorted(run.document.ragged, key=lambda item: item.phase, reverse=True)
-    assert [lever.change for lever in first.ways] == [SORTED, BUCKETED, PACKED]
-    assert {lever.basis for lever in first.ways} == {"tried"}
-    # Sorted, or in buckets of 16 and of 32, nothing is padded: this saves all time that a step spends on padding.
-    assert [lever.change for lever in second.ways] == [SORTED, BUCKETED, REFILLING]
-    assert [lever.saves_s for lever in second.ways] == pytest.approx([step.padding_s, step.padding_s, step.waiting_s])
-    assert {lever.basis for lever in second.ways} == {"computed"}
-    assert first.mask_s == pytest.approx(padded.mask_s)
+    costs = {item.phase: item for item in run.document.ragged}
+    assert costs["prefill"].mask_s == pytest.approx(padded.mask_s)
+    assert costs["decode"].padding_s == pytest.approx(step.padding_s)
     words = "\n".join(ragged(run).blocks[0].lines)
     assert "25 % of the positions are padding" in words
     assert "25 % of the time" in words

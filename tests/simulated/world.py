@@ -38,8 +38,6 @@ ENOUGH = {
     "roofs.sampler.MOST_SAMPLES": 8, "roofs.sampler.CLOCK_LOOKS_S": 2e-3, "roofs.fixed_work.HOST_PACE_STEPS": 4,
     "measure.dispatch.TWIN_STEPS": 8, "measure.replay.ENOUGH_SAMPLES": 8,
     "measure.rounds.MORE_PREFILLS": 1, "measure.rounds.TAIL_PREFILLS": 2,
-    "checks.known_kernels.CHAIN_LENGTH": 200, "checks.known_kernels.KERNEL_LOOK_S": 1e-3,
-    "checks.selftest.MOST_KERNEL_ROUNDS": 2, "checks.selftest.LEAST_KERNEL_ROUNDS": 2,
 }  # fmt: skip
 """Sample counts: a card without noise needs few samples, and its clock must be read despite so few."""
 

@@ -25,7 +25,6 @@ from profiler.json_document import json_text
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
 from profiler.store.folder import read_document, read_run
-from profiler.store.forecasts import FORECAST_FILE, read_forecast
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 
@@ -100,8 +99,6 @@ def test_ranges(text: str) -> None:
 def test_run_json_and_samples(tmp_path: Path, content: Any, record: Any) -> None:
     (tmp_path / "run.json").write_text(json.dumps(content))
     tried(lambda: read_document(tmp_path))
-    (tmp_path / FORECAST_FILE).write_text(json.dumps(content))
-    tried(lambda: read_forecast(tmp_path))
     (tmp_path / SAMPLES_FILE).write_text(json.dumps(record) + "\n")
     tried(lambda: read_facts_of(tmp_path))
 
@@ -109,11 +106,11 @@ def test_run_json_and_samples(tmp_path: Path, content: Any, record: Any) -> None
 @pytest.mark.parametrize(
     "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "visit"', b"\x00\n", b'{"kind": "\\ud800"}\n']
 )
-@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv", "forecast.json"])
+@pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     folder = Path(shutil.copytree(OLD, tmp_path / "run"))
     (folder / name).write_bytes(content)
-    for parse in (read_run, read_facts_of, read_operators, read_forecast):
+    for parse in (read_run, read_facts_of, read_operators):
         tried(partial(parse, folder))
     tried(lambda: read_foreign(folder / name))
 

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 import profiler
-from profiler.counting.floor import RoofSet
+from profiler.data.roof_set import RoofSet
 from profiler.facts.step import Step
 from profiler.why_slow import kept_arguments
 from profiler.why_slow.findings import Untried, judge_calls

@@ -25,8 +25,8 @@ from torch import nn
 from transformers import T5Config, T5ForConditionalGeneration
 
 import profiler
-from profiler.counting.floor import RoofSet
 from profiler.counting.walk import walk
+from profiler.data.roof_set import RoofSet
 from profiler.device.clock import Clock
 from profiler.json_document import json_text
 from profiler.why_slow import costs, trials

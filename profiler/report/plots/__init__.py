@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
-from profiler.report.plots.curves import depth_chart, doubling, forecast, precisions, steps, throughput
+from profiler.report.plots.curves import depth_chart, doubling, precisions, steps, throughput
 from profiler.report.plots.maps import breakdown_chart, intensity_map, regime_map
 from profiler.report.plots.roofline import devices, operators, roofline
 from profiler.report.plots.style import styled
@@ -34,7 +34,6 @@ PLOTS: dict[str, Callable[[Run], Figure]] = {
     "doubling": doubling,
     "steps": steps,
     "engines": engines,
-    "forecast": forecast,
 }
 """Pictures of one run."""
 
@@ -42,7 +41,7 @@ COMPARISONS: dict[str, Callable[[Sequence[Run]], Figure]] = {
     "precisions": precisions,
     "devices": devices,
 }
-"""Pictures of several runs; `compare` adds its own."""
+"""Pictures of several runs."""
 
 
 def draw(runs: Sequence[Run], name: str) -> Figure:

@@ -1,4 +1,4 @@
-"""Charts of one figure over another: throughput, depth, doubling, precisions, forecasts, the steps' times, a link."""
+"""Charts of one figure over another: throughput, depth, doubling, precisions, the steps' times."""
 
 from __future__ import annotations
 
@@ -10,21 +10,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from profiler.data.links import Link, bus_share
 from profiler.errors import RequestError
 from profiler.facts.visits import steady
 from profiler.grid.cells import Phase
 from profiler.judge.scaling import DoublingTest
-from profiler.predict.result import Answer
 from profiler.report.blocks import evenly
-from profiler.report.device import message_size
 from profiler.report.plots.style import (
     LINE_STYLES,
-    PHASE_STYLE,
-    REGIME_COLOR,
-    STYLE_FILE,
     LineStyle,
     depth_column,
     depth_label,
@@ -39,13 +32,8 @@ from profiler.report.plots.style import (
 )
 from profiler.report.selection import first_engine
 from profiler.store.folder import Run, read_gathered
-from profiler.store.forecasts import read_forecast
-from profiler.units import duration, scaled
 
 _STEP: dict[Phase, str] = {"prefill": "prefill", "decode": "decode step"}
-_GREY = "#888888"
-_MESSAGES = tuple((1 << 10) * 8**power for power in range(6))
-"""1 KiB to 32 MiB."""
 
 
 def throughput(run: Run) -> Figure:
@@ -212,87 +200,4 @@ def steps(run: Run) -> Figure:
     axes.set_xlim(0.9, min(max(widest, 1.15), 3.0))
     axes.legend(loc="lower right")
     axes.set_title(title(run))
-    return figure
-
-
-def forecast(run: Run) -> Figure:
-    """Return the picture of a run folder's forecast. Raises RequestError for a folder without one."""
-    answer = read_forecast(run.folder)
-    if answer is None:
-        raise RequestError(f"{run.folder} holds no forecast; `roofscope forecast {run.folder} --keep` makes one.")
-    return forecast_band(answer)
-
-
-def forecast_band(answer: Answer) -> Figure:
-    """Return forecast times over the batch with the band of nine in ten, for the first and last depth of each phase.
-
-    Measured cells are dots; crosses are their forecasts when they were left out of the fit.
-    """
-    phases = [phase for phase in PHASE_STYLE if any(cell.phase == phase for cell in answer.cells)]
-    with plt.style.context(STYLE_FILE):
-        heading = f"{answer.model} ({answer.precision}) on {answer.on}"
-        figure, panels = panel_grid(1, len(phases), 5.5, 4.4, heading)
-        for axes, phase in zip(panels, phases, strict=True):
-            _band(axes, phase, answer)
-    return figure
-
-
-def _band(axes: Axes, phase: Phase, answer: Answer) -> None:
-    of_phase = [cell for cell in answer.cells if cell.phase == phase and cell.fits]
-    depths = sorted({cell.depth for cell in of_phase})
-    color = PHASE_STYLE[phase].color
-    for depth, style in zip(dict.fromkeys((*depths[:1], *depths[-1:])), LINE_STYLES, strict=False):
-        line = sorted((cell for cell in of_phase if cell.depth == depth), key=lambda cell: cell.batch_size)
-        batches = [cell.batch_size for cell in line]
-        times, low, high = ([1e3 * getattr(cell, f"{name}_s") for cell in line] for name in ("latency", "low", "high"))
-        axes.fill_between(batches, low, high, color=color, alpha=0.18, lw=0)
-        axes.plot(batches, times, ls=style.dashes, color=color, label=f"forecast, {depth} tokens, nine in ten")
-        measured = [point for point in answer.measured if point.phase == phase and point.depth == depth]
-        if measured:
-            at = [point.batch_size for point in measured]
-            axes.plot(at, [1e3 * point.latency_s for point in measured], "o", color="black", ms=5, label="measured")
-        held_out = [(point.batch_size, 1e3 * point.unseen_s) for point in measured if point.unseen_s is not None]
-        if held_out:
-            cross: Any = {"color": "black", "ms": 7, "mew": 1.4, "label": "forecast before measuring"}
-            axes.plot(*zip(*held_out, strict=True), "x", **cross)
-    handles, labels = axes.get_legend_handles_labels()
-    named = dict(zip(labels, handles, strict=True))
-    axes.legend(named.values(), named.keys())
-    log_axes(axes, sorted({cell.batch_size for cell in of_phase}), "batch", f"time of a {_STEP[phase]}, ms")
-    axes.set_title(phase, fontsize=11)
-
-
-def link_figure(link: Link) -> Figure:
-    """Return time (left) and bus bandwidth (right) of an all-reduce over its bytes, with the fit.
-
-    Raises ValueError for a link without measured messages.
-    """
-    if not link.points:
-        raise ValueError(f"{link.name} has no measured messages")
-    ranks, half_bytes = link.points[0].ranks, link.half_bytes(link.points[0].ranks)
-    nbytes = np.array([point.nbytes for point in link.points])
-    seconds = np.array([point.seconds for point in link.points])
-    smooth = np.geomspace(nbytes.min(), nbytes.max(), 200)
-    fitted_s = np.array([link.seconds("all_reduce", size, ranks) for size in smooth])
-    share = bus_share("all_reduce", ranks)
-    heading = f"{link.name}: messages below {message_size(half_bytes)} (shaded) wait for latency"
-    figure, (left, right) = panel_grid(1, 2, 5.5, 4.4, heading)
-    left.plot(nbytes, seconds, "o", label="measured")
-    left.plot(smooth, fitted_s, "-", color=_GREY, label="latency + bytes / bandwidth")
-    left.axhline(link.alpha_s, color=_GREY, ls=":", label=f"latency: {duration(link.alpha_s)}")
-    left.set(yscale="log", ylabel="time of an all-reduce")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: duration(value)))
-    left.yaxis.set_minor_formatter(NullFormatter())
-    left.legend(loc="upper left")
-    right.plot(nbytes, nbytes * share / seconds / 1e9, "o")
-    right.plot(smooth, smooth * share / fitted_s / 1e9, "-", color=_GREY)
-    limit = f"bandwidth: {scaled(link.bus_bytes_per_s, 'B/s')}"
-    right.axhline(link.bus_bytes_per_s / 1e9, color=_GREY, ls=":", label=limit)
-    right.set(ylabel="GB/s at each rank's link (busbw)", ylim=(0, None))
-    right.legend(loc="center left")
-    for axes in (left, right):
-        axes.set(xscale="log", xlabel="message")
-        axes.set_xticks(_MESSAGES, map(message_size, _MESSAGES))
-        axes.minorticks_off()
-        axes.axvspan(nbytes.min(), half_bytes, color=REGIME_COLOR["overhead-bound"], alpha=0.15, lw=0)
     return figure

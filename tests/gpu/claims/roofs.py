@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from profiler.checks.selftest import run_selftest
 from profiler.device.clock import now_s
 from profiler.device.telemetry import Watch
 from profiler.effort import Effort
@@ -22,6 +21,7 @@ from profiler.roofs.measure import measure
 from profiler.roofs.sampler import random_bytes, sample
 
 from .bench import Attempt, Bench, Check, NotRunError, within
+from .kernels import judged_kernels
 
 _APART = 0.03
 _HEATING_S = 3.0
@@ -38,7 +38,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     for name in (READ, "GEMV", "GEMM"):
         yield Attempt(f"{name} in a graph", partial(_in_a_graph, name=name))
     yield Attempt("energy next to power", _energy)
-    yield Attempt("selftest", _selftest, least_s=40.0, cuda=False)
+    yield Attempt("known kernels", _known_kernels, least_s=40.0, cuda=False)
 
 
 def first_roofs(bench: Bench) -> Ceilings:
@@ -171,8 +171,11 @@ def _energy(bench: Bench) -> Iterator[Check]:
     yield within(name, counted_w / read_w, 0.15, value)
 
 
-def _selftest(bench: Bench) -> Iterator[Check]:
-    for number, result in enumerate(run_selftest(bench.machine, bench.once(first_roofs))):
-        yield bench.on_a_card(f"selftest: {result.name}", result.right, result.label, result.expected_label)
+def _known_kernels(bench: Bench) -> Iterator[Check]:
+    found = judged_kernels(bench.machine, bench.once(first_roofs), 3.0 if bench.cuda else 0.3)
+    for number, item in enumerate(found):
+        expected = item.kernel.label
+        value = {"label": item.label, "rounds": dict(item.rounds)}
+        yield bench.on_a_card(f"known kernel: {item.kernel.name}", item.label == expected, value, expected)
         if bench.left_s < 10 or (not bench.cuda and number == 2):
             return

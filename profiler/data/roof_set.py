@@ -1,0 +1,57 @@
+"""The roofs of a device, and those of any GPU by its datasheet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from profiler.data.datasheets import PEAK_DTYPES, Datasheet, gpu_called
+
+
+@dataclass(frozen=True)
+class RoofSet:
+    """The roofs of one device."""
+
+    name: str
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    """By dtype."""
+    room_bytes: int | None = None
+    """Bytes that a model may take of the device's memory (`data.room`); None if unknown."""
+    fuses_grouped_heads: bool = True
+    """Whether it has a fused attention kernel for grouped heads in 16 bits."""
+    sustained: Mapping[str, float] = field(default_factory=dict)
+    """FLOP/s by dtype that a healthy one holds at its power limit, where that is known and below `flops_per_s`."""
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU or machine."""
+        return self.name.rpartition(", ")[0]
+
+    def peak(self, dtype: str, own: str) -> float:
+        """Return the FLOP/s of a dtype; without a rate, that of the model's dtype `own`, or of float32.
+
+        A GPU without bfloat16 units runs such a model in float16, which has as many bytes.
+        """
+        for name in (dtype, own, "float16" if own == "bfloat16" else own, "float32"):
+            if self.flops_per_s.get(name):
+                return self.flops_per_s[name]
+        return max(self.flops_per_s.values())
+
+
+def roofs_called(name: str) -> RoofSet:
+    """Return the roofs of a GPU by its datasheet's name. Raises RequestError for an unknown name."""
+    return datasheet_roofs(gpu_called(name))
+
+
+def datasheet_roofs(sheet: Datasheet, gpus: int = 1) -> RoofSet:
+    """Return the dense peaks and the bandwidth of a datasheet; of several GPUs, those of all of them together."""
+    peaks = {dtype: gpus * peak for dtype in PEAK_DTYPES if (peak := sheet.peak_flops_per_s(dtype))}
+    return RoofSet(
+        f"{sheet.gpu if gpus == 1 else f'{gpus} x {sheet.gpu}'}, datasheet",
+        gpus * sheet.bandwidth_bytes_per_s,
+        peaks,
+        gpus * sheet.room_bytes,
+        sheet.fuses_grouped_heads,
+        {sheet.sustained_dtype: gpus * held} if (held := sheet.sustained_flops_per_s) else {},
+    )
