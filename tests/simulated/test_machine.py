@@ -22,22 +22,6 @@ OLDEST, NEWEST = (2, 11), (2, 14)
 """torch releases: the generator, the allocator and the pool are left in capture by the one, by the other none."""
 
 
-def test_reserved_is_not_allocated() -> None:
-    """Memory that torch reserves after it frees a tensor is available to this process, and not used by another."""
-    with simulated(H100):
-        machine = machine_for(CARD)
-        free, used = machine.available_bytes(), machine.used_bytes()
-        held = torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
-        assert machine.available_bytes() == free - (30 << 30)
-        del held
-        assert torch.cuda.memory_reserved() == 30 << 30
-        assert torch.cuda.mem_get_info()[0] < free
-        assert machine.available_bytes() == free
-        assert machine.used_bytes() == used
-        machine.release()
-        assert torch.cuda.mem_get_info()[0] == free
-
-
 @pytest.mark.parametrize("version", [(2, 7), OLDEST, (2, 12), NEWEST])
 def test_a_machine_recovers_after_a_failed_capture(version: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """torch 2.7.1 has `_cuda_endAllocateCurrentStreamToPool`; from 2.8 on it is `_cuda_endAllocateToPool`.
