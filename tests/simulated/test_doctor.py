@@ -21,21 +21,6 @@ ON_A_CARD = ["attention", "KV lengths", "fp8 by row", "fp8 by tensor", "int8 pro
 
 
 @pytest.mark.slow
-def test_a_t4() -> None:
-    """Eight sequences of a 7B model of 14.5 GB in 16 bits do not fit in 15.5 GB of room; in nf4 they do."""
-    with simulated(T4, T4):
-        found = examine()
-    says = {item.name: item.says for item in found.findings}
-    works = {item.name: item.works for item in found.findings}
-    assert says["driver"] == "NVIDIA 580.00, supports CUDA up to 13.0"
-    assert "Tesla T4, 40 SMs, compute capability 7.5, one of 2" in says["device"]
-    assert "datasheet T4: 320 GB/s, 65.0 TFLOP/s in float16, no bfloat16 units" in says["device"]
-    assert all(works[name] for name in ("torch", "device", "memory", "NVML", "bitsandbytes", "graphs", "fits"))
-    assert works["CUPTI"] is False, "a CPU build of torch records no kernels"
-    assert found.first == "roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8"
-
-
-@pytest.mark.slow
 def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each problem is one line: no kernels for an old card, another process with its memory, no NVML."""
     error = torch.AcceleratorError("CUDA error: no kernel image is available for execution on the device")

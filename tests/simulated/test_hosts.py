@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from profiler.engines.transformers import GraphEngine
 from profiler.judge.breakdown import TERMS
 from profiler.report.device import health_lines
 from profiler.report.progress import QuietListener
 from profiler.run.multi_run import device_healths, run_devices
 from profiler.run.options import Options
-from profiler.store.folder import read_gathered
 
 from .oracle import Phase
 from .scenario import REST, SAVE_THE_HOST, Scenario, first_lever, held, said
@@ -57,29 +53,6 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
         if phase.batch_size == 8:  # no larger batch was measured
             waits = expected in ({"overhead-bound"}, {"mixed"})
             assert (first_lever(run, row) in SAVE_THE_HOST) == waits
-
-
-def test_a_graph_is_recorded_once_a_shape(tmp_path: Path) -> None:
-    """A sweep visits each cell more than once, and finds its graph again.
-
-    A bitsandbytes that cannot be imported for CUDA takes nothing from a dense model: its dispatch is known.
-    """
-    broken = mock.patch("profiler.measure.dispatch.dense_copies", side_effect=RuntimeError("a kernel is registered"))
-    scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64, 128], batch_sizes=[1, 4])
-    recorded: list[tuple[int, int]] = []
-    record = GraphEngine._record
-
-    def counted(engine: GraphEngine, batch: int, slots: int) -> Any:
-        if engine._model.config.hidden_size == 4096:  # the hollow twin is recorded too
-            recorded.append((batch, slots))
-        return record(engine, batch, slots)
-
-    with mock.patch.object(GraphEngine, "_record", counted), broken:
-        run, _ = said(scenario, [H100], tmp_path)
-    visits = read_gathered(run.folder, run.document).visits
-    assert min(map(len, visits.values())) > 1
-    assert sorted(recorded) == sorted((cell.batch_size, cell.slots) for cell in visits)
-    assert len(list(held(scenario, H100, run, tmp_path))) == 8, "each cell has its own memory, not that of all graphs"
 
 
 def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:

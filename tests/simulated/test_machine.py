@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import pytest
 import torch
 
 from profiler.device.machine import machine_for
 from profiler.errors import CaptureError, RequestError
-from profiler.store.folder import read_gathered
 
-from .scenario import Scenario, said
 from .truth import H100
 from .world import simulated
 
@@ -67,15 +64,3 @@ def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyP
             machine.capture(lambda: x.sum().item())
         torch.rand(4, device="cuda")
         machine.capture(lambda: x.add_(1))()
-
-
-@pytest.mark.slow
-def test_a_step_that_reads_its_card_is_known_to_wait(tmp_path: Path) -> None:
-    """A new static cache copies its length to the card. A prefill into a reset cache reads it, unless it is
-    captured: transformers' `is_tracing` then skips the read. So a successful capture of it proves nothing."""
-    engines = "eager,static,graph,compile"
-    run, _ = said(Scenario("mistral-7b-v0.3", 1, engine=engines, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
-    dispatch = read_gathered(run.folder, run.document).dispatch
-    waits = {engine: dispatch[engine, "prefill", 1].waits for engine in engines.split(",")}
-    assert waits == {"eager": False, "static": True, "graph": True, "compile": True}
-    assert not any(dispatch[engine, "decode", 1].waits for engine in ("eager", "static"))

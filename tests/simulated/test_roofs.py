@@ -15,8 +15,8 @@ from profiler.device.machine import CudaMachine, Machine, machine_for
 from profiler.errors import RequestError, RunError
 from profiler.facts.roofs import DATASHEET
 from profiler.forecast.command import run_facts
-from profiler.roofs.bandwidth import measure_streams, measure_weights
-from profiler.roofs.gemm import measurable_dtypes, measure_gemv
+from profiler.roofs.bandwidth import measure_weights
+from profiler.roofs.gemm import measurable_dtypes
 from profiler.roofs.measure import measure
 from profiler.run.warnings import roof_warnings
 from profiler.store.folder import Run, read_run
@@ -38,26 +38,6 @@ POISONED = "Offset increment outside graph capture encountered unexpectedly."
 def fast() -> Iterator[Machine]:
     with simulated(FAST):
         yield machine_for(CARD)
-
-
-def test_weights_are_read_at_the_speed_of_the_memory_and_not_of_the_host(fast: Machine) -> None:
-    weights: list[torch.Tensor | None] = [torch.empty(4096, 4096, dtype=torch.bfloat16, device=CARD) for _ in range(16)]
-    found = measure_weights(weights, fast, 0.01)
-    assert found is not None
-    assert found.stream is not None
-    for roof in (measure_gemv(fast, "bfloat16", 512 * MIB, 0.1), found.roof, found.stream):
-        assert roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
-
-
-def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
-    """50 MiB of L2 contain 32 MiB, not 64. One MiB takes the shortest kernel's time, however fast the cache is."""
-    found = measure_streams(fast, 1.0)
-    per_s = {point.nbytes // MIB: point.bytes_per_s for point in found.curve}
-    assert per_s[1] == pytest.approx(MIB / FAST.smallest_kernel_s, rel=TRUE)
-    assert per_s[32] == pytest.approx(FAST.l2_bytes_per_s, rel=TRUE)
-    assert per_s[64] == pytest.approx(FAST.bytes_per_s, rel=TRUE)
-    assert found.cache_resident(32 * MIB)
-    assert not found.cache_resident(64 * MIB)
 
 
 @pytest.mark.slow

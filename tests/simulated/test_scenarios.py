@@ -177,29 +177,6 @@ def _assert_explained(run: Run) -> None:
         assert abs(row["unexplained_s"]) < REST * row["latency_s"], row
 
 
-@pytest.mark.parametrize(
-    ("model", "layers", "host"),
-    [("mixtral-8x7b", 2, "fast"), ("deepseek-v2-lite", 3, "slow"), ("gpt-oss-20b", 2, "slow")],
-)
-def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
-    """A token reaches few experts, a prompt nearly all; the verdict is clear.
-
-    Experts are stored in banks, which neither bitsandbytes nor torchao packs. 4-bit weights would leave most of the
-    bytes unchanged (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB per step). A card with faster memory saves
-    more. A prefill of gpt-oss waits for the card, which no graph can record.
-    """
-    truth = H100.but(launch_s={"slow": 40e-6, "fast": 2e-6}[host])
-    scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
-    run, _ = said(scenario, [truth], tmp_path)
-    for phase, row in held(scenario, truth, run, tmp_path):
-        expected = {"slow": "overhead-bound", "fast": "memory-bound"}[host]
-        assert phase.regime == expected
-        assert row["regime"] in (expected, "mixed")
-        if phase.phase == "decode" or (host == "slow" and model != "gpt-oss-20b"):
-            first = first_lever(run, row)
-            assert first in SAVE_THE_HOST if host == "slow" else first.startswith(("another GPU", COMPILED))
-
-
 PLAN_S = 22e-3
 """Reported for one card (GB10); other cards take up to 440 ms."""
 

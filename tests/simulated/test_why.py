@@ -9,8 +9,6 @@ from unittest import mock
 import pytest
 import torch
 from hurry import with_effort
-from torch import nn
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
@@ -90,51 +88,6 @@ def test_a_loop_bound_by_its_host_is_compiled_or_captured(compiles: bool) -> Non
     assert 'cache_implementation="static"' in found.change
     assert ("CUDA graph without torch.compile" in found.basis) is not compiles
     assert any("no working triton installation" in line for line in why.not_tried) is not compiles
-
-
-class Plain(nn.Module):
-    """A decode step in plain PyTorch, with a cache of fixed size; `reads` makes it wait for the GPU."""
-
-    def __init__(self, layers: int = 8, width: int = 256, *, reads: bool = False) -> None:
-        super().__init__()
-        self.table = nn.Embedding(1024, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.head, self.reads = nn.Linear(width, 1024), reads
-
-    def forward(self, ids: Any, position: Any) -> Any:
-        x = self.table(ids) + position
-        for layer in self.layers:
-            x = x + functional.silu(layer(x))
-        if self.reads:
-            x = x * float(x.sum())
-        return self.head(x)
-
-
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_plain_models_step_is_captured(reads: bool) -> None:
-    """Each of 16 calls launches about 27 kernels of a few us, 40 us apart. A step that reads a value on the host cannot
-    be captured, and the answer says so."""
-    with simulated(SLOW_HOST) as world:
-        with torch.device("meta"):
-            model: Any = Plain(reads=reads).to(torch.bfloat16).eval()
-        model = model.to_empty(device="cuda")
-        ids, position = torch.ones(1, 1, dtype=torch.long, device="cuda"), torch.ones(1, device="cuda")
-
-        def loop() -> None:
-            with torch.inference_mode():
-                for _ in range(16):
-                    model(ids, position)
-
-        why = why_of(loop, 600.0)
-        loop_s = min(world.seconds(loop) for _ in range(2))
-    if reads:
-        assert not [item for item in why.findings if item.id == "uncompiled"]
-        assert any("uncompiled" in line for line in why.not_tried)
-        return
-    found = finding(why, "uncompiled")
-    assert 0.5 * loop_s < found.saves_s < loop_s
-    assert "reduce-overhead" in found.change
-    assert "CUDA graph without torch.compile" in found.basis
 
 
 @pytest.mark.parametrize(
