@@ -17,7 +17,7 @@ from profiler.facts.step import bytes_by_kind, plain_number
 from profiler.json_document import view
 from profiler.quant.checkpoints import Gguf
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
-from profiler.units import duration, escape_formula, percent, scaled, several, short_count, significant
+from profiler.units import duration, percent, scaled, several, short_count, significant
 
 
 def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Section]:
@@ -228,5 +228,5 @@ def count_csv(counted: StepCount) -> str:
     writer = csv.DictWriter(buffer, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in counted.operators:
-        writer.writerow({**vars(row), "name": escape_formula(row.name)})
+        writer.writerow(vars(row))
     return buffer.getvalue()
