@@ -85,8 +85,9 @@ class BarListener(QuietListener):
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
         visit, left = _words(progress)
         total_s = progress.elapsed_s + progress.left_s or 1.0
-        times = {"completed": progress.elapsed_s, "total": total_s}
-        self._bars.update(self._task, description=visit, detail=left, refresh=True, **times)
+        self._bars.update(
+            self._task, description=visit, detail=left, refresh=True, completed=progress.elapsed_s, total=total_s
+        )
 
 
 def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:

@@ -138,7 +138,7 @@ def memory(run: Run) -> Figure:
     On a CPU only the whole process is measured, which belongs to no cell. Raises RequestError for a run without counts.
     """
     evidence = evidence_of(run)
-    sizes = []
+    sizes: list[tuple[str, str, int | None]] = []
     for cell in spanning(of_first_engine(run), _MOST_BARS_A_PHASE):
         if cell.key in evidence:
             sizes.append((cell.key.name, "counted", evidence[cell.key].predicted_peak_memory_bytes))
