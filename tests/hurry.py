@@ -14,7 +14,7 @@ from profiler import effort
 HURRIED = replace(
     effort.STANDARD, rounds=2, whole_grid=True, roof_s=0.1, warm_up_s=0.1, more_prefills_s=0.1, drift_calls=1,
     drift_bursts=1, checks_kept_roofs=False, roofs_again_s=0.0, weight_read_s=0.1, host_pace_s=0.1, twin_s=0.1,
-    neighbours_share=0.0, pictures=(),
+    neighbours_share=0.0, pictures=False,
 )  # fmt: skip
 """Reuse cached roofs, do not wait for other processes, visit each cell twice, measure briefly, and draw nothing."""
 

@@ -20,7 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from profiler.report.plots import COMPARISONS, PLOTS
+from profiler.report.plots import PLOTS
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS
 
@@ -33,7 +33,7 @@ _DRAWN = re.compile(r'\.(?:draw|picture)\([^"]*"(\w+)"\)')
 
 def pictures(notebook: NotebookNode) -> Iterator[tuple[str, NotebookNode]]:
     """Yield each picture with the digest of the code that draws it: the notebook up to there, and roofscope's plots."""
-    code, drawers = "", {**PLOTS, **COMPARISONS, **THEORY_PLOTS}
+    code, drawers = "", {**PLOTS, **THEORY_PLOTS}
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue

@@ -6,14 +6,16 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from profiler.judge.cells import CellResult
 from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
 from profiler.report.selection import half_width
 from profiler.store.folder import Run
 from profiler.units import duration, escape_formula, markdown_text, percent, scaled, significant
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Value = str | int | float | None
 

@@ -39,20 +39,6 @@ def explanation(term: str, run: Run | None = None) -> str:
     return f"{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
 
 
-def footnotes(run: Run) -> list[tuple[str, str]]:
-    """Return each term that this run's report uses, and its meaning with the run's figures if there are any."""
-    used = ["intensity", "attained", "dispatch", "kernels", "avoidable work", "unexplained", "TTFT", "interval"]
-    used += sorted({result.regime for result in run.results if result.regime})
-    if run.document.engine.owned:
-        used.insert(3, "engine")
-    if any(not math.isnan(result.mbu) for result in run.results):
-        used += ["MFU", "MBU"]
-    if any(result.status == "forecast" for result in run.results):
-        used.append("forecast")
-    figures = {name: _figures(name, run) for name in used}
-    return [(name, GLOSSARY[name].meaning + (f" Here: {text}." if text else "")) for name, text in figures.items()]
-
-
 def _figures(term: str, run: Run) -> str | None:
     """Return a run's figures for a term; None if the run or the term has none."""
     return _FIGURES[term](run) if term in _FIGURES else None

@@ -14,14 +14,12 @@ from profiler.report.blocks import (
     FULL,
     FULL_SCREEN,
     TERMINAL,
-    Definitions,
     Lines,
     Section,
     Sentences,
     ShellCommand,
 )
-from profiler.report.glossary import footnotes
-from profiler.report.hardware import host_words
+from profiler.report.device import host_words
 from profiler.report.selection import first_engine, of_phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import Run
@@ -31,7 +29,8 @@ NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
 
 def answer(run: Run) -> Section:
-    return Section("", [Sentences(run.document.answer or [NO_NUMBER])])
+    lines = [] if run.document.finished else ["Interrupted: the cells below are those measured until then."]
+    return Section("", [Sentences(run.document.answer or [NO_NUMBER]), Lines(lines, "warning")])
 
 
 def advice(run: Run) -> Section | None:
@@ -55,28 +54,20 @@ def advice(run: Run) -> Section | None:
     return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
 
 
-def interrupted(run: Run) -> Section:
-    lines = [] if run.document.finished else ["Interrupted: the cells below are those measured until then."]
-    return Section("", [Lines(lines, "warning")])
-
-
 def warnings(run: Run) -> Section:
     return Section("Warnings", [Lines(run.document.warnings, "warning")], media=DOCUMENTS)
 
 
 def setting(run: Run) -> Section:
-    """The model, the device and its roofs."""
+    """The model, the device, its roofs and its host."""
     device, prompts = run.document.device, run.document.grid.prompts
     lines = [
         f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
         "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
-    return Section("", [Lines(lines, "paragraph")])
-
-
-def host(run: Run) -> Section:
-    return Section("", [Lines([*filter(None, [host_line(run)])], "dim")], media=FULL)
+    host = [line for line in [host_line(run)] if line]
+    return Section("", [Lines(lines, "paragraph"), Lines(host, "dim", media=FULL)])
 
 
 def precision_line(run: Run) -> str:
@@ -130,11 +121,6 @@ def host_line(run: Run) -> str | None:
     return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} per step here{otherwise}"
 
 
-def cost_of_measuring(run: Run) -> Section:
-    lines = [line for line in (instrument_line(run), stage_line(run)) if line]
-    return Section("", [Lines(lines, "dim")], media=FULL)
-
-
 # A smaller share of a step, taken by the measurement itself, has no figure.
 _LEAST_OVERHEAD = 0.01
 
@@ -164,11 +150,8 @@ def stage_line(run: Run) -> str | None:
     return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
 
 
-def words(run: Run) -> Section | None:
-    return Section("Words", [Definitions(footnotes(run))], media=DOCUMENTS) if run.measured else None
-
-
 def method(run: Run) -> Section:
+    """How to read the figures, and the command that repeats the run."""
     coverage = run.document.counting.coverage
     text = (
         "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
@@ -176,27 +159,27 @@ def method(run: Run) -> Section:
         " Verdicts use the roofs measured here, never a datasheet."
     )
     text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
-    blocks = [Lines([text], "paragraph"), ShellCommand("Repeat it", run.document.command)]
+    words = "roofscope explain TERM --run . explains each word of this report, with the figures of this run."
+    blocks = [Lines([text, words], "paragraph"), ShellCommand("Repeat it", run.document.command)]
     return Section("Method and limits", blocks, media=DOCUMENTS)
 
 
-def last_warnings(run: Run) -> Section:
-    """At the end of a screen, where they are seen."""
-    return Section("", [Lines(run.document.warnings, "warning")], media=FULL_SCREEN)
+def ending(run: Run) -> Section:
+    """What measuring cost; at the end of a screen the warnings, where they are seen, and what to open next.
 
-
-def doubts(run: Run) -> Section:
-    """The warnings that change a conclusion, and the number of the others."""
-    remarks = run.document.remarks
+    A first look has the warnings that change a conclusion, and the number of the others.
+    """
+    remarks, costs = run.document.remarks, [instrument_line(run), stage_line(run)]
     changing = [warning for warning in run.document.warnings if warning not in remarks]
     others = several(len(remarks), "warning that changes no conclusion", "warnings that change no conclusion")
-    return Section(
-        "", [Lines(changing, "warning"), Lines([f"{others}: --full"] if remarks else [], "dim")], media=FIRST_LOOK
-    )
-
-
-def end(run: Run) -> Section:
-    return Section("", [Lines(end_lines(run), "dim")], media=TERMINAL)
+    blocks = [
+        Lines([line for line in costs if line], "dim", media=FULL),
+        Lines(run.document.warnings, "warning", media=FULL_SCREEN),
+        Lines(changing, "warning", media=FIRST_LOOK),
+        Lines([f"{others}: --full"] if remarks else [], "dim", media=FIRST_LOOK),
+        Lines(end_lines(run), "dim", media=TERMINAL),
+    ]
+    return Section("", blocks)
 
 
 def end_lines(run: Run) -> list[str]:

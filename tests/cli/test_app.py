@@ -24,7 +24,7 @@ from profiler.cli.removed import REMOVED
 from profiler.data.links import published_links
 from profiler.engines.registry import engine_names
 from profiler.report.columns import EXPORTERS
-from profiler.report.plots import COMPARISONS, PLOTS
+from profiler.report.plots import PLOTS
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN, EPYC = str(RUNS / "smollm2-135m-zen4"), str(RUNS / "smollm2-135m-epyc")
@@ -56,7 +56,7 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", [*PLOTS, *COMPARISONS])],
+    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", PLOTS)],
 )
 def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
     """Help texts list alternatives without importing them."""
@@ -122,6 +122,11 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("ceilings", "--device", "cpu", "--link", "1"), "at least 2 ranks"),
         (("count", SMALL, "--gpu", "card.json"), "profiles of GPUs were removed; name a GPU"),
         (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
+        (
+            ("plot", RUN, "intensity"),
+            "called 'intensity'; use roofline, map, split, throughput, doubling,",
+        ),
+        (("count", SMALL, "--plot", "latency"), "roofline, map, kv"),
         (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
         (("explore", SMALL, "--quant", "int3"), "int3"),
         (("fly",), "fly"),
@@ -194,7 +199,7 @@ def test_one_step_has_the_numbers_of_its_model(roofscope: Callable[..., Any]) ->
     assert "numbers" not in json.loads(roofscope("count", "llama-2-7b", "--tp", "2", "--format", "json").out)
 
 
-@pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv", "intensity"]))
+@pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv", "map"]))
 def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
     measured = ["--run", str(RUNS / "smollm2-135m-xeon-float32")] if plot == "roofline" else []

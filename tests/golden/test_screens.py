@@ -36,7 +36,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder with the committed runs, in which judging draws no pictures and `run` measured the H200's default."""
+    """A folder with the committed runs, in which `report` draws no pictures and `run` measured the H200's default."""
     with working_folder(tmp_path_factory.mktemp("runs")):
         run = judge_folder(Path("runs/reference/mistral-7b-h200-default"))
         with (

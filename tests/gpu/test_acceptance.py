@@ -43,7 +43,7 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert all(check["why"] for check in found["checks"] if check["passed"] is None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.tar.gz", "scoreboard.json"]
     with tarfile.open(tmp_path / "runs.tar.gz") as archive:
-        assert {"main/run.json", "main/roofline.png", "doubling/cells.csv"} <= set(archive.getnames())
+        assert {"main/run.json", "main/report.html", "doubling/cells.csv"} <= set(archive.getnames())
 
 
 def test_a_failed_attempt_is_followed_by_the_next_one_and_a_killed_call_leaves_its_checks(

@@ -55,7 +55,7 @@ def test_the_roofline_says_which_line_is_which(whole_page: str) -> None:
 
 def test_the_picture_follows_the_page(old_page: str) -> None:
     """The picture scales with the page, down to 9 px letters, and uses the page's colours."""
-    [figure] = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)
+    figure = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[0]
     [root] = [attrs for tag, attrs in Page(figure).tags if tag == "svg"]
     assert set(root) == {"viewbox", "class", "style", "role", "aria-label"}
     assert re.fullmatch(r"min-width: \d{3}px", root["style"] or "")
@@ -95,7 +95,7 @@ def test_an_empty_run_and_a_partly_failed_one(tmp_path: Path) -> None:
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nothing to conclude" in text
     assert "failed" in text
-    assert not list(tmp_path.glob("*.png"))
+    assert "<svg" not in text
     part = replace(run, results=(replace(run.results[0], status="oom", latency_s=math.nan), *run.results[1:]))
     assert "oom" in html_report(part)
     one = replace(run, results=tuple(result for result in run.results if result.phase == "decode")[:1])
@@ -121,10 +121,11 @@ def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:
 PROBE = """
 <script>
 const buttons = [...document.querySelectorAll("#cells th button")];
-buttons[buttons.findIndex(button => button.textContent === "time")].click();
+const column = buttons.findIndex(button => button.textContent === "time");
+buttons[column].click();
 const units = {s: 1, ms: 1e-3, us: 1e-6};
 const seconds = text => parseFloat(text) * units[text.split(" ")[1]];
-const times = [...document.querySelectorAll("#cells tbody tr")].map(row => seconds(row.children[6].textContent));
+const times = [...document.querySelectorAll("#cells tbody tr")].map(row => seconds(row.children[column].textContent));
 const probe = document.createElement("pre");
 probe.id = "probe";
 probe.textContent = JSON.stringify({
@@ -171,7 +172,7 @@ def test_in_a_headless_browser(tmp_path: Path) -> None:
     assert '"least":0.00000999' in probe
     assert '"requests":0' in probe
     assert '"hover":"decode 1 x' in probe
-    assert '"roofs":5' in probe
+    assert f'"roofs":{len(roof_lines(run))}' in probe
     assert '"wide":false' in probe, "the page itself never scrolls sideways"
     assert '"letters":true' in probe, "no letter of a picture is smaller than 9 px"
     assert '"captions":true' in probe, "no caption is cut"
@@ -187,5 +188,5 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
         "tried: 5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
     )  # fmt: skip
     why = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
-    assert finding.basis in html_why(why)
+    assert finding.basis in html_why(why).replace("\u00a0", " ")  # between a number and its unit
     assert dumped(html_why(why), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"

@@ -35,7 +35,6 @@ def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
     names = {path.name for path in gguf_run.folder.iterdir()}
     assert names == {
         "run.json", "samples.jsonl", "cells.csv", "operators.csv", "config.json", "report.md", "report.html",
-        "roofline.png", "split.png", "map.png",
     }  # fmt: skip
     assert tuple(gguf_run.cells.columns) == CELL_COLUMNS
     assert len(gguf_run.cells) == 2 * 2 * 2

@@ -67,7 +67,7 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
     acceptance = importlib.reload(importlib.import_module("acceptance"))  # its time begins at its import
     from claims.bench import Bench
 
-    whole, run, fits = acceptance._bench, Bench.run, doctor._fits
+    whole, run, fits = acceptance._bench, Bench.run, doctor.preset_fits
 
     def short(*args: Any, **more: Any) -> Any:
         bench = whole(*args, **more)
@@ -93,7 +93,7 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
             mock.patch.object(acceptance, "_bench", short),
             mock.patch.object(Bench, "run", brief),
             mock.patch("claims.times._INTERLEAVED", 2),
-            mock.patch("profiler.checks.doctor._fits", of_one_preset),
+            mock.patch("profiler.checks.doctor.preset_fits", of_one_preset),
             mock.patch("profiler.report.write.write_reports"),
             mock.patch("profiler.run.measure._LEVERS_LEAST_S", math.inf),
         ):
