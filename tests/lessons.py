@@ -20,7 +20,6 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from profiler.rent.text import cost_picture
 from profiler.report.plots import PLOTS
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS
@@ -40,7 +39,7 @@ def pictures(notebook: NotebookNode) -> Iterator[tuple[str, NotebookNode]]:
             continue
         code += cell.source
         named = [drawers[name] for name in _DRAWN.findall(cell.source)]
-        files = {inspect.getsourcefile(draw) for draw in [*named, *[cost_picture] * ("cost_picture(" in cell.source)]}
+        files = {inspect.getsourcefile(draw) for draw in named}
         trees = [ast.dump(ast.parse(Path(file).read_text(encoding="utf-8"))) for file in sorted(filter(None, files))]
         drawn_by = "\n".join([code, STYLE_FILE.read_text(encoding="utf-8"), *trees])
         for output in cell.outputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -117,6 +118,23 @@ runs = [read_run(Path(folder)) for folder in sys.argv[2:]]
 write_comparison(runs, run.folder.parent)
 print_sections(comparison_sections(runs, [""] * len(runs)), screen())
 """
+
+
+def test_judging_draws_nothing(tmp_path: Path) -> None:
+    """It imports no plotting library, and writes the three files that follow from the facts."""
+    run = PACKAGE.parent / "runs/reference/mistral-7b-h100-default"
+    folder = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("*.png", "*.html", "*.md")))
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    script = (
+        "import sys; sys.modules |= dict.fromkeys(('matplotlib', 'seaborn', 'torch'));"
+        " from profiler.cli.app import main; main()"
+    )
+    for words in ([], ["--format", "json"]):
+        command = [sys.executable, "-c", script, "judge", folder, *words]
+        subprocess.run(command, check=True, cwd=PACKAGE.parent, stdout=subprocess.DEVNULL)
+    after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert after.keys() == before.keys()
+    assert {name for name in before if after[name] != before[name]} == {"run.json", "cells.csv", "operators.csv"}
 
 
 @pytest.mark.ci

@@ -41,7 +41,8 @@ def export(run: RunFolder, file: TableFile) -> None:
 def judge(run: RunFolder, output: LongOutput) -> None:
     """Judge a run again with the current rules, without torch.
 
-    Reads the measurements in its folder. `report` writes its reports again.
+    Reads the measurements in its folder, and writes run.json, cells.csv and operators.csv again. It draws nothing:
+    `report` writes the pages and pictures.
     """
     from profiler.cli.run import run_json
     from profiler.report.sections import run_sections

@@ -151,7 +151,7 @@ def paying_batches(times: Sequence[BatchTimes]) -> str:
 
 
 def levers(run: Run) -> Section:
-    """Cell, change, time saved (or lost), its share and the reason, for the cells of `selected_cells`."""
+    """What would change the time of the cells of `selected_cells`, and what other GPUs would allow them."""
     evidence = evidence_of(run)
     rows = [
         [
@@ -171,7 +171,23 @@ def levers(run: Run) -> Section:
     )
     headings = ("cell", "change", "saves", "of the step", "because")
     table = text_table(headings, rows, wrapped=("change", "because"))
-    return Section("What would change it", [table], note, DOCUMENTS)
+    return Section("What would change it", [table, other_gpus(run)], note, DOCUMENTS)
+
+
+def other_gpus(run: Run) -> TextTable:
+    """Return the most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`."""
+    evidence, shown = evidence_of(run), selected_cells(run)
+    gpus = dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on)
+    rows = [["here, measured", *(significant(result.tokens_per_s) for result in shown)]] if gpus else []
+    for gpu in gpus:
+        floors_s = [evidence[result.key].at_least_s_on.get(gpu) if result.key in evidence else None for result in shown]
+        allowed = [
+            significant(result.tokens_per_s * result.latency_s / floor_s) if floor_s else "does not fit"
+            for result, floor_s in zip(shown, floors_s, strict=True)
+        ]
+        rows.append([gpu, *allowed])
+    caption = f"tokens/s at most by their datasheets' {run.model.dtype} roofs, without their host's dispatch"
+    return text_table(["on other GPUs", *(result.key.name for result in shown)], rows, caption=caption)
 
 
 def engines(run: Run) -> Section:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 
 from profiler.facts.measurements import WITHOUT_CUDNN
 from profiler.facts.roofs import Roof, memory_roof
@@ -20,7 +19,7 @@ from profiler.report.blocks import (
     ShellCommand,
 )
 from profiler.report.selection import first_engine, of_phase
-from profiler.store.folder import EXPLORE_FILE, Run
+from profiler.store.folder import Run
 from profiler.units import clock_time, duration, percent, scaled, several, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
@@ -93,14 +92,6 @@ def _of_sheet(roof: Roof, peak: float | None) -> str:
     if not roof.measured:
         return " (the datasheet's, not measured)"
     return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
-
-
-def explore(run: Run) -> Section | None:
-    if not run.measured:
-        return None
-    command = ShellCommand("In this folder", f"roofscope explore {shlex.quote(run.model.id)} --run .")
-    link = EXPLORE_FILE if (run.folder / EXPLORE_FILE).exists() else ""
-    return Section("Explore with sliders", [command], media=DOCUMENTS, link=link)
 
 
 # A smaller share of a step, taken by the measurement itself, has no figure.

@@ -16,7 +16,6 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     overview.setting,
     cells.cells,
     time_breakdown.breakdown,
-    overview.explore,
     changes.ran,
     changes.levers,
     cells.regimes,

@@ -19,7 +19,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from profiler.checks.doctor import Examination
 from profiler.comparison.documents import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
-from profiler.count.step import CountDocument
+from profiler.counting.count import CountDocument
 from profiler.facts.roofs import Ceilings
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset

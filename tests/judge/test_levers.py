@@ -43,6 +43,10 @@ def cell(
     )
 
 
+def with_levers(step: JudgedCell, setting: Setting = SETTING) -> JudgedCell:
+    return replace(step, levers=tuple(levers(step, setting)))
+
+
 def saved(found: list[Lever], change: str) -> float:
     return next((lever.saves_s for lever in found if lever.change.startswith(change)), 0.0)
 
@@ -229,9 +233,9 @@ def test_an_8_bit_cache_that_was_not_tried_is_a_bound_with_its_doubt_and_no_advi
     [lever] = [item for item in levers(step, SETTING) if item.change == "an 8-bit KV cache"]
     assert lever.at_most
     assert "others measured slower ones (transformers #34096, sglang #30815, vLLM #48786)" in lever.because
-    assert best_lever(step, SETTING) != lever
+    assert best_lever(with_levers(step)) != lever
     tried = replace(step, tried=(TrialResult("an 8-bit KV cache", 0.8, 0.01, 30, 30),))
-    assert [item.basis for item in [best_lever(tried, SETTING)] if item] == ["tried"]
+    assert [item.basis for item in [best_lever(with_levers(tried))] if item] == ["tried"]
 
 
 SMALL_KERNELS = replace(cell(weights_s=4.85e-3, kernel_s=3.1e-3, dispatch_s=18.15e-3), small_kernels_s=2.1e-3)
@@ -281,7 +285,7 @@ def test_a_compiled_step_saves_the_host_and_most_of_its_small_kernels() -> None:
 
 def test_a_tried_change_is_advised_before_a_computed_one() -> None:
     step = replace(SMALL_KERNELS, tried=(TrialResult(GRAPHED, 0.4, 0.01, 32, 32, 25e-3),))
-    best = best_lever(step, SETTING)
+    best = best_lever(with_levers(step))
     assert best is not None
     # The whole model was stepped: its step takes 0.4 x 25 ms, whatever the cell's own visits took.
     assert (best.change, best.basis, best.saves_s) == (GRAPHED, "tried", pytest.approx(16.1e-3))
@@ -314,7 +318,9 @@ def test_another_card_by_its_roofs() -> None:
     found = levers(here, setting)
     assert saved(found, "another GPU (twice)") == pytest.approx(52e-3 - 16e-3)
     assert saved(found, "another GPU (small)") == 0.0
-    assert "another GPU" not in " ".join(answer([here], replace(setting, packs=False))), "a run advises on its own GPU"
+    assert "another GPU" not in " ".join(answer([with_levers(here, replace(setting, packs=False))], setting)), (
+        "a run advises on its own GPU"
+    )
     slow = replace(here, split=replace(here.split, latency_s=82e-3, kernel_s=10e-3, link_s=20e-3))
     assert [lever.change.partition(" ")[0] for lever in levers(slow, setting)][-1] == "another", "a GPU to rent is last"
     assert saved(levers(slow, setting), "another GPU (twice)") == pytest.approx(82e-3 - 16e-3), "no loss is certain"

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import BROWSER, dumped
 from made_runs import ROOT, old_run, whole_run, with_document
 from pages import Page
 
@@ -121,10 +118,6 @@ def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:
     assert "15.3\u00a0ms" in page, "no line ends between a number and its unit"
 
 
-BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
-)
-
 # Clicks a heading and a point, and writes the resulting texts into the document.
 PROBE = """
 <script>
@@ -164,23 +157,6 @@ probe.textContent = [...document.querySelectorAll(".scroll")].filter(box => box.
 document.body.append(probe);
 </script>
 """
-
-
-def opened(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Open a page, and print its document as it is then."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-
-
-def dumped(html: str, probe: str, page: Path, *options: str) -> str:
-    """Return the text that a probe wrote into a page under the page's own policy. A console message is an error."""
-    own = probe.strip().removeprefix("<script>").removesuffix("</script>")
-    allowed = f"script-src 'sha256-{base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()}' "
-    text = html.replace("script-src ", allowed, 1).replace("</body>", probe + "</body>")
-    page.write_text(text, encoding="utf-8")
-    done = opened(page, "--enable-logging=stderr", *options)
-    assert "CONSOLE" not in done.stderr
-    return done.stdout.split('<pre id="probe">')[1].split("</pre>")[0]
 
 
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")

@@ -13,7 +13,7 @@ from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.facts.visits import Visit
 from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
 from profiler.report.cells import common_noise_lines, own_noise, visited_once
-from profiler.report.changes import engines, levers, no_claim_lines, packed_lines
+from profiler.report.changes import engines, levers, no_claim_lines, other_gpus, packed_lines
 from profiler.report.glossary import GLOSSARY, explanation
 from profiler.report.time_breakdown import activity_lines, terms_table
 from profiler.store.folder import Run
@@ -27,8 +27,8 @@ def run() -> Run:
     """Return a run of a prefill and two decodes on a machine that drifted; one of them has another reason as well."""
     items = (
         evidence(KEYS[0], noise_reasons=(DRIFT,)),
-        evidence(KEYS[1], noise_reasons=(DRIFT,)),
-        evidence(KEYS[2], noise_reasons=("only 4 samples", DRIFT)),
+        evidence(KEYS[1], noise_reasons=(DRIFT,), at_least_s_on={"L4": 0.5, "H100 SXM": 0.1}),
+        evidence(KEYS[2], noise_reasons=("only 4 samples", DRIFT), at_least_s_on={"H100 SXM": 0.2}),
     )
     base = with_document(old_run(), evidence=items)
     return replace(base, results=tuple(result(of, noise="noisy") for of in KEYS))
@@ -82,6 +82,16 @@ def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
     visits = [replace(item, visits=number) for item, number in zip(run.results, (1, 4, 4), strict=True)]
     assert visited_once(replace(run, results=tuple(visits))) == {KEYS[0]}
     assert visited_once(replace(run, results=tuple(replace(item, visits=1) for item in visits))) == set()
+
+
+def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:
+    """A step of 1 token takes 1 s here and 0.5 s on an L4 (2 tokens/s); 2 tokens in 0.2 s are 10 tokens/s."""
+    table = other_gpus(run)
+    here, l4, h100 = table.rows
+    assert [column.heading for column in table.columns][1:] == ["decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
+    assert here == ["here, measured", "1.00", "2.00", "64.0"]
+    assert l4 == ["L4", "2.00", "does not fit", "does not fit"]
+    assert h100 == ["H100 SXM", "10.0", "10.0", "does not fit"]
 
 
 def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:

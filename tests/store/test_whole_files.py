@@ -134,6 +134,14 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
     assert link.is_symlink()
 
 
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "report.html"
+    mine.write_text("mine")
+    link.symlink_to(mine)
+    replace_file(link, "a page")
+    assert (mine.read_text(), link.read_text(), link.is_symlink()) == ("mine", "a page", False)
+
+
 def test_a_notebook_shows_the_answer_of_a_run() -> None:
     run = read_run(str(RUN))
     assert repr(run).splitlines() == [*run.answer, f"run: {RUN}"]
