@@ -105,15 +105,15 @@ def rent(request: RentOptions) -> RentDocument:
             f"{request.model} fits no GPU that has a price: {most.gpu} {most.why}; use another --quant or --engine."
         )
     return RentDocument(
-        request.model,
-        counted.published or (request.quant if request.quant != "none" else "16 bits"),
-        request.kind,
-        request.prompt,
-        request.new,
-        None if math.isinf(request.max_ttft_s) else request.max_ttft_s,
-        None if math.isinf(request.max_tpot_s) else request.max_tpot_s,
-        sorted(offers, key=_rank),
-        _notes(counted, request, max(offer.batch for offer in offers)),
+        model=request.model,
+        precision=counted.published or (request.quant if request.quant != "none" else "16 bits"),
+        engine=request.kind,
+        prompt_len=request.prompt,
+        new_tokens=request.new,
+        max_ttft_s=None if math.isinf(request.max_ttft_s) else request.max_ttft_s,
+        max_tpot_s=None if math.isinf(request.max_tpot_s) else request.max_tpot_s,
+        gpus=sorted(offers, key=_rank),
+        notes=_notes(counted, request, max(offer.batch for offer in offers)),
     )
 
 
