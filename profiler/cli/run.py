@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -113,13 +113,25 @@ def started_by_torchrun() -> bool:
 def start_ranks(ranks: int) -> bool:
     """Run this command line again as `ranks` processes of torchrun, and return True; False under torchrun.
 
-    Exits with `EXIT_INCOMPLETE` if a rank fails.
+    Exits with the code of the rank that failed first. Raises RankError if a signal ended that rank.
     """
     if started_by_torchrun():
         return False
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    if subprocess.run([*torchrun, "-m", "profiler", *sys.argv[1:]], check=False).returncode:
-        raise typer.Exit(EXIT_INCOMPLETE)
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args
+    from torch.distributed.run import run as torchrun
+
+    logging.disable(logging.CRITICAL)  # the ranks themselves print what there is to say
+    try:
+        torchrun(parse_args(["--standalone", f"--nproc-per-node={ranks}", "-m", "profiler", *sys.argv[1:]]))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise RankError(f"rank {rank} was ended by {failure.signal_name()}.") from None
+        raise typer.Exit(failure.exitcode) from None
+    except SignalException:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     return True
 
 

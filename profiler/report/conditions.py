@@ -77,7 +77,7 @@ def experts(run: Run) -> Section | None:
 
 
 def ranks(run: Run) -> Section | None:
-    """The number of ranks, their link, and for each step the ranks' times, the link's time and their sum."""
+    """The number of ranks, and their link."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
         return None
@@ -92,13 +92,4 @@ def ranks(run: Run) -> Section | None:
             f" {last.nbytes >> 20} MiB {duration(last.seconds)} (algbw {scaled(last.alg_bytes_per_s, 'B/s')}, busbw"
             f" {scaled(last.bus_bytes_per_s, 'B/s')})"
         )
-    lines = [head]
-    for step in run.document.rank_steps:
-        times = ", ".join(duration(seconds) for seconds in step.own_s)
-        hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
-        lines.append(
-            f"{step.key.name}: the ranks' own shares take {times}, {duration(step.last_s)} waiting for the last at each"
-            f" exchange, the link {duration(step.exchanged_s)}{hides}:"
-            f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
-        )
-    return Section("Ranks", [Lines(lines)], "measured on each rank", FULL)
+    return Section("Ranks", [Lines([head])], "measured between the ranks", FULL)
