@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -102,12 +103,8 @@ def _refuse_gaps(runs: Sequence[Run]) -> None:
 
 
 def started_by_torchrun() -> bool:
-    """Return whether torchrun started this process, without importing torch, which takes a second."""
-    if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
-        return False
-    import torch.distributed as dist
-
-    return bool(dist.is_available() and dist.is_torchelastic_launched())
+    """Return whether torchrun started this process, like torch's `is_torchelastic_launched`, but without torch."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def start_ranks(ranks: int) -> bool:

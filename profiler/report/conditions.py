@@ -85,11 +85,4 @@ def ranks(run: Run) -> Section | None:
         f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
         f" {duration(link.alpha_s)} per message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
     )
-    if link.points:
-        first, last = link.points[0], link.points[-1]
-        head += (
-            f"; an all-reduce of {first.nbytes >> 10} KiB takes {duration(first.seconds)}, one of"
-            f" {last.nbytes >> 20} MiB {duration(last.seconds)} (algbw {scaled(last.alg_bytes_per_s, 'B/s')}, busbw"
-            f" {scaled(last.bus_bytes_per_s, 'B/s')})"
-        )
     return Section("Ranks", [Lines([head])], "measured between the ranks", FULL)

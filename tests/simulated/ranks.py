@@ -52,9 +52,6 @@ class SimulatedGroup(ProcessGroup):
     def order(self, order: object) -> None:
         """Return without waiting: the other ranks do the same at the same time."""
 
-    def gather(self, value: object) -> list[Any]:
-        return [value] * self.size
-
     def lost(self) -> tuple[int, ...]:
         return ()
 

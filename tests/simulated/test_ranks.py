@@ -74,8 +74,7 @@ def test_a_link_of_known_truth_is_measured_and_found_in_every_step(
         messages_s = (2 * LAYERS + 1) * link.seconds("all_reduce", rows * HIDDEN * 2, 2)
         true_s = messages_s + link.seconds("all_gather", batch * 32000 * 2, 2)
         assert row.link_s == pytest.approx(true_s, rel=0.05)
-        [rank_step] = [step for step in run.document.rank_steps if step.key == row.key]
-        assert rank_step.predicted_s == pytest.approx(row.latency_s, rel=0.05)
+        assert abs(row.unexplained_s) < 0.1 * row.latency_s, "the link and the other terms are the step"
         if row.phase == "decode":
             assert (row.regime == "link-bound") is binds
             assert (true_s > row.latency_s / 2) is binds
