@@ -15,7 +15,6 @@ from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
 from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
-from profiler.judge.device_health import rank_steps, straggler
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
 from profiler.units import duration, percent, scaled, several
@@ -33,7 +32,6 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_other_traffic(facts, judged),
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
-        *_straggling(facts, judged),
     ]
 
 
@@ -48,15 +46,6 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_slow_twin(facts.dispatch.values()),
         *_in_chunks(facts.visits),
     ]
-
-
-def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> Iterator[str]:
-    """The rank that all others wait for."""
-    if slowest := straggler(rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged})):
-        yield (
-            f"rank {slowest[0]} is the slowest: its own share of a step takes {percent(slowest[1])} longer than the"
-            " fastest rank's, and all others wait for it; look what else runs on its device."
-        )
 
 
 def health_warnings(sheet: Datasheet | None, ceilings: Ceilings) -> list[str]:

@@ -57,8 +57,8 @@ def sweep(
     shuffled rounds (seeded). The engines of a cell are visited one right after the other, every second time in reverse.
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
-    smallest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
-    visits, however long they take. A cell that fails after an earlier visit is visited once more.
+    smallest cell is visited in any case, with fewer steps if it is late and `late_s` is finite. In a `whole` plan all
+    cells first get two visits, however long they take. A cell that fails after an earlier visit is visited once more.
 
     `before_visits` is called before the visits of a cell, and returns how much the machine's own speed has varied so
     far. `fits` returns why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier`
@@ -73,7 +73,7 @@ def sweep(
     start_s = machine.now_s()
     context = VisitContext(machine, prompts, own_bytes or {}, effort=plan.effort)
     bounded = first = context
-    if not plan.whole:
+    if not plan.whole and plan.late_s < math.inf:
         bounded = replace(context, deadline_s=start_s + plan.budget_s + plan.late_s)
         first = replace(context, hurry_s=start_s + plan.budget_s)
     costs = Costs(plan)
@@ -293,17 +293,6 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
         decode_faults=page_faults() - faults_between,
         decode_counters=counters,
     )
-
-
-def follow(
-    engine: Engine, cell: Cell, steps: int | None, context: VisitContext
-) -> tuple[float | None, tuple[float, ...]]:
-    """Run what rank 0 announced, as rank 0 does; return the seconds of the prefill, and of each decode step."""
-    with torch.inference_mode(), no_gc():
-        if steps is None:
-            return next(_prefills(engine, cell, context))[0], ()
-        loop = run_loop(engine, cell, context, steps=steps)
-    return loop.prefill_s, loop.decode_s
 
 
 def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int) -> Visit:

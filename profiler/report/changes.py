@@ -289,11 +289,11 @@ def _drafting_line(found: Drafting) -> str:
 
 
 def conditions(run: Run) -> Section:
-    """What padding takes at each batch size, which experts real prompts use, and what the ranks exchange."""
+    """What padding takes at each batch size, which experts real prompts use, and the link between ranks."""
     times_s = {result.key: result.latency_s for result in run.measured}
     steps = [step for step in run.document.ragged if step.batch_size > 1]
     padding = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
-    note = "measured: padded steps and the same shape without a mask, routed experts, and each rank's own share"
+    note = "measured: padded steps and the same shape without a mask, routed experts, and the link between ranks"
     ranks = Lines(_ranks_lines(run), media=FULL)
     experts = [line for line in [_experts_line(run)] if line]
     return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note)
@@ -352,20 +352,11 @@ def _experts_line(run: Run) -> str | None:
 
 
 def _ranks_lines(run: Run) -> list[str]:
-    """Return the ranks and their link, and for each step the ranks' times, the link's time and their sum."""
+    """Return the number of ranks and their link."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
         return []
-    lines = [
+    return [
         f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
         f" {duration(link.alpha_s)} per message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
     ]
-    for step in run.document.rank_steps:
-        times = ", ".join(duration(seconds) for seconds in step.own_s)
-        hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
-        lines.append(
-            f"{step.key.name}: the ranks' own shares take {times}, {duration(step.last_s)} waiting for the last at each"
-            f" exchange, the link {duration(step.exchanged_s)}{hides}:"
-            f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
-        )
-    return lines

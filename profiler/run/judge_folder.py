@@ -12,7 +12,6 @@ from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import view
 from profiler.judge.cells import columns_of
-from profiler.judge.device_health import rank_steps
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
@@ -60,7 +59,6 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
         packed_batches=gathered.latest(PackedBatches),
-        rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         ragged=judgement.ragged,
         experts_touched=tuple(
