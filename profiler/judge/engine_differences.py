@@ -53,7 +53,6 @@ def engine_differences(
                 high_s=saved.high_s,
                 terms=terms,
                 causes=causes,
-                how=facts.owning_engines.get(key.cell.engine, ""),
                 visits=min(len(before), len(after)),
             )
         )
@@ -178,8 +177,6 @@ def where_it_lies(item: EngineDifference) -> list[str]:
 
 def _term_words(term: str, item: EngineDifference) -> str:
     """A term in words, with its main cause in this difference if there is one."""
-    if term == "dispatch_s" and item.how:
-        return f"dispatch ({item.how})"
     if term == "engine_s":
         return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
     cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")

@@ -224,7 +224,8 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
             warm_up_s=tuple(warm_up_s),
             first_decode_s=first_decode_s,
             peak_memory_bytes=None if peak_bytes is None else peak_bytes - other_bytes,
-            energy_j=None if before_j is None or after_j is None else after_j - before_j,
+            # An engine that owns its model generates more tokens in a visit than the cell has.
+            energy_j=None if engine.owns_model or before_j is None or after_j is None else after_j - before_j,
             more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
             more_ttft_s=tuple(ttft_s for _, ttft_s in more),
             preparation_s=preparation_s,
@@ -310,6 +311,20 @@ def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int)
     """One prefill and its decode steps, for an engine that runs both in one call."""
     machine, clock = context.machine, context.machine.clock
     prompts = context.prompts.of(cell)
+    if engine.owns_model:
+        at_unix_s, start_s = machine.unix_s(), machine.now_s()
+        prefill_s, loops_s = engine.times(prompts, 1 + steps)
+        return Visit(
+            cell=cell,
+            round=0,
+            warm_up_s=(),
+            peak_memory_bytes=None,
+            at_unix_s=at_unix_s,
+            prefill_s=prefill_s,
+            ttft_s=prefill_s,
+            decode_s=(loops_s[0], *loops_s),
+            wall_s=machine.now_s() - start_s,
+        )
     marks: list[Any] = []
     token_readings: list[tuple[float, int]] = []
 
@@ -338,8 +353,6 @@ def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int)
         wall_s=end_s - start_s,
         prefill_faults=faults_between - faults_before,
         decode_faults=page_faults() - faults_between,
-        scheduled=engine.scheduled,
-        cache_used_bytes=engine.cache_used_bytes,
     )
 
 
