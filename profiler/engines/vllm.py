@@ -7,6 +7,7 @@ Only vLLM's public interface is used: `vllm.LLM` with its defaults, except for w
 from __future__ import annotations
 
 import copy
+import gc
 import importlib
 import importlib.util
 import os
@@ -28,11 +29,6 @@ from profiler.loading.request import LoadedModel, dtype_name
 from profiler.packages import MISSING, install_command, version_of
 from profiler.quant.storage import model_storage_bytes
 
-_LEAST_FREE_SHARE = 0.01
-"""`gpu_memory_utilization` does not matter if the cache's bytes are given, but that share must be free at the start."""
-_LEAST_SEQUENCES = 256
-"""vLLM's own least default of `max_num_seqs`."""
-_WARM_UP_TOKENS = 64
 _LOOPS, _LOOPS_S = 3, 2.0
 """Most decode loops of a visit, and the seconds after which no further one begins."""
 
@@ -57,7 +53,7 @@ class VllmEngine(Engine):
         try:
             self._vllm, self._llm = _loaded(loaded, grid, cache_bytes)
             # vLLM 0.32 writes beyond its memory on a CPU if the first prompt has one token.
-            self.call(torch.zeros(1, min(_WARM_UP_TOKENS, grid.longest_context - 1), dtype=torch.long), 1, lambda: None)
+            self.call(torch.zeros(1, min(64, grid.longest_context - 1), dtype=torch.long), 1, lambda: None)
         except Exception as error:
             raise RequestError(f"--engine vllm: vLLM cannot run this model here: {_reason(error)}.") from error
         finally:
@@ -69,7 +65,7 @@ class VllmEngine(Engine):
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
         """Return the greedy tokens [batch, new_tokens]; `mark` runs before the first and after the last.
 
-        Raises RuntimeError if a part of the prompts was cached before.
+        Raises RuntimeError if prompts were cached before.
         """
         self._llm.reset_prefix_cache()
         mark()
@@ -83,13 +79,11 @@ class VllmEngine(Engine):
         """Return the seconds of a prefill, and of a decode step as the mean of each of a few loops.
 
         `generate` shows no single step. So the prefill is a call for one token, with all that a user waits for. A loop
-        is a call for all tokens minus a call for one. Both find the blocks of the prompts in vLLM's prefix cache, so
-        the noise of a long prefill is in no difference, and what each call costs is in both. Where vLLM caches no
-        prefix both prefill the prompts: the difference is as right, and less certain. Sequences whose prompts are in an
-        earlier chunk of a prefill begin and end earlier; the loop has all their steps.
-
-        Raises NoRoomError if the cache is too small to step all sequences together: the loop then has more iterations
-        than steps, or finds less of the prompts in the cache.
+        is a call for all tokens minus one for one token. Both find the prompts in vLLM's prefix cache, so what each
+        call costs, and the noise of a long prefill, are in no difference. Where vLLM caches no prefix, both prefill:
+        the difference is as right, and less certain. In a prefill in chunks, early sequences also end early; the loop
+        has all their steps. Raises NoRoomError if the loop has more iterations than steps, or fewer cached prompts: the
+        cache was too small to step all sequences together.
         """
         marks: list[float] = []
         self.call(ids_BS, 1, lambda: marks.append(self._now_s()))
@@ -143,10 +137,7 @@ class _Call:
 def check_vllm(device: torch.device, quant: str, kind: str) -> None:
     """Raise RequestError if vLLM cannot serve this request, before anything is loaded."""
     if quant != "none":
-        raise RequestError(
-            f"--engine vllm loads its own weights, but --quant {quant} needs transformers; use --quant none, or eager,"
-            " static or compile."
-        )
+        raise RequestError(f"--engine vllm loads its own weights, but --quant {quant} needs transformers; use eager.")
     if kind == "gguf":
         raise RequestError("--engine vllm cannot read a GGUF file here; give the model as a hub id or a folder.")
     if device.type == "cuda" and device.index:
@@ -163,6 +154,7 @@ def _loaded(loaded: LoadedModel, grid: Grid, cache_bytes: int) -> tuple[Any, Any
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, all prompts of a call begin together
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     vllm, request = importlib.import_module("vllm"), loaded.request
+    gc.collect()  # the end of an earlier vLLM in this process would end this one, too
     with tempfile.TemporaryDirectory() as folder:
         is_random = request.weights == "random"
         if is_random:
@@ -177,10 +169,10 @@ def _loaded(loaded: LoadedModel, grid: Grid, cache_bytes: int) -> tuple[Any, Any
             trust_remote_code=request.trust_remote_code,
             dtype=dtype_name(request.dtype),
             max_model_len=grid.longest_context,
-            max_num_seqs=max(_LEAST_SEQUENCES, *grid.batch_sizes),
+            max_num_seqs=max(256, *grid.batch_sizes),  # 256 is its own least default
             kv_cache_memory_bytes=cache_bytes,
-            gpu_memory_utilization=_LEAST_FREE_SHARE,
-            disable_log_stats=False,
+            gpu_memory_utilization=0.01,  # only this share must be free at the start if the cache's bytes are given
+            disable_log_stats=False,  # for the metric of its iterations
         )
     return vllm, llm
 

@@ -43,7 +43,7 @@ def sweep(
     *,
     machine: Machine,
     prompts: Prompts,
-    own_bytes: Mapping[str, int] | None = None,
+    own_bytes: int = 0,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     before_visits: Callable[[], float] = lambda: 0.0,
@@ -71,7 +71,7 @@ def sweep(
         else:
             states[outcome.cell].visits.append(outcome)
     start_s = machine.now_s()
-    context = VisitContext(machine, prompts, own_bytes or {}, effort=plan.effort)
+    context = VisitContext(machine, prompts, own_bytes, effort=plan.effort)
     bounded = first = context
     if not plan.whole:
         bounded = replace(context, deadline_s=start_s + plan.budget_s + plan.late_s)
@@ -163,8 +163,8 @@ class VisitContext:
 
     machine: Machine
     prompts: Prompts
-    own_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes held besides what an engine needs, by engine: the profiler's own, and other engines' models."""
+    own_bytes: int = 0
+    """Bytes held besides what an engine needs: the profiler's own, and the models of engines that own theirs."""
     visited: set[Cell] = field(default_factory=set)
     """Cells whose shapes this process has run before; a visit adds its own."""
     effort: Effort = STANDARD
@@ -217,14 +217,14 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
         more = list(itertools.islice(prefills, more_count))
         refuse_impossible_times(itertools.chain.from_iterable(more))
         # Held by the profiler and the engine for other purposes than this cell.
-        peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes.get(engine.name, 0) + engine.kept_bytes
+        peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes
         return replace(
             loop,
             round=round_number,
             warm_up_s=tuple(warm_up_s),
             first_decode_s=first_decode_s,
-            peak_memory_bytes=None if peak_bytes is None else peak_bytes - other_bytes,
-            # An engine that owns its model generates more tokens in a visit than the cell has.
+            # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
+            peak_memory_bytes=None if engine.owns_model or peak_bytes is None else peak_bytes - other_bytes,
             energy_j=None if engine.owns_model or before_j is None or after_j is None else after_j - before_j,
             more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
             more_ttft_s=tuple(ttft_s for _, ttft_s in more),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -246,20 +246,6 @@ def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, ma
     for name in (name for name in names if name in OWNING):
         engines[name] = OWNING[name](loaded, machine, prepared.grid, _paged_cache_bytes(prepared.grid, work, machine))
     return {name: engines[name] for name in names}
-
-
-def other_bytes(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int) -> dict[str, int]:
-    """Return the bytes held for other purposes than each engine's own, by engine.
-
-    These are the profiler's own, other engines' models and caches, and the loaded model if the engine has its own copy.
-    """
-    owned = {name: item.owned.weight_bytes + item.owned.cache_bytes for name, item in engines.items() if item.owned}
-    return {
-        name: own_bytes
-        + sum(nbytes for other, nbytes in owned.items() if other != name)
-        + (model_bytes if engine.owns_model else 0)
-        for name, engine in engines.items()
-    }
 
 
 def _paged_cache_bytes(grid: Grid, work: ModelWork, machine: Machine) -> int:

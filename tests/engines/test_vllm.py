@@ -50,10 +50,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(folder: Path) -> VllmEngine:
-    """vLLM with that model's weights and room for 40 blocks, one of which always stays empty."""
-    loaded = load(
-        (prepared := prepare(Options(model=str(folder), engine="vllm", device="cpu"))).request, prepared.config
-    )
+    """vLLM with that model's weights and room for 40 blocks, one of which always stays empty.
+
+    A second vLLM in the process ends this one, so the tests that make another come last.
+    """
+    prepared = prepare(Options(model=str(folder), engine="vllm", device="cpu"))
+    loaded = load(prepared.request, prepared.config)
     block_bytes = int(cache_bytes(walk(loaded.module), 1, BLOCK))
     return VllmEngine(loaded, HOST, Grid((500,), (16,), 100), 40 * block_bytes)
 
@@ -81,19 +83,6 @@ def test_its_greedy_tokens_are_those_of_transformers(
     assert tokens.tolist() == tokens_of_generate(folder, ids, new_tokens).tolist()
 
 
-def test_the_engine_of_a_run_has_the_weights_and_the_cells_of_its_grid(folder: Path) -> None:
-    """Random prompts of the smallest and the largest cell, with the cache that the run reserves."""
-    sizes = {"prompt_lens": [16, 200], "batch_sizes": [1, 5], "new_tokens": 12}
-    subject, _ = subject_of(str(folder), engine="vllm", **sizes)
-    own = subject.engines["vllm"]
-    for cell in (subject.grid.cells[0], subject.grid.cells[-1]):
-        ids = subject.prompts.of(cell)
-        assert own.call(ids, 12, lambda: None).tolist() == tokens_of_generate(folder, ids, 12).tolist()
-        prefill_s, steps_s = own.times(ids, cell.new_tokens)
-        assert prefill_s > 0
-        assert len(steps_s) >= 1
-
-
 def test_a_prefill_and_its_steps_add_up_to_one_call(engine: VllmEngine) -> None:
     """8 x 500 tokens and 11 steps, next to one uncached call. Other processes may disturb one comparison, not five."""
     ids, ratios = prompts(8, 500), list[float]()
@@ -118,6 +107,19 @@ def test_a_full_cache_gives_no_number_and_does_not_affect_the_next_cell(engine: 
     assert isinstance(timed, Visit)
     assert timed.decode_s[0] == timed.decode_s[1]
     assert timed.energy_j is None
+
+
+def test_the_engine_of_a_run_has_the_weights_and_the_cells_of_its_grid(folder: Path) -> None:
+    """Random prompts of the smallest and the largest cell, with the cache that the run reserves."""
+    sizes = {"prompt_lens": [16, 200], "batch_sizes": [1, 5], "new_tokens": 12}
+    subject, _ = subject_of(str(folder), engine="vllm", **sizes)
+    own = subject.engines["vllm"]
+    for cell in (subject.grid.cells[0], subject.grid.cells[-1]):
+        ids = subject.prompts.of(cell)
+        assert own.call(ids, 12, lambda: None).tolist() == tokens_of_generate(folder, ids, 12).tolist()
+        prefill_s, steps_s = own.times(ids, cell.new_tokens)
+        assert prefill_s > 0
+        assert len(steps_s) >= 1
 
 
 def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
