@@ -66,7 +66,7 @@ class Timed:
     times: Mapping[CellKey, Estimate]
     """By measured cell."""
     steady: Mapping[CellKey, Estimate]
-    """The same without the machine's drift: it changes cells alike that are visited in turn and compared."""
+    """The same without the term of the machine's drift, which changes cells alike that are visited in turn."""
     rows: Mapping[CellKey, CellResult]
     """By cell: its counted work, and its measured or forecast time."""
 
