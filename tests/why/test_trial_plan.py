@@ -15,6 +15,8 @@ from planted_faults import tiny_llama
 
 import profiler
 from profiler.device.clock import now_s
+from profiler.stats import student_t
+from profiler.why_slow import findings
 from profiler.why_slow.findings import Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.patches import watched
@@ -198,6 +200,12 @@ def test_how_many_pairs_are_enough(savings: tuple[float, ...], settled: bool, ag
     """
     rounds = [(1.0, 1 - saving) for saving in savings]
     assert (is_settled(rounds), pairs_agree(rounds)) == (settled, agreed)
+
+
+@pytest.mark.parametrize(("pairs", "table"), [(3, 6.965), (4, 4.541)])
+def test_a_steady_saving_is_chance_in_at_most_one_of_a_hundred_cases(pairs: int, table: float) -> None:
+    """A printed table of Student's t has 6.965 and 4.541 for a one-sided test at 1 %, with 2 and 3 degrees."""
+    assert table <= student_t(pairs - 1, findings._WITHIN) <= 1.1 * table
 
 
 def test_generate_batch_is_not_shortened() -> None:
