@@ -52,7 +52,7 @@ class VllmEngine(Engine):
         set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
         try:
             self._vllm, self._llm = _loaded(loaded, grid, cache_bytes)
-            # vLLM 0.32 writes beyond its memory on a CPU if the first prompt has one token.
+            # With a first prompt of one token, vLLM 0.32 aborted on a CPU at the next longer one (a corrupted heap).
             self.call(torch.zeros(1, min(64, grid.longest_context - 1), dtype=torch.long), 1, lambda: None)
             if not self._iterations():
                 raise RuntimeError(f"it does not count its iterations ({_ITERATIONS})")
