@@ -13,7 +13,6 @@ import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -29,6 +28,7 @@ from profiler.loading.request import LoadedModel, dtype_name
 from profiler.packages import MISSING, install_command, version_of
 from profiler.quant.storage import model_storage_bytes
 
+_ITERATIONS = "vllm:iteration_tokens_total"
 _LOOPS, _LOOPS_S = 3, 2.0
 """Most decode loops of a visit, and the seconds after which no further one begins."""
 
@@ -52,8 +52,10 @@ class VllmEngine(Engine):
         set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
         try:
             self._vllm, self._llm = _loaded(loaded, grid, cache_bytes)
-            # vLLM 0.32 writes beyond its memory on a CPU if the first prompt has one token.
+            # With a first prompt of one token, vLLM 0.32 aborted on a CPU at the next longer one (a corrupted heap).
             self.call(torch.zeros(1, min(64, grid.longest_context - 1), dtype=torch.long), 1, lambda: None)
+            if not self._iterations():
+                raise RuntimeError(f"it does not count its iterations ({_ITERATIONS})")
         except Exception as error:
             raise RequestError(f"--engine vllm: vLLM cannot run this model here: {_reason(error)}.") from error
         finally:
@@ -69,11 +71,11 @@ class VllmEngine(Engine):
         """
         self._llm.reset_prefix_cache()
         mark()
-        call = self._generate(ids_BS, new_tokens)
+        tokens, _, _, cached = self._generate(ids_BS, new_tokens)
         mark()
-        if call.cached:
-            raise RuntimeError(f"vLLM had {call.cached} tokens of the prompts in its cache")
-        return call.tokens
+        if cached:
+            raise RuntimeError(f"vLLM had {cached} tokens of the prompts in its cache")
+        return tokens
 
     def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
         """Return the seconds of a prefill, and of a decode step as the mean of each of a few loops.
@@ -89,14 +91,14 @@ class VllmEngine(Engine):
         self.call(ids_BS, 1, lambda: marks.append(self._now_s()))
         steps, loops_s = new_tokens - 1, list[float]()
         while not loops_s or (len(loops_s) < _LOOPS and self._now_s() - marks[1] < _LOOPS_S):
-            one, whole = self._generate(ids_BS, 1), self._generate(ids_BS, new_tokens)
-            iterations = whole.iterations - one.iterations
-            if (iterations, whole.cached) != (steps, one.cached):
+            _, one_s, least, cached = self._generate(ids_BS, 1)
+            _, all_s, iterations, still_cached = self._generate(ids_BS, new_tokens)
+            if (iterations - least, still_cached) != (steps, cached):
                 raise NoRoomError(
-                    f"vLLM ran {iterations} iterations for {steps} steps of {len(ids_BS)} sequences: some waited for"
-                    " others or were preempted, since its cache was full."
+                    f"vLLM ran {iterations - least} iterations for {steps} steps of {len(ids_BS)} sequences: some"
+                    " waited for others or were preempted, since its cache was full."
                 )
-            loops_s.append((whole.seconds - one.seconds) / steps)
+            loops_s.append((all_s - one_s) / steps)
         return marks[1] - marks[0], tuple(loops_s)
 
     def _no_step(self, *_: object, **__: object) -> Any:
@@ -104,7 +106,8 @@ class VllmEngine(Engine):
 
     prefill = fill = decode = _no_step
 
-    def _generate(self, ids_BS: torch.Tensor, new_tokens: int) -> _Call:  # noqa: N803
+    def _generate(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[torch.Tensor, float, int, int]:  # noqa: N803
+        """(greedy tokens, seconds, iterations, cached tokens of the prompts) of one call."""
         greedy = self._vllm.SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=new_tokens, detokenize=False)
         prompts = [self._vllm.TokensPrompt(prompt_token_ids=row) for row in ids_BS.tolist()]
         before = self._iterations()
@@ -116,22 +119,11 @@ class VllmEngine(Engine):
         if tokens.shape != (len(prompts), new_tokens):
             raise RuntimeError(f"vLLM generated {tuple(tokens.shape)} tokens, not {(len(prompts), new_tokens)}")
         cached = sum(output.num_cached_tokens or 0 for output in outputs)
-        return _Call(tokens, seconds, self._iterations() - before, cached)
+        return tokens, seconds, self._iterations() - before, cached
 
     def _iterations(self) -> int:
         """The iterations of its scheduler so far that gave tokens."""
-        return sum(item.count for item in self._llm.get_metrics() if item.name == "vllm:iteration_tokens_total")
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of `generate`."""
-
-    tokens: torch.Tensor
-    seconds: float
-    iterations: int
-    cached: int
-    """Tokens of the prompts that the prefix cache had."""
+        return sum(item.count for item in self._llm.get_metrics() if item.name == _ITERATIONS)
 
 
 def check_vllm(device: torch.device, quant: str, kind: str) -> None:

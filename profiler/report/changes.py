@@ -16,7 +16,6 @@ from profiler.facts.measurements import (
     BatchTimes,
     Drafting,
 )
-from profiler.facts.run_facts import OwnedModel
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
@@ -64,7 +63,9 @@ def ran(run: Run) -> Section | None:
     if path := run.document.counting.paths.get(f"{first_engine(run)} decode"):
         kept = _CACHE_WORDS[path.cache] + (f": {path.cache_format.name}" if path.cache_format else "")
         rows.append(("cache", kept, _instead(first, *_CACHES, COMPILED)))
-    rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
+    for name, item in run.document.engine.owned.items():
+        cache = f"{scaled(item.cache_bytes, 'B')} reserved for its cache"
+        rows.append((name, f"{item.version}; {cache}; loaded, compiled and warm after {duration(item.load_s)}", ""))
     if device.kind == "cpu":
         fewer = f"{device.threads // 2} of {device.threads} threads"
         rows.append(("threads", str(device.threads), _instead(first, fewer)))
@@ -73,14 +74,6 @@ def ran(run: Run) -> Section | None:
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
     blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run))]
     return Section("What ran", blocks, "reported by the libraries on this device", FULL)
-
-
-def _owned(item: OwnedModel) -> str:
-    """Return version, memory and load time of an engine that owns its model."""
-    return (
-        f"{item.version}; {scaled(item.weight_bytes, 'B')} of weights, {scaled(item.cache_bytes, 'B')} reserved for its"
-        f" cache; loaded, compiled and warm after {duration(item.load_s)}"
-    )
 
 
 def _first_tried(run: Run) -> CellEvidence | None:

@@ -230,13 +230,6 @@ def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[
     return sorted({"float32", device.sixteen_bit_dtype, dtype_name(request.dtype), *used})
 
 
-# A sequence takes whole blocks of a paged cache, each of at most this many tokens (vLLM: 128 on a CPU, 16 on CUDA).
-_BLOCK = 256
-# Margin over the blocks that the grid needs, and the largest share of the free memory.
-_CACHE_MARGIN = 1.1
-_CACHE_SHARE = 0.8
-
-
 def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, machine: Machine) -> dict[str, Engine]:
     """Return the engines by name, in the order of the grid. Raises RequestError if one refuses the model."""
     names = prepared.grid.engines
@@ -249,7 +242,10 @@ def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, ma
 
 
 def _paged_cache_bytes(grid: Grid, work: ModelWork, machine: Machine) -> int:
-    """Bytes of a paged cache that holds any cell of the grid in blocks of `_BLOCK` tokens, if memory has room."""
+    """Bytes of a paged cache for any cell of the grid, with a tenth more; at most 80 % of the free memory.
+
+    A sequence takes whole blocks, which have 256 tokens or fewer (vLLM: 128 on a CPU, 16 on CUDA).
+    """
     token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
-    blocks = 1 + max(cell.batch_size * -(-cell.slots // _BLOCK) for cell in grid.cells)
-    return int(min(_CACHE_MARGIN * blocks * _BLOCK * token_bytes, _CACHE_SHARE * machine.available_bytes()))
+    blocks = 1 + max(cell.batch_size * -(-cell.slots // 256) for cell in grid.cells)
+    return int(min(1.1 * blocks * 256 * token_bytes, 0.8 * machine.available_bytes()))

@@ -84,7 +84,7 @@ def test_its_greedy_tokens_are_those_of_transformers(
 
 
 def test_a_prefill_and_its_steps_add_up_to_one_call(engine: VllmEngine) -> None:
-    """8 x 500 tokens and 11 steps, next to one uncached call; other processes may disturb some comparisons, not all."""
+    """8 x 500 tokens and 11 steps, next to one uncached call. Others may disturb some comparisons, not twenty."""
     ids, ratios = prompts(8, 500), list[float]()
     for _ in range(20):
         marks: list[float] = []

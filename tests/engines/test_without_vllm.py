@@ -152,3 +152,9 @@ def test_an_answer_that_ends_early_gives_no_number(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(llm, "generate", lambda prompts, params, use_tqdm: generate(prompts[1:], params, use_tqdm))
     with pytest.raises(RuntimeError, match=r"generated \(3, 2\) tokens, not \(4, 2\)"):
         engine.call(IDS, 2, lambda: None)
+
+
+def test_a_vllm_that_does_not_count_its_iterations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandIn, "get_metrics", lambda _: [])
+    with pytest.raises(RequestError, match="it does not count its iterations"):
+        engine_of(StandIn(), monkeypatch)
