@@ -122,8 +122,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
         if tax is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
-        own_visits = facts.visits[replace(key.cell, engine=DEFAULT_ENGINE)]
-        own = phase_samples(key.phase, own_visits)
+        own = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
         rows.append(
             GenerateOverhead(
                 **columns_of(key),
@@ -131,8 +130,8 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
                 tax_s=tax.median_s,
                 low_s=tax.low_s,
                 high_s=tax.high_s,
-                own_s=statistics.median(value for visit in own for value in visit),
-                visits=min(len(own_visits), len(facts.visits[key.cell])),
+                own_s=steady[own].median_s,
+                visits=min(len(facts.visits[each.cell]) for each in (own, key)),
                 parts_s=parts_of(steps, tax.median_s) if steps else {},
                 reads_a_token=steps.reads_a_token if steps else None,
                 streamer_s=(

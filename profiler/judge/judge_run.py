@@ -151,7 +151,7 @@ def advise_run(broken: BrokenDown) -> Judgement:
     every = [
         replace(
             with_nearby_trials(cell, judged),
-            knee=_knee(broken.rows[cell.key], knees),
+            knee=next((knees[series] for series in series_of(broken.rows[cell.key]) if series in knees), None),
             engines=_engines_on(cell.key, differences, facts),
         )
         for cell in judged
@@ -409,11 +409,6 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
 def _sides(row: CellResult, sides: Mapping[Series, Mapping[int, BoundSide]]) -> dict[str, str]:
     """The side that doubling a cell's size indicates, by axis (for the largest size, doubling to it)."""
     return {series[0]: sides[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in sides}
-
-
-def _knee(row: CellResult, knees: Mapping[Series, float | None]) -> float | None:
-    """The batch from which a cell's step is compute-bound at its depth; None if there is none."""
-    return next((knees[series] for series in series_of(row) if series in knees), None)
 
 
 def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Facts) -> tuple[EngineDifference, ...]:

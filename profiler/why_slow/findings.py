@@ -29,8 +29,8 @@ TRIALS_SHARE = 0.9
 """Share of the budget after which trials end. The rest is for a pair that takes longer, and for the report."""
 _ROUND_S = 10
 _WITHIN = 0.984
-"""Share of Student's t within its two ends: at most 1 % of cases is beyond one of them. (`student_t` is up to 9 % too
-low there, so 0.98 would not do.)"""
+"""Share of Student's t within its two ends: at most 1 % of cases is beyond one of them. It is not 0.98, since
+`student_t` is up to 9 % too low there."""
 _SLOW_FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is reported if it took twice the median of at least so many others, or twice its own repeat."""
