@@ -7,10 +7,8 @@ from typing import get_args
 
 import pandas as pd
 import pytest
-from hurry import with_effort
 
 import profiler
-from profiler.effort import Effort
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CELL_COLUMNS
 from profiler.judge.regimes import Regime
@@ -24,11 +22,9 @@ pytestmark = pytest.mark.slow
 def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
     """Profile the real SmolLM2-135M through the Python interface."""
     folder = tmp_path_factory.mktemp("runs") / "gguf"
-    with pytest.MonkeyPatch.context() as patch:
-        with_effort(patch, pictures=Effort().pictures)
-        return profiler.profile(
-            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True, out=folder
-        )
+    return profiler.profile(
+        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True, out=folder
+    )
 
 
 def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
