@@ -74,13 +74,6 @@ def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplai
     assert change.startswith(words)
 
 
-def test_parts_that_took_longer_than_the_step_are_named_as_such() -> None:
-    """A decode took 127 ms, but its kernels lost 318 ms when they were measured later, while other work ran."""
-    parts = breakdown(0.127, 0.013, kernel_s=0.318, dispatch_s=0.025, unexplained_s=-0.229)
-    [first, *_] = answer([of_parts(parts, "inconclusive")], SETTING)
-    assert "parts took 356 ms when each was measured by itself, and the whole step only 127 ms" in first
-
-
 def test_a_share_is_of_the_roof_that_judged() -> None:
     """A step reads 1 GB at 2 TB/s; caches reach 2.5 TB/s and memory 1 TB/s, so the share is 80 %, not 200 %."""
     read = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
