@@ -1,9 +1,10 @@
-"""Variants tried on a short model: which layers are enough, and whether a planted cost is found."""
+"""Variants tried on a short model, also a new one: which layers are enough, and whether a planted cost is found."""
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,20 +12,23 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from machines import HOST
 from small_models import small_model
 from subjects import MEMORY, subject_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import profiler
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.cells import CellEvidence
 from profiler.measure.rounds import Plan
+from profiler.measure.subject import Subject
 from profiler.measure.sweep import sweep
 from profiler.measure.trials import pattern_of, shortened, stack_of, try_variants
-from profiler.measure.variants import variants_of
+from profiler.measure.variants import VARIANTS, Variant, variants_of
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.report.progress import QuietListener
 from profiler.run.options import Options
@@ -234,3 +238,18 @@ def test_a_planted_cost_is_found_where_it_was_tried(
         assert lever.saves_s < -5e-3
         assert "the step takes" in lever.because
     assert not any(lever.basis == "tried" for item in evidence_of("not", no_levers=True) for lever in item.levers)
+
+
+def in_double(subject: Subject) -> Iterator[Variant]:
+    if subject.request.dtype is not torch.float64:
+        yield Variant("a toy dtype", dtype=torch.float64, quant="none")
+
+
+@pytest.mark.slow
+def test_a_run_tries_and_stores_it(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.measure.variants.VARIANTS", [in_double, *VARIANTS])
+    with_effort(monkeypatch, trials_share=15.0)
+    run = profile_tiny(no_levers=False)
+    records = map(json.loads, (run.folder / "samples.jsonl").read_text().splitlines())
+    trials = [record for record in records if record.get("form") == "a toy dtype"]
+    assert {trial["phase"] for trial in trials} == {"prefill", "decode"}
