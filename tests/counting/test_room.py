@@ -225,14 +225,6 @@ def test_the_copies_of_mixtral() -> None:
     assert server.workspace_bytes < copied_bytes
 
 
-def test_the_need_of_mixtral() -> None:
-    """A row is 4,096 in, gate and up of 14,336 each, the gate's result and their product: two rows per token."""
-    work = counted_model(resolve("mixtral-8x7b")).work
-    need = memory_need(work, 0, Step(8, 2048, 0), 0, ExecutionPath())
-    assert need.workspace_bytes == 8 * 2048 * 2 * (4 * 4096 + 2 * (4096 + 4 * 14336))
-    assert need.fragmentation_bytes == 2.5 * 8 * 2048 * 2 * 2 * 2 * 14336
-
-
 BATCH, HEADS, KV_HEADS, WIDTH = 2, 16, 4, 32
 
 
