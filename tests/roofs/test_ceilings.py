@@ -8,6 +8,8 @@ import mmap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -20,8 +22,10 @@ from memories import SimulatedMachine, SimulatedMemory
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from profiler.device.device import Device
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults, storage_bytes
+from profiler.device.telemetry import DeviceSettings, NoSource
 from profiler.errors import NoRoomError
 from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, DriftReading, Roof, WeightReadRoof, drift
 from profiler.facts.telemetry import Reading
@@ -29,7 +33,7 @@ from profiler.judge.demand import moved
 from profiler.roofs import gemm as products
 from profiler.roofs.bandwidth import _storages, measure_links, measure_page_fault_s, measure_streams, measure_weights
 from profiler.roofs.fixed_work import DriftProbe, measure_host_pace
-from profiler.roofs.measure import measure, remeasure_roofs
+from profiler.roofs.measure import cached, measure, remeasure_roofs
 from profiler.roofs.sampler import clocked, sample
 from profiler.run.warnings import roof_warnings
 
@@ -251,7 +255,7 @@ def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  
 MIB = 1 << 20
 
 
-def cached(cache_bytes: int, cache_bytes_per_s: float, memory_bytes_per_s: float) -> Callable[[int], float]:
+def keeping(cache_bytes: int, cache_bytes_per_s: float, memory_bytes_per_s: float) -> Callable[[int], float]:
     """A least-recently-used cache, which serves all of a buffer that fits, and nothing of a larger one."""
     return lambda nbytes: cache_bytes_per_s if nbytes <= cache_bytes else memory_bytes_per_s
 
@@ -265,11 +269,11 @@ def falling(nbytes: int) -> float:
 @pytest.mark.parametrize(
     ("bytes_per_s", "memory_bytes_per_s", "stream_mib"),
     [
-        (cached(MIB, 200e9, 40e9), 40e9, 512),  # a flat memory is done with two sizes
+        (keeping(MIB, 200e9, 40e9), 40e9, 512),  # a flat memory is done with two sizes
         pytest.param(falling, 62e9, 2048, marks=pytest.mark.slow),  # a curve that falls is followed to its plateau
         # An MI300X reports 4 MiB and has another cache of 256 MiB, about three times as fast as its memory. All rates
         # are a hundred times lower here, so the test needs fewer calls.
-        (cached(256 * MIB, 120e9, 42e9), 42e9, 1024),
+        (keeping(256 * MIB, 120e9, 42e9), 42e9, 1024),
     ],
     ids=["flat", "falling", "an untold cache"],
 )
@@ -303,7 +307,7 @@ def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float
 
 @pytest.mark.parametrize(
     ("bytes_per_s", "warns"),
-    [(cached(MIB, 200e9, 25e9), False), (random_replacement(480 * MIB, 3.0, 25e9), True)],
+    [(keeping(MIB, 200e9, 25e9), False), (random_replacement(480 * MIB, 3.0, 25e9), True)],
     ids=["a neighbour's cache", "its own cache"],
 )
 def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
@@ -479,3 +483,62 @@ def test_a_look_at_a_busy_machine_takes_a_few_calls() -> None:
     quiet = Settling(0.4e-3)
     DriftProbe(Timeless(CPU, clock=quiet)).look()
     assert clock.mark() < 0.5 * quiet.mark()
+
+
+class Driven(NoSource):
+    """A GPU that reports its settings."""
+
+    def __init__(self, **settings: float | str) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def facts(self) -> DeviceSettings:
+        return {**self._settings, "pcie_lanes": 16}
+
+
+class Card(Machine):
+    """A GPU by its UUID, one of many of its name."""
+
+    def __init__(self, uuid: str, power_limit_w: float = 700.0, driver: str = "580.95.05") -> None:
+        super().__init__(CPU, source=Driven(power_limit_w=power_limit_w, driver=driver))
+        self._uuid = uuid
+
+    @cached_property
+    def info(self) -> Device:
+        return replace(HOST.info, kind="cuda", name="NVIDIA H100 80GB HBM3", uuid=self._uuid)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def known(machine: Machine) -> bool:
+    """Whether roofs were cached for this machine; afterwards they are."""
+    found: list[Ceilings | None] = []
+
+    def measure(kept: Ceilings | None) -> Ceilings:
+        found.append(kept)
+        return Ceilings({}, {}, 1, True, measured_at_unix_s=machine.unix_s(), missing={"read": "no room"})
+
+    cached(measure, machine, {"torch": "2.13.0"}, fresh=False)
+    return found[0] is not None
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_two_cards_of_one_name_share_nothing() -> None:
+    first, second = "GPU-2d5f", "GPU-91ab"
+    assert [known(Card(uuid)) for uuid in (first, first, second, second, first)] == [False, True, False, True, True]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_another_power_limit_or_driver_is_another_roof() -> None:
+    """An H100 at 350 W multiplies slower than at 700."""
+    assert [known(Card("GPU-2d5f", watts)) for watts in (700.0, 350.0, 700.0)] == [False, False, True]
+    assert [known(Card("GPU-2d5f", driver=version)) for version in ("590.10", "590.10")] == [False, True]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_cpu_keeps_its_roofs_whatever_its_governor_does() -> None:
+    assert [known(HOST), known(HOST)] == [False, True]
+    assert HOST.info.uuid == ""
