@@ -132,7 +132,7 @@ def main() -> int:
     parser.add_argument("--commands", default="")
     options = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="roofscope-kills-"))
-    os.environ |= {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(base / "cache"), "XDG_DATA_HOME": str(base / "data")}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "XDG_CACHE_HOME": str(base / "cache")}
     os.chdir(base)
     model, script = base / "model", base / "script.py"
     script.write_text(SCRIPT)
