@@ -55,8 +55,6 @@ class Effort:
     """Judging the run and writing its report."""
     neighbours_share: float = 0.1
     """Waiting for other processes to end before anything is timed, at most."""
-    pictures: tuple[str, ...] = ("roofline", "map", "split")
-    """Pictures written into the run folder; none: neither files nor the roofline of report.html."""
     script_least_s: float = 30.0
     script_most_s: float = 300.0
     """`why`: least and most seconds after the script; between them as long as the script took."""

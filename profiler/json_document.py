@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, PlainSerializer, TypeAdapter
 
 _T = TypeVar("_T")
+
+Finite = Annotated[
+    float, PlainSerializer(lambda value: value if math.isfinite(value) else None, return_type=float | None)
+]
+"""A number that JSON has as null if it is infinite or unknown."""
+HIDDEN = Field(exclude=True)
+"""Annotates a field of a value that is not a key of its JSON."""
 
 
 class Document:
@@ -18,6 +28,12 @@ def view(kind: type[_T], source: object, **further: Any) -> _T:
     """Return a `kind` with the fields `further`, and all others from the attributes of `source` with the same names."""
     names = [item.name for item in fields(kind) if item.name not in further]  # type: ignore[arg-type]
     return kind(**{name: getattr(source, name) for name in names}, **further)
+
+
+def dumped(value: object) -> dict[str, Any]:
+    """Return a dataclass as pydantic dumps it, without fields that are `HIDDEN`."""
+    made: dict[str, Any] = TypeAdapter(type(value)).dump_python(value)
+    return made
 
 
 def json_text(document: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -176,7 +176,8 @@ def estimate(visits: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS)
     if sum(len(visit) for visit in blocks) == 1:
         low, high = float(everything.min()), float(everything.max())
     else:
-        low, high = np.percentile(_resampled_medians(blocks, _resamples(everything)), [2.5, 97.5]).tolist()
+        resamples = RESAMPLES if everything.size < _MANY_SAMPLES else _RESAMPLES_OF_MANY
+        low, high = np.percentile(_resampled_medians(blocks, resamples), [2.5, 97.5]).tolist()
     by_visits, drift = _half_widths(blocks, spread)
     least = math.hypot(by_visits, drift)
     # The lower end is exponential, since a time is positive.
@@ -243,10 +244,6 @@ def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]
         return [np.asarray(visit[start : start + size], dtype=np.float64) for start in range(0, len(visit), size)]
 
     return [of(visit) for visit in visits if len(visit)]
-
-
-def _resamples(*samples: NDArray[np.float64]) -> int:
-    return RESAMPLES if sum(each.size for each in samples) < _MANY_SAMPLES else _RESAMPLES_OF_MANY
 
 
 def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:
@@ -345,28 +342,6 @@ def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
     spread = max(float(np.std(low)), float(np.std(high)))
     separate = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
     return (float(np.median(low)), float(np.median(high))) if separate else None
-
-
-def median_difference(
-    left: Sequence[Sequence[float]], right: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS
-) -> Estimate:
-    """Return median(left) - median(right) with a 95 % interval; both are resampled and widened as in `estimate`.
-
-    Both were visited alternately, so a drift of the machine affects both equally.
-    """
-    sides = [_blocks(left), _blocks(right)]
-    everything = [np.concatenate([block for visit in side for block in visit]) for side in sides]
-    lefts, rights = (_resampled_medians(side, _resamples(*everything)) for side in sides)
-    medians = [float(np.median(samples)) for samples in everything]
-    low, high = np.percentile(lefts - rights[::-1], [2.5, 97.5])
-    middle = medians[0] - medians[1]
-    without_drift = replace(spread, drift=0.0)
-    least = math.hypot(
-        *(_half_widths(side, without_drift)[0] * median for median, side in zip(medians, sides, strict=True))
-    )
-    return Estimate(
-        middle, min(float(low), middle - least), max(float(high), middle + least), min(s.size for s in everything)
-    )
 
 
 NANOSECOND_S = 1e-9

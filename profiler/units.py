@@ -119,20 +119,6 @@ def visible_in(content: Any) -> Any:
     return content
 
 
-# Characters that begin a formula in a spreadsheet: https://owasp.org/www-community/attacks/CSV_Injection.
-_FORMULA = ("=", "+", "-", "@")
-
-
-def escape_formula(text: str) -> str:
-    """Return a text for a CSV file, with a quote before it if a spreadsheet would read it as a formula."""
-    return f"'{text}" if text.lstrip("'").startswith(_FORMULA) else text
-
-
-def unescape_formula(text: str) -> str:
-    """Return the text before `escape_formula`."""
-    return text[1:] if text.startswith("'") and text.lstrip("'").startswith(_FORMULA) else text
-
-
 def markdown_text(text: str) -> str:
     """Return a text escaped for Markdown: it starts no element, link, picture or code, and ends no table cell."""
     return text.replace("\\", "\\\\").translate(_MARKDOWN)

@@ -88,6 +88,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the slow tests too, as .ci/nightly does")
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note each test that ran, and why one was skipped, in the file that `.ci/nightly` and `.ci/run` name."""
+    path = os.environ.get("ROOFSCOPE_TESTS_RAN")
+    if path and "PYTEST_XDIST_WORKER" not in os.environ and (report.when == "call" or report.skipped):
+        why = str(report.longrepr[-1]) if report.skipped and isinstance(report.longrepr, tuple) else ""
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"{report.nodeid}\t{' '.join(why.split())}\n")
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Each test that stands for its kind in .ci/run is a slow one."""
     if item.get_closest_marker("ci"):

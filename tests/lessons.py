@@ -20,8 +20,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbformat import NotebookNode
 
-from profiler.rent.text import cost_picture
-from profiler.report.plots import COMPARISONS, PLOTS
+from profiler.report.plots import PLOTS
 from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS
 
@@ -34,13 +33,13 @@ _DRAWN = re.compile(r'\.(?:draw|picture)\([^"]*"(\w+)"\)')
 
 def pictures(notebook: NotebookNode) -> Iterator[tuple[str, NotebookNode]]:
     """Yield each picture with the digest of the code that draws it: the notebook up to there, and roofscope's plots."""
-    code, drawers = "", {**PLOTS, **COMPARISONS, **THEORY_PLOTS}
+    code, drawers = "", {**PLOTS, **THEORY_PLOTS}
     for cell in notebook.cells:
         if cell.cell_type != "code":
             continue
         code += cell.source
         named = [drawers[name] for name in _DRAWN.findall(cell.source)]
-        files = {inspect.getsourcefile(draw) for draw in [*named, *[cost_picture] * ("cost_picture(" in cell.source)]}
+        files = {inspect.getsourcefile(draw) for draw in named}
         trees = [ast.dump(ast.parse(Path(file).read_text(encoding="utf-8"))) for file in sorted(filter(None, files))]
         drawn_by = "\n".join([code, STYLE_FILE.read_text(encoding="utf-8"), *trees])
         for output in cell.outputs:

@@ -82,7 +82,6 @@ def test_the_skills_commands_run_and_have_the_keys_that_it_names(
     for folder in {Path(word).parent for word in arguments if "/" in word}:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("*.html", "*.png"))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("profiler.report.write.write_reports", lambda runs: None)  # pictures take seconds
     document = json.loads(roofscope(name, *arguments).out)
     assert [path for path in KEYS[name] if not keys(document, path)] == []
     assert [path for path in KEYS[name] if f"{path.rpartition('.')[2]}`" not in SKILL] == []

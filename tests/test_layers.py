@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +110,7 @@ from profiler.run.judge_folder import judge_folder
 from profiler.run.screens import comparison_sections, doubling_sections, write_comparison
 from profiler.store.folder import read_run
 run = judge_folder(Path(sys.argv[1]))
-(run.folder / "roofline.png").unlink()
+(run.folder / "report.html").unlink()
 write_reports([run])
 print_sections(run_sections(run), screen())
 print_sections(doubling_sections(run, "decode"), screen())
@@ -117,6 +118,23 @@ runs = [read_run(Path(folder)) for folder in sys.argv[2:]]
 write_comparison(runs, run.folder.parent)
 print_sections(comparison_sections(runs, [""] * len(runs)), screen())
 """
+
+
+def test_judging_draws_nothing(tmp_path: Path) -> None:
+    """It imports no plotting library, and writes the three files that follow from the facts."""
+    run = PACKAGE.parent / "runs/reference/mistral-7b-h100-default"
+    folder = Path(shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("*.png", "*.html", "*.md")))
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    script = (
+        "import sys; sys.modules |= dict.fromkeys(('matplotlib', 'seaborn', 'torch'));"
+        " from profiler.cli.app import main; main()"
+    )
+    for words in ([], ["--format", "json"]):
+        command = [sys.executable, "-c", script, "judge", folder, *words]
+        subprocess.run(command, check=True, cwd=PACKAGE.parent, stdout=subprocess.DEVNULL)
+    after = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert after.keys() == before.keys()
+    assert {name for name in before if after[name] != before[name]} == {"run.json", "cells.csv", "operators.csv"}
 
 
 @pytest.mark.ci
@@ -135,7 +153,7 @@ def test_a_run_is_judged_and_reported_again_without_torch_to_the_byte(tiny_folde
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=PACKAGE.parent)
     assert done.returncode == 0, done.stderr
     assert {name: (run.folder / name).read_bytes() for name in names} == before
-    assert (run.folder / "roofline.png").stat().st_size > 10_000
+    assert "<svg" in (run.folder / "report.html").read_text("utf-8")
     assert (tmp_path / "report.html").stat().st_size > 5000
     assert all(words in done.stdout for words in ("Decode at batch 1 is", "evidence", "speed-up"))
     assert max(map(len, done.stdout.splitlines())) <= 100

@@ -25,7 +25,7 @@ FIGURES = {
     "03_memory_bound_inference": ["327680", "0.34", "10.74", "1.70", "75.7", "154.0"],
     "04_rooflines_by_dtype": ["306.0", "24.0", "60.82", "1214.68", "3.17", "1.64"],
     "05_attention_vs_ffn": ["1080.00", "206.12", "128256", "1246.6", "24.7"],
-    "06_what_should_i_rent": ["150.994944", "7.0 ms", "14.5 GB", "70.6 B", "2 x H100 SXM", "cannot tell"],
+    "06_what_should_i_rent": ["83.88608", "7.0 ms", "14.5 GB", "142 GB", "70.6 B", "No GPU is the cheapest", "undated"],
     "07_why_is_my_script_slow": ["generate 4 x 512 + 8", "91 % of the tokens", "cache-off", "1 call of generate"],
     # 2048 tokens of 4096 elements in 16 bits, 3,350 GB/s over the link, and 24.5 / (1 - 0.33).
     "08_more_than_one_gpu": ["16777.2", "12.7", "36.6", "66.0"],

@@ -51,16 +51,14 @@ def test_mistral_on_a_t4() -> None:
     plt.close(figure)
 
 
-@pytest.mark.parametrize("name", ["roofline", "map", "latency"])
-def test_a_picture_that_needs_a_gpu_is_refused_without_one(name: str) -> None:
+def test_a_roofline_without_a_gpu_is_refused() -> None:
     counted = theory.grid("mistral-7b-v0.1", context_lens=[512])
-    with pytest.raises(RequestError, match=rf"the picture '{name}' needs a GPU: add gpus=\["):
-        theory.picture(counted, name)
+    with pytest.raises(RequestError, match=r"the picture 'roofline' needs a GPU: add gpus=\["):
+        theory.picture(counted, "roofline")
 
 
-@pytest.mark.parametrize("name", ["intensity", "kv"])
-def test_other_pictures_need_no_gpu(name: str) -> None:
-    plt.close(theory.picture(theory.grid("mistral-7b-v0.1", context_lens=[512]), name))
+def test_the_picture_of_memory_needs_no_gpu() -> None:
+    plt.close(theory.picture(theory.grid("mistral-7b-v0.1", context_lens=[512]), "kv"))
 
 
 def test_a_link_by_name_and_by_numbers() -> None:

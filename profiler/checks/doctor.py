@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from profiler import packages
-from profiler.checks import gpu
-from profiler.checks import installation as checks
+from profiler.checks import installation
 from profiler.checks.installation import CheckResult, Found, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
 from profiler.quant.registry import FORMATS
@@ -18,13 +17,13 @@ from profiler.run.options import DEFAULT_MODEL, Options
 from profiler.units import scaled
 
 if TYPE_CHECKING:
-    import torch
-
     from profiler.device.machine import Machine
-    from profiler.quant.registry import Quant
 
 _WELL_KNOWN = "mistral-7b-v0.1"
 """The model of the first command on a GPU, if it fits."""
+_PACKED = ("int8", "nf4")
+"""Formats of bitsandbytes in which presets are listed."""
+_TOO_LARGE = "too large"
 _FIRST_PROMPT_LEN = 512
 _FIRST_BATCHES = (1, 8)
 _FIRST_GRID = f"--prompt-lens {_FIRST_PROMPT_LEN} --batch-sizes {','.join(map(str, _FIRST_BATCHES))}"
@@ -55,7 +54,6 @@ class Examination:
     """The command to run first, or what to fix before it."""
 
 
-_DEVICE_CHECKS = ("memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs")
 _NEEDED_FIRST = ("driver", "torch", "packages", "device")
 """If one of these fails, the first command is to fix it."""
 
@@ -65,47 +63,35 @@ def examine(device: str = "auto") -> Examination:
 
     Raises DeviceError for a named `device` that does not exist.
     """
-    findings = [
-        run_check("driver", checks.driver),
-        run_check("torch", checks.torch_build),
-        run_check("packages", checks.packages),
-    ]
-    machine, error = _machine(device)
-    if machine is None:
-        findings.append(CheckResult("device", False, error))
-        findings += [CheckResult(name, None, "not tried") for name in _DEVICE_CHECKS]
-    else:
-        findings += [
-            run_check("device", partial(checks.card, machine)),
-            run_check("memory", partial(checks.free_memory, machine)),
-            run_check("NVML", partial(checks.nvml, machine)),
-            run_check("CUPTI", partial(checks.cupti, machine)),
-            run_check("bitsandbytes", partial(checks.bitsandbytes, machine.device)),
-            run_check("compile", partial(checks.compiling, machine.device), "no --engine compile"),
-            run_check("graphs", partial(checks.graphs, machine), "no --engine graph"),
-        ]
-    if machine is not None and machine.is_cuda:
-        findings += [
-            run_check("attention", partial(gpu.attention, machine), "a run cannot know its attention kernel"),
-            run_check("KV lengths", partial(gpu.new_lengths, machine), "attention does not run in 16 bits"),
-            *(run_check(kind.name, partial(gpu.product, machine, kind), kind.fails) for kind in gpu.PRODUCTS),
-        ]
-    findings += [run_check(name, partial(checks.optional, name)) for name in checks.NEEDED_FOR]
+    findings = [run_check(name, check) for name, check in installation.CHECKS.items()]
     fits: list[PresetFit] = []
+    kind = ""
+    try:
+        with quietly():
+            from profiler.checks.device import CHECKS
+            from profiler.device.device import resolve_device
+            from profiler.device.machine import machine_for
 
-    def fitting() -> Found:
-        if machine is None:
-            return None, "not tried"
-        fits.extend(_fits(machine, packs=any(item.works for item in findings if item.name == "bitsandbytes")))
-        return any(fit.fits for fit in fits), fit_words(fits)
+            machine = machine_for(resolve_device(device))
+            kind = machine.info.kind
+    except RoofscopeError:
+        raise
+    except Exception as error:
+        findings.append(CheckResult("device", False, f"torch does not work: {describe_error(error)}"))
+    else:
+        findings += [run_check(name, partial(check, machine), otherwise) for name, check, otherwise in CHECKS]
+        packs = any(item.works for item in findings if item.name == "bitsandbytes")
 
-    findings.append(run_check("fits", fitting))
+        def fitting() -> Found:
+            fits.extend(preset_fits(machine, packs=packs))
+            return any(fit.fits for fit in fits), fit_words(fits)
+
+        findings.append(run_check("fits", fitting))
     broken = [item.name for item in findings if item.name in _NEEDED_FIRST and item.works is False]
-    first = first_command(fits, on_card=machine is not None and machine.is_cuda)
+    first = first_command(fits, on_card=kind == "cuda")
     if broken:
-        on_cpu = machine is not None and not machine.is_cuda and "packages" not in broken
-        cpu_command = f", or continue on the CPU: {first}" if on_cpu else ""
-        first = f"fix {broken[0]}, then run `{_command()} doctor` again{cpu_command}"
+        otherwise = f", or continue on the CPU: {first}" if kind == "cpu" and "packages" not in broken else ""
+        first = f"fix {broken[0]}, then run `{_command()} doctor` again{otherwise}"
     return Examination(tuple(findings), tuple(fits), first)
 
 
@@ -114,64 +100,32 @@ def _command() -> str:
     return "roofscope" if packages.has_own_metadata() else "python -m profiler"
 
 
-def _machine(device: str) -> tuple[Machine | None, str]:
-    """Return the machine to check, or None and the reason if torch does not work."""
-    try:
-        with quietly():
-            from profiler.device.device import resolve_device
-            from profiler.device.machine import machine_for
-
-            machine = machine_for(resolve_device(device))
-            _ = machine.info
-            return machine, ""
-    except RoofscopeError:
-        raise
-    except Exception as error:
-        return None, f"torch does not work: {describe_error(error)}"
-
-
-def _fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
-    """Return every preset in the precisions of this device, the widest first, from its config only.
-
-    With `packs`, this includes bitsandbytes' formats.
-    """
+def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
+    """Return every preset as `count` counts it, the widest precision first; with `packs` also bitsandbytes' formats."""
     import torch
 
-    from profiler.counting.attention_kernel import path_here
+    from profiler.counting.attention import AttentionCore
+    from profiler.counting.attention_kernel import attention_path
+    from profiler.counting.cache import counted_model
     from profiler.counting.memory_need import memory_need
-    from profiler.counting.walk import walk
     from profiler.facts.step import Step
-    from profiler.loading.config import load_config
-    from profiler.loading.device_map import planned_weight_bytes, room_here_bytes
-    from profiler.loading.meta_model import build_on_meta
-    from profiler.loading.request import dtype_name
+    from profiler.loading.device_map import room_here_bytes
     from profiler.loading.source import preset_names, resolve
-    from profiler.quant.checkpoints import as_dense_config
 
-    device = machine.device
-    half = getattr(torch, machine.info.sixteen_bit_dtype)
-    dtypes = [half] if machine.is_cuda else [torch.float32, half]
-    precisions: list[tuple[str, torch.dtype, Quant]] = [(dtype_name(dtype), dtype, "none") for dtype in dtypes]
-    if packs:
-        precisions += [(quant, half, quant) for quant, item in FORMATS.items() if item.in_doctor]
-    room = room_here_bytes(device)
-    new_tokens = Options(model=DEFAULT_MODEL).new_tokens
-    fits = []
+    half, query = machine.info.sixteen_bit_dtype, _FIRST_PROMPT_LEN
+    precisions = [(dtype, dtype, "none") for dtype in ([half] if machine.is_cuda else ["float32", half])]
+    precisions += [(quant, half, quant) for quant in _PACKED if packs]
+    room, new_tokens, fits = room_here_bytes(machine.device), Options(model=DEFAULT_MODEL).new_tokens, []
     for name in preset_names():
-        for label, dtype, quant in precisions:
-            config = as_dense_config(load_config(resolve(name)))
-            try:
-                module = build_on_meta(config, dtype, quant, device=device)
-            except RoofscopeError:
-                continue  # this device's kernel of the format does not support a layer of this model
-            work = walk(module)
-            path = path_here(module, work, device, dtype, _FIRST_PROMPT_LEN)
+        for precision, dtype, quant in precisions:
+            counted = counted_model(resolve(name), dtype, quant)
+            cores, kind = counted.work.of_kind(AttentionCore), getattr(torch, dtype)
+            path = attention_path(counted.attention, cores, machine.device, kind, query=query, keys=query)
             least, most = (
-                memory_need(work, planned_weight_bytes(module), Step(batch, _FIRST_PROMPT_LEN, 0), new_tokens, path)
+                int(memory_need(counted.work, counted.weight_bytes, Step(batch, query, 0), new_tokens, path).safe_bytes)
                 for batch in _FIRST_BATCHES
             )
-            fits_first = bool(most.safe_bytes <= room)
-            fits.append(PresetFit(name, label, int(least.safe_bytes), bool(least.safe_bytes <= room), fits_first))
+            fits.append(PresetFit(name, precision, least, least <= room, most <= room))
     return fits
 
 
@@ -180,17 +134,13 @@ def fit_words(fits: Sequence[PresetFit]) -> str:
 
     Models are in the order of their size.
     """
-    groups: dict[str, list[str]] = {fit.precision: [] for fit in fits}
-    large = []
-    for model in dict.fromkeys(fit.model for fit in sorted(fits, key=lambda fit: fit.needs_bytes)):
-        fits_of_model = [fit for fit in fits if fit.model == model]
-        widest = next((fit for fit in fits_of_model if fit.fits), None)
-        if widest is not None:
-            groups[widest.precision].append(model)
-        else:
-            large.append(f"{model} ({scaled(min(fit.needs_bytes for fit in fits_of_model), 'B')} at least)")
-    words = [f"{precision}: {', '.join(models)}" for precision, models in groups.items() if models]
-    return "; ".join([*words, *([f"too large: {', '.join(large)}"] if large else [])])
+    groups: dict[str, list[str]] = {**{fit.precision: [] for fit in fits}, _TOO_LARGE: []}
+    least = {fit.model: fit.needs_bytes for fit in sorted(fits, key=lambda fit: -fit.needs_bytes)}
+    for model in sorted(least, key=lambda model: least[model]):
+        widest = next((fit.precision for fit in fits if fit.model == model and fit.fits), _TOO_LARGE)
+        needs = f" ({scaled(least[model], 'B')} at least)" if widest == _TOO_LARGE else ""
+        groups[widest].append(f"{model}{needs}")
+    return "; ".join(f"{name}: {', '.join(models)}" for name, models in groups.items() if models)
 
 
 def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
@@ -207,14 +157,9 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
     return f"{_command()} run {choice.model}{quant} {_FIRST_GRID}"
 
 
-_MARKS = {True: "ok", False: "NO", None: "-"}
-
-
 def examination_section(examination: Examination) -> Section:
     """The command to run first, and a row for each part of the installation."""
-    rows = [
-        [item.name, "slow" if item.works and item.slow else _MARKS[item.works], item.says]
-        for item in examination.findings
-    ]
+    marks = {True: "ok", False: "NO", None: "-"}
+    rows = [[item.name, marks[item.works], item.says] for item in examination.findings]
     columns = (TextColumn(""), TextColumn(""), TextColumn("", wrap=True))
     return Section("", [Lines([f"run first: {examination.first}"]), TextTable(columns, rows)])

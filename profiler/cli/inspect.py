@@ -32,8 +32,7 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
     from profiler.device.machine import machine_for
     from profiler.judge.warnings import health_warnings
     from profiler.loading.meta_model import quiet_libraries
-    from profiler.report.device import ceilings_document
-    from profiler.report.hardware import ceilings_section
+    from profiler.report.device import ceilings_document, ceilings_section
     from profiler.roofs.bandwidth import measure_links
     from profiler.roofs.fixed_work import measure_host_pace
     from profiler.roofs.gemm import measurable_dtypes

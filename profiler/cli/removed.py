@@ -22,6 +22,7 @@ REMOVED = {
     "forecast --budget": _MEASURE_CELLS,
     "forecast --keep": "use `forecast RUN --format json`",
     "forecast --out": "use `forecast RUN --format json`",
+    "explore --run": "use `explore MODEL`; `report RUN` draws the cells of a run",
     "gate --rerun": _RERUN,
     "gate --model": _RERUN,
     "gate --prompts": _RERUN,

@@ -41,15 +41,14 @@ def export(run: RunFolder, file: TableFile) -> None:
 def judge(run: RunFolder, output: LongOutput) -> None:
     """Judge a run again with the current rules, without torch.
 
-    Reads the measurements in its folder, and writes its reports again.
+    Reads the measurements in its folder, and writes run.json, cells.csv and operators.csv again. It draws nothing:
+    `report` writes the pages and pictures.
     """
     from profiler.cli.run import run_json
     from profiler.report.sections import run_sections
-    from profiler.report.write import write_reports
     from profiler.run.judge_folder import judge_folder
 
     judged = judge_folder(run.folder)
-    write_reports([judged])
     output.answer(lambda: run_json(judged), lambda: run_sections(judged))
 
 
@@ -62,9 +61,9 @@ class RunFolders:
 
 @asks()
 def report(given: RunFolders) -> None:
-    """Write the reports and pictures of runs again.
+    """Write the reports of runs again.
 
-    Writes report.html, report.md and PNG files.
+    Writes report.html with its pictures, and report.md.
     """
     from profiler.report.write import write_reports
     from profiler.store.folder import read_run
@@ -86,8 +85,7 @@ class PictureOfRuns:
 def plot(picture: PictureOfRuns) -> None:
     """Draw a picture of one or several runs.
 
-    Pictures of a run: roofline, operators, split, map, intensity, throughput, depth, doubling, steps, engines,
-    forecast. Pictures of several: precisions, devices.
+    Pictures: roofline, map, split, throughput, doubling, waterfall, operators, memory. Of several runs only throughput.
     """
     from profiler.report.plots import save
     from profiler.store.folder import read_run

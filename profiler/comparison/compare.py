@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Annotated, Literal
 
 from profiler.comparison.side import (
     CellTime,
@@ -19,10 +19,12 @@ from profiler.comparison.side import (
     differences,
     in_order,
 )
+from profiler.json_document import HIDDEN
 from profiler.judge.breakdown import TERMS
-from profiler.judge.difference import Difference, difference, has_claim_visits
+from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_visits
 from profiler.stats import MOST_FOREIGN_CORES, estimate
 
+Witness = Literal["sentinel", "roofs"]
 # A term that gained a smaller share of a change than this did not move it, however precisely it is known.
 _LEAST_MOVED = 0.25
 # Terms of the time breakdown that grow with slower memory, and with slower cores.
@@ -44,34 +46,55 @@ class Shift:
     """Half width of the 95 % interval of the ratio's logarithm."""
     roof_ratio: float | None
     """Time ratio from the measured roofs; None if both runs share one measurement of them."""
-    told_by: Literal["sentinel", "roofs"] = "sentinel"
+    told_by: Witness
     """What measured it: the drift probe (`sentinel`) or the roofs."""
+    claimed: bool
+    """Whether it exceeds its interval, and roofs that were measured again moved in the same direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change(MatchKey):
+    """One cell on both sides."""
+
+    before_s: float
+    """Median time on the first side."""
+    after_s: float
+    """Median time on the second side."""
+    change: float
+    """after / before - 1 with the machine's own change divided out; 0.07 is 7 % slower."""
+    low: float
+    """Lower end of the 95 % interval of the change."""
+    high: float
+    """Upper end of the same interval."""
+    verdict: ChangeVerdict
+    """Whether the change is certain, and in which direction."""
+    because: str
+    """Why a verdict is inconclusive; empty otherwise."""
+    moved: str | None
+    """The term that moved most; null without a claimed change, without time breakdowns, or if none stands out."""
+    terms: Mapping[str, float]
+    """Seconds that each term gained; they add up to `after - before`."""
+    machine: float
+    """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
+    before_visits: int
+    """Visits of the cell, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
+    after_visits: int
+    """The same of the second side."""
+    difference: Annotated[Difference, HIDDEN]
+    before: Annotated[CellTime, HIDDEN]
+    after: Annotated[CellTime, HIDDEN]
+    machine_half_width: Annotated[float, HIDDEN]
+    """Half width of the 95 % interval of `machine`, as a logarithm; all cells of a comparison share this error."""
+
+    @property
+    def visits(self) -> int:
+        """Visits of the side with fewer."""
+        return min(self.before_visits, self.after_visits)
 
     @property
     def is_claim(self) -> bool:
-        """Whether the shift exceeds its interval, and roofs that were measured again moved in the same direction."""
-        moved = math.log(self.ratio)
-        agree = self.roof_ratio is None or math.log(self.roof_ratio) * moved > 0
-        return abs(moved) > self.half_width and agree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Difference):
-    """One cell on both sides: after next to before, with the machine's own change divided out."""
-
-    visits: int
-    """Visits of the side with fewer."""
-    asked: MatchKey
-    before: CellTime
-    after: CellTime
-    machine: float
-    """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
-    machine_half_width: float
-    """Half width of the 95 % interval of `machine`, as a logarithm; all cells of a comparison share this error."""
-    moved: str | None = None
-    """The term that moved most; None without a claimed change, without time breakdowns, or if no term stands out."""
-    terms: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that each term gained; they add up to `after - before`."""
+        """Whether the change may be claimed: `slower` or `faster`."""
+        return self.difference.is_claim
 
     @property
     def disturbed(self) -> bool:
@@ -86,7 +109,7 @@ class Change(Difference):
     @property
     def gained_s(self) -> float:
         """Median time after minus median time before."""
-        return self.after.median_s - self.before.median_s
+        return self.after_s - self.before_s
 
 
 @dataclass(frozen=True)
@@ -121,29 +144,35 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     roof_settings = {item.name for item in found if item.name in _SETTINGS_OF_ROOFS}
     shifts = _shifts(before.witness, after.witness, roof_settings) if comparable else ()
     roof_factors = _roof_factors(before.witness, after.witness, shifts, roof_settings) if comparable else {}
-    divided_out = [shift for shift in shifts if shift.is_claim and not roof_settings]
+    divided_out = [shift for shift in shifts if shift.claimed and not roof_settings]
     lefts, rights = aligned([before, after])
 
     def change(key: MatchKey) -> Change:
         first, second = lefts[key], rights[key]
         machine, half_width = _machine_part(first, divided_out, before.is_cpu)
-        found = difference(
-            first,
-            second,
-            min(first.visits, second.visits),
-            machine=machine,
-            machine_half_width=half_width,
-            because=_because(first, second) if comparable else "not comparable",
-        )
-        change = Change(
-            **{item.name: getattr(found, item.name) for item in fields(found)},
-            asked=key,
+        visits = min(first.visits, second.visits)
+        because = _because(first, second) if comparable else "not comparable"
+        found = difference(first, second, visits, machine=machine, machine_half_width=half_width, because=because)
+        terms = _gained(first.terms, second.terms, roof_factors)
+        return Change(
+            **vars(key),
+            before_s=first.median_s,
+            after_s=second.median_s,
+            change=found.change,
+            low=found.low,
+            high=found.high,
+            verdict=found.verdict,
+            because=because,
+            moved=_moved(first, second, terms, found),
+            terms=terms,
+            machine=math.expm1(machine),
+            before_visits=first.visits,
+            after_visits=second.visits,
+            difference=found,
             before=first,
             after=second,
-            machine=math.expm1(machine),
             machine_half_width=half_width,
         )
-        return _with_terms(change, roof_factors)
 
     return Comparison(
         before=before,
@@ -186,11 +215,19 @@ def _shifts(before: MachineState | None, after: MachineState | None, roof_settin
             looks = [tuple(getattr(look, resource) for look in side.looks) for side in (before, after)]
             (first, first_half), (second, second_half) = (_probe_median(values) for values in looks)
             half_width = math.hypot(first_half, second_half)
-            shifts.append(Shift(resource, second / first, half_width, roof_ratio if new_roofs else None))
+            shifts.append(_shift(resource, second / first, half_width, roof_ratio if new_roofs else None))
         elif new_roofs:
             half_width = math.hypot(first_share, second_share)
-            shifts.append(Shift(resource, roof_ratio, half_width, roof_ratio, "roofs"))
+            shifts.append(_shift(resource, roof_ratio, half_width, roof_ratio, "roofs"))
     return tuple(shifts)
+
+
+def _shift(
+    resource: Resource, ratio: float, half_width: float, roof_ratio: float | None, told_by: Witness = "sentinel"
+) -> Shift:
+    moved = math.log(ratio)
+    agrees = roof_ratio is None or math.log(roof_ratio) * moved > 0
+    return Shift(resource, ratio, half_width, roof_ratio, told_by, claimed=abs(moved) > half_width and agrees)
 
 
 @cache
@@ -224,40 +261,40 @@ def _roof_factors(
     """
     if before is None or after is None or roof_settings - {_PRECISION}:
         return {}
-    moved = {shift.resource for shift in shifts if shift.is_claim}
+    moved = {shift.resource for shift in shifts if shift.claimed}
     memory = 1.0 if "memory" in moved else after.roofs["memory"][0] / before.roofs["memory"][0]
     keeps = "compute" in moved or _PRECISION in roof_settings
     compute = 1.0 if keeps else after.roofs["compute"][0] / before.roofs["compute"][0]
     return {**dict.fromkeys(_MEMORY_TERMS, memory), "compute_s": compute}
 
 
-def _with_terms(change: Change, roof_factors: Mapping[str, float]) -> Change:
-    """The change with the seconds that each term gained, and the term that moved."""
-    before, after = change.before.terms, change.after.terms
+def _gained(
+    before: Mapping[str, float], after: Mapping[str, float], roof_factors: Mapping[str, float]
+) -> dict[str, float]:
+    """The seconds that each term gained; empty without both time breakdowns."""
     if not before or not after:
-        return change
+        return {}
     restated = {name: after[name] * roof_factors.get(name, 1.0) for name in TERMS}
     # Replayed kernels were timed as a whole, so a roof's part moves to or from the kernel term.
     moved_s = sum(after[name] - restated[name] for name in ("weights_s", "kv_s", "compute_s"))
     restated["kernel_s" if after["kernel_s"] else "unexplained_s"] += moved_s
     restated["unexplained_s"] += after["avoidable_s"] - restated["avoidable_s"]
-    gained = {name: restated[name] - before[name] for name in TERMS}
-    return replace(change, terms=gained, moved=_moved(change, gained))
+    return {name: restated[name] - before[name] for name in TERMS}
 
 
-def _moved(change: Change, gained: Mapping[str, float]) -> str | None:
+def _moved(before: CellTime, after: CellTime, gained: Mapping[str, float], found: Difference) -> str | None:
     """The term that gained most in the direction of a claimed change.
 
     None if it gained less than its interval, or less than `_LEAST_MOVED` of the change.
     """
-    if not change.is_claim:
+    if not found.is_claim:
         return None
-    sign = 1.0 if change.verdict == "slower" else -1.0
-    sides = (change.before, change.after)
+    sign = 1.0 if found.verdict == "slower" else -1.0
     certain = {
         name: sign * seconds
         for name, seconds in gained.items()
-        if abs(seconds) > math.hypot(*(timed.half_widths_s.get(name, 0.0) for timed in sides))
+        if abs(seconds) > math.hypot(*(timed.half_widths_s.get(name, 0.0) for timed in (before, after)))
     }
     most = max(certain, key=lambda name: certain[name], default=None)
-    return most if most is not None and certain[most] > _LEAST_MOVED * abs(change.gained_s) else None
+    least = _LEAST_MOVED * abs(after.median_s - before.median_s)
+    return most if most is not None and certain[most] > least else None

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 from profiler.comparison.compare import Change, Comparison
 from profiler.grid.cells import PHASES, Phase
+from profiler.json_document import HIDDEN, Finite
 from profiler.judge.difference import has_claim_visits
 from profiler.stats import LEAST_VISITS, MAD_TO_SIGMA
 
@@ -30,23 +31,23 @@ _MOST_VISITS = 100.0
 _MOST_LOGARITHM = 700.0
 
 
-@dataclass(frozen=True)
-class GatedCell:
+@dataclass(frozen=True, kw_only=True)
+class GatedCell(Change):
     """One cell with the gate's decision."""
 
-    change: Change
-    estimate: float
+    gate: Decision
+    pooled: float
     """The cell's change, pooled with all cells of its phase."""
-    low: float
-    high: float
-    """95 % interval of the estimate."""
-    alone_high: float
-    """Upper end of the 95 % interval from the cell's own visits only."""
-    decision: Decision
-    more_s: float
-    """Seconds of further visits, per run, that would decide the cell. 0 if it is decided, or if the time of a visit is
-    unknown; infinite if no budget would decide it."""
-    drifted: bool = False
+    pooled_low: float
+    pooled_high: Finite
+    """95 % interval of `pooled`; null is infinite."""
+    alone_high: Finite
+    """Upper end of the 95 % interval from the cell's own visits only; null is infinite."""
+    more_s: Finite
+    """Seconds of further visits, per run, that would decide the cell; null if no budget would.
+
+    0 if it is decided, or if the time of a visit is unknown."""
+    drifted: Annotated[bool, HIDDEN]
     """Whether only the machine's own drift makes `more_s` infinite: on a stable machine further visits would decide."""
 
 
@@ -55,27 +56,14 @@ class PhaseGate:
     """All cells of one phase together."""
 
     phase: Phase
-    threshold: float
-    cells: tuple[GatedCell, ...]
-    estimate: float
-    """Mean change of the cells; NaN if all of them were disturbed."""
+    max_slowdown: float
+    change: Finite
+    """Mean change of the cells; null if all of them were disturbed."""
     low: float
-    high: float
-    """95 % interval of the mean; infinite if all cells were disturbed."""
-    is_claim: bool
-    """Whether the mean rests on more than single visits to a few cells."""
-
-    @property
-    def decision(self) -> Decision:
-        """Slower if one cell, or the mean of all, is slower than allowed with 95 % confidence.
-
-        A pass requires two things of every cell: its pooled change is at most the threshold, and its own visits exclude
-        twice the threshold. All cells must meet both, so a slower cell passes no more often among many than by itself
-        (an intersection-union test: Berger, Technometrics 24, 1982, 295-300).
-        """
-        if (self.is_claim and self.low > self.threshold) or any(cell.decision == "slower" for cell in self.cells):
-            return "slower"
-        return "pass" if all(cell.decision == "pass" for cell in self.cells) else "open"
+    high: Finite
+    """95 % interval of the mean; null is infinite."""
+    gate: Decision
+    cells: Annotated[tuple[GatedCell, ...], HIDDEN]
 
 
 @dataclass(frozen=True)
@@ -93,7 +81,7 @@ class Gate:
     def outcome(self) -> Outcome:
         if not self.comparison.comparable:
             return "not comparable"
-        decisions = {phase.decision for phase in self.phases}
+        decisions = {phase.gate for phase in self.phases}
         if "slower" in decisions:
             return "slower"
         return "pass" if decisions == {"pass"} else "inconclusive"
@@ -108,7 +96,7 @@ def gate(comparison: Comparison, thresholds: Mapping[Phase, float]) -> Gate:
     """Decide every phase that has both a threshold and a cell; none if the two sides are not comparable."""
     phases = []
     for phase in PHASES if comparison.comparable else ():
-        changes = [item for item in comparison.changes if item.asked.phase == phase]
+        changes = [item for item in comparison.changes if item.phase == phase]
         if changes and phase in thresholds:
             phases.append(_phase_gate(phase, thresholds[phase], changes))
     return Gate(comparison, tuple(phases))
@@ -136,7 +124,7 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     scatter = _scatter(fair)
     cells = []
     for item in changes:
-        own, own_variance = item.log_ratio, _own_variance(item)
+        own, own_variance = item.difference.log_ratio, _own_variance(item)
         mean, variance, weight = _shrunk(own, own_variance, pool) if pool and item in fair else (own, own_variance, 1.0)
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
         own_half_width = _COVERAGE * math.sqrt(scatter**2 * own_variance + shared**2)
@@ -158,22 +146,37 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
             )
         cells.append(
             GatedCell(
-                change=item,
-                estimate=math.expm1(mean),
-                low=math.expm1(mean - half_width),
-                high=_share(mean + half_width),
+                **vars(item),
+                gate=decision,
+                pooled=math.expm1(mean),
+                pooled_low=math.expm1(mean - half_width),
+                pooled_high=_share(mean + half_width),
                 alone_high=_share(own + own_half_width),
-                decision=decision,
                 more_s=more_s,
                 drifted=still_s < more_s == math.inf,
             )
         )
-    if pool is None:
-        return PhaseGate(phase, threshold, tuple(cells), math.nan, -1.0, math.inf, is_claim=False)
-    half_width = _COVERAGE * math.sqrt(pool.variance + shared**2)
-    low, high = math.expm1(pool.mean - half_width), _share(pool.mean + half_width)
+    middle, low, high = math.nan, -1.0, math.inf
+    if pool is not None:
+        half_width = _COVERAGE * math.sqrt(pool.variance + shared**2)
+        middle = math.expm1(pool.mean)
+        low, high = math.expm1(pool.mean - half_width), _share(pool.mean + half_width)
+    # The mean of few cells is a claim only if each has enough visits.
     is_claim = len(fair) >= _LEAST_POOLED or all(has_claim_visits(item.visits) for item in fair)
-    return PhaseGate(phase, threshold, tuple(cells), math.expm1(pool.mean), low, high, is_claim)
+    decided = _phase_decision(cells, mean_is_slower=is_claim and low > threshold)
+    return PhaseGate(phase, threshold, middle, low, high, decided, tuple(cells))
+
+
+def _phase_decision(cells: Sequence[GatedCell], *, mean_is_slower: bool) -> Decision:
+    """Slower if one cell, or the mean of all, is slower than allowed with 95 % confidence.
+
+    A pass requires two things of every cell: its pooled change is at most the threshold, and its own visits exclude
+    twice the threshold. All cells must meet both, so a slower cell passes no more often among many than by itself
+    (an intersection-union test: Berger, Technometrics 24, 1982, 295-300).
+    """
+    if mean_is_slower or any(cell.gate == "slower" for cell in cells):
+        return "slower"
+    return "pass" if all(cell.gate == "pass" for cell in cells) else "open"
 
 
 def _share(logarithm: float) -> float:
@@ -192,8 +195,8 @@ def _scatter(changes: Sequence[Change]) -> float:
     count = len(changes)
     if count < _LEAST_SCATTERED:
         return 1.0
-    middle = median(item.log_ratio for item in changes)
-    distances = [abs(item.log_ratio - middle) / math.sqrt(_own_variance(item)) for item in changes]
+    middle = median(item.difference.log_ratio for item in changes)
+    distances = [abs(item.difference.log_ratio - middle) / math.sqrt(_own_variance(item)) for item in changes]
     return min(1.0, MAD_TO_SIGMA * median(distances) * count / (count - 0.8))
 
 
@@ -203,7 +206,7 @@ def _own_variance(change: Change) -> float:
     A run's common drift may be scatter of each cell instead, so it counts here too: a cell differs from its phase only
     beyond its whole interval.
     """
-    half_width = (change.log_high - change.log_low) / 2
+    half_width = (change.difference.log_high - change.difference.log_low) / 2
     return max(1e-12, half_width**2 - change.machine_half_width**2) / _COVERAGE**2
 
 
@@ -212,7 +215,7 @@ def _pooled(changes: Sequence[Change]) -> _Pool:
 
     Source: DerSimonian and Laird, Controlled Clinical Trials 7, 1986, 177-188.
     """
-    values = [item.log_ratio for item in changes]
+    values = [item.difference.log_ratio for item in changes]
     variances = [_own_variance(item) for item in changes]
     weights = [1 / variance for variance in variances]
     total = sum(weights)

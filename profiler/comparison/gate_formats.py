@@ -7,10 +7,17 @@ from collections.abc import Callable, Mapping
 from xml.etree import ElementTree
 
 from profiler.comparison.gate import Gate, GatedCell, PhaseGate
-from profiler.comparison.text import change_words, difference_lines, machine_sentences, sides_lines, signed
+from profiler.comparison.text import (
+    change_words,
+    difference_lines,
+    machine_sentences,
+    sides_lines,
+    signed,
+    times_and_change,
+)
 from profiler.effort import STANDARD
 from profiler.report.blocks import Lines, Section, Sentences, text_table
-from profiler.units import duration, several
+from profiler.units import several
 
 GATE_COLUMNS = ("cell", "before", "after", "change", "with its phase", "gate")
 GATE_CAPTION = (
@@ -31,23 +38,23 @@ def gate_line(gate: Gate) -> str:
     if gate.outcome == "not comparable":
         refusal = gate.comparison.refusal
         return f"not comparable: {refusal}; `roofscope compare --anyway` shows them side by side"
-    limits = ", ".join(f"{phase.phase} {signed(phase.threshold)}" for phase in gate.phases)
+    limits = ", ".join(f"{phase.phase} {signed(phase.max_slowdown)}" for phase in gate.phases)
     phases = "; ".join(_phase_words(phase) for phase in gate.phases)
     if gate.outcome == "pass":
         return f"pass: nothing is slower than allowed ({limits}), no cell by twice that: {phases}"
     if gate.outcome == "slower":
-        slower = [cell for cell in gate.cells if cell.decision == "slower"]
+        slower = [cell for cell in gate.cells if cell.gate == "slower"]
         text = f"slower beyond doubt than allowed ({limits}): {phases}"
         if not slower:
             return text
-        worst = max(slower, key=lambda cell: cell.estimate).change
+        worst = max(slower, key=lambda cell: cell.pooled)
         cells = f"{len(slower)} of {len(gate.cells)} cells"
-        return f"{text}; {cells}, most {worst.asked.name}, {change_words(worst)}"
+        return f"{text}; {cells}, most {worst.name}, {change_words(worst)}"
     return f"cannot tell (allowed: {limits}): {phases}; {budget_words(gate)}"
 
 
 def _phase_words(phase: PhaseGate) -> str:
-    return f"{phase.phase} {_interval(phase.estimate, phase.low, phase.high)}"
+    return f"{phase.phase} {_interval(phase.change, phase.low, phase.high)}"
 
 
 def _interval(middle: float, low: float, high: float) -> str:
@@ -58,14 +65,14 @@ def _interval(middle: float, low: float, high: float) -> str:
 
 def budget_words(gate: Gate) -> str:
     """What would decide the open cells: more budget, more repetitions, or a quiet machine."""
-    open_cells = [cell for cell in gate.cells if cell.decision == "open"]
-    disturbed = [cell for cell in open_cells if cell.change.disturbed]
+    open_cells = [cell for cell in gate.cells if cell.gate == "open"]
+    disturbed = [cell for cell in open_cells if cell.disturbed]
     if disturbed:
         cells = several(len(disturbed), "cell was", "cells were")
-        cores = max(cell.change.foreign_cores for cell in disturbed)
+        cores = max(cell.foreign_cores for cell in disturbed)
         return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again on a quiet machine"
-    without_spread = sum(not cell.change.visits for cell in open_cells)
-    open_cells = [cell for cell in open_cells if cell.change.visits]
+    without_spread = sum(not cell.visits for cell in open_cells)
+    open_cells = [cell for cell in open_cells if cell.visits]
     budgets_s = [cell.more_s for cell in open_cells if 0 < cell.more_s < math.inf]
     # Another tool's file does not say how long a repetition takes.
     untimed = sum(not cell.more_s for cell in open_cells)
@@ -95,12 +102,11 @@ def gate_rows(gate: Gate) -> list[list[str]]:
     rows = []
     for phase in gate.phases:
         for cell in phase.cells:
-            change, word = cell.change, _WORDS[cell.decision]
-            if cell.decision == "open" and cell.low > phase.threshold:
-                word = "open: disturbed" if change.disturbed else "open: few visits"
-            times = duration(change.before.median_s), duration(change.after.median_s)
-            interval = _interval(cell.estimate, cell.low, cell.high)
-            rows.append([change.asked.name, *times, signed(change.change), interval, word])
+            word = _WORDS[cell.gate]
+            if cell.gate == "open" and cell.pooled_low > phase.max_slowdown:
+                word = "open: disturbed" if cell.disturbed else "open: few visits"
+            interval = _interval(cell.pooled, cell.pooled_low, cell.pooled_high)
+            rows.append([cell.name, *times_and_change(cell), interval, word])
     return rows
 
 
@@ -124,18 +130,18 @@ def gate_junit(gate: Gate) -> str:
         case("error", gate_line(gate), classname="roofscope", name="comparable")
     for phase in gate.phases:
         kind = f"roofscope.{phase.phase}"
-        case("failure" if phase.decision == "slower" else "", _phase_words(phase), classname=kind, name="all cells")
+        case("failure" if phase.gate == "slower" else "", _phase_words(phase), classname=kind, name="all cells")
         for cell in phase.cells:
-            result = {"slower": "failure", "open": "skipped"}.get(cell.decision, "")
-            after_s = f"{cell.change.after.median_s:.6g}"
-            case(result, _cell_words(cell), classname=kind, name=cell.change.asked.name, time=after_s)
+            result = {"slower": "failure", "open": "skipped"}.get(cell.gate, "")
+            after_s = f"{cell.after_s:.6g}"
+            case(result, _cell_words(cell), classname=kind, name=cell.name, time=after_s)
     suite.attrib.update({name: str(count) for name, count in counts.items()})
     ElementTree.indent(suites)
     return ElementTree.tostring(suites, encoding="unicode", xml_declaration=True) + "\n"
 
 
 def _cell_words(cell: GatedCell) -> str:
-    return f"{change_words(cell.change)}; with its phase {_interval(cell.estimate, cell.low, cell.high)}"
+    return f"{change_words(cell)}; with its phase {_interval(cell.pooled, cell.pooled_low, cell.pooled_high)}"
 
 
 def gate_github(gate: Gate) -> str:
@@ -143,8 +149,8 @@ def gate_github(gate: Gate) -> str:
     level = {"pass": "notice", "inconclusive": "warning"}.get(gate.outcome, "error")
     lines = [_annotation(level, "roofscope gate", gate_line(gate))]
     for cell in gate.cells:
-        if cell.decision == "slower":
-            lines.append(_annotation("error", cell.change.asked.name, _cell_words(cell)))
+        if cell.gate == "slower":
+            lines.append(_annotation("error", cell.name, _cell_words(cell)))
     lines += [_annotation("notice", "roofscope gate", line) for line in machine_sentences(gate.comparison)]
     return "\n".join(lines)
 

@@ -219,7 +219,7 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    cells = timed_cells(gathered.visits, gathered.looks, busy)
+    cells = _timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}
@@ -251,8 +251,8 @@ def match_key(key: CellKey) -> MatchKey:
     return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
 
 
-def timed_cells(
-    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading] = (), busy_elsewhere: float = 0.0
+def _timed_cells(
+    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading], busy_elsewhere: float
 ) -> dict[MatchKey, CellTime]:
     """The time of every cell, estimated from its visits, without a time breakdown.
 

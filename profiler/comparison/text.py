@@ -81,8 +81,8 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     sentences += [f"{several(count, 'cell is', 'cells are')} only in the {side}." for side, count in unmatched if count]
     sentences += machine_sentences(comparison)
     claims = [item for item in comparison.changes if item.is_claim]
-    claims.sort(key=lambda item: -abs(item.log_ratio))
-    sentences += [f"{item.asked.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
+    claims.sort(key=lambda item: -abs(item.difference.log_ratio))
+    sentences += [f"{item.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
     lengths = sorted({(item.before.new_tokens or 0, item.after.new_tokens or 0) for item in comparison.changes})
     # The overall rates of other tools' runs depend on the number of tokens.
     for first, second in [each for each in lengths if all(each) and len(set(each)) > 1][:1]:
@@ -102,7 +102,7 @@ def machine_sentences(comparison: Comparison) -> list[str]:
     """Sentences on the claimed shifts of the machine itself, one per resource."""
     sentences = []
     for shift in comparison.shifts:
-        if shift.is_claim and abs(shift.ratio - 1) > _LEAST_SHIFT:
+        if shift.claimed and abs(shift.ratio - 1) > _LEAST_SHIFT:
             word = "slower" if shift.ratio > 1 else "faster"
             by = f"{percent(abs(shift.ratio - 1))} {word}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
@@ -142,13 +142,17 @@ def changes_table(comparison: Comparison) -> TextTable:
         least = 2 if item.before.is_foreign and item.after.is_foreign else 1
         interval = interval_words(item) if item.visits >= least and item.low < item.high else "-"
         verdict = item.verdict if comparison.comparable else "-"
-        times = duration(item.before.median_s), duration(item.after.median_s)
-        rows.append([item.asked.name, *times, signed(item.change), interval, verdict])
+        rows.append([item.name, *times_and_change(item), interval, verdict])
     reasons = [moved_words(item) or (item.because if comparison.comparable else "") for item in comparison.changes]
     if len(set(reasons)) < 2 and not any(map(moved_words, comparison.changes)):
         return text_table(CHANGE_COLUMNS, rows, texts=("verdict",))
     rows = [[*row, reason] for row, reason in zip(rows, reasons, strict=True)]
     return text_table((*CHANGE_COLUMNS, REASON), rows, texts=("verdict",), wrapped=(REASON,))
+
+
+def times_and_change(change: Change) -> tuple[str, str, str]:
+    """`10.0 ms`, `10.7 ms`, `+7.0 %`."""
+    return duration(change.before_s), duration(change.after_s), signed(change.change)
 
 
 def column_words(comparison: Comparison) -> str:

@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
 
 from profiler.count.grid import number_blocks
-from profiler.counting.count import RankShare, SharedPrefix, StepCount
+from profiler.counting.count import CountDocument, OperatorRow, RankShare, SharedPrefix, StepCount
 from profiler.counting.crosscheck import Crosscheck
 from profiler.counting.floor import TIGHT, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
-from profiler.counting.operators import ModelWork, Operator
+from profiler.counting.operators import ModelWork
 from profiler.facts.operators import GemmShape
-from profiler.facts.step import ExecutionPath, Work, bytes_by_kind, plain_number
-from profiler.json_document import Document, view
+from profiler.facts.step import bytes_by_kind, plain_number
+from profiler.json_document import view
 from profiler.quant.checkpoints import Gguf
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
-from profiler.report.time_breakdown import GEMM_FIT, gemm_fit
-from profiler.units import duration, escape_formula, percent, scaled, several, short_count, significant
+from profiler.units import duration, percent, scaled, several, short_count, significant
 
 
 def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Section]:
     """A counted step: its totals, the model's own figures, its time on GPUs, and its operators."""
-    share, check, whole = counted.share, counted.crosscheck, counted.whole
+    share, check, whole, gpus = counted.tp, counted.crosscheck, counted.whole, counted.gpus or ()
     dense = whole.work.dense_instead if whole else ()
     unruled = f"{', '.join(dense)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
@@ -35,15 +33,15 @@ def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Sec
         Lines([unknown] if counted.unknown else [], "warning"),
         Lines([unruled] if dense else [], "warning"),
         *(number_blocks(numbers) if numbers else []),
-        _gpus(counted.gpus),
-        Lines([*_gpu_notes(counted.gpus, counted.dtype), *_verifying(counted.gpus)]),
+        _gpus(gpus),
+        Lines([*_gpu_notes(gpus, counted.dtype), *_verifying(gpus)]),
         *([_collectives(share)] if share else []),
-        _gemms(counted.gemms),
+        _gemms(counted.gemms or ()),
     ]
     return [
         Section("", blocks),
-        Section("", [_groups(counted.by_operator, each=False)], media=FIRST_LOOK),
-        Section("", [_groups(counted.by_operator, each=True)], media=FULL_SCREEN),
+        Section("", [_groups(counted.operators, each=False)], media=FIRST_LOOK),
+        Section("", [_groups(counted.operators, each=True)], media=FULL_SCREEN),
     ]
 
 
@@ -102,32 +100,29 @@ def _dequantised(file: Gguf, dtype: str) -> str:
     return f"dequantised from {file.name} to {dtype}, as transformers loads it{condition}"
 
 
-def _groups(operators: Sequence[tuple[Operator, Work]], *, each: bool) -> TextTable:
+def _groups(operators: Sequence[OperatorRow], *, each: bool) -> TextTable:
     """Return a row per group of operators, and one for `each` operator in it; else the groups with most bytes first."""
-    flops = sum(float(work.model_flops) for _, work in operators) or 1
-    moved = sum(float(work.model_bytes) for _, work in operators) or 1
-    groups: dict[str, list[tuple[Operator, Work]]] = {}
-    for operator, work in operators:
-        if work.model_flops or work.model_bytes:
-            groups.setdefault(operator.group, []).append((operator, work))
+    flops = sum(item.model_flops for item in operators) or 1
+    moved = sum(item.model_bytes for item in operators) or 1
+    groups: dict[str, list[OperatorRow]] = {}
+    for item in operators:
+        if item.model_flops or item.model_bytes:
+            groups.setdefault(item.group, []).append(item)
     rows: list[list[str]] = []
     starts = []
-    by_bytes = sorted(groups.items(), key=lambda item: -sum(float(work.model_bytes) for _, work in item[1]))
+    by_bytes = sorted(groups.items(), key=lambda pair: -sum(item.model_bytes for item in pair[1]))
     for group, items in groups.items() if each else by_bytes:
         starts.append(len(rows))
-        count = str(sum(operator.count for operator, _ in items))
-        rows.append([group.replace("_", " "), count, *_figures([work for _, work in items], flops, moved)])
+        count = str(sum(item.count for item in items))
+        rows.append([group.replace("_", " "), count, *_figures(items, flops, moved)])
         if each:
-            rows += [
-                [f"  {operator.name}", str(operator.count), *_figures([work], flops, moved)] for operator, work in items
-            ]
+            rows += [[f"  {item.name}", str(item.count), *_figures([item], flops, moved)] for item in items]
     headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
     return text_table(headings, rows, groups=starts if each else (), ranked=not each)
 
 
-def _figures(items: Sequence[Work], all_flops: float, all_bytes: float) -> list[str]:
-    flops = sum(float(work.model_flops) for work in items)
-    moved = sum(float(work.model_bytes) for work in items)
+def _figures(items: Sequence[OperatorRow], all_flops: float, all_bytes: float) -> list[str]:
+    flops, moved = sum(item.model_flops for item in items), sum(item.model_bytes for item in items)
     return [
         scaled(flops, ""),
         f"{100 * flops / all_flops:.1f} %",
@@ -151,9 +146,16 @@ def _collectives(share: RankShare) -> TextTable:
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
-    """Return the census: m x n x k, and how well matrix units fit each shape."""
-    rows = [[*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), *gemm_fit([gemm])] for gemm in gemms]
-    return text_table(("m", "n", "k", "dtype", "count", *GEMM_FIT), rows, texts=("dtype",))
+    """Return the census: m x n x k, the used share of the tiles of 128 x 128, and whether rows are whole 16 bytes."""
+    rows = [
+        [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), _yes(gemm.aligned)]
+        for gemm in gemms
+    ]
+    return text_table(("m", "n", "k", "dtype", "count", "of its tiles", "16-byte rows"), rows, texts=("dtype",))
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
@@ -212,118 +214,12 @@ def _crosscheck_lines(check: Crosscheck) -> Iterator[str]:
         yield f"  left out: {item.module}, for whose angles or recurrence it has {item.counter_flops:,} FLOPs"
 
 
-Number = int | float
 _CSV_COLUMNS = ("name", "group", "count", "dtype", "model_flops", "executed_flops", "model_bytes", "executed_bytes")
-
-
-@dataclass(frozen=True)
-class OperatorRow:
-    """The work of one operator in the step."""
-
-    name: str
-    group: str
-    count: int
-    """Equal operators in the model; the figures are their sum."""
-    dtype: str
-    model_flops: Number
-    executed_flops: Number
-    vector_flops: Number
-    weight_bytes: Number
-    kv_read_bytes: Number
-    kv_write_bytes: Number
-    model_bytes: Number
-    executed_bytes: Number
-    link_bytes: Number
-
-
-@dataclass(frozen=True)
-class ExecutedBytes:
-    """Executed bytes beyond model bytes."""
-
-    activations: Number
-    avoidable: Mapping[str, Number]
-    """By cause."""
-    total: Number
-
-
-@dataclass(frozen=True)
-class CountDocument(Document):
-    """`roofscope count --format json`."""
-
-    model: str
-    params: int
-    dtype: str
-    quant: str
-    published: str | None
-    """The packed format of the published checkpoint, in which weights are counted; null: dense, or as requested."""
-    gguf: Gguf | None
-    """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
-    note: str
-    """The note of the model's preset, or the format from which transformers unpacks the weights."""
-    phase: str
-    batch: Number
-    query_tokens: Number
-    context_tokens: Number
-    model_flops: Number
-    executed_flops: Number
-    vector_flops: Number
-    bytes: Mapping[str, Number]
-    """Model bytes by kind, and their total."""
-    executed_bytes: ExecutedBytes
-    avoidable_flops: Mapping[str, Number]
-    """By cause."""
-    intensity: float
-    """Model FLOPs per model byte."""
-    coverage: float
-    """Share of the parameters that the count understands."""
-    unknown: Sequence[str]
-    path: ExecutionPath
-    operators: Sequence[OperatorRow]
-    tp: RankShare | None = None
-    """Only with `--tp`: the share of one rank."""
-    gemms: Sequence[GemmShape] | None = None
-    """Only with `--gemm-census`."""
-    gpus: Sequence[GpuRow] | None = None
-    """Only with `--gpu`: the floor on each GPU, or why there is none."""
-    crosscheck: Crosscheck | None = None
-    """Only with `--crosscheck`."""
-    prefix: SharedPrefix | None = None
-    """Only with `--prefix`."""
-    numbers: ModelNumbers | None = None
-    """The architecture, the KV cache, and what each GPU allows; not with `--tp`."""
 
 
 def count_document(counted: StepCount, numbers: ModelNumbers | None = None) -> CountDocument:
     """Return the document of a counted step."""
-    work, step = counted.work, counted.step
-    return view(
-        CountDocument,
-        counted,
-        batch=plain_number(step.batch),
-        query_tokens=plain_number(step.query),
-        context_tokens=plain_number(step.context),
-        model_flops=plain_number(work.model_flops),
-        executed_flops=plain_number(work.executed_flops),
-        vector_flops=plain_number(work.vector_flops),
-        bytes=bytes_by_kind(work),
-        executed_bytes=ExecutedBytes(
-            plain_number(work.activation_bytes),
-            {cause: plain_number(value) for cause, value in work.avoidable_bytes.items()},
-            plain_number(work.executed_bytes),
-        ),
-        avoidable_flops={cause: plain_number(value) for cause, value in work.avoidable_flops.items()},
-        intensity=float(work.intensity),
-        operators=[_operator_row(operator, part) for operator, part in counted.by_operator],
-        tp=counted.share,
-        gemms=counted.gemms or None,
-        gpus=counted.gpus or None,
-        numbers=numbers,
-    )
-
-
-def _operator_row(operator: Operator, work: Work) -> OperatorRow:
-    amounts = (plain_number(getattr(work, item.name)) for item in fields(OperatorRow)[4:])
-    return OperatorRow(operator.name, operator.group, operator.count, operator.dtype_name, *amounts)
+    return view(CountDocument, counted, numbers=numbers)
 
 
 def count_csv(counted: StepCount) -> str:
@@ -331,6 +227,6 @@ def count_csv(counted: StepCount) -> str:
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, _CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for row in count_document(counted).operators:
-        writer.writerow({**vars(row), "name": escape_formula(row.name)})
+    for row in counted.operators:
+        writer.writerow(vars(row))
     return buffer.getvalue()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from profiler.counting.attention_kernel import attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
 from profiler.counting.memory_need import cache_bytes, memory_need, path_on
+from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import Collective, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
@@ -21,10 +23,11 @@ from profiler.data.datasheets import Datasheet, gpu_called
 from profiler.data.links import bus_share
 from profiler.device.device import resolve_device
 from profiler.errors import ModelError, RequestError, first_line
-from profiler.facts.operators import GemmShape
-from profiler.facts.step import ExecutionPath, Step, Work
+from profiler.facts.operators import Cause, GemmShape
+from profiler.facts.step import Count, ExecutionPath, Step, Work, bytes_by_kind, plain_number
 from profiler.grid.cells import Phase
 from profiler.grid.ranges import MOST, check_positions, check_prefix
+from profiler.json_document import Document
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
 from profiler.loading.meta_model import build_on_meta
@@ -79,35 +82,93 @@ class SharedPrefix:
     """The same if each sequence had its own copy of the prefix."""
 
 
+Number = int | float
+
+
 @dataclass(frozen=True)
-class StepCount:
-    """The counted work of one step."""
+class OperatorRow:
+    """The work of one operator in the step."""
+
+    name: str
+    group: str
+    count: int
+    """Equal operators in the model; the figures are their sum."""
+    dtype: str
+    model_flops: Number
+    executed_flops: Number
+    vector_flops: Number
+    weight_bytes: Number
+    kv_read_bytes: Number
+    kv_write_bytes: Number
+    model_bytes: Number
+    executed_bytes: Number
+    link_bytes: Number
+
+
+@dataclass(frozen=True)
+class ExecutedBytes:
+    """Executed bytes beyond model bytes."""
+
+    activations: Number
+    avoidable: Mapping[str, Number]
+    """By cause."""
+    total: Number
+
+
+@dataclass(frozen=True)
+class CountDocument(Document):
+    """`roofscope count --format json`."""
 
     model: str
     params: int
     dtype: str
     quant: Quant
     published: str | None
-    """The packed format of the published checkpoint, in which weights are counted; None: dense, or as requested."""
+    """The packed format of the published checkpoint, in which weights are counted; null: dense, or as requested."""
     gguf: Gguf | None
     """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
     note: str
     """The note of the model's preset, or the format from which transformers unpacks the weights."""
     phase: Phase
+    batch: Number
+    query_tokens: Number
+    context_tokens: Number
+    model_flops: Number
+    executed_flops: Number
+    vector_flops: Number
+    bytes: Mapping[str, Number]
+    """Model bytes by kind, and their total."""
+    executed_bytes: ExecutedBytes
+    avoidable_flops: Mapping[str, Number]
+    """By cause."""
+    intensity: float
+    """Model FLOPs per model byte."""
+    coverage: float
+    """Share of the parameters that the count understands."""
+    unknown: Sequence[str]
+    path: ExecutionPath
+    operators: Sequence[OperatorRow]
+    tp: RankShare | None = None
+    """Only with `--tp`: the share of one rank, of which all other figures are then."""
+    gemms: Sequence[GemmShape] | None = None
+    """Only with `--gemm-census`."""
+    gpus: Sequence[GpuRow] | None = None
+    """Only with `--gpu`: the floor on each GPU, or why there is none."""
+    crosscheck: Crosscheck | None = None
+    """Only with `--crosscheck`."""
+    prefix: SharedPrefix | None = None
+    """Only with `--prefix`."""
+    numbers: ModelNumbers | None = None
+    """The architecture, the KV cache, and what each GPU allows; not with `--tp`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCount(CountDocument):
+    """The counted work of one step."""
+
     step: Step
     work: Work
-    path: ExecutionPath
-    by_operator: tuple[tuple[Operator, Work], ...]
-    coverage: float
-    unknown: tuple[str, ...]
-    gemms: tuple[GemmShape, ...] = ()
-    gpus: tuple[GpuRow, ...] = ()
-    crosscheck: Crosscheck | None = None
-    share: RankShare | None = None
-    """Under tensor parallelism, one rank's share; all other figures are then of that rank. Else None."""
-    prefix: SharedPrefix | None = None
-    """None without one."""
-    whole: CountedModel | None = None
+    whole: CountedModel | None
     """The counted model, for figures of other steps; None for one rank of several."""
 
 
@@ -172,7 +233,6 @@ def count(
         upcasts_logits=True,
         gathers_experts=resolve_device("auto").type != "cpu",
     )
-    parts = tuple((operator, operator.work(step, path)) for operator in work.operators)
     # A decode step needs the memory of the prefill that filled its cache.
     first = Step(batch, max(1, (prompt if phase == "prefill" else int(step.context)) - prefix), prefix, prefix)
 
@@ -188,6 +248,7 @@ def count(
             return row
         return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))
 
+    whole = work.work(step, path)
     return StepCount(
         model=source.name,
         params=work.params,
@@ -197,19 +258,40 @@ def count(
         gguf=gguf_format(source.path) if source.kind == "gguf" and source.path else None,
         note=source.preset.note if source.preset else _unpacked(config, counted) if stored_as == "none" else "",
         phase="prefill" if phase == "prefill" else "decode",
-        step=step,
-        work=work.work(step, path),
-        path=path,
-        by_operator=parts,
+        batch=plain_number(step.batch),
+        query_tokens=plain_number(step.query),
+        context_tokens=plain_number(step.context),
+        model_flops=plain_number(whole.model_flops),
+        executed_flops=plain_number(whole.executed_flops),
+        vector_flops=plain_number(whole.vector_flops),
+        bytes=bytes_by_kind(whole),
+        executed_bytes=ExecutedBytes(
+            plain_number(whole.activation_bytes), _plain(whole.avoidable_bytes), plain_number(whole.executed_bytes)
+        ),
+        avoidable_flops=_plain(whole.avoidable_flops),
+        intensity=float(whole.intensity),
         coverage=work.coverage,
         unknown=work.unknown,
-        gemms=work.gemm_census(step) if census else (),
-        gpus=tuple(verifying_on(gpu) for gpu in gpus),
+        path=path,
+        operators=[_operator_row(operator, operator.work(step, path)) for operator in work.operators],
+        tp=None if tp == 1 else _share(counted, tp, replicated, step, path),
+        gemms=work.gemm_census(step) if census else None,
+        gpus=[verifying_on(gpu) for gpu in gpus] or None,
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
-        share=None if tp == 1 else _share(counted, tp, replicated, step, path),
         prefix=_prefix(work, first, step) if prefix else None,
+        step=step,
+        work=whole,
         whole=counted if tp == 1 else None,
     )
+
+
+def _plain(amounts: Mapping[Cause, Count]) -> dict[str, Number]:
+    return {cause: plain_number(value) for cause, value in amounts.items()}
+
+
+def _operator_row(operator: Operator, work: Work) -> OperatorRow:
+    amounts = (plain_number(getattr(work, item.name)) for item in fields(OperatorRow)[4:])
+    return OperatorRow(operator.name, operator.group, operator.count, operator.dtype_name, *amounts)
 
 
 def _unpacked(config: Any, counted: CountedModel) -> str:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 
 from profiler.data.room import idle_room_bytes
 from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import Ceilings
 from profiler.facts.telemetry import Timeline
+from profiler.facts.visits import phase_samples
 from profiler.grid.cells import CellKey, Grid
 
 
@@ -114,3 +117,10 @@ class Facts(MergedFacts):
     def measured(self) -> list[CellKey]:
         """Keys of the measured cells, in the order of the table's rows."""
         return [key for key in self.grid.keys if self.visits.get(key.cell)]
+
+    def medians_s(self) -> dict[CellKey, float]:
+        """Return the median seconds of every measured step."""
+        return {
+            key: statistics.median(chain.from_iterable(phase_samples(key.phase, self.visits[key.cell])))
+            for key in self.measured
+        }

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -69,18 +68,11 @@ class Step:
     @property
     def last_positions(self) -> Step:
         """The step that runs only the new tokens whose logits are asked for, after all others."""
-        last = copy(self)
-        object.__setattr__(last, "query", self.asked)
-        object.__setattr__(last, "context", self.context + self.query - self.asked)
-        return last
+        return replace(self, query=self.asked, context=self.context + self.query - self.asked)
 
     def decoding(self, batch: Count, new_tokens: Count) -> Step:
-        """The last of `new_tokens` decode steps of `batch` sequences after this prefill; symbols are not validated."""
-        last = copy(self)
-        object.__setattr__(last, "batch", batch)
-        object.__setattr__(last, "query", 1)
-        object.__setattr__(last, "context", self.context + self.query - 1 + new_tokens)
-        return last
+        """The last of `new_tokens` decode steps of `batch` sequences after this prefill."""
+        return replace(self, batch=batch, query=1, context=self.context + self.query - 1 + new_tokens)
 
 
 UNFUSED_KERNEL = "math"

@@ -4,33 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.counting.memory_need import path_on
 from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, coverage_sentences
-from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import StepTerms
-from profiler.predict.operator_arrays import StepArrays, need_of_cells, operator_arrays, path_of
+from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import Forecast, Terms
-from profiler.predict.published_efficiency import (
-    NO_MIXTURE,
-    CardSteps,
-    Range,
-    basis_for,
-    card_steps,
-    executed,
-    host_index_of,
-    no_basis,
-    obstacle_on,
-    peak_of,
-    step_ranges,
-)
+from profiler.predict.published_efficiency import NO_MIXTURE, CardSteps, Range, steps_by_datasheet
 from profiler.predict.result import ForecastCell, ForecastDocument, ForecastError, forecast_cells
 from profiler.quant.registry import Quant, published_as
 
@@ -58,24 +44,9 @@ def in_range(
     Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
     no peak of the dtype.
     """
-    format_ = published_as(model.quant)
-    if basis_for(format_, engine) is None:
-        raise RequestError(f"{sheet.gpu} has {no_basis(model.quant, engine)}")
-    counted = model.counted
-    if why := obstacle_on(sheet, engine, format_, counted.published if model.quant == "none" else None):
-        raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
-    paths = dict.fromkeys(PHASES, path_of(engine, counted))
-    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes)
-    if engine == "eager":
-        there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
-        needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
-    layers = counted.work.layers
-    peak, host_index = peak_of(sheet, format_, counted.dtype), host_index_of(sheet)
-    work = executed(needed, engine)
-    gpu_steps = card_steps(sheet, work, steps.batch, peak=peak, layers=layers, host_index=host_index)
-    phases = [steps.phase(index) for index in range(len(steps))]
-    times = step_ranges(engine, format_, gpu_steps, steps.query, phases, np.zeros(len(steps)))
-    forecast = Forecast(needed, _terms(gpu_steps, times), times.typical_s, np.zeros(len(steps)))
+    found = steps_by_datasheet(model.counted, model.quant, sheet, steps, engine)
+    times = found.times
+    forecast = Forecast(found.needed, _terms(found.on_gpu, times), times.typical_s, np.zeros(len(steps)))
     basis = ["published figures of other GPUs"] * len(steps)
     cells = forecast_cells(forecast, times.typical_s, (times.low_s, times.high_s), basis, sheet.room_bytes)
     return ForecastDocument(
@@ -87,7 +58,7 @@ def in_range(
         error=ForecastError(None, None, 0, "no run on this GPU"),
         beyond=None,
         cells=cells,
-        notes=(*coverage_sentences(engine, format_), *_too_wide(cells), *_notes(model)),
+        notes=(*coverage_sentences(engine, published_as(model.quant)), *_too_wide(cells), *_notes(model)),
     )
 
 

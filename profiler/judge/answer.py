@@ -12,7 +12,7 @@ from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakd
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
 from profiler.judge.how_to import how_to
-from profiler.judge.levers import Setting, best_lever, levers, next_tried
+from profiler.judge.levers import Setting, best_lever, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, several, significant
@@ -39,7 +39,7 @@ def answer(
     has a sentence. Another GPU is never the best change. `busy` are sentences about a busy machine: they come first,
     and then no saving is named.
     """
-    sentences, setting = list(busy) if cells else [], replace(setting, cards=())
+    sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     decodes = sorted(
@@ -57,25 +57,25 @@ def answer(
     if busy:
         return sentences
     if decodes:
-        lever = best_lever(decodes[0], setting)
+        lever = best_lever(decodes[0])
         others = [item for item in differences if lever is None or engine_change(item) != lever.change]
         sentences += [
-            *_change_sentences(decodes, lever, setting),
+            *_change_sentences(decodes, lever),
             *_first_use_sentences(decodes),
-            *_prefill_change(prefills, lever, setting),
+            *_prefill_change(prefills, lever),
             *_engine_sentences(decodes[0], others),
         ]
     elif prefills:
-        sentences += _change_sentences(prefills, best_lever(prefills[0], setting), setting)
+        sentences += _change_sentences(prefills, best_lever(prefills[0]))
     return sentences
 
 
-def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None, setting: Setting) -> list[str]:
+def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None) -> list[str]:
     """The best change of the largest prefill, if it saves at least a tenth; its line, unless `of_step` has that."""
     if not prefills:
         return []
     cell = prefills[-1]
-    best = best_lever(cell, setting)
+    best = best_lever(cell)
     if best is None or best.saves_s < _LEAST_PREFILL_SAVING * cell.split.latency_s:
         return []
     of_step_how = of_step.how if of_step is not None else ""
@@ -247,13 +247,13 @@ def _no_change(s: TimeBreakdown) -> str:
     return f"No change is known that saves 5 %: {at}{unknown}."
 
 
-def _change_sentences(cells: Sequence[JudgedCell], lever: Lever | None, setting: Setting) -> list[str]:
+def _change_sentences(cells: Sequence[JudgedCell], lever: Lever | None) -> list[str]:
     """What shortens the first step, and how it is written; then the batch with the most tokens per second."""
     first, batch = cells[0], _batch_words(cells)
     if lever is not None:
         saves = f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})"
         batches = [f"{batch[:1].upper()}{batch[1:]}."] if batch else []
-        return [f"What to change: {saves}.", *_how_sentences(first, lever, setting), *batches]
+        return [f"What to change: {saves}.", *_how_sentences(first, lever), *batches]
     if batch:
         return [f"What to change: {batch}."]
     if Flag.ABOVE_ROOF in first.verdict.flags:
@@ -292,7 +292,7 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
     ]
 
 
-def _how_sentences(cell: JudgedCell, lever: Lever, setting: Setting) -> list[str]:
+def _how_sentences(cell: JudgedCell, lever: Lever) -> list[str]:
     """The line to paste for a cell's best change, and what measures it; then another one, and one not tried."""
     sentences = []
     if lever.how:
@@ -300,9 +300,9 @@ def _how_sentences(cell: JudgedCell, lever: Lever, setting: Setting) -> list[str
             f" Add {lever.measured_by} to this command to measure it on the whole model." if lever.measured_by else ""
         )
         sentences.append(f"To change it, write: {lever.how}.{whole}")
-    if (other := next_tried(cell, setting, lever)) is not None:
+    if (other := next_tried(cell, lever)) is not None:
         sentences.append(f"By itself, {_saving(other)} (tried): {other.how}.")
-    more = next((item for item in levers(cell, setting) if (item.at_least_s or 0.0) > lever.saves_s), None)
+    more = next((item for item in cell.levers if (item.at_least_s or 0.0) > lever.saves_s), None)
     if more is not None and more.change != lever.change:
         sentences.append(
             f"Not tried: {more.change} would save {more.amount} ({more.because}); {more.measured_by} measures it."

@@ -17,7 +17,7 @@ from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.difference import Difference, difference, is_claim
 from profiler.judge.regimes import Confidence, Evidence, Flag, Regime, Verdict
-from profiler.stats import Estimate, LowerQuartile, Noise, percentile, undisturbed
+from profiler.stats import Estimate, Noise, percentile, undisturbed
 from profiler.units import duration
 
 _UNKNOWN = math.nan
@@ -447,6 +447,8 @@ class JudgedCell:
     """Lower quartile of the fastest visit: what a quiet host would take."""
     knee: float | None = None
     """The batch from which, by the counts, the step is compute-bound; None if there is none, or only one was run."""
+    levers: tuple[Lever, ...] = ()
+    """Changes that would save time, the largest saving first; empty until all cells of the run are judged."""
 
 
 @dataclass(frozen=True)
@@ -457,7 +459,7 @@ class TrialResult:
     ratio: float
     """Time of the variant over the time of the model as loaded, both of the whole model."""
     half_width: float
-    """Half width of the ratio's interval."""
+    """Half width of the ratio's interval: the wider half."""
     layers: int
     """Number of layers in the trial."""
     of_layers: int
@@ -467,7 +469,8 @@ class TrialResult:
     @property
     def is_claim(self) -> bool:
         """Whether the trial itself, whose sides took turns, is certain that the variant is faster or slower."""
-        return abs(1 - self.ratio) > self.half_width
+        saved = 1 - self.ratio
+        return is_claim(saved - self.half_width, saved + self.half_width, None)
 
     @property
     def is_whole(self) -> bool:
@@ -509,12 +512,14 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
     """The results of a step's trials."""
     for trial in trials:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
-        ratio = after.quartile_s / before.quartile_s
-        off = math.hypot(after.half_width_s / after.quartile_s, before.half_width_s / before.quartile_s)
-        yield TrialResult(trial.form, ratio, ratio * off, trial.layers, trial.of_layers, before.quartile_s)
+        found = difference(before, after, None)
+        half_width = max(found.high - found.change, found.change - found.low)
+        yield TrialResult(trial.form, 1 + found.change, half_width, trial.layers, trial.of_layers, before.median_s)
 
 
-def whole_step(stepped: StepSamples, times: float) -> LowerQuartile:
-    """Seconds of a step of the whole model, which has `times` as many repeating layers, of equal cost each."""
+def whole_step(stepped: StepSamples, times: float) -> Estimate:
+    """Undisturbed seconds of a step of the whole model: `times` as many repeating layers, of equal cost each."""
     steps = zip(stepped.layers_s, stepped.beside_s, strict=True)
-    return undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])
+    found = undisturbed([beside_s + times * layers_s for layers_s, beside_s in steps])
+    factor = math.exp(found.half_width_s / found.quartile_s)  # a time is positive
+    return Estimate(found.quartile_s, found.quartile_s / factor, found.quartile_s * factor, len(stepped.layers_s))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from profiler.stats import CLAIM_VISITS
+from profiler.stats import CLAIM_VISITS, Estimate
 
 ChangeVerdict = Literal["slower", "faster", "same", "inconclusive"]
 
@@ -103,3 +103,11 @@ def difference(
     up = math.hypot(math.log(after.high_s / after.median_s), math.log(before.median_s / before.low_s))
     low, high = middle - math.hypot(down, machine_half_width), middle + math.hypot(up, machine_half_width)
     return Difference(middle, low, high, visits, because)
+
+
+def longer_s(before: Estimate, after: Estimate) -> Estimate:
+    """Return how many seconds longer a step takes after than before; errors add as in `difference`, here in seconds."""
+    middle_s = after.median_s - before.median_s
+    down_s = math.hypot(after.median_s - after.low_s, before.high_s - before.median_s)
+    up_s = math.hypot(after.high_s - after.median_s, before.median_s - before.low_s)
+    return Estimate(middle_s, middle_s - down_s, middle_s + up_s, min(before.samples, after.samples))

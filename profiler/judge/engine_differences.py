@@ -10,11 +10,11 @@ from typing import TypeVar
 from profiler.facts.measurements import COMPILED, GRAPHED, STATIC_CACHE, GenerateSteps
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples
-from profiler.grid.cells import DEFAULT_ENGINE, CellKey, Phase
+from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
 from profiler.judge.cells import EngineDifference, JudgedCell, KeyedRecord, columns_of
-from profiler.judge.difference import is_claim
-from profiler.stats import Estimate, VisitSpread, median_difference
+from profiler.judge.difference import is_claim, longer_s
+from profiler.stats import Estimate
 from profiler.units import signed_duration
 
 _Name = TypeVar("_Name", bound=str)
@@ -24,23 +24,25 @@ _UNKNOWN_CAUSE = "the cause is unknown, because their time breakdowns do not add
 
 
 def engine_differences(
-    facts: Facts, spreads: Mapping[Phase, VisitSpread], judged: Mapping[CellKey, JudgedCell]
+    facts: Facts, steady: Mapping[CellKey, Estimate], judged: Mapping[CellKey, JudgedCell]
 ) -> list[EngineDifference]:
-    """The saving of each further engine over the first in each cell, with its interval."""
+    """The saving of each further engine over the first in each cell, with its interval.
+
+    `steady` are the times without the machine's drift, which changes engines alike that are visited in turn.
+    """
     if facts.grid.ragged is not None:
         return []  # without its mask a padded batch is another task, not another engine
     first, *others = facts.grid.engines
     rows = []
     for key in facts.grid.keys:
-        base = replace(key.cell, engine=first)
-        if key.cell.engine not in others or not (facts.visits.get(key.cell) and facts.visits.get(base)):
+        base = replace(key, cell=replace(key.cell, engine=first))
+        if key.cell.engine not in others or not (key in steady and base in steady):
             continue
-        before, after = (phase_samples(key.phase, facts.visits[each]) for each in (base, key.cell))
-        saved = median_difference(before, after, spreads[key.phase])
+        longer = longer_s(steady[base], steady[key])
         terms: dict[str, float] = {}
         causes: dict[str, float] = {}
         if judged:
-            cells = judged[replace(key, cell=base)], judged[key]
+            cells = judged[base], judged[key]
             causes = _gained(*(cell.avoidable_s for cell in cells))
             if all(adds_up(cell.split) for cell in cells):
                 terms = _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in cells))
@@ -48,13 +50,13 @@ def engine_differences(
             EngineDifference(
                 **columns_of(key),
                 against=first,
-                saves_s=saved.median_s,
-                low_s=saved.low_s,
-                high_s=saved.high_s,
+                saves_s=-longer.median_s,
+                low_s=-longer.high_s,
+                high_s=-longer.low_s,
                 terms=terms,
                 causes=causes,
                 how=facts.owning_engines.get(key.cell.engine, ""),
-                visits=min(len(before), len(after)),
+                visits=min(len(phase_samples(key.phase, facts.visits[each.cell])) for each in (base, key)),
             )
         )
     return rows
@@ -107,20 +109,17 @@ class GenerateOverhead(KeyedRecord):
         return is_claim(self.low_s, self.high_s, self.visits)
 
 
-def generate_overhead(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
+def generate_overhead(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
     """Seconds per step of `generate` minus those of the profiler's loop, visited in turn; None for other engines."""
-    own = replace(key.cell, engine=DEFAULT_ENGINE)
-    if key.cell.engine not in facts.generate_engines or not (facts.visits.get(key.cell) and facts.visits.get(own)):
-        return None
-    generated, stepped = (phase_samples(key.phase, facts.visits[cell]) for cell in (key.cell, own))
-    return median_difference(generated, stepped, spread)
+    own = steady.get(replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE)))
+    return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
 
 
-def generate_overheads(facts: Facts, spreads: Mapping[Phase, VisitSpread]) -> list[GenerateOverhead]:
+def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list[GenerateOverhead]:
     """The overhead of `generate` in each of its cells."""
     rows = []
-    for key in facts.measured:
-        tax = generate_overhead(facts, key, spreads[key.phase])
+    for key in steady:
+        tax = generate_overhead(facts, key, steady)
         if tax is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None

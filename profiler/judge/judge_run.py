@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, visit_spreads
-from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.grid.cells import CellKey
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cells import (
@@ -52,11 +52,42 @@ from profiler.judge.padding import RaggedStep, ragged_step, with_ragged
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.quant.registry import FORMATS
-from profiler.stats import Estimate, NoiseReport, VisitSpread, estimate, narrow_enough, noise_report, undisturbed
+from profiler.stats import Estimate, NoiseReport, estimate, narrow_enough, noise_report, undisturbed
 
 _SIXTEEN_BIT = ("bfloat16", "float16")
 # The unexplained share of a step above which it is measured by operator group.
 _UNEXPLAINED_SHARE = 0.20
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The times of a run's cells, from facts at the machine's median speed."""
+
+    facts: Facts
+    times: Mapping[CellKey, Estimate]
+    """By measured cell."""
+    steady: Mapping[CellKey, Estimate]
+    """The same without the machine's drift: it changes cells alike that are visited in turn and compared."""
+    rows: Mapping[CellKey, CellResult]
+    """By cell: its counted work, and its measured or forecast time."""
+
+
+@dataclass(frozen=True)
+class BrokenDown:
+    """Where the times of a run's cells go, and the limit of each cell."""
+
+    timed: Timed
+    rows: Mapping[CellKey, CellResult]
+    """As they are in cells.csv."""
+    cells: Mapping[CellKey, _CellJudgement]
+    """By measured cell; empty without both roofs."""
+    tests: tuple[DoublingTest, ...]
+
+    @property
+    def unexplained(self) -> list[CellKey]:
+        """Cells of which more than a fifth of the time is unexplained, the worst first."""
+        cells = filter(_is_unexplained, (item.cell for item in self.cells.values()))
+        return [cell.key for cell in sorted(cells, key=lambda cell: -cell.split.unexplained_s / cell.split.latency_s)]
 
 
 @dataclass(frozen=True)
@@ -65,96 +96,93 @@ class Judgement:
 
     cells: tuple[CellResult, ...]
     differences: tuple[EngineDifference, ...]
+    scaling: tuple[DoublingTest, ...]
+    generate: tuple[GenerateOverhead, ...]
+    ragged: tuple[RaggedStep, ...]
     evidence: tuple[CellEvidence, ...] = ()
     judged: tuple[JudgedCell, ...] = ()
-    scaling: tuple[DoublingTest, ...] = ()
     answer: tuple[str, ...] = ()
-    generate: tuple[GenerateOverhead, ...] = ()
-    ragged: tuple[RaggedStep, ...] = ()
-
-    @property
-    def unexplained(self) -> list[CellKey]:
-        """Cells of which more than a fifth of the time is unexplained, the worst first."""
-        cells = filter(_is_unexplained, self.judged)
-        return [cell.key for cell in sorted(cells, key=lambda cell: -cell.split.unexplained_s / cell.split.latency_s)]
 
 
 def judge_run(facts: Facts) -> Judgement:
     """Judge every cell of a run, and compare cells with each other."""
+    return advise_run(break_down_run(time_run(facts)))
+
+
+def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
+    """The time of every cell, or of these `keys`, with its interval."""
     facts, _ = at_median_speed(facts)
     spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
-    times = {key: _estimate(facts, key, spreads) for key in facts.measured}
-    rows = {key: timed_row(facts, key, times.get(key)) for key in facts.grid.keys}
-    if not facts.ceilings.judges:  # without both roofs there are no breakdowns and no regimes
-        return Judgement(
-            tuple(_time_row(facts, key, row, times[key]) if key in times else row for key, row in rows.items()),
-            tuple(engine_differences(facts, spreads, {})),
-            generate=tuple(generate_overheads(facts, spreads)),
-        )
+    keys = facts.grid.keys if keys is None else keys
+    samples = {key: phase_samples(key.phase, facts.visits[key.cell]) for key in keys if facts.visits.get(key.cell)}
+    times = {key: estimate(of_key, spreads[key.phase]) for key, of_key in samples.items()}
+    steady = {key: estimate(of_key, replace(spreads[key.phase], drift=0.0)) for key, of_key in samples.items()}
+    return Timed(facts, times, steady, {key: timed_row(facts, key, times.get(key)) for key in keys})
+
+
+def break_down_run(timed: Timed) -> BrokenDown:
+    """The terms and the limit of each time. Without both roofs there are none, and only rates are added."""
+    facts, rows = timed.facts, timed.rows
+    if not facts.ceilings.judges:
+        return BrokenDown(timed, {**rows, **{key: _time_row(timed, key) for key in timed.times}}, {}, ())
     drifted = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
-    tests = doubling_tests(list(rows.values()), facts.operators, facts.ceilings, drifted)
+    compared = [timed_row(facts, key, timed.steady.get(key)) for key in rows]
+    tests = doubling_tests(compared, facts.operators, facts.ceilings, drifted)
     sides = {test.series: test.sides for test in tests}
-    knees = {test.series: test.knee_predicted for test in tests if test.axis == "batch"}
-    results = {
-        key: _judge(facts, key, rows[key], times[key], spreads[key.phase], _sides(rows[key], sides)) for key in times
-    }
-    judged = {key: replace(item.cell, knee=_knee(item.row, knees)) for key, item in results.items()}
-    judged = {key: with_nearby_trials(cell, judged.values()) for key, cell in judged.items()}
-    busy = busy_sentences(facts)
+    cells = {key: _judge(timed, key, _sides(rows[key], sides)) for key in timed.times}
+    return BrokenDown(timed, {**rows, **{key: item.row for key, item in cells.items()}}, cells, tuple(tests))
+
+
+def advise_run(broken: BrokenDown) -> Judgement:
+    """The differences between engines, what would save time in each cell, and the answer in sentences."""
+    facts, steady, cells = broken.timed.facts, broken.timed.steady, broken.cells
+    differences = engine_differences(facts, steady, {key: item.cell for key, item in cells.items()})
+    found = Judgement(
+        cells=tuple(broken.rows.values()),
+        scaling=broken.tests,
+        differences=tuple(differences),
+        generate=tuple(generate_overheads(facts, steady)),
+        ragged=tuple(item.ragged for item in cells.values() if item.ragged),
+    )
+    if not cells:
+        return found
+    knees = {test.series: test.knee_predicted for test in broken.tests if test.axis == "batch"}
+    judged, busy = [item.cell for item in cells.values()], busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
-    differences = engine_differences(facts, spreads, judged)
-    judged = {key: replace(cell, engines=_engines_on(key, differences, facts)) for key, cell in judged.items()}
-    every = list(judged.values())
-    return Judgement(
-        cells=tuple(results[key].row if key in results else rows[key] for key in facts.grid.keys),
+    every = [
+        replace(
+            with_nearby_trials(cell, judged),
+            knee=_knee(broken.rows[cell.key], knees),
+            engines=_engines_on(cell.key, differences, facts),
+        )
+        for cell in judged
+    ]
+    every = [replace(cell, levers=tuple(levers(cell, setting, every))) for cell in every]
+    return replace(
+        found,
         evidence=tuple(
-            replace(
-                item.evidence,
-                levers=tuple(levers(judged[key], setting, every)),
-                at_least_s_on=floors_on(judged[key], setting),
-                unexplained_in_s=(
-                    unexplained_by_group(_at_clock(facts, item.cell.clock_share), key, item.cell.split.latency_s)
-                    if _is_unexplained(item.cell)
-                    else {}
-                ),
-            )
-            for key, item in results.items()
+            _evidence(facts, item.noise, cell, floors_on(cell, setting))
+            for item, cell in zip(cells.values(), every, strict=True)
         ),
         judged=tuple(every),
-        scaling=tuple(tests),
-        differences=tuple(differences),
         answer=tuple(advice.answer(every, setting, differences, busy)),
-        generate=tuple(generate_overheads(facts, spreads)),
-        ragged=tuple(item.ragged for item in results.values() if item.ragged),
     )
 
 
-def judge_cells(facts: Facts, cells: Iterable[Cell]) -> dict[CellKey, CellResult]:
-    """Rows of some cells while a sweep runs, without the evidence from other cells."""
-    spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
-    rows = {}
-    for key in (key for cell in cells for key in cell.keys):
-        time_s = _estimate(facts, key, spreads) if facts.visits.get(key.cell) else None
-        rows[key] = row = timed_row(facts, key, time_s)
-        if time_s is not None and facts.ceilings.judges:
-            rows[key] = _judge(facts, key, row, time_s, spreads[key.phase], {}).row
-        elif time_s is not None:
-            rows[key] = _time_row(facts, key, row, time_s)
-    return rows
-
-
-def _time_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate) -> CellResult:
+def _time_row(timed: Timed, key: CellKey) -> CellResult:
+    facts, time_s = timed.facts, timed.times[key]
     spans = [span for visit in facts.visits[key.cell] for span in visit.spans(key.phase)]
     clock_share = _clock_share(facts, facts.timeline.active(spans))
     slowed = facts.timeline.throttled(spans, key.phase)
-    return _rated_row(facts, key, row, time_s, _noise(facts, key, slowed, clock_share, time_s))
+    return _rated_row(timed, key, _noise(facts, key, slowed, clock_share, time_s))
 
 
-def _rated_row(facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, noise: NoiseReport) -> CellResult:
+def _rated_row(timed: Timed, key: CellKey, noise: NoiseReport) -> CellResult:
     """A row with its visits, its rates, their shares of the datasheet's peaks, and its noise.
 
     Rates are model work over time, so avoidable work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
     """
+    facts, row, time_s = timed.facts, timed.rows[key], timed.times[key]
     flops_per_s, bytes_per_s = (amount / time_s.median_s for amount in total_work(facts.operators[key]))
     peak, bandwidth = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     return replace(
@@ -213,19 +241,14 @@ def _at_clock(facts: Facts, clock_share: float) -> Facts:
 @dataclass(frozen=True, slots=True)
 class _CellJudgement:
     row: CellResult
-    evidence: CellEvidence
+    noise: NoiseReport
     cell: JudgedCell
     ragged: RaggedStep | None
 
 
-def _estimate(facts: Facts, key: CellKey, spreads: Mapping[Phase, VisitSpread]) -> Estimate:
-    return estimate(phase_samples(key.phase, facts.visits[key.cell]), spreads[key.phase])
-
-
-def _judge(
-    facts: Facts, key: CellKey, row: CellResult, time_s: Estimate, spread: VisitSpread, sides: Mapping[str, str]
-) -> _CellJudgement:
+def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgement:
     """Break down and judge a cell's time, with the compute roof at the GPU's clock during its visits."""
+    facts, time_s = timed.facts, timed.times[key]
     visits, shares = facts.visits[key.cell], extreme_shares(facts)
     spans = [span for visit in visits for span in visit.spans(key.phase)]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans, key.phase)
@@ -241,7 +264,7 @@ def _judge(
     }  # fmt: skip
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, spread)
+    faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, timed.steady)
     parts, avoidable_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
     extremes = {}
     for name, pair in shares.items():
@@ -252,11 +275,11 @@ def _judge(
     verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
     if noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
         noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
-    rated, ragged = _rated_row(facts, key, row, time_s, noise), ragged_step(facts, key, parts, spread)
+    rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, timed.steady)
     lost = lost_s(facts, key)
     judged = JudgedCell(
         key=key,
-        tokens_per_s=row.tokens_per_s,
+        tokens_per_s=rated.tokens_per_s,
         flops_per_s=rated.flops_per_s,
         bytes_per_s=rated.bytes_per_s,
         roof_bytes_per_s=roofs.memory_bytes_per_s,
@@ -285,7 +308,7 @@ def _judge(
         regime=verdict.regime,
         confidence=verdict.confidence,
     )
-    return _CellJudgement(judged_row, _evidence(facts, judged, noise), judged, ragged)
+    return _CellJudgement(judged_row, noise, judged, ragged)
 
 
 def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: Mapping[str, Any]) -> Measurement:
@@ -305,20 +328,25 @@ def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: Map
     )
 
 
-def _evidence(facts: Facts, judged: JudgedCell, noise: NoiseReport) -> CellEvidence:
-    """The evidence of a cell's verdict, without what follows from other cells."""
-    verdict = judged.verdict
+def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell, floors_s: Mapping[str, float | None]) -> CellEvidence:
+    """The evidence of a cell's verdict; `floors_s` are the least seconds of its step on other GPUs."""
+    verdict, latency_s, unexplained_s = cell.verdict, cell.split.latency_s, dict[str, float]()
+    if _is_unexplained(cell):
+        unexplained_s = unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, latency_s)
     return CellEvidence(
-        **columns_of(judged.key),
+        **columns_of(cell.key),
         regime=verdict.regime,
         confidence=verdict.confidence,
         flags=verdict.flags,
         signals=verdict.evidence,
         conflicts=tuple(item.signal for item in verdict.conflicts),
-        split_half_widths_s=judged.split.half_widths_s,
+        split_half_widths_s=cell.split.half_widths_s,
         noise_reasons=noise.reasons,
-        predicted_peak_memory_bytes=facts.predicted_peak_bytes[judged.key.cell],
-        first_use_s=judged.first_use_s,
+        predicted_peak_memory_bytes=facts.predicted_peak_bytes[cell.key.cell],
+        levers=cell.levers,
+        at_least_s_on=floors_s,
+        first_use_s=cell.first_use_s,
+        unexplained_in_s=unexplained_s,
     )
 
 

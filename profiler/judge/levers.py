@@ -33,6 +33,7 @@ _OTHER_KERNELS = "other kernels for these shapes (another format or library)"
 _FUSED_ATTENTION = "a fused attention kernel"
 _OTHER_ATTENTION = "another attention kernel"
 _ANOTHER_GPU = "another GPU"
+_BATCH = "batch "
 _FEWER_LAUNCHES = "fewer launches in the prefill (torch.compile)"
 _FUSING = "fusing element-wise kernels (torch.compile)"
 _NOT_TRIED_CACHE = (
@@ -171,13 +172,18 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
     return ranked
 
 
-def best_lever(cell: JudgedCell, setting: Setting) -> Lever | None:
+def best_lever(cell: JudgedCell) -> Lever | None:
     """Return the change to advise for a cell: the run one that saves most, or else the one of the highest middle.
 
-    A change is advised only if it saves a twentieth of the step. An 8-bit KV cache that was not tried is not advised:
-    bytes promise a saving there, and the measurements that its reason cites found a loss.
+    A change is advised only if it saves a twentieth of the step. Neither another GPU nor another batch changes the step
+    itself. An 8-bit KV cache that was not tried is not advised: bytes promise a saving there, and the measurements that
+    its reason cites found a loss.
     """
-    worth = [item for item in levers(cell, setting) if item.saves_s >= WORTH * cell.split.latency_s]
+    worth = [
+        item
+        for item in cell.levers
+        if item.saves_s >= WORTH * cell.split.latency_s and not item.change.startswith((_ANOTHER_GPU, _BATCH))
+    ]
     run = [item for item in worth if item.basis != "computed"]
     computed = [item for item in worth if item.basis == "computed" and item.change != EIGHT_BIT_CACHE]
     return next(iter([*run, *sorted(computed, key=lambda item: -item.middle_s)]), None)
@@ -187,7 +193,7 @@ def _rank(lever: Lever) -> tuple[bool, bool, float]:
     return lever.saves_s < 0, lever.change.startswith(_ANOTHER_GPU), -lever.saves_s
 
 
-def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
+def next_tried(cell: JudgedCell, best: Lever) -> Lever | None:
     """Return the tried change that saves most after `best` and is neither a part of it nor in its place.
 
     It saves at least `WORTH` of the step by the lower end of its interval. Several trials are made on a disturbed host,
@@ -198,7 +204,7 @@ def next_tried(cell: JudgedCell, setting: Setting, best: Lever) -> Lever | None:
         parts = _WEIGHTS
     others = (
         item
-        for item in levers(cell, setting)
+        for item in cell.levers
         if item.basis == "tried" and item.change not in {best.change, *parts}
         if item.saves_s - item.half_width_s >= least_s and item.how not in ("", best.how)
     )
@@ -283,7 +289,7 @@ def _batch(cell: JudgedCell, others: Sequence[JudgedCell]) -> list[Lever]:
     knee = f"; by the counts compute-bound from batch {cell.knee:.0f}" if cell.knee is not None else ""
     return [
         Lever(
-            f"batch {best.key.cell.batch_size}",
+            f"{_BATCH}{best.key.cell.batch_size}",
             cell.split.latency_s - share_s,
             f"the same number of tokens costs {duration(share_s)} there, in steps of"
             f" {duration(best.split.latency_s)}{knee}",

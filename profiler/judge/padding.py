@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import padding_share, waiting
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import CellResult, KeyedRecord, columns_of, or_nan
-from profiler.judge.difference import is_claim
-from profiler.stats import Estimate, VisitSpread, median_difference
+from profiler.judge.difference import is_claim, longer_s
+from profiler.stats import Estimate
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,20 @@ class RaggedStep(KeyedRecord):
         return low is not None and high is not None and is_claim(low, high, self.visits)
 
 
-def ragged_step(facts: Facts, key: CellKey, parts: TimeBreakdown, spread: VisitSpread) -> RaggedStep | None:
-    """The costs of unequal prompt lengths in a measured step; None if all lengths are equal."""
+def ragged_step(
+    facts: Facts, key: CellKey, parts: TimeBreakdown, steady: Mapping[CellKey, Estimate]
+) -> RaggedStep | None:
+    """The costs of unequal prompt lengths in a measured step; None if all lengths are equal.
+
+    `steady` are the times without the machine's drift, which changes a step with a mask and one without alike.
+    """
     batch = facts.grid.requests_of(key.cell)
     if batch is None:
         return None
-    mask = _mask(facts, key, spread)
+    plain_key = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
+    mask = longer_s(steady[plain_key], steady[key]) if plain_key in steady else None
     waits = waiting(batch) if key.phase == "decode" else 0.0
-    plain = facts.visits.get(replace(key.cell, engine=DEFAULT_ENGINE), ())
+    plain = facts.visits.get(plain_key.cell, ())
     operators = facts.operators[key]
     return RaggedStep(
         **columns_of(key),
@@ -73,12 +79,3 @@ def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
         return row
     waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
     return replace(row, padding=ragged.padding, mask_s=or_nan(ragged.mask_s), waiting_s=waiting_s)
-
-
-def _mask(facts: Facts, key: CellKey, spread: VisitSpread) -> Estimate | None:
-    """Seconds of a step minus those of the same shape without a mask, visited in turn; None if not measured."""
-    plain = facts.visits.get(replace(key.cell, engine=DEFAULT_ENGINE))
-    if not plain:
-        return None
-    with_mask, without = (phase_samples(key.phase, visits) for visits in (facts.visits[key.cell], plain))
-    return median_difference(with_mask, without, spread)

@@ -18,6 +18,7 @@ from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import CellKey, Phase
 from profiler.json_document import view
 from profiler.judge.cells import CellResult
+from profiler.judge.difference import difference
 from profiler.stats import CLAIM_VISITS
 from profiler.units import percent
 
@@ -171,19 +172,19 @@ def _read_by(size: int, sizes: NDArray[np.float64], nbytes: NDArray[np.float64])
 def _doubling(smaller: CellResult, larger: CellResult, axis: Axis, drift: float) -> Doubling:
     small, large = (getattr(cell, SIZE_OF[axis]) for cell in (smaller, larger))
     step = math.log(large / small)
-    drift_slope = math.log1p(_mutual_drift(smaller, larger, drift)) / step
+    mutual = math.log1p(_mutual_drift(smaller, larger, drift))
+    longer = difference(smaller.time, larger.time, None, machine_half_width=mutual)
+    low, high = longer.log_low / step, longer.log_high / step
 
     def slope(before: float, after: float) -> float:
         return math.log(after / before) / step
 
-    low = slope(smaller.latency_high_s, larger.latency_low_s) - drift_slope
-    high = slope(smaller.latency_low_s, larger.latency_high_s) + drift_slope
     by_bytes = slope(smaller.executed_bytes, larger.executed_bytes)
     by_flops = slope(smaller.model_flops, larger.model_flops)
     return Doubling(
         smaller=small,
         larger=large,
-        slope=slope(smaller.latency_s, larger.latency_s),
+        slope=longer.log_ratio / step,
         low=low,
         high=high,
         bytes_slope=by_bytes,

@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from profiler.errors import ModelError, first_line
-from profiler.loading.limits import check_claims, check_gguf, check_sizes
+from profiler.loading.limits import check_claims, check_sizes
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.source import ModelSource
 from profiler.packages import need
@@ -28,15 +28,16 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
 
     raw: dict[str, Any] = {}
     if source.kind == "gguf" and source.path is not None:
-        check_gguf(source.path)
         need("gguf", "a GGUF file")
     with quiet_libraries():
         try:
             where, extra = pretrained_location(source)
-            if source.kind != "gguf":
-                raw, _ = PreTrainedConfig.get_config_dict(where)
-                check_claims(raw)
-            config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code, **extra)
+            raw, _ = PreTrainedConfig.get_config_dict(where, **extra)
+            check_claims(raw)
+            if source.kind == "gguf":
+                config = AutoConfig.for_model(**raw)  # reading the file again takes seconds
+            else:
+                config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
             check_sizes(config)
         except ModelError:
             raise

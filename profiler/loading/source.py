@@ -105,33 +105,7 @@ def resolve(model: str) -> ModelSource:
     )
 
 
-def inside(folder: Path, name: str) -> Path:
-    """Return the path of the file `name` in a model's folder.
-
-    Raises ModelError for a link that leads out of the folder, or something other than a regular file. A folder of the
-    hub's cache consists of links to its neighbour `blobs`, which are allowed.
-    """
-    try:
-        root = folder.resolve()
-        if root.parent.name == "snapshots" and root.parents[1].name.startswith("models--"):
-            root = root.parents[1]
-        file = (folder / name).resolve()
-    except (OSError, RuntimeError, ValueError):  # a loop of links, a NUL
-        raise ModelError(f"the model names {name!r}, which is not a file name.") from None
-    if not file.is_relative_to(root):
-        raise ModelError(
-            f"{name!r} leads out of the model's folder, and roofscope reads only files inside;"
-            " pass the folder that contains the files, or copy them into this one."
-        )
-    if file.exists() and not file.is_file():
-        raise ModelError(f"{name!r} in the model's folder is not a regular file.")
-    return folder / name
-
-
 def _resolve_folder(path: Path) -> ModelSource:
-    for entry in sorted(path.iterdir()):
-        if not entry.is_dir():
-            inside(path, entry.name)
     config = path / "config.json"
     adapter = path / "adapter_config.json"
     if adapter.is_file():
@@ -213,7 +187,7 @@ def _indexed_files(index: Path) -> list[Path]:
     names = list(weight_map.values()) if isinstance(weight_map, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise ModelError(f"{index.name} is not valid; download the checkpoint again.")
-    files = [inside(index.parent, name) for name in sorted(set(names))]
+    files = [index.parent / name for name in sorted(set(names))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ModelError(f"the checkpoint has no {missing[0]}, which its index names; download it again.")

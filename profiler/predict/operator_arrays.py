@@ -10,11 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.floor import collectives_s
 from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Collective, Embedding, Linear, ModelWork, Operator
 from profiler.counting.preset_counts import CountedModel
-from profiler.data.links import Link
 from profiler.data.published_results import EngineKind
 from profiler.facts.operators import Cause
 from profiler.facts.step import Count, ExecutionPath, Step, Work
@@ -135,8 +133,6 @@ class OperatorArrays(Columnar):
     columns: tuple[OperatorColumn, ...]
     need: MemoryNeed
     """What the cell of each step needs of a device's memory."""
-    collective_s: Array | None = None
-    """Seconds of the collectives of a tensor-parallel group; None on a single device."""
     handed_bytes: Array | None = None
     """Bytes of the hidden states that pass from one kernel to the next; None if their width is unknown."""
 
@@ -152,11 +148,6 @@ class OperatorArrays(Columnar):
         for column in self.columns:
             total += column.activation_bytes + sum(column.avoidable_bytes.values(), np.zeros(len(self.steps)))
         return total
-
-    @property
-    def exchanged_s(self) -> Array:
-        """Seconds of collectives per step; 0 on a single device."""
-        return np.zeros(len(self.steps)) if self.collective_s is None else self.collective_s
 
 
 def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
@@ -179,13 +170,8 @@ def path_of(engine: EngineKind | None, counted: CountedModel) -> ExecutionPath:
     return ExecutionPath(attention=counted.attention, all_logits=not counted.work.keeps_last_logits)
 
 
-def operator_arrays(
-    work: ModelWork, steps: StepArrays, paths: Paths, weight_bytes: int, link: Link | None = None
-) -> OperatorArrays:
-    """The work of every operator of a model in each of `steps`, and the peak memory of each step.
-
-    For one rank's share of a model (`counting.tensor_parallel.walk_rank`), `link` gives the time of the collectives.
-    """
+def operator_arrays(work: ModelWork, steps: StepArrays, paths: Paths, weight_bytes: int) -> OperatorArrays:
+    """The work of every operator of a model in each of `steps`, and the peak memory of each step."""
     count = len(steps)
     phases = [(phase, np.flatnonzero(steps.prefill == (phase == "prefill"))) for phase in PHASES]
     parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in phases if len(chosen)]
@@ -194,13 +180,8 @@ def operator_arrays(
     handed_bytes = next(
         (column.activation_bytes for column, op in zip(columns, names, strict=True) if isinstance(op, Embedding)), None
     )
-    collective_s: Array | None = None
-    if link is not None:
-        collective_s = np.zeros(count)
-        for chosen, step, path in parts:
-            collective_s[chosen] = collectives_s(work, step, path, link)
     need = need_of_cells(work, steps, paths["prefill"], weight_bytes)
-    return OperatorArrays(steps, columns, need, collective_s, handed_bytes)
+    return OperatorArrays(steps, columns, need, handed_bytes)
 
 
 def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> MemoryNeed:

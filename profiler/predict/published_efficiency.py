@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from operator import itemgetter
 
 import numpy as np
 
 from profiler.counting.floor import floor_s
+from profiler.counting.memory_need import path_on
+from profiler.counting.preset_counts import CountedModel
 from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, formats_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
-from profiler.grid.cells import Phase
-from profiler.predict.operator_arrays import Array, Columnar, OperatorArrays
+from profiler.grid.cells import PHASES, Phase
+from profiler.predict.operator_arrays import (
+    Array,
+    Columnar,
+    OperatorArrays,
+    StepArrays,
+    need_of_cells,
+    operator_arrays,
+    path_of,
+)
 from profiler.quant.registry import FORMATS, published_as
 
 
@@ -179,10 +189,8 @@ def attained(kind: EngineKind, family: str) -> Efficiency:
     return _table()[kind, family]
 
 
-def step_ranges(
-    kind: EngineKind, format_: str, work: CardSteps, query: Array, phases: Sequence[Phase], exchanged_s: Array
-) -> Range:
-    """The range of each of n steps in an engine kind and a format, with `exchanged_s` [n] of collectives.
+def step_ranges(kind: EngineKind, format_: str, work: CardSteps, query: Array, phases: Sequence[Phase]) -> Range:
+    """The range of each of n steps in an engine kind and a format.
 
     `query` [n] are the new tokens of each sequence; `work` may have further steps.
     """
@@ -194,7 +202,7 @@ def step_ranges(
         chosen = np.array([each == (family, phase) for each in kinds]).nonzero()[0]
         part = attained(kind, family).range_s(work.at(chosen), phase)
         for name in ("low_s", "typical_s", "high_s"):
-            getattr(whole, name)[chosen] = getattr(part, name) + exchanged_s[chosen]
+            getattr(whole, name)[chosen] = getattr(part, name)
         whole.is_host[chosen] = part.is_host
     return whole
 
@@ -276,3 +284,44 @@ def card_steps(
         host_index=host_index,
         batch=batch,
     )
+
+
+@dataclass(frozen=True)
+class DatasheetSteps:
+    """Steps of a model on a GPU that was not measured; arrays are [n]."""
+
+    needed: OperatorArrays
+    """Their work, and the memory that the cell of each needs."""
+    on_gpu: CardSteps
+    times: Range
+
+
+def steps_by_datasheet(
+    counted: CountedModel, quant: str, sheet: Datasheet, steps: StepArrays, engine: EngineKind
+) -> DatasheetSteps:
+    """The range of each step of a model, stored as `quant`, on a GPU.
+
+    Raises RequestError if no figure of the format and engine kind is published, or the GPU has no kernels of them or
+    no peak of the model's dtype.
+    """
+    format_ = published_as(quant)
+    if basis_for(format_, engine) is None:
+        raise RequestError(f"{sheet.gpu} has {no_basis(quant, engine)}")
+    if why := obstacle_on(sheet, engine, format_, counted.published if quant == "none" else None):
+        raise RequestError(f"{sheet.gpu} {why}; name another GPU, --engine or --quant.")
+    peak, paths = peak_of(sheet, format_, counted.dtype), dict.fromkeys(PHASES, path_of(engine, counted))
+    needed = operator_arrays(counted.work, steps, paths, counted.weight_bytes)
+    if engine == "eager":
+        there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
+        needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
+    on_gpu = card_steps(
+        sheet,
+        executed(needed, engine),
+        steps.batch,
+        peak=peak,
+        layers=counted.work.layers,
+        host_index=host_index_of(sheet),
+    )
+    phases = [steps.phase(index) for index in range(len(steps))]
+    times = step_ranges(engine, format_, on_gpu, steps.query, phases)
+    return DatasheetSteps(needed, on_gpu, times)

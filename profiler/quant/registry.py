@@ -101,8 +101,6 @@ class QuantFormat:
     """The format whose published results also apply to this one; empty: its own."""
     is_tried: bool = False
     """Whether a run tries it as a change."""
-    in_doctor: bool = False
-    """Whether `doctor` lists the presets that fit in it."""
 
 
 _WRITTEN_4_BITS = (
@@ -113,12 +111,12 @@ FORMATS: dict[str, QuantFormat] = {
     for item in (
         QuantFormat("none", published_as="dense"),
         QuantFormat(
-            "int8", "bitsandbytes", _bitsandbytes, ("Int8Params",), bits=8, is_tried=True, in_doctor=True,
+            "int8", "bitsandbytes", _bitsandbytes, ("Int8Params",), bits=8, is_tried=True,
             written="BitsAndBytesConfig(load_in_8bit=True)",
         ),
         QuantFormat(
             "nf4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, is_tried=True,
-            in_doctor=True, written=_WRITTEN_4_BITS.format("nf4"),
+            written=_WRITTEN_4_BITS.format("nf4"),
         ),
         QuantFormat(
             "fp4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, published_as="nf4",

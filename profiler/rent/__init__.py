@@ -1,4 +1,4 @@
-"""`rent`: which GPU to rent for a model, and what it costs."""
+"""`rent`: which GPU to rent for a model, and what a million tokens cost there."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
     from profiler.rent.command import rent
-    from profiler.rent.text import cost_picture, rent_sentences
+    from profiler.rent.text import rent_sentences
 
-__all__ = ["RentOptions", "cost_picture", "rent", "rent_sentences"]
+__all__ = ["RentOptions", "rent", "rent_sentences"]
 
-_HOMES = {"cost_picture": "text", "rent": "command", "rent_sentences": "text"}
+_HOMES = {"rent": "command", "rent_sentences": "text"}
 
 
 def __getattr__(name: str) -> Any:

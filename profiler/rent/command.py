@@ -1,25 +1,73 @@
-"""`rent`: offers of a model on every GPU with a price, in every requested precision and engine."""
+"""`rent`: what a model's tokens cost on every GPU with a price, by the ranges of `forecast MODEL --on GPU`.
+
+The prompts of a batch start together. So the time to the first token is that of the batch's prefill, and a batch of n
+sequences gives n x N tokens in TTFT + (N - 1) x TPOT, where N are the new tokens after each prompt.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import date
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from profiler.data.datasheets import gpu_called, gpus
-from profiler.data.prices import OWN, prices_of
-from profiler.data.published_results import EngineKind, published
+import numpy as np
+
+from profiler.counting.cache import counted_model
+from profiler.counting.operators import Experts
+from profiler.counting.preset_counts import CountedModel
+from profiler.data.datasheets import gpu_called
+from profiler.data.prices import Price, newest_prices
+from profiler.data.published_results import coverage_sentences, published
 from profiler.errors import RequestError
-from profiler.json_document import Document, view
-from profiler.predict.published_efficiency import NO_MIXTURE, no_basis
-from profiler.rent.offers import Offer, offer_of, ranked
-from profiler.rent.options import RentOptions, Workload
-from profiler.rent.plan import Planner
-from profiler.units import duration, short_count, significant
+from profiler.grid.cells import Grid
+from profiler.grid.ranges import check_positions
+from profiler.json_document import Document
+from profiler.loading.source import resolve
+from profiler.predict.operator_arrays import StepArrays
+from profiler.predict.published_efficiency import NO_MIXTURE, basis_for, no_basis, steps_by_datasheet
+from profiler.quant.registry import published_as
+from profiler.rent.options import MOST_BATCH, RentOptions
+from profiler.units import scaled, short_count
 
+_HOUR_S = 3600.0
+_MILLION = 1e6
 _BYTES_PER_WEIGHT = 2
 _NEAR = 1.5
 """A model's size is covered up to this factor beyond the sizes of the published figures."""
+
+Meets = Literal["yes", "cannot tell", "no"]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A figure with its 90 % range."""
+
+    low: float
+    typical: float
+    high: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offer(Price):
+    """A model on one GPU, at one price."""
+
+    fits: bool
+    """Whether one sequence fits the memory, and the engine runs there."""
+    why: str
+    """The memory that the model needs, or the reason why it does not fit or run."""
+    meets: Meets = "no"
+    """Whether `batch` is within the limits: `cannot tell` if only a part of its range is."""
+    batch: int = 0
+    """The largest batch within the limits over its whole range; 1 if there is none, 0 if not even one fits."""
+    ttft_s: Span | None = None
+    """Seconds to the first token, which those of the whole batch wait for; null where the model does not fit."""
+    tpot_s: Span | None = None
+    """Seconds per further token: of the decode step in the middle of the answer."""
+    tokens_per_s: Span | None = None
+    """New tokens per second of the batch, prefill included."""
+    usd_per_million_tokens: Span | None = None
+    """USD per million new tokens, prefill included."""
 
 
 @dataclass(frozen=True)
@@ -27,125 +75,111 @@ class RentDocument(Document):
     """`roofscope rent --format json`."""
 
     model: str
-    assumptions: str
-    """The load, limits, engines, precisions and prices as one sentence."""
-    load: Workload
-    batch: int | None
-    """Sequences always in flight, in place of a rate."""
-    engines: Sequence[str]
-    quants: Sequence[str]
-    price_class: str
-    """Only prices of this kind of provider; empty: of all."""
-    provider: str
-    """Only this provider's prices; empty: of all."""
-    spot: bool
-    host_index: float | None
-    """The host's dispatch time over the reference; null: that with which each GPU is mostly rented."""
-    cards: Sequence[Offer]
+    precision: str
+    """`16 bits`, or a format of `--quant`, or the packed format in which the weights are published."""
+    engine: str
+    prompt_len: int
+    new_tokens: int
+    max_ttft_s: float | None
+    max_tpot_s: float | None
+    gpus: Sequence[Offer]
+    """Within the limits first, then those that may be, each by typical cost; those that do not fit are last."""
     notes: Sequence[str]
 
 
-def rent(request: RentOptions, today: date) -> RentDocument:
-    """The offers of a model on GPUs with a price, ranked, with every assumption.
+def rent(request: RentOptions) -> RentDocument:
+    """The model on each GPU with a price of its own or in the table, with the largest batch within the limits.
 
     Raises RequestError for an impossible request, or if the model fits no GPU, or no published figure covers it.
     """
-    planner, offers, names = Planner(request.model, request.load), [], request.gpu_names
-    for quant in request.quants:
-        for engine in request.engines:
-            for sheet in gpus():
-                if names and sheet.gpu not in names:
-                    continue
-                share = planner.plan_on(sheet, quant, engine, request.batch or 1)
-                own = request.own_prices.get(sheet.gpu)
-                listed = prices_of(
-                    sheet.gpu,
-                    share.gpus,
-                    price_class=request.price_class,
-                    provider=request.provider,
-                    spot=request.spot,
-                )
-                if priced := [own] if own else listed:
-                    offers.append(offer_of(share, sheet, priced, request, today))
-    unpriced = [name for name in names if name not in {offer.card for offer in offers}]
-    no_price = (
-        f"no {'spot' if request.spot else 'on-demand'} price{request.of_whom} is known for"
-        f" {', '.join(unpriced) or 'any GPU'}; give one: --price '{(unpriced or ['GPU'])[0]}=USD_PER_HOUR'."
-    )
-    if not offers:
-        raise RequestError(no_price)
-    if all(each.verdict == "no basis" for each in offers):
-        raise RequestError(f"{request.model} has {no_basis(request.quants[0], request.engines[0])}")
-    if not any(each.fits for each in offers):
-        unfit = [each for each in offers if each.verdict == "does not fit"]
-        largest = max((gpu_called(each.card) for each in unfit), key=lambda sheet: sheet.room_bytes)
-        nearest = [each for each in unfit if each.card == largest.gpu][-1]
+    if basis_for(published_as(request.quant), request.kind) is None:
+        raise RequestError(f"{request.model} has {no_basis(request.quant, request.kind)}")
+    counted = counted_model(resolve(request.model), quant=request.quant, rented=True)
+    check_positions(counted.max_positions, request.prompt + request.new, "a shorter --prompt or fewer --new")
+    grid = Grid((request.prompt,), tuple(range(1, MOST_BATCH + 1)), request.new)
+    steps = StepArrays.of(grid.keys)
+    offers = [_offer(price, counted, request, steps) for price in request.own_prices or newest_prices().values()]
+    if not any(offer.fits for offer in offers):
+        most = max(offers, key=lambda offer: gpu_called(offer.gpu).room_bytes)
         raise RequestError(
-            f"{request.model} fits no GPU that has a price: in {precision_words(nearest.precision)} on {largest.gpu},"
-            f" the largest, it {nearest.why}. Try --quant int4wo, --engine eager --quant nf4, or a smaller --batch."
+            f"{request.model} fits no GPU that has a price: {most.gpu} {most.why}; use another --quant or --engine."
         )
-    notes = [*_notes(planner, request), *([f"{no_price[0].upper()}{no_price[1:]}"] if unpriced else [])]
-    return view(RentDocument, request, assumptions=_assumptions(request, offers), cards=ranked(offers), notes=notes)
-
-
-_ENGINES: dict[EngineKind, str] = {
-    "compiled": "compiled engines (vLLM, TensorRT-LLM: prompts one at a time)",
-    "eager": "plain transformers (eager: prompts of a batch together)",
-}
-
-
-def _assumptions(request: RentOptions, offers: Sequence[Offer]) -> str:
-    """Model, engine, precision, lengths, load, limits and whose prices, as one sentence."""
-    load = request.load
-    engines = " and ".join(_ENGINES[engine] for engine in request.engines)
-    precisions = " and ".join(dict.fromkeys(precision_words(offer.precision) for offer in offers))
-    if request.batch is not None:
-        rate = f"always {request.batch} in flight"
-    elif load.rate_per_s is None:
-        rate = "a queue that is never empty"
-    else:
-        amount, unit = (load.rate_per_s, "s") if load.rate_per_s >= 0.1 else (3600 * load.rate_per_s, "h")
-        number = f"{float(significant(amount, 2)):g}"
-        rate = f"{number} {'request' if number == '1' else 'requests'}/{unit}"
-    limits = [
-        f"mean {name} at most {duration(limit)}"
-        for name, limit in (("TTFT", load.limits.ttft_s), ("TPOT", load.limits.tpot_s))
-        if limit is not None
-    ]
-    own = {offer.provider == OWN for offer in offers}
-    table = f"the lowest {'spot' if request.spot else 'on-demand'} prices{request.of_whom}"
-    prices = "your prices" if own == {True} else f"{table} and yours" if True in own else table
-    cached = f" ({load.prefix} of them the same in every prompt, and cached)" if load.prefix else ""
-    return (
-        f"{request.model} with {engines} in {precisions}; {load.use}: {load.prompt_len} tokens in{cached},"
-        f" {load.new_tokens} out, {rate}, {', '.join(limits) or 'no latency limit'}; {prices}."
+    return RentDocument(
+        model=request.model,
+        precision=counted.published or (request.quant if request.quant != "none" else "16 bits"),
+        engine=request.kind,
+        prompt_len=request.prompt,
+        new_tokens=request.new,
+        max_ttft_s=None if math.isinf(request.max_ttft_s) else request.max_ttft_s,
+        max_tpot_s=None if math.isinf(request.max_tpot_s) else request.max_tpot_s,
+        gpus=sorted(offers, key=_rank),
+        notes=_notes(counted, request, max(offer.batch for offer in offers)),
     )
 
 
-def precision_words(precision: str) -> str:
-    """Such as `16 bits` or `nf4`."""
-    return "16 bits" if precision == "none" else precision
+def _rank(offer: Offer) -> tuple[int, float]:
+    cost = offer.usd_per_million_tokens
+    return ("yes", "cannot tell", "no").index(offer.meets), cost.typical if cost else math.inf
 
 
-def _notes(planner: Planner, request: RentOptions) -> list[str]:
-    """Caveats of the ranges, as sentences."""
-    plans = [planner.plan(quant, engine) for quant in request.quants for engine in request.engines]
-    notes = [
-        f"{form}: the weights as published; the ranges have no figure of it, and assume the efficiency of 16 bits."
-        for form in dict.fromkeys(plan.precision for plan in plans if plan.format == "dense")
-        if form != "none"
+def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: StepArrays) -> Offer:
+    """The model on one GPU; `steps` are the prefill and the decode of every batch size from 1.
+
+    A GPU without units for the model's dtype runs it in its own dtype of 16 bits, as in `forecast --on`.
+    """
+    sheet = gpu_called(price.gpu)
+    if sheet.peak_flops_per_s(counted.dtype) is None:
+        counted = replace(counted, dtype=sheet.sustained_dtype)
+    try:
+        found = steps_by_datasheet(counted, request.quant, sheet, steps, request.kind)
+    except RequestError as error:
+        return Offer(**vars(price), fits=False, why=str(error).removeprefix(sheet.gpu).lstrip(": ").partition(";")[0])
+    one = found.needed.need.at(np.array(0))
+    # Largest batches are those of `count`: they run in whatever pieces free memory is.
+    largest = int(np.sum(found.needed.need.safe_bytes[steps.prefill] <= sheet.room_bytes))
+    if not largest:
+        why = f"needs {scaled(float(one.safe_bytes), 'B')}, has room for {scaled(sheet.room_bytes, 'B')}"
+        return Offer(**vars(price), fits=False, why=why)
+    ends = [
+        (end_s[steps.prefill][:largest], end_s[~steps.prefill][:largest])
+        for end_s in (found.times.low_s, found.times.typical_s, found.times.high_s)
     ]
-    notes += [NO_MIXTURE] if any(plan.mixture for plan in plans) else []
-    own = plans[0].parameters
-    for engine in request.engines:
-        dense = [point for point in published() if (point.kind, point.format) == (engine, "dense")]
-        sizes = [point.weight_bytes / _BYTES_PER_WEIGHT for point in dense]
-        if not min(sizes) / _NEAR <= own <= max(sizes) * _NEAR:
-            notes.append(
-                f"No figure of a model of its size is published for {engine} engines: those have"
-                f" {short_count(min(sizes))} to {short_count(max(sizes))} weights, this one {short_count(own)}. The"
-                " ranges may not hold."
-            )
-    if "eager" in request.engines:
-        notes.append("Plain transformers is assumed to let sequences join and leave between steps.")
+    within = [np.flatnonzero((ttft <= request.max_ttft_s) & (tpot <= request.max_tpot_s)) for ttft, tpot in ends]
+    batch = int(within[2][-1]) + 1 if len(within[2]) else 1
+    seconds = [(float(ttft_s[batch - 1]), float(tpot_s[batch - 1])) for ttft_s, tpot_s in ends]
+    rates = [batch * request.new / (ttft_s + (request.new - 1) * tpot_s) for ttft_s, tpot_s in seconds]
+    return Offer(
+        **vars(price),
+        fits=True,
+        why=f"weights {scaled(counted.weight_bytes, 'B')}, KV cache {scaled(float(one.cache_bytes), 'B')} per sequence",
+        meets="yes" if len(within[2]) else "cannot tell" if 0 in within[0] else "no",
+        batch=batch,
+        ttft_s=Span(*(ttft_s for ttft_s, _ in seconds)),
+        tpot_s=Span(*(tpot_s for _, tpot_s in seconds)),
+        tokens_per_s=Span(*reversed(rates)),
+        usd_per_million_tokens=Span(*(_MILLION * price.usd_per_h / _HOUR_S / rate for rate in rates)),
+    )
+
+
+def _notes(counted: CountedModel, request: RentOptions, largest: int) -> list[str]:
+    """What the ranges rest on, and their caveats, as sentences."""
+    format_, own = published_as(request.quant), counted.work.params
+    notes = list(coverage_sentences(request.kind, format_))
+    covered = [point for point in published() if (point.kind, point.format) == (request.kind, format_)]
+    if largest > (most := max(point.batch for point in covered)):
+        notes.append(f"Published up to batch {most}, beyond which the efficiency is assumed to be the same.")
+    dense = [point for point in published() if (point.kind, point.format) == (request.kind, "dense")]
+    sizes = [point.weight_bytes / _BYTES_PER_WEIGHT for point in dense]
+    if not min(sizes) / _NEAR <= own <= max(sizes) * _NEAR:
+        notes.append(
+            f"No figure of a model of its size is published for this engine: those have {short_count(min(sizes))} to"
+            f" {short_count(max(sizes))} weights, this one {short_count(own)}. The ranges may not hold."
+        )
+    if counted.published:
+        notes.append(
+            f"{counted.published}: the weights as published; the ranges have no figure of it, and assume the efficiency"
+            " of 16 bits."
+        )
+    if any(isinstance(operator, Experts) for operator in counted.work.operators):
+        notes.append(NO_MIXTURE)
     return notes

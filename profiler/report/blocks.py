@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -22,8 +22,12 @@ _Item = TypeVar("_Item")
 TextStyle = Literal["plain", "dim", "warning", "paragraph"]
 
 
+@dataclass(frozen=True)
 class Block:
     """A part of a section. Each renderer registers a function per kind. A block without content is not shown."""
+
+    media: frozenset[Medium] = field(default=MEDIA, kw_only=True)
+    """Who renders it."""
 
     @property
     def has_content(self) -> bool:
@@ -96,13 +100,14 @@ def text_table(
     caption: str = "",
     groups: Collection[int] = (),
     ranked: bool = False,
+    media: frozenset[Medium] = MEDIA,
 ) -> TextTable:
     """Return a table whose columns are numbers, except for the first, `texts`, and `wrapped` (texts that may break)."""
     columns = tuple(
         TextColumn(heading, number=number > 0 and heading not in (*texts, *wrapped), wrap=heading in wrapped)
         for number, heading in enumerate(headings)
     )
-    return TextTable(columns, rows, caption, frozenset(groups), ranked)
+    return TextTable(columns, rows, caption, frozenset(groups), ranked, media=media)
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,7 @@ class Tooltip:
 
 @dataclass(frozen=True)
 class Picture(Block):
-    """A picture of `plots.PLOTS` or `plots.COMPARISONS`. HTML draws it; Markdown links to NAME.png next to it."""
+    """A picture of `plots.PLOTS`. HTML draws it; Markdown links to NAME.png next to it."""
 
     name: str
     alt: str
@@ -131,10 +136,8 @@ class CellsTable(Block):
     """Every cell of a run with its time, rates and regime."""
 
     run: Run
-    forecasts: bool = True
-    """Whether cells that were only forecast have rows on a screen, too; else one line has their range."""
     most: int | None = None
-    """Rows of a screen, evenly picked from each phase; None: all."""
+    """Measured rows of a first look, evenly picked from each phase; None: all, with those that were only forecast."""
 
 
 @dataclass(frozen=True)
@@ -142,17 +145,8 @@ class BreakdownChart(Block):
     """Bars with the time breakdown of a run's cells."""
 
     run: Run
-    most_a_phase: int = 8
-    """Bars of a screen per phase, from the first cell to the last."""
-    most_terms: int | None = None
-    """Terms that a screen without colours has per cell, the largest first; None: all."""
-
-
-@dataclass(frozen=True)
-class Definitions(Block):
-    """Terms with their meanings."""
-
-    terms: Sequence[tuple[str, str]]
+    short: bool = False
+    """Whether it is on a first look, which has the ends of each phase and their largest terms."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +173,12 @@ class Section:
 
 def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list[Section]:
     """Return the sections that a medium renders and their blocks, without those that have nothing to say."""
-    mine = (section for section in sections if section is not None and medium in section.media)
-    shown = (replace(section, blocks=[block for block in section.blocks if block.has_content]) for section in mine)
-    return [section for section in shown if section.blocks]
+    shown = []
+    for section in sections:
+        if section is not None and medium in section.media:
+            blocks = [block for block in section.blocks if block.has_content and medium in block.media]
+            shown += [replace(section, blocks=blocks)] if blocks else []
+    return shown
 
 
 def evenly(items: Sequence[_Item], most: int) -> list[_Item]:

@@ -8,14 +8,12 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from profiler.grid.cells import PHASES, Cell, CellKey, Phase
+from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.cells import CellResult
 from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
-    FIRST_LOOK,
-    FULL,
     Block,
     CellsTable,
     Lines,
@@ -28,19 +26,16 @@ from profiler.report.blocks import (
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.roofline_data import point_words, roof_lines
-from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_all, of_phase, spanning
+from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
-from profiler.stats import samples_for
 from profiler.store.folder import Run
 from profiler.units import duration, percent, scaled, several, significant
 
 
 def cells(run: Run) -> Section:
-    return Section("Cells", [CellsTable(run)], "measured times; rates from counted work", FULL)
-
-
-def measured_cells(run: Run) -> Section:
-    return Section("", [CellsTable(run, forecasts=False)], media=FIRST_LOOK)
+    """Every cell, and why all are noisy if they are."""
+    blocks = [CellsTable(run), Lines(common_noise_lines(run), media=DOCUMENTS)]
+    return Section("Cells", blocks, "measured times; rates from counted work")
 
 
 _UNBOUNDED = 1000
@@ -52,18 +47,18 @@ _FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "MFU", "MBU", "tok/s")
 @print_block.register
 def _(block: CellsTable, console: Console) -> None:
     """A row per cell; columns are omitted before any is cut to the console's width."""
-    cells = [result for result in block.run.results if block.forecasts or result.status != "forecast"]
+    whole = block.most is None
+    cells = [result for result in block.run.results if whole or result.status != "forecast"]
     phases = sum(bool(of_phase(cells, phase)) for phase in PHASES)
-    all_shown = block.most is None or len(cells) <= block.most
-    shown = cells if all_shown else spanning(cells, max(1, (block.most or 0) // phases))
+    shown = cells if block.most is None or len(cells) <= block.most else spanning(cells, max(1, block.most // phases))
     unbounded = console.options.update(max_width=_UNBOUNDED)
     for omitted in range(len(_FIRST_TO_GO) + 1):
         table = rich_table(_cells_table(block.run, shown, _FIRST_TO_GO[:omitted]))
         if console.measure(table, options=unbounded).maximum <= console.width:
             break
     console.print(table)
-    some = [] if all_shown else [f"{len(shown)} of {len(cells)} cells; all are in cells.csv"]
-    for note in [*some, *_cell_notes(block.run, forecasts=block.forecasts)]:
+    some = [f"{len(shown)} of {len(cells)} cells; all are in cells.csv"] if len(shown) < len(cells) else []
+    for note in [*some, *_cell_notes(block.run, forecasts=whole)]:
         console.print(UnbrokenText(note, "dim"))
 
 
@@ -141,23 +136,6 @@ def visited_once(run: Run) -> set[CellKey]:
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def noise(run: Run) -> Section:
-    return Section("Noise", [Lines(noise_lines(run))], media=DOCUMENTS)
-
-
-def noise_lines(run: Run) -> list[str]:
-    """Return the noise that all cells share, and a line per other kind of reason: its cells and their figures."""
-    total = len(run.document.evidence)
-    return [
-        *common_noise_lines(run),
-        *(
-            f"{', '.join(key.name for key in cells) if len(cells) < 3 else f'{len(cells)} of {total} cells'}: {text}"
-            for cells, text in _noise_kinds(run)
-            if not len(cells) == total > 1
-        ),
-    ]
-
-
 def common_noise_lines(run: Run) -> list[str]:
     """Return `all 32 cells: the machine itself drifted by 23 %`, if all cells share a kind of reason."""
     total = len(run.document.evidence)
@@ -216,43 +194,6 @@ def regime_names(run: Run) -> dict[CellKey, str]:
     return names
 
 
-_MOST_WAITING_ROWS = 8
-_NO_PERCENTILES = (math.nan,) * 3
-
-
-def waiting(run: Run) -> Section | None:
-    """A row per measured cell: p50, p90 and p95 of the time to first token, p50, p90 and p99 per output token.
-
-    Tokens of one sequence are one decode step apart. A percentile that needs more samples than the cell has is `-`.
-    Where new KV lengths cost time, the step at such a length follows; then the numbers of samples.
-    """
-    evidence = evidence_of(run)
-    results: dict[Cell, dict[Phase, CellResult]] = {}
-    for result in run.measured:
-        results.setdefault(result.key.cell, {})[result.phase] = result
-    rows = []
-    for cell, phases in results.items():
-        first, step = phases.get("prefill"), phases.get("decode")
-        ttft_s = (first.ttft_s, first.ttft_p90_s, first.ttft_p95_s) if first else _NO_PERCENTILES
-        tpot_s = (step.latency_s, step.p90_s, step.p99_s) if step else _NO_PERCENTILES
-        first_use_s = evidence[step.key].first_use_s if step and step.key in evidence else None
-        samples = [str(each or 0) for each in (first.ttft_samples if first else 0, step.samples if step else 0)]
-        rows.append([cell.name, *map(duration, (*ttft_s, *tpot_s, first_use_s or math.nan)), *samples])
-    if not rows:
-        return None
-    shown = evenly(rows, _MOST_WAITING_ROWS)
-    needed = ", ".join(f"p{percent} needs {samples_for(percent)}" for percent in (90, 95, 99))
-    cut = f"{len(shown)} of {len(rows)} cells; all are in cells.csv. " if len(shown) < len(rows) else ""
-    caption = f"{cut}n: samples, one per prefill or decode step; -: not measured, or too few ({needed})"
-    kinds = [f"TTFT p{percent}" for percent in (50, 90, 95)] + [f"TPOT p{percent}" for percent in (50, 90, 99)]
-    # A percentile for which no cell has enough samples gets no column.
-    columns = zip(("cell", *kinds, "TPOT, first use", "TTFT n", "TPOT n"), *shown, strict=True)
-    headings, *cells = zip(*(each for each in columns if set(each[1:]) != {"-"}), strict=True)
-    table = text_table(headings, [list(row) for row in cells], caption=caption)
-    note = "TTFT: time to first token; TPOT: time per output token; each cell is batch x prompt"
-    return Section("What a user waits for", [table], note, FULL)
-
-
 def roofline(run: Run) -> Section | None:
     if not run.measured:
         return None
@@ -267,20 +208,9 @@ def roofline(run: Run) -> Section | None:
 
 
 def regimes(run: Run) -> Section | None:
-    """A table per phase and engine: a row per batch size, a column per length."""
-    groups: dict[tuple[Phase, str], dict[tuple[int, int], str]] = {}
-    for result in run.measured:
-        regimes = groups.setdefault((result.phase, result.engine), {})
-        regimes[result.batch_size, result.key.cell.depth] = result.regime or ""
-    maps = []
-    for (phase, engine), regimes in groups.items():
-        all_batches, all_depths = (sorted(set(sizes)) for sizes in zip(*regimes, strict=True))
-        batches, depths = evenly(all_batches, MOST_SIZES), evenly(all_depths, MOST_SIZES)
-        rows = [[str(batch), *(regimes.get((batch, depth), "") for depth in depths)] for batch in batches]
-        shown = of_all(len(batches) * len(depths), len(all_batches) * len(all_depths))
-        headings = [str(depth) for depth in depths]
-        maps.append(text_table(["batch", *headings], rows, texts=headings, caption=f"{phase} ({engine}){shown}"))
-    return Section("Regimes", maps, "derived, with evidence in run.json", DOCUMENTS) if maps else None
+    alt = "The regime and the tokens/s of each cell of the first engine over batch and length"
+    note = "derived, with evidence in run.json"
+    return Section("Regimes", [Picture("map", alt, (run,))], note, DOCUMENTS) if run.measured else None
 
 
 _MOST_SERIES = 12

@@ -6,14 +6,16 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from profiler.judge.cells import CellResult
 from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
 from profiler.report.selection import half_width
 from profiler.store.folder import Run
-from profiler.units import duration, escape_formula, markdown_text, percent, scaled, significant
+from profiler.units import duration, markdown_text, percent, scaled, significant
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Value = str | int | float | None
 
@@ -124,12 +126,6 @@ def tokens_table(run: Run) -> pd.DataFrame:
     return run.cells[list(EXPORTED_COLUMNS)]
 
 
-def _csv(frame: pd.DataFrame) -> bytes:
-    """Return the frame as CSV; texts are escaped, because a spreadsheet would read some as formulas."""
-    escaped = frame.map(lambda value: escape_formula(value) if isinstance(value, str) else value)
-    return escaped.to_csv(index=False).encode()
-
-
 def _markdown(frame: pd.DataFrame) -> bytes:
     """Return the frame as a GitHub-flavoured Markdown table; numbers have four significant digits."""
     cells = frame.map(lambda value: f"{value:.4g}" if isinstance(value, float) else str(value)).replace("nan", "")
@@ -148,7 +144,7 @@ def _parquet(frame: pd.DataFrame) -> bytes:
 
 
 EXPORTERS: dict[str, Callable[[pd.DataFrame], bytes]] = {
-    "csv": _csv,
+    "csv": lambda frame: frame.to_csv(index=False).encode(),
     "md": _markdown,
     "json": _json,
     "parquet": _parquet,

@@ -1,26 +1,162 @@
-"""Tables of devices: datasheets, measured roofs, health of several GPUs."""
+"""The device: its measured roofs, its health, how the model is stored on it; datasheets, links, several GPUs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.device.device import Device
-from profiler.facts.roofs import (
-    REFERENCE_HOST,
-    REFERENCE_HOST_STEP_S,
-    Ceilings,
-    CurvePoint,
-    HostPace,
-    Roof,
-    WeightReadRoof,
-)
+from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
+from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
-from profiler.report.blocks import TextTable, text_table
-from profiler.units import duration, percent, scaled, significant
+from profiler.report.blocks import DOCUMENTS, Lines, Section, TextTable, text_table
+from profiler.store.folder import Run
+from profiler.units import duration, percent, processors, scaled, significant
+
+
+def precision(run: Run) -> Section:
+    """How the weights are stored, and whether the quantised model still gives the same answers."""
+    model = run.model
+    quant = ""
+    if model.quant != "none":
+        scales = " with quantised scales" if model.double_quant else ""
+        quant = f", weights in {model.quant}{scales}, products in {model.compute_dtype}"
+    unpacked = f"; published as {model.unpacked_from}, here they are dense" if model.unpacked_from else ""
+    text = (
+        f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
+        f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
+        " --quant none,nf4 measures several precisions on one grid."
+    )
+    note = "counted from the tensors as stored in memory; timing does not depend on their values"
+    quality = [line for line in [quality_line(run)] if line]
+    return Section("Precision", [Lines([text], "paragraph", media=DOCUMENTS), Lines(quality)], note)
+
+
+def quality_line(run: Run) -> str | None:
+    """Return the divergence of a quantised model from the unquantised one; None without `--check-quality`."""
+    quality = run.document.quality
+    if quality is None:
+        return None
+    return (
+        f"compared with the unquantised model, over {quality.tokens} tokens: mean KL divergence"
+        f" {significant(quality.mean_kl_nats, 2)} nats, the same first choice at {percent(quality.top1_agreement)}"
+        " of them (a sanity figure, not a benchmark)"
+    )
+
+
+def device(run: Run) -> Section:
+    """The measured roofs, and the device's telemetry, settings and software."""
+    info, document = run.document.device, run.document
+    measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    sheet = f"; datasheet: {info.datasheet}" if info.datasheet else ""
+    software = ", ".join(f"{name} {version}" for name, version in document.software.items())
+    rows = [["device", f"{info.name}, {processors(info.threads, info.kind)}"], *health_rows(run)]
+    health = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
+    note = f"roofs measured on {measured_at}{sheet}; the rest during the run"
+    of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
+    roofs = roofs_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
+    return Section("Roofs, device and software", [roofs, health], note, DOCUMENTS)
+
+
+def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]:
+    return [
+        name,
+        scaled(roof.per_s, unit),
+        f"{scaled(roof.low_per_s, '')} to {scaled(roof.high_per_s, '')}",
+        percent(roof.per_s / peak) if peak else "-",
+        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
+        str(roof.samples),
+        roof.method,
+    ]
+
+
+def roofs_table(
+    ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None], full_clock: Mapping[str, float] | None = None
+) -> TextTable:
+    """Return the measured roofs of one device: median, quartiles, share of the datasheet, clock, samples, method.
+
+    `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
+    `full_clock` has the FLOP/s by dtype until the power limit.
+    """
+    bandwidth, rows = datasheet_per_s.get("bandwidth"), []
+    for name, roof in ceilings.compute.items():
+        peak, burst = datasheet_per_s.get(name), (full_clock or {}).get(name)
+        rows.append(_roof_row(name, "FLOP/s", roof, peak))
+        if burst:
+            of_peak, how = percent(burst / peak) if peak else "-", "the fastest sample"
+            rows.append([f"{name}, until the power limit", scaled(burst, "FLOP/s"), "", of_peak, "-", "", how])
+    rows += [_roof_row(name, "B/s", roof, bandwidth) for name, roof in ceilings.memory.items()]
+    if ceilings.weights is not None:
+        rows.append(_roof_row("the model's own weights", "B/s", ceilings.weights.roof, None))
+        if ceilings.weights.stream is not None:
+            rows.append(_roof_row("a stream in the same pieces", "B/s", ceilings.weights.stream, None))
+    rows += [_roof_row(f"from the {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+    rows += [
+        [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
+        for name, seconds in ceilings.launch.items()
+    ]
+    headings = ("roof", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
+    return text_table(headings, rows, wrapped=("how",))
+
+
+def ceilings_section(
+    on: Device, ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
+) -> Section:
+    """Return the roofs of one device: its warnings, `roofs_table`, caches and the host's pace."""
+    curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
+    lines = [f"repeated reads: {curve}", *([host_words(ceilings.host)] if ceilings.host else [])]
+    head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
+    return Section("", [Lines(head), roofs_table(ceilings, datasheet_per_s), Lines(lines)])
+
+
+def host_words(host: HostPace) -> str:
+    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
+    pace = "as fast as"
+    if host.index >= 1.05:
+        pace = f"{host.index:.1f}x slower than"
+    elif host.index <= 0.95:
+        pace = f"{1 / host.index:.1f}x faster than"
+    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
+
+
+def health_rows(run: Run) -> list[list[str]]:
+    """Return the device's telemetry during the run and its settings; the last row names what is not available."""
+    health = run.document.health
+    known: dict[str, str | None] = {}
+    if readings := health.readings:
+        others = readings.other_processes
+        known = {
+            "readings": str(readings.readings),
+            "clock": _spread(readings.clock_hz, "Hz"),
+            "power": _spread(readings.power_w, "W"),
+            "SMs active": _spread(readings.sm_active, ""),
+            "memory active": _spread(readings.memory_active, ""),
+            "temperature": _spread(readings.temperature_c, "°C"),
+            "cores busy with other processes": _spread(readings.busy_cores_elsewhere, ""),
+            "other processes on the device": None if others is None else str(others),
+            "throttled by": None if readings.throttle is None else ", ".join(readings.throttle) or "nothing",
+        }
+    known["power at rest"] = None if health.idle_power_w is None else scaled(health.idle_power_w, "W")
+    for name, value in health.settings.items():
+        unit = " W" if name.endswith("_w") else ""  # a setting's name ends with its unit
+        known[name.removesuffix("_w").replace("_", " ")] = None if value is None else f"{value}{unit}"
+    unseen = [*(name for name, text in known.items() if text is None), *health.not_seen]
+    missing = dict.fromkeys(name.replace("_", " ") for name in unseen)
+    rows = [[name, text] for name, text in known.items() if text is not None]
+    return [*rows, ["not available here", ", ".join(missing)]] if missing else rows
+
+
+def _spread(spread: ReadingRange | None, unit: str) -> str | None:
+    if spread is None:
+        return None
+    readings = (spread.low, spread.median, spread.high)
+    low, middle, high = (scaled(value if value >= 0.005 else 0.0, unit).strip() for value in readings)
+    return middle if low == high else f"{middle} ({low} to {high})"
+
 
 _SHOWN = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "peak_", "source")
 """How the fields begin whose uncertainty `gpus_table` marks: the printed figures of a datasheet and their source."""
@@ -114,19 +250,10 @@ def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DeviceEntry:
+class DeviceEntry(Device):
     """The device whose roofs were measured."""
 
-    kind: str
-    name: str
-    memory_bytes: int
-    last_level_cache_bytes: int
-    threads: int
-    """torch's compute threads on a CPU; streaming multiprocessors of a GPU."""
-    compute_capability: str
-    """CUDA's, or the vector instructions that torch uses on a CPU."""
-    uuid: str
-    datasheet: str | None
+    datasheet: str | None  # type: ignore[assignment]
     """The name of its datasheet; null without one."""
 
 
@@ -140,37 +267,10 @@ class ReferenceHost:
 
 
 @dataclass(frozen=True)
-class CeilingsDocument(Document):
-    """`roofscope ceilings --format json`."""
+class RoofsContext:
+    """What `roofscope ceilings --format json` has next to the fields of the measured `Ceilings`."""
 
     device: DeviceEntry
-    compute: Mapping[str, Roof]
-    """FLOP/s of a large matrix product, by dtype name."""
-    memory: Mapping[str, Roof]
-    """Bytes/s by kind: read, copy, triad, and the matrix-vector product in the model's dtype."""
-    stream_bytes: int
-    """Size of the streamed buffers."""
-    beyond_cache: bool
-    """Whether the buffers were too large for any cache to serve."""
-    curve: Sequence[CurvePoint]
-    """Read bandwidth by buffer size, up to the streamed buffers; caches show as steps."""
-    launch: Mapping[str, float]
-    """Seconds of the host to submit one tiny kernel, and of the device to run it (by graph replay)."""
-    page_fault_s: float
-    """Seconds of the first access to a new page (CPU); 0 if not measured."""
-    links: Mapping[str, Roof]
-    """Bytes/s from the `host` and from other GPUs to the device."""
-    collective: Link | None
-    """The link between the ranks that share a model; null with one device."""
-    host: HostPace | None
-    """Dispatch speed of the host; null if not measured."""
-    measured_s: float
-    """Seconds that the measurement took."""
-    measured_at_unix_s: float
-    weights: WeightReadRoof | None
-    """Bandwidth of reading a model's weights; null without a model."""
-    missing: Mapping[str, str]
-    """The reason, in one line, for each roof that could not be measured, by name."""
     plateau: bool
     """Whether the two largest sizes are read equally fast; otherwise a cache still serves a part."""
     memory_bytes_per_s: float | None
@@ -185,12 +285,10 @@ class CeilingsDocument(Document):
 
 def ceilings_document(
     device: Device, measured: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
-) -> CeilingsDocument:
-    """Return the document of a device's measured roofs."""
-    sheet = device.datasheet
-    return CeilingsDocument(
-        device=DeviceEntry(**{**vars(device), "datasheet": sheet.gpu if sheet else None}),
-        **vars(measured),
+) -> dict[str, object]:
+    """Return the document of a device's measured roofs: the fields of `Ceilings` and of `RoofsContext`."""
+    context = RoofsContext(
+        device=DeviceEntry(**{**vars(device), "datasheet": device.datasheet and device.datasheet.gpu}),
         plateau=measured.plateau,
         memory_bytes_per_s=measured.memory_bytes_per_s if measured.memory else None,
         host_index=measured.host.index if measured.host else None,
@@ -198,6 +296,7 @@ def ceilings_document(
         datasheet_per_s=datasheet_per_s,
         warnings=warnings,
     )
+    return vars(context) | vars(measured)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import io
 import os
 import re
@@ -12,18 +10,16 @@ from functools import cache, singledispatch
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
-from xml.etree import ElementTree
 
 import matplotlib.pyplot as plt
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from profiler.judge.breakdown import TERMS
 from profiler.report.blocks import (
     Block,
     BreakdownChart,
     CellsTable,
-    Definitions,
     Lines,
     Picture,
     Section,
@@ -36,9 +32,8 @@ from profiler.report.blocks import (
 from profiler.report.columns import columns_with_values
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
-from profiler.report.time_breakdown import breakdown_bars, terms_of
 from profiler.store.folder import Run
-from profiler.units import duration, unbroken
+from profiler.units import unbroken
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> str:
@@ -48,8 +43,7 @@ def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> 
     ]
     sortable = any(isinstance(block, CellsTable) for section, _ in shown for block in section.blocks)
     template = _templates().get_template("page.html.j2")
-    colors = {column: term.page_color for column, term in TERMS.items()}
-    return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable, colors=colors)
+    return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable)
 
 
 def link_from(run: Run, folder: Path) -> str:
@@ -68,19 +62,7 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters["unbroken"] = unbroken
-    environment.globals.update(policy=_policy(environment))
     return environment
-
-
-def _policy(environment: Environment) -> str:
-    """Return a page's content security policy (https://www.w3.org/TR/CSP3/): own styles and the sorting script."""
-    script = environment.get_template("sorter.html").render()
-    own = script[script.index("<script>") + len("<script>") : script.rindex("</script>")]
-    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
-    return (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}';"
-        " base-uri 'none'; form-action 'none'"
-    )
 
 
 def _macro(name: str, **values: object) -> Markup:
@@ -97,7 +79,7 @@ def _render_block(block: Block) -> Markup:
 
 
 @_render_block.register
-def _(block: Sentences | Lines | TextTable | Definitions | ShellCommand) -> Markup:
+def _(block: Sentences | Lines | TextTable | ShellCommand) -> Markup:
     return _macro(type(block).__name__, block=block)
 
 
@@ -115,43 +97,29 @@ def _(block: CellsTable) -> Markup:
 
 @_render_block.register
 def _(block: BreakdownChart) -> Markup:
-    measured = block.run.measured
-    bars = breakdown_bars(measured, len(measured))
-    note = f"{len(bars)} of {len(measured)} cells; all are in cells.csv." if len(bars) < len(measured) else ""
-    # All bars are on one scale.
-    low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
-    high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
-    terms = {term: TERMS[term].name for term in terms_of(bars)}
-    return _macro("bars", terms=terms, bars=bars, low=low, percent=100 / (high - low), duration=duration, note=note)
+    return inline_svg([block.run], "split", "The terms of the time of cells, as shares")
 
 
+_PAINT = re.compile(r'\b(?:style|fill|stroke)="[^"]*"')
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
-_FONT = re.compile(r"\s*font-family:[^;]*;?")
-# The whole value of a link, or a clip or hatch, as an attribute or within a style.
-_REFERENCE = re.compile(r"^#([\w-]+)$|url\(#([\w-]+)\)")
+# What a page has no use for: metadata, a style for all elements, comments, namespaces, fonts, space between elements.
+_LEFT_OUT = re.compile(
+    r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->|\bxlink:(?=href)|font-family:[^;\"]*;?|(?<=>)\s+(?=<)",
+    re.DOTALL,
+)
 # Names of the pictures' colours in style.css, which has a light and a dark variant of each.
 _VARIABLES = {
-    "#000000": "var(--ink)",
-    "#222222": "var(--ink)",
-    "#333333": "var(--ink)",
+    **{term.color.lower(): f"var(--{term.page_color})" for term in TERMS.values()},
+    **dict.fromkeys(("#000000", "#222222", "#333333"), "var(--ink)"),
     "#ffffff": "var(--paper)",
     "#e3e3e3": "var(--grid)",
     "#cccccc": "var(--line)",
     "#888888": "var(--dim)",
-    "#d55e00": "var(--vermilion)",
-    "#0072b2": "var(--blue)",
-    "#009e73": "var(--green)",
-    "#cc79a7": "var(--pink)",
-    "#e69f00": "var(--amber)",
-    "#56b4e9": "var(--sky)",
-    "#882255": "var(--wine)",
-    "#44aa99": "var(--teal)",
 }
-_LEFT_OUT = {"metadata", "style"}
 
 
 def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str, Tooltip] | None = None) -> Markup:
-    """Return a picture of PLOTS or COMPARISONS as an HTML element, which scrolls in a narrower page.
+    """Return a picture of PLOTS as an HTML element in the page's colours, which scrolls in a narrower page.
 
     `tooltips` maps ids of the picture's elements to their tooltips. Raises the errors of `draw`.
     """
@@ -161,44 +129,20 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str
     with styled(**{"svg.hashsalt": name}):
         figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
     plt.close(figure)
-    root = ElementTree.fromstring(file.getvalue())
-    _simplify(root)
-    referenced = {
-        link or url
-        for element in root.iter()
-        for value in element.attrib.values()
-        for link, url in _REFERENCE.findall(value)
-    }
-    for element in root.iter():
-        element_id = element.attrib.pop("id", "")
-        if element_id in referenced:
-            element.set("id", element_id)
-        if tooltips and (tooltip := tooltips.get(element_id)):
-            title = ElementTree.Element("title")
-            title.text = tooltip.title
-            element.insert(0, title)
-            element.attrib |= {"id": element_id, "class": tooltip.css_class}
-            element.attrib |= {"tabindex": "0"} if tooltip.reachable else {}
-    view = root.attrib["viewBox"]
+    svg = _LEFT_OUT.sub("", file.getvalue())
+    svg = _PAINT.sub(lambda paint: _COLOR.sub(lambda hue: _VARIABLES.get(hue[0], hue[0]), paint[0]), svg)
+
+    def group(opened: re.Match[str]) -> str:
+        """Return the opening tag of a group with its tooltip; ids that nothing names are left out."""
+        tooltip = (tooltips or {}).get(opened[1])
+        if tooltip is None:
+            return opened[0] if f"#{opened[1]}" in svg else "<g>"
+        tab = ' tabindex="0"' if tooltip.reachable else ""
+        return f'<g id="{opened[1]}" class="{tooltip.css_class}"{tab}><title>{escape(tooltip.title)}</title>'
+
+    [(root, view, width)] = re.findall(r'(<svg [^>]*viewBox="(\S+ \S+ (\d+)[^"]*)"[^>]*>)', svg)
+    drawn = re.sub(r'<g id="([^"]*)">', group, svg[svg.index(root) + len(root) :])
     # A picture that is scaled down cannot be read, so a narrow page scrolls it, as it does tables.
-    width = f"min-width: {float(view.split()[2]):.0f}px"
-    root.attrib = {"viewBox": view, "class": "figure", "style": width, "role": "img", "aria-label": label}
-    # Safe: the serialiser escaped every character.
-    return Markup(
-        f'<div class="scroll">{ElementTree.tostring(root, encoding="unicode", short_empty_elements=False)}</div>'
-    )
-
-
-def _simplify(root: ElementTree.Element) -> None:
-    """Remove namespaces, metadata and fonts, and replace colours with the page's variables."""
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        element.attrib = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
-        if "style" in element.attrib:
-            style = _FONT.sub("", element.attrib["style"])
-            element.set("style", _COLOR.sub(lambda color: _VARIABLES.get(color[0], color[0]), style))
-        for child in [child for child in element if child.tag.rpartition("}")[2] in _LEFT_OUT]:
-            element.remove(child)
-        element.tail = None
-        if not (element.text or "").strip():
-            element.text = None
+    style = f'class="figure" style="min-width: {int(width) + 1}px" role="img" aria-label="{escape(label)}"'
+    # Safe: matplotlib escaped every text.
+    return Markup(f'<div class="scroll"><svg viewBox="{view}" {style}>{drawn}</div>')

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import re
-import shlex
 
 from profiler.facts.measurements import WITHOUT_CUDNN
 from profiler.facts.roofs import Roof, memory_roof
@@ -14,26 +12,22 @@ from profiler.report.blocks import (
     FIRST_LOOK,
     FULL,
     FULL_SCREEN,
-    HTML,
     TERMINAL,
-    Definitions,
     Lines,
     Section,
     Sentences,
     ShellCommand,
 )
-from profiler.report.glossary import footnotes
-from profiler.report.hardware import host_words
 from profiler.report.selection import first_engine, of_phase
-from profiler.stats import MOST_FOREIGN_CORES
-from profiler.store.folder import EXPLORE_FILE, Run
+from profiler.store.folder import Run
 from profiler.units import clock_time, duration, percent, scaled, several, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
 
 def answer(run: Run) -> Section:
-    return Section("", [Sentences(run.document.answer or [NO_NUMBER])])
+    lines = [] if run.document.finished else ["Interrupted: the cells below are those measured until then."]
+    return Section("", [Sentences(run.document.answer or [NO_NUMBER]), Lines(lines, "warning")])
 
 
 def advice(run: Run) -> Section | None:
@@ -57,11 +51,6 @@ def advice(run: Run) -> Section | None:
     return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
 
 
-def interrupted(run: Run) -> Section:
-    lines = [] if run.document.finished else ["Interrupted: the cells below are those measured until then."]
-    return Section("", [Lines(lines, "warning")])
-
-
 def warnings(run: Run) -> Section:
     return Section("Warnings", [Lines(run.document.warnings, "warning")], media=DOCUMENTS)
 
@@ -69,21 +58,13 @@ def warnings(run: Run) -> Section:
 def setting(run: Run) -> Section:
     """The model, the device and its roofs."""
     device, prompts = run.document.device, run.document.grid.prompts
+    precision = run.model.precision + (", random weights" if run.model.weights == "random" else "")
     lines = [
-        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
+        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {device.name}",
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
         "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
     return Section("", [Lines(lines, "paragraph")])
-
-
-def host(run: Run) -> Section:
-    return Section("", [Lines([*filter(None, [host_line(run)])], "dim")], media=FULL)
-
-
-def precision_line(run: Run) -> str:
-    """Return `float32, random weights`: the precision and the origin of the weights, for a heading."""
-    return f"{run.model.precision}{', random weights' if run.model.weights == 'random' else ''}"
 
 
 def roofs_lines(run: Run) -> list[str]:
@@ -111,40 +92,6 @@ def _of_sheet(roof: Roof, peak: float | None) -> str:
     if not roof.measured:
         return " (the datasheet's, not measured)"
     return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
-
-
-def host_line(run: Run) -> str | None:
-    """Return how the host's pace compares, and the shortest step of an engine that dispatches every operator.
-
-    None without a measured pace, or if other processes used the CPU, which slows dispatch.
-    """
-    ceilings, replayed = run.document.ceilings, run.document.engine.replay_as_graph
-    readings = run.document.health.readings
-    elsewhere = readings.busy_cores_elsewhere if readings else None
-    if ceilings.host is None or (elsewhere is not None and elsewhere.median > MOST_FOREIGN_CORES):
-        return None
-    decodes = [phases.get("decode", {}) for name, phases in ceilings.dispatch_s.items() if name not in replayed]
-    least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=math.inf)
-    steps_s = [item.latency_s for item in run.measured if item.phase == "decode" and item.engine not in replayed]
-    if least_s > min(steps_s, default=math.inf) or least_s == math.inf:
-        return host_words(ceilings.host)
-    otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
-    return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} per step here{otherwise}"
-
-
-def explore(run: Run) -> Section | None:
-    if not run.measured:
-        return None
-    if (run.folder / EXPLORE_FILE).exists():
-        text = "This model's floors, memory and forecasts at any batch, prompt and context, with the measured cells."
-        return Section("Explore with sliders", [Lines([text], "paragraph")], media=HTML, link=EXPLORE_FILE)
-    command = f"roofscope explore {shlex.quote(run.model.id)} --run ."
-    return Section("Explore with sliders", [ShellCommand("In this folder", command)], media=DOCUMENTS)
-
-
-def cost_of_measuring(run: Run) -> Section:
-    lines = [line for line in (instrument_line(run), stage_line(run)) if line]
-    return Section("", [Lines(lines, "dim")], media=FULL)
 
 
 # A smaller share of a step, taken by the measurement itself, has no figure.
@@ -176,11 +123,8 @@ def stage_line(run: Run) -> str | None:
     return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
 
 
-def words(run: Run) -> Section | None:
-    return Section("Words", [Definitions(footnotes(run))], media=DOCUMENTS) if run.measured else None
-
-
 def method(run: Run) -> Section:
+    """How to read the figures, and the command that repeats the run."""
     coverage = run.document.counting.coverage
     text = (
         "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
@@ -188,27 +132,27 @@ def method(run: Run) -> Section:
         " Verdicts use the roofs measured here, never a datasheet."
     )
     text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
-    blocks = [Lines([text], "paragraph"), ShellCommand("Repeat it", run.document.command)]
+    words = "roofscope explain TERM --run . explains each word of this report, with the figures of this run."
+    blocks = [Lines([text, words], "paragraph"), ShellCommand("Repeat it", run.document.command)]
     return Section("Method and limits", blocks, media=DOCUMENTS)
 
 
-def last_warnings(run: Run) -> Section:
-    """At the end of a screen, where they are seen."""
-    return Section("", [Lines(run.document.warnings, "warning")], media=FULL_SCREEN)
+def ending(run: Run) -> Section:
+    """What measuring cost; at the end of a screen the warnings, where they are seen, and what to open next.
 
-
-def doubts(run: Run) -> Section:
-    """The warnings that change a conclusion, and the number of the others."""
-    remarks = run.document.remarks
+    A first look has the warnings that change a conclusion, and the number of the others.
+    """
+    remarks, costs = run.document.remarks, [instrument_line(run), stage_line(run)]
     changing = [warning for warning in run.document.warnings if warning not in remarks]
     others = several(len(remarks), "warning that changes no conclusion", "warnings that change no conclusion")
-    return Section(
-        "", [Lines(changing, "warning"), Lines([f"{others}: --full"] if remarks else [], "dim")], media=FIRST_LOOK
-    )
-
-
-def end(run: Run) -> Section:
-    return Section("", [Lines(end_lines(run), "dim")], media=TERMINAL)
+    blocks = [
+        Lines([line for line in costs if line], "dim", media=FULL),
+        Lines(run.document.warnings, "warning", media=FULL_SCREEN),
+        Lines(changing, "warning", media=FIRST_LOOK),
+        Lines([f"{others}: --full"] if remarks else [], "dim", media=FIRST_LOOK),
+        Lines(end_lines(run), "dim", media=TERMINAL),
+    ]
+    return Section("", blocks)
 
 
 def end_lines(run: Run) -> list[str]:

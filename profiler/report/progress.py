@@ -39,13 +39,9 @@ class QuietListener:
         """A cell is about to be visited."""
 
 
-def _left(progress: SweepProgress) -> str:
-    """`about 1:09 left`, of the whole run."""
-    return time_left(progress.left_s)
-
-
-def _visit(progress: SweepProgress) -> str:
-    return f"batch {progress.cell.name}, visit {progress.visit}"
+def _words(progress: SweepProgress) -> tuple[str, str]:
+    """Return the cell that is visited, and the time left of the whole run."""
+    return f"batch {progress.cell.name}, visit {progress.visit}", time_left(progress.left_s)
 
 
 class LineListener(QuietListener):
@@ -60,7 +56,7 @@ class LineListener(QuietListener):
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
         if progress.elapsed_s >= self._next_s:
             self._next_s = progress.elapsed_s + _EVERY_S
-            print(f"{_visit(progress)}, {_left(progress)}", file=sys.stderr, flush=True)
+            print(", ".join(_words(progress)), file=sys.stderr, flush=True)
 
 
 class BarListener(QuietListener):
@@ -87,14 +83,9 @@ class BarListener(QuietListener):
         self._bars.update(self._task, description=text, detail="", refresh=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        self._bars.update(
-            self._task,
-            description=_visit(progress),
-            completed=progress.elapsed_s,
-            total=progress.elapsed_s + progress.left_s or 1.0,
-            detail=_left(progress),
-            refresh=True,
-        )
+        visit, left = _words(progress)
+        done_s, total_s = progress.elapsed_s, progress.elapsed_s + progress.left_s or 1.0
+        self._bars.update(self._task, completed=done_s, total=total_s, description=visit, detail=left, refresh=True)
 
 
 def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:

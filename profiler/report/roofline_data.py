@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.facts.operators import OperatorWork
 from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import weight_read_share
@@ -104,10 +102,8 @@ def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
     """Return the fastest point of the curve and the largest one served by a cache; empty if no size is faster."""
     memory = ceilings.ceilings.memory_bytes_per_s
     cached = [point for point in ceilings.curve if point.bytes_per_s > RESIDENT_GAIN * memory]
-    if not cached:
-        return []
-    fastest, largest = max(cached, key=lambda point: point.bytes_per_s), cached[-1]
-    return [fastest] if fastest == largest else [fastest, largest]
+    fastest = sorted(cached, key=lambda point: -point.bytes_per_s)[:1]
+    return list(dict.fromkeys([*fastest, *cached[-1:]]))
 
 
 def point_words(result: CellResult) -> str:
@@ -142,25 +138,16 @@ class GroupPoint:
 def group_points(run: Run) -> dict[CellResult, list[GroupPoint]]:
     """Return the groups with FLOPs and a replayed time, for the smallest and the largest cell of each phase.
 
-    Raises the errors of `selected_operators`.
+    Empty for a run without replays. Raises RunError if operators.csv is damaged.
     """
+    if not (run.folder / OPERATORS_FILE).exists():
+        return {}
+    cells = {cell.key: cell for cell in selected_cells(run)}
     sums: dict[CellResult, dict[str, list[float]]] = {}
-    for cell, item, replayed_s in selected_operators(run):
-        if item.flops:
-            amounts = sums.setdefault(cell, {}).setdefault(item.group, [0.0, 0.0, 0.0])
+    for key, item, replayed_s in replayed_operators(run.folder):
+        if key in cells and item.flops:
+            amounts = sums.setdefault(cells[key], {}).setdefault(item.group, [0.0, 0.0, 0.0])
             amounts[0] += float(item.flops)
             amounts[1] += float(item.model_bytes)
             amounts[2] += replayed_s
     return {cell: [GroupPoint(group, *amounts) for group, amounts in groups.items()] for cell, groups in sums.items()}
-
-
-def selected_operators(run: Run) -> Iterator[tuple[CellResult, OperatorWork, float]]:
-    """Yield the replayed operators of the smallest and the largest cell of each phase, with their seconds.
-
-    None for a run without replays. Raises RunError if operators.csv is damaged.
-    """
-    if (run.folder / OPERATORS_FILE).exists():
-        cells = {cell.key: cell for cell in selected_cells(run)}
-        for key, item, replayed_s in replayed_operators(run.folder):
-            if key in cells:
-                yield cells[key], item, replayed_s

@@ -20,7 +20,6 @@ from profiler.report.blocks import (
     Block,
     BreakdownChart,
     CellsTable,
-    Definitions,
     Lines,
     Medium,
     Picture,
@@ -146,6 +145,11 @@ def _(block: CellsTable, most: int) -> CellsTable:
 
 
 @shortened.register
+def _(block: BreakdownChart, most: int) -> BreakdownChart:
+    return replace(block, short=True)
+
+
+@shortened.register
 def _(block: TextTable, most: int) -> TextTable:
     if len(block.rows) <= most:
         return block
@@ -178,12 +182,6 @@ def _(block: Lines, console: Console) -> None:
 @print_block.register
 def _(block: TextTable, console: Console) -> None:
     console.print(rich_table(block, console.width))
-
-
-@print_block.register
-def _(block: Definitions, console: Console) -> None:
-    for name, meaning in block.terms:
-        console.print(UnbrokenText(f"{name}: {meaning}"))
 
 
 @print_block.register

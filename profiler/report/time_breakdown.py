@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from profiler.counting.floor import floor_s
-from profiler.facts.operators import GemmShape
 from profiler.grid.cells import PHASES, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS
 from profiler.judge.cells import CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import (
     DOCUMENTS,
-    FIRST_LOOK,
     FULL,
     HTML,
+    Block,
     BreakdownChart,
     Lines,
     Picture,
@@ -26,7 +24,7 @@ from profiler.report.blocks import (
     TextTable,
     text_table,
 )
-from profiler.report.roofline_data import group_points, selected_operators
+from profiler.report.roofline_data import group_points
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
 from profiler.report.terminal import print_block, rich_table
 from profiler.store.folder import Run
@@ -53,10 +51,6 @@ class Segment:
     @property
     def end(self) -> float:
         return self.start + abs(self.share)
-
-    @property
-    def words(self) -> str:
-        return f"{self.name} {100 * self.share:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -105,13 +99,9 @@ def _segments(result: CellResult) -> Iterator[Segment]:
 
 
 def breakdown(run: Run) -> Section | None:
+    """A bar per cell, and in documents the terms of the cells of `selected_cells` with half-widths."""
     note = "from the operators' roofs, replayed kernels and measured dispatch"
-    return Section("Where the time goes", [BreakdownChart(run)], note, FULL) if run.measured else None
-
-
-def corners(run: Run) -> Section | None:
-    """The smallest and the largest cell of each phase."""
-    return Section("", [BreakdownChart(run, most_a_phase=2, most_terms=4)], media=FIRST_LOOK) if run.measured else None
+    return Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note) if run.measured else None
 
 
 _BAR_WIDTH = 48
@@ -121,10 +111,11 @@ _TITLE = "where the time goes"
 
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
-    if not (bars := breakdown_bars(of_first_engine(block.run), block.most_a_phase)):
+    most_a_phase, most_terms = (2, 4) if block.short else (8, None)
+    if not (bars := breakdown_bars(of_first_engine(block.run), most_a_phase)):
         return
     if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
-        console.print(rich_table(shares_table(bars, block.most_terms)))
+        console.print(rich_table(shares_table(bars, most_terms)))
         return
     legend = Text(f"{_TITLE}: ")
     for number, term in enumerate(terms_of(bars)):
@@ -164,11 +155,9 @@ def bar_text(bar: BreakdownBar) -> Text:
 _WHICH = "the smallest and the largest cell of each phase"
 
 
-def terms(run: Run) -> Section | None:
-    """The time breakdown of the cells of `selected_cells`, a row per term with half-widths."""
+def terms_table(run: Run) -> TextTable:
+    """Return the time breakdown of the cells of `selected_cells`, a row per term with half-widths."""
     evidence, shown = evidence_of(run), selected_cells(run)
-    if not shown:
-        return None
     rows = [["measured", *(duration(result.latency_s) for result in shown)]]
     for term, name in TERM_NAMES.items():
         texts = []
@@ -179,20 +168,21 @@ def terms(run: Run) -> Section | None:
         if any(getattr(result, term) for result in shown):
             rows.append([name, *texts])
     caption = "each term, with half of its 95 % interval"
-    table = text_table(["", *(result.key.name for result in shown)], rows, caption=caption)
-    return Section("", [table], media=DOCUMENTS)
-
-
-def operators(run: Run) -> Section | None:
-    if not group_points(run):
-        return None
-    alt = "Operator groups under the measured roof; the area of a point is its share of the step"
-    note = f"replayed kernels, counted work; {_WHICH}"
-    return Section("Operators under the roof", [Picture("operators", alt, (run,))], note, HTML)
+    return text_table(["", *(result.key.name for result in shown)], rows, caption=caption, media=DOCUMENTS)
 
 
 def inside(run: Run) -> Section:
-    """A row per step and one per module group in it, for the smallest and the largest cell of each phase."""
+    """The operators under the roof, the module groups of a step, its kernels and gaps."""
+    blocks: list[Block] = [module_groups(run), Lines(activity_lines(run))]
+    if group_points(run):
+        alt = "Operator groups under the measured roof; the area of a point is its share of the step"
+        blocks.insert(0, Picture("operators", alt, (run,), media=HTML))
+    note = f"{_WHICH}; modules timed with hooks, kernels replayed or traced, all in separate passes"
+    return Section("Inside a step", blocks, note, FULL)
+
+
+def module_groups(run: Run) -> TextTable:
+    """Return a row per step and one per module group in it, for the smallest and the largest cell of each phase."""
     groups: dict[CellKey, list[GroupTime]] = {}
     for item in run.document.breakdown:
         groups.setdefault(item.key, []).append(item)
@@ -214,12 +204,11 @@ def inside(run: Run) -> Section:
                 name = f"  {item.group.replace('_', ' ')}"
                 rows.append([name, duration(item.time_s), percent(item.share), *rates])
     headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
-    table = text_table(headings, rows, groups=starts)
-    return Section("Inside a step", [table], "measured with hooks, in a separate pass", FULL)
+    return text_table(headings, rows, groups=starts)
 
 
-def activity(run: Run) -> Section:
-    """Kernels, gaps and busy share of the traced steps; on CUDA the commands of nsys and ncu; unexplained time."""
+def activity_lines(run: Run) -> list[str]:
+    """Return kernels, gaps and busy share of the traced steps, CUDA commands for nsys and ncu, and unexplained time."""
     document, results = run.document, run.by_key()
     on_cuda = document.device.kind == "cuda"
     what, lines = "kernels" if on_cuda else "operators", []
@@ -256,49 +245,4 @@ def activity(run: Run) -> Section:
                 f"{judged.key.name}: {percent(result.unexplained_s / result.latency_s)} of its time is not explained;"
                 f" timed with hooks, most of it is in {most}"
             )
-    return Section("Kernels, gaps and unexplained time", [Lines(lines)], "measured in separate passes", FULL)
-
-
-GEMM_FIT = ("of its tiles", "16-byte rows")
-"""The headings of `gemm_fit`."""
-
-
-def gemm_fit(shapes: Sequence[GemmShape]) -> list[str]:
-    """Return the used share of the tiles of 128 x 128 of some products, and whether all rows are whole 16 bytes."""
-    work = [shape.count * shape.m * shape.n * shape.k for shape in shapes]
-    covered = sum(each / shape.tiles_used for each, shape in zip(work, shapes, strict=True))
-    return [percent(sum(work) / covered), "yes" if all(shape.aligned for shape in shapes) else "no"]
-
-
-def gemms(run: Run) -> Section | None:
-    """A row per shape of the selected cells' products with weights, the longest first, below its cell's row."""
-    ceilings = run.document.ceilings
-    found: dict[CellResult, dict[tuple[GemmShape, ...], list[float]]] = {}
-    for cell, item, replayed_s in selected_operators(run):
-        if item.gemms:
-            shapes = tuple(GemmShape.parse(text, item.dtype) for text in item.gemms.split())
-            peak = ceilings.full_clock.get(item.dtype) or ceilings.ceilings.compute_flops_per_s(item.dtype)
-            bandwidth = ceilings.ceilings.memory_bytes_per_s
-            calls_s_roof_s = found.setdefault(cell, {}).setdefault(shapes, [0, 0.0, 0.0])
-            calls_s_roof_s[0] += sum(shape.count for shape in shapes)
-            calls_s_roof_s[1] += replayed_s
-            calls_s_roof_s[2] += floor_s(float(item.flops), float(item.model_bytes), peak, bandwidth)
-    if not found:
-        return None
-    on_gpu, rows = run.document.device.kind == "cuda", list[list[str]]()
-    groups = []
-    headings = ("m x n x k", "calls", "time", "of the step", "of its roof", *(GEMM_FIT if on_gpu else ()))
-    for cell, by_shapes in found.items():
-        groups.append(len(rows))
-        rows.append([cell.key.name, *[""] * (len(headings) - 1)])
-        for shapes, (calls, seconds, roof_s) in sorted(by_shapes.items(), key=lambda entry: -entry[1][1]):
-            words = " + ".join(f"{shape.m} x {shape.n} x {shape.k}" for shape in shapes)
-            shares = [percent(seconds / cell.latency_s), percent(roof_s / seconds)]
-            fit = gemm_fit(shapes) if on_gpu else []
-            rows.append([words, f"{calls:.0f}", duration(seconds), *shares, *fit])
-    caption = (
-        "A step that reads weights loses no time by tiles that it does not fill. A replay is short: it runs before the"
-        " power limit, so it may pass a roof that was measured at it."
-    )
-    table = text_table(headings, rows, caption=caption if on_gpu else "", groups=groups)
-    return Section("Matrix products", [table], f"replayed kernels; {_WHICH}", DOCUMENTS)
+    return lines

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from profiler.device.machine import Machine
-from profiler.errors import RunError
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.measurements import CellPeak, PredictedPeaks
 from profiler.facts.operators import OperatorWork
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import DEFAULT_ENGINE, Cell, CellKey
 from profiler.judge.cells import CellResult
-from profiler.judge.judge_run import judge_cells
+from profiler.judge.judge_run import break_down_run, time_run
 from profiler.measure.subject import Subject
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
-from profiler.store.folder import facts_of, read_document, read_gathered, read_results, refuse_another
+from profiler.store.folder import facts_of, read_document, read_gathered, refuse_another
 from profiler.store.writer import RunStore, write_cells, write_config, write_document, write_operators
 
 # Writing the table during a sweep may take this share of its wall time.
@@ -50,11 +49,6 @@ class FactLog:
         """All facts so far."""
         return facts_of(self._document, self._operators, self.gathered)
 
-    def begin(self, rows: Sequence[CellResult]) -> None:
-        """Write the first table. Cells that an earlier part of the run measured keep their `rows`."""
-        self._rows |= {row.key: row for row in rows if row.status == "ok" and row.key.cell in self.gathered.visits}
-        self.judge([cell for cell in self.facts.grid.cells if not self._rows.keys() >= set(cell.keys)])
-
     def add(self, fact: Fact) -> None:
         """Append a fact to samples.jsonl, then merge it."""
         self._store.append(fact)
@@ -74,7 +68,9 @@ class FactLog:
     def keep_table(self) -> None:
         """Judge the changed cells and write cells.csv."""
         start_s = self._machine.now_s()
-        self._rows |= judge_cells(self.facts, self._changed)
+        shapes = {replace(cell, engine=DEFAULT_ENGINE) for cell in self._changed}  # engines are compared
+        keys = [key for key in self.facts.grid.keys if replace(key.cell, engine=DEFAULT_ENGINE) in shapes]
+        self._rows |= break_down_run(time_run(self.facts, keys)).rows
         self._changed.clear()
         write_cells(self._store.folder, [self._rows[key] for key in self.facts.grid.keys])
         end_s = self._machine.now_s()
@@ -89,13 +85,10 @@ def open_log(
     Raises RunError if the folder to resume has the run of another device or model.
     """
     gathered = MergedFacts()
-    rows: Sequence[CellResult] = ()
     if prepared.resumed:
         earlier = read_document(prepared.out)
         refuse_another(earlier, document)
         gathered = read_gathered(prepared.out, earlier)
-        with contextlib.suppress(RunError):  # a lost table: at the end all cells are judged again
-            rows = read_results(prepared.out)
     write_document(store.folder, document)
     config: dict[str, object] = copy.deepcopy(prepared.config).to_dict()
     config.pop("_name_or_path", None)  # the path that it was read from
@@ -105,5 +98,5 @@ def open_log(
     peaks = tuple(CellPeak(cell, subject.predicted_peak(cell)) for cell in prepared.grid.cells)
     log.extend([*known, PredictedPeaks(peaks)])
     write_operators(store.folder, log.facts)
-    log.begin(rows)
+    log.judge(prepared.grid.cells)
     return log

@@ -15,7 +15,7 @@ from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_parts
-from profiler.judge.judge_run import judge_run
+from profiler.judge.judge_run import break_down_run, judge_run, time_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
 from profiler.measure.dense_twins import packed_batches, packed_linears
@@ -104,7 +104,7 @@ def explain_cells(session: Session) -> None:
     options = session.prepared.options
     if session.subject.machine.is_cuda and measured and not (options.breakdown or options.trace):
         with session.stages.optional("the kernels of one step", "their number and median time are unknown"):
-            latencies_s = _latencies_s(session.ledger)
+            latencies_s = session.ledger.facts.medians_s()
             for cell in _extremes([cell for cell in measured if cell.engine == measured[0].engine]):
                 steps_s = sum(latencies_s.get(key, 0.0) for key in cell.keys)
                 if _TRACED_STEPS * steps_s <= _TRACE_SHARE * session.budget.left_s:
@@ -159,7 +159,7 @@ def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]
 
 def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Replays]:
     """Replays of these cells' kernels, in this share of the replays' time."""
-    steps_s = {} if session.budget.whole else _latencies_s(session.ledger)
+    steps_s = {} if session.budget.whole else session.ledger.facts.medians_s()
     budget_s, ceilings = share * session.budget.part_s(RunPart.REPLAYS), session.ledger.facts.ceilings
     guard = partial(session.stages.optional, *_REPLAYS)
     return replay_kernels(session.subject, cells, ceilings, budget_s, guard, steps_s)
@@ -206,7 +206,7 @@ def _try_levers(session: Session) -> None:
             session.subject,
             session.prepared.config,
             ceilings,
-            _latencies_s(session.ledger),
+            session.ledger.facts.medians_s(),
             budget_s,
             compiling,
             on_failure,
@@ -219,9 +219,9 @@ def _try_levers(session: Session) -> None:
 def _search_unexplained(session: Session) -> None:
     """Hook the cells with much unexplained time, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
-    unexplained = stages.tried(*_SEARCH, lambda: judge_run(ledger.facts).unexplained) or ()
+    unexplained = stages.tried(*_SEARCH, lambda: break_down_run(time_run(ledger.facts)).unexplained) or ()
     deadline_s = machine.now_s() + session.budget.part_s(RunPart.UNEXPLAINED)
-    steps_s = {} if session.budget.whole else _latencies_s(ledger)
+    steps_s = {} if session.budget.whole else ledger.facts.medians_s()
     for number, key in enumerate(unexplained):
         if number > 0 and machine.now_s() > deadline_s:
             break
@@ -231,12 +231,6 @@ def _search_unexplained(session: Session) -> None:
             with stages.optional(*_SEARCH):
                 hooked_keys = hook_cell(session.subject, key.cell)
                 ledger.extend(hooked for hooked in hooked_keys if hooked.key in unexplained)
-
-
-def _latencies_s(ledger: FactLog) -> dict[CellKey, float]:
-    """Median seconds of every measured step."""
-    results = judge_run(ledger.facts).cells
-    return {result.key: result.latency_s for result in results if result.status == "ok"}
 
 
 def floors_s(session: Session) -> Mapping[CellKey, float]:
@@ -254,7 +248,7 @@ def forecast_missing_cells(session: Session) -> None:
     if not session.forecasts:
         return
     with session.stages.optional("the forecast of cells that were not measured", "they have no time"):
-        facts, results = ledger.facts, judge_run(ledger.facts).cells
+        facts, results = ledger.facts, list(time_run(ledger.facts).rows.values())
         for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
             paths = {phase: subject.paths[name, phase] for phase in PHASES}
 

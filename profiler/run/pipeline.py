@@ -241,15 +241,14 @@ def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
     """Write the reports. What fails is added to `document`, and the pages are written once more with it."""
     stages.listener.stage("writing the report")
     # Imported late: plotting libraries hold 100 MB, which the roofs' buffers need.
-    from profiler.report.write import write_pages, write_reports
+    from profiler.report.write import write_reports
 
     def guard(name: str) -> AbstractContextManager[None]:
         return stages.optional(name, "the file is left out")
 
-    pictures = effort.STANDARD.pictures
-    write_reports([run], guard, pictures)
+    write_reports([run], guard)
     if len(stages.missing) > len(document.missing):
         write_document(run.folder, replace(document, missing=tuple(stages.missing)))
         run = judge_folder(run.folder, finished=run.document.finished)
-        write_pages(run, guard, draw="roofline" in pictures)
+        write_reports([run], guard)
     return run

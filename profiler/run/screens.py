@@ -25,10 +25,9 @@ from profiler.report.blocks import (
     text_table,
 )
 from profiler.report.cells import doubling_table, regime_names
-from profiler.report.hardware import quality_line
+from profiler.report.device import quality_line
 from profiler.report.html import html_page, link_from
 from profiler.report.overview import NO_NUMBER, end_lines, roofs_lines
-from profiler.report.plots import save
 from profiler.report.selection import of_phase
 from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
@@ -215,8 +214,8 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
     rows, once = difference_rows(runs), once_line(runs)
     table = text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
     every_cell = [table, Lines([once] if once else [], "dim")]
-    alt = "Tokens per second of each precision, in decode against the batch and in prefill against its tokens"
-    picture = [Picture("precisions", alt, tuple(runs))]
+    alt = "Tokens per second and the time of a decode step against the batch, a line per precision"
+    picture = [Picture("throughput", alt, tuple(runs))]
     is_measured = all(run.measured for run in runs)
     end, page = [f"run: {run.folder}" for run in runs], first.folder.parent / "report.html"
     last_lines = [
@@ -254,9 +253,7 @@ def html_comparison(runs: Sequence[Run], folder: Path) -> str:
 
 
 def write_comparison(runs: Sequence[Run], folder: Path) -> None:
-    """Write report.html into a folder, for several runs of one model, and precisions.png where all have a number."""
-    if all(run.measured for run in runs):
-        save(runs, "precisions", folder / "precisions.png")
+    """Write report.html into a folder, for several runs of one model."""
     replace_file(folder / "report.html", html_comparison(runs, folder))
 
 

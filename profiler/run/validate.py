@@ -211,7 +211,7 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     """
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
-        raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope judge` writes its reports again.")
+        raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope report` writes its pages again.")
     prepared = prepare(_options_of(folder, document, replace(options, out=folder)))
     if prepared.prompts.digest != document.grid.prompts_digest:
         raise RunError(f"{folder} ran other prompts than {prepared.prompts.name} has now; start a new run with them.")

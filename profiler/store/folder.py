@@ -25,7 +25,7 @@ from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import OLDEST_SCHEMA, SCHEMA_VERSION, RunDocument, document_of
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
-from profiler.units import escape_formula, unescape_formula, visible, visible_in
+from profiler.units import visible, visible_in
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 RUN_FILE = "run.json"
 CELLS_FILE = "cells.csv"
 CONFIG_FILE = "config.json"
-EXPLORE_FILE = "explore.html"
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def cells_frame(results: Sequence[CellResult]) -> pd.DataFrame:
 
 
 def cells_text(results: Sequence[CellResult]) -> str:
-    """Results as CSV text; unknown values are empty, and texts that a spreadsheet would evaluate are escaped."""
+    """Results as CSV text; unknown values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CELL_COLUMNS)
@@ -92,24 +91,19 @@ def cells_text(results: Sequence[CellResult]) -> str:
 
 
 def _csv_value(value: object) -> object:
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    return escape_formula(value) if isinstance(value, str) else value
+    return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def read_document(folder: Path) -> RunDocument:
     """Read run.json.
 
-    Raises RunError if it is missing, damaged or from a newer version, or if the folder contains a pipe or a device.
+    Raises RunError if it is missing, damaged or from a newer version.
     """
     document_path = folder / RUN_FILE
     if not folder.is_dir():
         raise RunError(f"there is no run folder at {folder}.")
     if not document_path.is_file():
         raise RunError(f"{folder} is not a run folder: it has no {RUN_FILE}.")
-    for path in sorted(folder.iterdir()):  # reading a pipe would block, and a link to a device may never end
-        if path.exists() and not (path.is_file() or path.is_dir()):
-            raise RunError(f"{path} is not a regular file; roofscope does not read a run folder that contains one.")
     try:
         content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
         version = content.get("schema_version")
@@ -167,9 +161,7 @@ _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSI
 
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     """The non-empty texts of a row, so that a field's default applies; `.0` is dropped for integer fields."""
-    return {
-        name: unescape_formula(visible(text)).removesuffix(".0") for name in CELL_COLUMNS if (text := row.get(name))
-    }
+    return {name: visible(text).removesuffix(".0") for name in CELL_COLUMNS if (text := row.get(name))}
 
 
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:

@@ -16,7 +16,7 @@ from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, Opera
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import columns_of
-from profiler.units import escape_formula, unescape_formula, visible_in
+from profiler.units import visible_in
 
 _Made = TypeVar("_Made")
 OPERATORS_FILE = "operators.csv"
@@ -57,13 +57,13 @@ def operators_csv(facts: Facts) -> Iterator[str]:
     yield writer.writerow(OPERATOR_COLUMNS)
     for key, operators in facts.operators.items():
         replays = facts.replays.get(key, {})
-        cell_columns = {**columns_of(key), "engine": escape_formula(key.cell.engine)}
+        cell_columns = columns_of(key)
         for item in operators:
             replay = replays.get(item.operator)
             row = {
                 **cell_columns,
-                "operator": escape_formula(item.operator),
-                "group": escape_formula(item.group),
+                "operator": item.operator,
+                "group": item.group,
                 **{name: getattr(item, name) for name in ("count", "dtype", "gemms", *_AMOUNTS)},
                 "avoidable_bytes": sum(item.avoidable_bytes.values()),
                 "roof_s": floor_s(
@@ -130,14 +130,14 @@ def _key(row: Mapping[str, str]) -> CellKey:
         int(row["prompt_len"]),
         int(row["context_len"]),
         int(row["new_tokens"]),
-        unescape_formula(row["engine"]),
+        row["engine"],
     )
 
 
 def _operator(row: Mapping[str, str]) -> OperatorWork:
     return OperatorWork(
-        operator=intern(unescape_formula(row["operator"])),
-        group=intern(unescape_formula(row["group"])),
+        operator=intern(row["operator"]),
+        group=intern(row["group"]),
         count=int(row["count"]),
         dtype=intern(row["dtype"]),
         **{name: int(row[name]) if row[name].isdigit() else float(row[name]) for name in _AMOUNTS},

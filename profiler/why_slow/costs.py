@@ -136,7 +136,7 @@ def _packed_bytes(work: ModelWork, weight_bytes: int, quant: Literal["int8", "nf
 
 def _smallest_gpu(needs_bytes: float) -> Datasheet | None:
     """The GPU with the least room that is enough, among those that are rented out; None if all are too small."""
-    rented = {price.card for price in prices()}
+    rented = {price.gpu for price in prices()}
     enough = [gpu for gpu in gpus() if gpu.gpu in rented and gpu.room_bytes >= needs_bytes]
     return min(enough, key=lambda gpu: (gpu.room_bytes, -gpu.year), default=None)
 

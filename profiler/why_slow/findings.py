@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from profiler.stats import student_t
 from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ FEW_ROUNDS = 3
 TRIALS_SHARE = 0.9
 """Share of the budget after which trials end. The rest is for a pair that takes longer, and for the report."""
 _ROUND_S = 10
+_WITHIN = 0.98
+"""Share of Student's t within its two ends: chance is beyond one of them in 1 % of cases."""
 _SLOW_FIRST_CALL = 2.0
 _FEWEST_OTHERS = 2
 """A first call is reported if it took twice the median of at least so many others, or twice its own repeat."""
@@ -89,16 +92,12 @@ def is_settled(rounds: Rounds) -> bool:
     return decisive or enough or losses > 1 or _is_steady(savings)
 
 
-_T_VALUES = {3: 6.96, 4: 4.54}
-"""Student's t of a one-sided test at 1 %, by the number of pairs (a table of the t-distribution: 2 and 3 degrees)."""
-
-
 def _is_steady(savings: Sequence[float]) -> bool:
-    """Whether three or four pairs differ so little that chance gives such a saving in at most 1 % of cases."""
-    if len(savings) not in _T_VALUES:
+    """Whether three or four pairs differ so little that chance gives such a saving in about 1 % of cases."""
+    if not FEW_ROUNDS <= len(savings) < LEAST_ROUNDS:
         return False
     error = statistics.stdev(savings) / math.sqrt(len(savings))
-    return statistics.mean(savings) > _T_VALUES[len(savings)] * error
+    return statistics.mean(savings) > student_t(len(savings) - 1, _WITHIN) * error
 
 
 @dataclass(frozen=True)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
 import sys
 import types
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
 
-from profiler.checks import gpu as gpu_checks
+from profiler.checks import device
 from profiler.checks import installation as checks
 from profiler.checks.doctor import PresetFit, first_command
 from profiler.checks.installation import CheckResult, Found, run_check
 from profiler.device.machine import Machine
 
 CPU = torch.device("cpu")
-NAMES = ["driver", "torch", "packages", "device", "memory", "NVML", "CUPTI", "bitsandbytes", "compile", "graphs"]
-NAMES += ["torchao", "compressed-tensors", "gguf", "vllm", "fits"]
+NAMES = ["driver", "torch", "packages", "torchao", "compressed-tensors", "gguf", "vllm"]
+NAMES += ["device", "memory", "NVML", "bitsandbytes", "compile", "graphs", "fits"]
+ROOT = Path(__file__).parents[2]
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, cuda: int | None) -> None:
@@ -40,7 +43,6 @@ def test_on_a_cpu(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: 
     assert [item["name"] for item in document["findings"]] == NAMES
     works = {item["name"]: item["works"] for item in document["findings"]}
     assert [works[name] for name in ("torch", "packages", "memory", "NVML", "graphs")] == [True, True, True, None, None]
-    assert not any(item["slow"] for item in document["findings"])
     sizes = {(fit["model"], fit["precision"]): fit["needs_bytes"] for fit in document["fits"]}
     # huggingface.co/mistralai/Mistral-7B-v0.1: 7,241,732,096 parameters; the rotary table adds 64 floats.
     # In addition to the weights, a run of one sequence needs its cache and workspace.
@@ -52,15 +54,19 @@ def test_on_a_cpu(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: 
     assert document["first"] == "roofscope ceilings", "the default model is missing from these"
 
 
-def test_without_torch(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setitem(sys.modules, "torch", None)
-    done = roofscope("doctor", "--plain")
-    assert done.code == 0
-    assert done.err == ""
-    lines = [line for line in done.out.splitlines() if not line.startswith(" ")]
-    assert [line.split()[0] for line in filter(None, lines)] == ["run", *NAMES]
-    assert "torch does not work" in done.out
-    assert done.out.splitlines()[0] == "run first: fix torch, then run `roofscope doctor` again"
+def test_with_a_torch_that_does_not_import(tmp_path: Path) -> None:
+    """Such as one whose CUDA libraries are missing; in a process of its own, since this one has imported torch."""
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text('raise ImportError("libcudart.so: no such file")')
+    command, path = [sys.executable, "-m", "profiler", "doctor", "--plain"], f"{tmp_path}{os.pathsep}{ROOT}"
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": path}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    head, *lines = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    assert [line.split()[0] for line in lines] == NAMES[: NAMES.index("device") + 1]
+    assert re.fullmatch("run first: fix torch, then run `(roofscope|python -m profiler) doctor` again", head)
+    assert "torch does not work: ImportError: libcudart.so: no such file" in " ".join(done.stdout.split())
 
 
 def test_a_library_that_fails_in_any_way_is_a_line() -> None:
@@ -103,9 +109,7 @@ def test_a_driver_without_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path:
 def test_bitsandbytes_that_does_not_import(monkeypatch: pytest.MonkeyPatch, broken: object) -> None:
     monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
     monkeypatch.setitem(sys.modules, "bitsandbytes", broken)
-    result = checks.bitsandbytes(CPU)
-    assert result[0] is False
-    assert "does not import" in result[1]
+    assert run_check("bitsandbytes", lambda: device.bitsandbytes(Machine(CPU)), "no nf4").says.endswith("; no nf4")
 
 
 def requirements(monkeypatch: pytest.MonkeyPatch, required: list[str], installed: dict[str, str]) -> None:
@@ -128,18 +132,6 @@ def test_libraries_that_are_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -
     assert result[1] == "too old or missing: transformers 4.57.1 (needs >=5.10); pip install 'transformers>=5.10'"
 
 
-@pytest.mark.parametrize("kind", gpu_checks.PRODUCTS, ids=lambda kind: kind.name)
-def test_each_product_is_a_matrix_of_ones(kind: gpu_checks.OptionalProduct) -> None:
-    """A matrix with a first column of ones, times a matrix of ones; a CPU computes these products too."""
-    assert bool((kind.made(CPU)() == 1).all())
-
-
-def test_a_product_with_wrong_values_does_not_work() -> None:
-    kind = gpu_checks.PRODUCTS[2]
-    wrong = replace(kind, made=lambda _: lambda: torch.full((64, 64), 2))
-    assert gpu_checks.product(Machine(CPU), wrong) == (False, "gives wrong values: int8 has no roof here")
-
-
 def test_the_first_command_is_for_a_model_that_fits() -> None:
     fits = [PresetFit("small", "float16", 2 * 10**9, True), PresetFit("large", "nf4", 45 * 10**9, False)]
     assert first_command(fits, on_card=True).startswith("roofscope run small --prompt-lens")
@@ -158,8 +150,6 @@ def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest
     requirements(monkeypatch, required, {})
     assert checks.optional("vllm")[0] is None
     assert "pip install vllm" in checks.optional("vllm")[1]
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)
-    assert checks.bitsandbytes(CPU)[1] == (
+    assert device.bitsandbytes(Machine(CPU))[1] == (
         "missing, needed for --quant int8, nf4 and fp4: pip install 'bitsandbytes>=0.49'"
     )

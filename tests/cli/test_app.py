@@ -24,7 +24,7 @@ from profiler.cli.removed import REMOVED
 from profiler.data.links import published_links
 from profiler.engines.registry import engine_names
 from profiler.report.columns import EXPORTERS
-from profiler.report.plots import COMPARISONS, PLOTS
+from profiler.report.plots import PLOTS
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN, EPYC = str(RUNS / "smollm2-135m-zen4"), str(RUNS / "smollm2-135m-epyc")
@@ -56,7 +56,7 @@ def test_every_command_has_one_group_and_a_summary_of_one_line(roofscope) -> Non
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", [*PLOTS, *COMPARISONS])],
+    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", PLOTS)],
 )
 def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
     """Help texts list alternatives without importing them."""
@@ -108,19 +108,25 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--prompt", "8192"), "this model's limit is 8192"),
         (("count", SMALL, "--prompt-lens", "9001"), "is 9002 tokens, but this model's limit is 8192"),
         (("count", SMALL, "--batch-sizes", "1", "--crosscheck"), "--crosscheck: for one step"),
-        (("count", SMALL, "--plot", "map", "--batch-sizes", "1"), "needs a GPU"),
+        (("count", SMALL, "--plot", "roofline", "--batch-sizes", "1"), "needs a GPU"),
         (("forecast", SMALL), "is not a run folder"),
         pytest.param(("forecast", EPYC, "--quant", "fp4"), "no basis for fp4", marks=pytest.mark.slow),
         (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
         (("gate", RUN), "Missing argument 'NEW'"),
         (("rent", "gpt2", "--max-ttft-ms", "nan"), "--max-ttft-ms"),
-        (("rent", SMALL, "--cards", "L4O"), "L4"),
-        (("rent", SMALL, "--price", "T4=0.35EUR"), "USD per hour"),
+        (("rent", SMALL, "--price", "L4O=1"), "L4"),
+        (("rent", SMALL, "--price", "T4=0.35EUR"), "not USD per hour"),
+        (("rent", SMALL, "--engine", "vllm"), "use compiled, eager"),
         (("rent", SMALL, "--quant", "nf4"), "no basis"),
-        (("rent", "llama-3.1-70b", "--engine", "eager", "--cards", "T4,P100 PCIe 16GB"), "it needs 142 GB"),
+        (("rent", "llama-3.1-70b", "--engine", "eager", "--price", "T4=1,P100 PCIe 16GB=1"), "needs 142 GB"),
         (("ceilings", "--device", "cpu", "--link", "1"), "at least 2 ranks"),
         (("count", SMALL, "--gpu", "card.json"), "profiles of GPUs were removed; name a GPU"),
         (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
+        (
+            ("plot", RUN, "intensity"),
+            "called 'intensity'; use roofline, map, split, throughput, doubling,",
+        ),
+        (("count", SMALL, "--plot", "latency"), "use roofline, kv"),
         (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
         (("explore", SMALL, "--quant", "int3"), "int3"),
         (("fly",), "fly"),
@@ -193,7 +199,7 @@ def test_one_step_has_the_numbers_of_its_model(roofscope: Callable[..., Any]) ->
     assert "numbers" not in json.loads(roofscope("count", "llama-2-7b", "--tp", "2", "--format", "json").out)
 
 
-@pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv", "intensity"]))
+@pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv"]))
 def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
     measured = ["--run", str(RUNS / "smollm2-135m-xeon-float32")] if plot == "roofline" else []

@@ -71,7 +71,7 @@ def test_the_machine_is_divided_out() -> None:
     after = side({asked(): timed(0.0104, weights_s=0.00624, dispatch_s=0.00312)}, witness=witness(1.04, 1.04, at=1.0))
     comparison = compare_sides(before(), after)
     [change] = comparison.changes
-    assert all(shift.is_claim for shift in comparison.shifts)
+    assert all(shift.claimed for shift in comparison.shifts)
     assert change.machine == pytest.approx(0.04, abs=1e-3)
     assert change.change == pytest.approx(0.0, abs=1e-3)
     assert change.verdict == "same"
@@ -94,7 +94,7 @@ def test_threads_that_were_halved_are_no_drift(spread: float) -> None:
         witness=witness(1.0, 2.0, spread=spread, at=1.0),
     )
     comparison = compare_sides(first, halved)
-    assert comparison.shifts[1].is_claim == (spread < 0.5)
+    assert comparison.shifts[1].claimed == (spread < 0.5)
     [change] = comparison.changes
     assert comparison.comparable
     assert [item.words for item in comparison.differences] == ["threads 2 -> 1"]
@@ -180,7 +180,7 @@ def test_another_model_is_shown_side_by_side() -> None:
         compared(OLD, ROOT / "runs" / "reference" / "smollm2-135m-zen4")
     shown = compare_sides(read_side(OLD), today)
     assert not shown.comparable
-    assert [(item.asked.phase, item.asked.prompt_len) for item in shown.changes] == [("prefill", 16), ("decode", 16)]
+    assert [(item.phase, item.prompt_len) for item in shown.changes] == [("prefill", 16), ("decode", 16)]
     old = replace(read_side(OLD), settings=today.settings)
     decode = compare_sides(old, today).changes[1]
     assert (decode.verdict, decode.before.median_s) == ("slower", pytest.approx(671e-6, rel=0.01))
@@ -193,7 +193,7 @@ def test_runs_of_one_engine_each_are_compared_cell_by_cell() -> None:
     assert [item.verdict for item in comparison.changes] == ["faster"]
     assert [item.words for item in comparison.differences] == ["engine eager -> static"]
     both = side({asked(engine=name): timed(0.010) for name in ("eager", "static")})
-    assert [item.asked.engine for item in compare_sides(first, both).changes] == ["eager"]
+    assert [item.engine for item in compare_sides(first, both).changes] == ["eager"]
 
 
 def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool() -> None:
@@ -205,7 +205,7 @@ def test_two_cells_of_one_depth_are_not_merged_when_compared_with_another_tool()
     cells = {asked(prompt_len=128): timed(0.029), MatchKey("decode", 1, 0, 128, "eager", ()): timed(0.031)}
     for ordered in (cells, dict(reversed(cells.items()))):
         found = compare_sides(side(ordered), file)
-        [decode] = [item for item in found.changes if item.asked.phase == "decode"]
+        [decode] = [item for item in found.changes if item.phase == "decode"]
         assert (decode.before.median_s, decode.after.median_s) == (0.029, pytest.approx(1 / 68.49))
         assert (decode.verdict, found.only_before) == ("faster", 1)
 

@@ -74,7 +74,7 @@ def test_a_cell_that_may_be_twice_as_slow_as_allowed_does_not_pass_with_the_othe
     unsure = gated([0.0, 0.001, -0.001, 0.0, 0.001, 0.05], half_width=0.028)
     assert unsure.outcome == "inconclusive"
     doubtful = unsure.cells[-1]
-    assert doubtful.decision == "open"
+    assert doubtful.gate == "open"
     assert doubtful.alone_high > 0.06
 
 

@@ -13,11 +13,9 @@ from counted import SPLITS, documents, rank_documents
 from profiler.counting.operators import Collective, Convolution, Embedding, ModelWork, Operator, RecurrentState
 from profiler.counting.preset_counts import FILE, CountedModel, counts_json, from_json, preset_counts
 from profiler.errors import RequestError
-from profiler.explore.command import RANKS
 from profiler.facts.step import Step
 from profiler.loading.source import preset_names
 from profiler.quant.registry import FORMATS
-from profiler.rent.plan import MOST_GPUS
 
 # One of each kind: Conv1D, MXFP4 experts, banks of experts, a latent cache, plain linears. Planning torchao's int8 and
 # fp8 takes half a second per preset.
@@ -48,8 +46,7 @@ def test_bundled_ranks_are_up_to_date(card: str) -> None:
 
 
 def test_every_preset_has_its_ranks() -> None:
-    """`rent` and `explore` split a preset over 2, 4 or 8 GPUs, without importing torch."""
-    assert RANKS == MOST_GPUS == SPLITS
+    """`place` splits a preset over 2, 4 or 8 GPUs, without importing torch."""
     presets = json.loads(FILE.read_text(encoding="utf-8"))
     assert {tuple(preset["ranks"]) for preset in presets.values()} == {tuple(map(str, SPLITS))}
 

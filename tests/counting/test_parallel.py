@@ -53,18 +53,18 @@ def test_uneven_lengths_are_cut_like_dtensors(ranks: int, rank: int) -> None:
 def test_llama_sends_two_sums_per_layer() -> None:
     """Megatron-LM (arXiv:1909.08053, section 3): two all-reduces per layer in a forward pass, each [tokens, hidden]."""
     counted = count("llama-3.1-8b", batch=4, prompt=512, tp=2)
-    sums = {item.name: (item.count, item.bytes) for item in counted.share.collectives}
+    sums = {item.name: (item.count, item.bytes) for item in counted.tp.collectives}
     assert sums["model.layers.*.self_attn.o_proj.all_reduce"] == (32, 4 * 4096 * 2)
     assert sums["model.layers.*.mlp.down_proj.all_reduce"] == (32, 4 * 4096 * 2)
     norms = (2 * 32 + 1) * 4096
-    assert counted.share.weight_bytes == 2 * ((8_030_261_248 - norms) // 2 + norms) + ROTARY_BYTES
-    assert counted.share.cache_bytes == 4 * 513 * 32 * 2 * 4 * 128 * 2  # 4 of 8 KV heads
+    assert counted.tp.weight_bytes == 2 * ((8_030_261_248 - norms) // 2 + norms) + ROTARY_BYTES
+    assert counted.tp.cache_bytes == 4 * 513 * 32 * 2 * 4 * 128 * 2  # 4 of 8 KV heads
     whole = count("llama-3.1-8b", batch=4, prompt=512)
     assert 2 * counted.work.model_flops == whole.work.model_flops
 
 
 def test_fewer_kv_heads_than_ranks_are_copied() -> None:
-    share = count("llama-3.1-8b", prompt=512, tp=16).share
+    share = count("llama-3.1-8b", prompt=512, tp=16).tp
     assert share.replicated_kv_heads == 8
     assert share.cache_bytes == 513 * 32 * 2 * 1 * 128 * 2  # one head of 8, on two ranks each
     kv_projections = 32 * 2 * 128 * 4096

@@ -13,8 +13,7 @@ from subjects import subject_of
 
 from profiler.data.datasheets import gpu_called
 from profiler.data.room import idle_room_bytes, room_bytes
-from profiler.rent.options import RentOptions
-from profiler.rent.plan import Planner
+from profiler.rent import RentOptions, rent
 
 GIB = 1 << 30
 WEIGHTS = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
@@ -57,10 +56,8 @@ def test_every_command_gives_the_same_answer(roofscope: Any, gpu: str, batch: in
         assert counted["safe_bytes"] == pytest.approx(need + batch * LOST - without_new, rel=0.002)
     grid = answer("count", *size, "--gpu", gpu)
     assert {(row["fits"], row["tight"]) for row in grid["rows"]} == {(fits, tight)}
-    load = RentOptions("mistral-7b-v0.1", use="batch", prompt=512, new=128).load
-    planned = Planner("mistral-7b-v0.1", load).plan("none", "eager")
-    together = planned.largest_batch_on(gpu_called(gpu), together=True)
-    assert (together >= batch) == (fits and not tight), "rent counts on what runs"
+    [offer] = rent(RentOptions("mistral-7b-v0.1", engine="eager", price=f"{gpu}=1")).gpus
+    assert (offer.batch >= batch) == (fits and not tight), "rent counts on what runs"
 
 
 def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -165,7 +165,7 @@ TEN = {
     "CellEvidence": "The evidence of a cell",
     "Lever": "A lever: a change, and what it saves",
     "Roof": "A roof",
-    "ChangeRow": "A cell of two runs",
+    "Change": "A cell of two runs",
     "GateDocument": "A gate",
     "ForecastCell": "A cell of a forecast",
     "Offer": "A GPU to rent",

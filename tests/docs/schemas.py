@@ -19,13 +19,14 @@ from pydantic.json_schema import GenerateJsonSchema
 from profiler.checks.doctor import Examination
 from profiler.comparison.documents import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
-from profiler.count.step import CountDocument
+from profiler.counting.count import CountDocument
+from profiler.facts.roofs import Ceilings
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.place import PlacedFile
 from profiler.predict.result import ForecastDocument
 from profiler.rent.command import RentDocument
-from profiler.report.device import CeilingsDocument, GpuEntry, LinkDocument
+from profiler.report.device import GpuEntry, LinkDocument, RoofsContext
 from profiler.store.document import RunDocument
 from profiler.why_slow.render import WhyDocument
 
@@ -40,7 +41,7 @@ TYPES: dict[str, tuple[str, Any]] = {
     "why": ("`why`, and `why.json`", WhyDocument),
     "count": ("`count`", CountDocument),
     "count-grid": ("`count` over a grid", GridDocument),
-    "ceilings": ("`ceilings`", CeilingsDocument),
+    "ceilings": ("`ceilings`", (Ceilings, RoofsContext)),
     "ceilings-link": ("`ceilings --link`", LinkDocument),
     "doctor": ("`doctor`", Examination),
     "gpus": ("`gpus`", list[GpuEntry]),
@@ -88,6 +89,14 @@ def assert_follows(name: str, document: object) -> None:
 
 
 def _schema(kind: Any) -> dict[str, Any]:
+    """Return the schema of a type, or of a document with the fields of several types, none of which is left out."""
+    if isinstance(kind, tuple):
+        parts = [_schema(each) for each in kind]
+        properties = {name: item for part in parts for name, item in part["properties"].items()}
+        for item in properties.values():
+            item.pop("default", None)
+        defs = {name: item for part in parts for name, item in part.get("$defs", {}).items()}
+        return {**parts[0], "$defs": defs, "properties": properties, "required": [*properties]}
     return TypeAdapter(kind).json_schema(mode="serialization", schema_generator=_Documented)
 
 

@@ -1,179 +1,465 @@
-"""A campaign: record the sites, inject the faults, and print each failure with the line that replays it."""
+"""What can fail, the runs in which it fails, and what must hold afterwards."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import csv
+import errno
 import gc
+import importlib
+import io
+import json
 import math
 import multiprocessing
-import random
-import resource
+import os
+import pkgutil
+import signal
 import sys
 import tempfile
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkProcess
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-import pandas as pd
+import pynvml
+import torch
+from simulated.scenario import Scenario, flags
+from simulated.truth import A100, T4, Truth
+from simulated.world import World, simulated
 
-from .kinds import KINDS, modes, plausible
-from .oracles import Ran
-from .sites import Injection, Site, positions
-from .trial import SCENARIOS, Played, Trial, ran, tried
+from profiler.cli.app import main
+from profiler.report.write import markdown_report
+from profiler.run.stages import Stages
+from profiler.store.folder import read_run
 
-_LONGEST_S = 180.0
-"""A trial that takes longer, in real seconds, counts as hanging."""
+LONGEST_S = 600.0
+LATER_S = 3600.0
+"""Simulated seconds between a run and its resume."""
+BRIEF = {"profiler.roofs.sampler._LOADED_S": 0.02, "profiler.roofs.sampler._MOST_RECORDED": 20}
+SIMULATOR = "/simulated/"
+"""Its own calls do not fail."""
+NOT_READY, ILLEGAL_ADDRESS, INVALID_VALUE = 600, 700, 1
+"""Values of cudaError_t (CUDA Runtime API)."""
 
 
-_FORK = multiprocessing.get_context("fork")
+def cuda(text: str, code: int) -> Callable[[], BaseException]:
+    """The exception that torch raises for a CUDA error since 2.8 (c10/cuda/CUDAException.cpp)."""
+
+    def made() -> BaseException:
+        error = torch.AcceleratorError(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported.")
+        error.error_code = code  # type: ignore[attr-defined]
+        return error
+
+    return made
+
+
+RAISED: Mapping[str, Callable[[], BaseException]] = {
+    "lost": cuda("an illegal memory access was encountered", ILLEGAL_ADDRESS),
+    "passing": cuda("invalid argument", INVALID_VALUE),
+    "not-ready": cuda("device not ready", NOT_READY),
+    "oom": partial(torch.OutOfMemoryError, "CUDA out of memory. Tried to allocate 20.00 MiB."),
+    "runtime": partial(RuntimeError, "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasGemmEx`"),
+    "no-kernel": partial(RuntimeError, "No available kernel. Aborting execution."),
+    "not-set-up": partial(RuntimeError, "CUDA unknown error - this may be due to an incorrectly set up environment"),
+    "nvml-lost": pynvml.NVMLError_GpuIsLost,
+    "full": partial(OSError, errno.ENOSPC, "No space left on device"),
+}
+"""Errors. After `lost`, as after an Xid, every later call to the device gives the same one."""
+LIES: Mapping[str, Callable[[Any], Any]] = {
+    "zero": lambda _: 0.0,
+    "negative": lambda value: -abs(value) or -1.0,
+    "nan": lambda _: math.nan,
+    "tenfold": lambda value: 10 * value,
+    "none-free": lambda value: (0, value[1]),
+    "halved": lambda value: value // 2,
+}
+"""False answers."""
+CALLS: Mapping[str, tuple[str, ...]] = {
+    "kernel": ("lost", "passing", "slow", "killed"),
+    "allocate": ("oom",),
+    "os.fsync": ("full", "killed"),
+    "os.replace": ("killed",),
+    "torch.cuda.synchronize": ("lost", "passing"),
+    "torch.cuda.Event.record": ("lost", "passing"),
+    "torch.cuda.Event.elapsed_time": ("not-ready", "zero", "negative", "nan", "tenfold"),
+    "torch.cuda.CUDAGraph.replay": ("lost", "oom"),
+    "torch.cuda.graph.__enter__": ("passing",),
+    "torch.cuda.mem_get_info": ("passing", "none-free"),
+    "torch.cuda.get_device_capability": ("not-set-up",),
+    "torch.cuda.empty_cache": ("passing",),
+    "torch.nn.functional.scaled_dot_product_attention": ("no-kernel", "oom"),
+    "bitsandbytes.functional.dequantize_4bit": ("runtime",),
+    "bitsandbytes.functional.quantize_4bit": ("runtime",),
+    "pynvml.nvmlDeviceGetClockInfo": ("nvml-lost", "halved"),
+    "pynvml.nvmlDeviceGetTemperature": ("nvml-lost",),
+}
+"""Each call that may fail, and how it can. Kernels and allocations are those of the simulated GPU."""
+NEEDS_DEVICE = ("kernel", "torch.cuda.synchronize", "torch.cuda.Event.record", "torch.cuda.Event.elapsed_time")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: the n-th call of an API in a stage of a scenario; `on` for all later ones there too."""
+
+    scenario: str
+    api: str
+    stage: str
+    number: int
+    kind: str
+    on: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.scenario}: {self.api} in {self.stage or 'the start'} #{self.number} {self.kind}{' on' * self.on}"
+
+
+SMALL = Scenario("smollm2-135m", 1, "float16", "eager", (16, 32), (1, 2), 8)
+SCENARIOS: Mapping[str, tuple[Scenario, Truth]] = {
+    "eager": (SMALL, A100),
+    "graph": (replace(SMALL, engine="graph", prompt_lens=(16,)), A100),
+    "nf4": (replace(SMALL, quant="nf4", prompt_lens=(16,)), A100),
+    "engines": (replace(SMALL, engine="static,generate", prompt_lens=(16,)), A100),
+    "sure": (Scenario("mistral-7b-v0.1", 1, "float16", "eager", (16, 512), (1, 2), 8), T4),
+}
+"""Runs without a fault. `sure` has cells of high confidence, and gets the false answers."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """The outcome of one command; its code is None if it was killed or raised an exception."""
+
+    code: int | None
+    out: str = ""
+    err: str = ""
+    left_bytes: int = 0
+    """Bytes of the GPU's memory in use at the end."""
+    simulated_s: float = 0.0
+    calls: Mapping[tuple[str, str], int] = ()  # type: ignore[assignment]
+    """Calls by API and stage."""
+    fired: tuple[tuple[str, str], ...] = ()
+    """The stage and the cell of each failed call."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """A scenario recorded without a fault."""
+    """A scenario that ran without a fault, its model's folder, and the state that it left."""
 
-    played: Played
+    name: str
     model: Path
     base: Ran
-
-    def tried(self, injection: Injection) -> Trial:
-        return tried(injection, self.played, self.model, self.base)
+    state: State
 
 
-def recorded(played: Played, parent: Path) -> Recorded:
-    """Run the scenario twice: the first run imports libraries and learns operators."""
-    for library in played.libraries:
-        __import__(library)
-    model = played.asked.folder(parent / played.name)
-    for number in range(2):
-        base = ran(played, model, parent / played.name / f"run-{number}")
-        if base.code != 0 or base.folder is None:
-            sys.exit(f"{played.name} fails without a fault ({base.code}): {base.err}{base.escaped}")
-    return Recorded(played, model, base)
+class Seam:
+    """Counts the calls of a run, and makes them fail as the fault says."""
+
+    def __init__(self, world: World, fault: Fault | None) -> None:
+        self._world, self._fault = world, fault
+        self._lost = False
+        self._stage = self._cell = ""
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.fired: list[tuple[str, str]] = []
+
+    def _hits(self, api: str) -> bool:
+        """Count a call. Return whether it fails. Raises the error of a lost device."""
+        if self._lost and api in NEEDS_DEVICE:
+            raise RAISED["lost"]()
+        key = api, self._stage
+        self.calls[key] += 1
+        if self._fault is None or key != (self._fault.api, self._fault.stage):
+            return False
+        number = self._fault.number
+        if not (self.calls[key] >= number if self._fault.on else self.calls[key] == number):
+            return False
+        self.fired.append((self._stage, self._cell))
+        if self._fault.kind == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._lost = self._fault.kind == "lost"
+        return True
+
+    def _wrapped(self, api: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(real)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            if SIMULATOR in sys._getframe(1).f_code.co_filename or not self._hits(api):
+                return real(*args, **kwargs)
+            return self._failed(lambda: real(*args, **kwargs))
+
+        return called
+
+    def _failed(self, real: Callable[[], Any]) -> Any:
+        kind = self._fault.kind if self._fault else ""
+        if kind in RAISED:
+            raise RAISED[kind]()
+        return LIES[kind](real())
+
+    def _launched(self, stream: Any, *kernel: Any) -> None:
+        """A kernel was launched; of a replayed graph only its first one counts."""
+        *_, launched, _operators, duration_s, _start_s = kernel
+        if launched and self._hits("kernel"):
+            if self._fault is not None and self._fault.kind == "slow":
+                stream.core.ready_s += 9 * duration_s
+            else:
+                self._failed(lambda: None)
+
+    def _allocated(self, _bytes: int) -> None:
+        if self._hits("allocate"):
+            self._failed(lambda: None)
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for api in CALLS:
+                with contextlib.suppress(ImportError, ValueError):  # a library that is missing, an event of the GPU
+                    real = pkgutil.resolve_name(api)
+                    stack.enter_context(mock.patch(api, self._wrapped(api, real)))
+            for card in self._world.cards:
+                card.core.on_kernel = partial(self._launched, card.stream)
+                card.memory.on_allocate = self._allocated
+            begin, sweep = Stages.begin, importlib.import_module("profiler.measure.sweep")
+            visit = sweep.visit
+
+            def begun(stages: Stages, name: str, text: str = "") -> None:
+                self._stage = name
+                begin(stages, name, text)
+
+            def visited(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
+                self._cell = f"{cell.engine}/{cell.batch_size}/{cell.depth}"
+                try:
+                    return visit(engine, cell, *args, **kwargs)
+                finally:
+                    self._cell = ""
+
+            stack.enter_context(mock.patch.object(Stages, "begin", begun))
+            stack.enter_context(mock.patch.object(sweep, "visit", visited))
+            yield
 
 
-def injections(recordings: Iterable[Recorded]) -> list[Injection]:
-    """Return each site in each stage at its first, middle and last call, in the first scenario that has it."""
-    planned: list[Injection] = []
-    seen: set[tuple[Site, str]] = set()
-    for each in recordings:
-        numbers: dict[tuple[Site, str], list[int]] = {}
-        for call in each.base.calls:
-            numbers.setdefault((call.site, call.stage), []).append(call.number)
-        lies = each.played.lies
-        fresh = {group: own for group, own in numbers.items() if lies or group not in seen}
-        seen |= set(fresh)
-        last = {call.site: call.number for call in each.base.calls}
-        planned += {
-            Injection(site, number, kind, mode, each.played.name)
-            for (site, _), own in fresh.items()
-            for number in positions(own)
-            for kind in plausible(site.api)
-            if not lies or KINDS[kind].raised is None
-            for mode in modes(site.api, kind)
-            if mode == "once" or number < last[site]
-        }
-    planned.sort()
-    random.Random(0).shuffle(planned)  # a campaign that stops early has then tried faults of every kind
-    return planned
+def ran(name: str, model: Path, folder: Path, fault: Fault | None = None, *, resume: bool = False) -> Ran:
+    """Run the command once on its own GPU, and capture its output. A process of its own is killed."""
+    if fault is not None and fault.kind == "killed":
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            return Ran(None, fired=((fault.stage, ""),) if os.WIFSIGNALED(status) else ())
+        _run(name, model, folder, fault)
+        os._exit(1)
+    return _run(name, model, folder, fault, resume=resume)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--sample", type=int, default=0, help="try so many, drawn by --seed (default: all)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scenarios", default=",".join(SCENARIOS), help="of " + ", ".join(SCENARIOS))
-    parser.add_argument("--only", default="", help="faults whose line holds this; a whole line replays one")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at a time")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="roofscope-faults-") as folder:
-        recordings = {name: recorded(SCENARIOS[name], Path(folder)) for name in options.scenarios.split(",")}
-        planned = [each for each in injections(recordings.values()) if options.only in str(each)]
-        sites = {call.site for each in recordings.values() for call in each.base.calls}
-        print(f"{len(sites)} sites, {len(planned)} faults", flush=True)
-        if options.sample:
-            planned = random.Random(options.seed).sample(planned, min(options.sample, len(planned)))
-            print(f"{len(planned)} of them by seed {options.seed}", flush=True)
-        trials = _trials(recordings, planned, options.jobs)
-    failed = sum(bool(trial.failures) for trial in trials)
-    print(f"{len(trials)} faults, {failed} after which something does not hold")
-    codes = [str(each.code) for each in trials]
-    faults = {
-        "API": [each.injection.site.api for each in trials],
-        "fault": [f"{each.injection.kind} {each.injection.mode}" for each in trials],
+def _run(name: str, model: Path, folder: Path, fault: Fault | None, *, resume: bool = False) -> Ran:
+    asked, truth = SCENARIOS[name]
+    options = {"resume": folder} if resume else {**asked.options(), "out": folder, "weights": "random"}
+    more = flags({**options, "no_levers": True, "device": "cuda"})
+    words = ["roofscope", "run", str(model), *more, "--quiet", "--plain"]
+    with simulated(truth) as world, contextlib.ExitStack() as stack:
+        seam = Seam(world, fault)
+        for place, value in BRIEF.items():
+            stack.enter_context(mock.patch(place, value))
+        stack.enter_context(mock.patch("profiler.device.contention.ForeignLoad.cores", return_value=0.0))
+        stack.enter_context(mock.patch("profiler.report.write.write_reports"))  # pages and pictures take seconds
+        stack.enter_context(mock.patch.object(sys, "argv", words))
+        stack.enter_context(mock.patch.object(signal, "signal"))
+        out = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        err = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        world.host.unix_at_start_s += LATER_S * resume
+        started_s, code = world.host.now_s, None
+        with seam.installed():
+            try:
+                main()
+            except SystemExit as ended:
+                code = int(ended.code or 0)
+            except BaseException:
+                err.write(traceback.format_exc())
+        gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # torch keeps them; they are no leak
+        took_s = world.host.now_s - started_s
+        left = world.card.memory.allocated
+        return Ran(code, out.getvalue(), err.getvalue(), left, took_s, dict(seam.calls), tuple(seam.fired))
+
+
+@dataclass(frozen=True)
+class State:
+    """What a run folder holds, read without the profiler's own reader."""
+
+    rows: Mapping[tuple[str, ...], dict[str, str]]
+    """Rows of cells.csv by `KEY`."""
+    document: Mapping[str, Any]
+    facts: frozenset[str]
+    """Each kind of fact with its subject, and each column that has a value."""
+
+
+KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
+SUBJECT = ("kind", "cell", *KEY, "link", "operator", "way")
+COUNTS = ("model_flops", "model_bytes", "executed_flops", "executed_bytes", "intensity")
+TIMES = ("latency_s", "ttft_s", "first_step_s", "issue_s")
+SAMPLES = (
+    "samples",
+    "visits",
+    "stopped",
+    "latency_low_s",
+    "latency_high_s",
+    "p90_s",
+    "p99_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+)
+"""Columns that may lose or gain values where a sweep has fewer or more visits."""
+COUNTING = {"the choice of kernels", "bitsandbytes' choice of 4-bit kernels"}
+"""Parts of a run without which executed work is counted by another rule."""
+TICKS_S, OTHER_VISITS, FALSE = 1.01e-6, 0.01, 0.05
+"""Two ticks of a CUDA event; what another number of visits may change; and from where on a figure is false."""
+MOST_EXTRA_S = 60.0
+"""Simulated seconds that a fault may add to a run."""
+
+
+def state(folder: Path) -> State | None:
+    """Return None if the folder has no run."""
+    if not (folder / "run.json").exists():
+        return None
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    if (folder / "cells.csv").exists():
+        with (folder / "cells.csv").open(newline="") as file:
+            rows = {tuple(row[name] for name in KEY): row for row in csv.DictReader(file)}
+    facts = {
+        f"{'/'.join(key)} {name}" for key, row in rows.items() for name in row if row[name] and name not in SAMPLES
     }
-    for name, values in faults.items():
-        print(pd.crosstab(pd.Series(values, name=name), pd.Series(codes, name="exit code")).to_string(), end="\n\n")
-    sys.exit(1 if failed else 0)
+    for record in map(json.loads, (folder / "samples.jsonl").read_text().splitlines()):
+        subject = " ".join(str(record[name]) for name in SUBJECT if name in record)
+        parts = [f"{key} {item['operator']}" for key in record.get("keys", ()) for item in record.get("operators", ())]
+        facts |= {subject, *(f"{subject} {part}" for part in parts)}
+    return State(rows, json.loads((folder / "run.json").read_text()), frozenset(facts))
 
 
-def _trials(recordings: dict[str, Recorded], planned: Sequence[Injection], jobs: int) -> list[Trial]:
-    trials: list[Trial] = []
+def recorded(name: str, parent: Path) -> Recorded:
+    """Run a scenario twice without a fault: the first run imports libraries and learns operators."""
+    model = SCENARIOS[name][0].folder(parent / name)
+    for number in range(2):
+        base = ran(name, model, parent / name / f"run-{number}")
+        left = state(parent / name / f"run-{number}")
+        if base.code != 0 or left is None:
+            raise RuntimeError(f"{name} fails without a fault ({base.code}): {base.err}")
+    return Recorded(name, model, base, left)
+
+
+def planned(recording: Recorded) -> list[Fault]:
+    """Return the faults of a scenario: each call's first, middle and last use in each stage, and each way to fail."""
+    lies = recording.name == "sure"
+    return [
+        Fault(recording.name, api, stage, number, kind, on)
+        for (api, stage), calls in sorted(recording.base.calls.items())
+        for kind in CALLS[api]
+        if lies == (kind in LIES or kind == "slow")
+        for number in sorted({1, calls // 2 + 1, calls})
+        for on in ((False, True) if number < calls and kind not in ("lost", "killed") else (False,))
+    ]
+
+
+def tried(recording: Recorded, fault: Fault) -> list[str]:
+    """Run with the fault, resume without it if the run is not whole, and return what does not hold."""
+    with tempfile.TemporaryDirectory(prefix="roofscope-fault-") as name:
+        folder = Path(name) / "run"
+        with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": f"{name}/cache"}):
+            first = ran(recording.name, recording.model, folder, fault)
+            after = state(folder)
+            failures = list(_after(recording, fault, first, after, folder))
+            if first.code != 0 and after is not None:
+                resumed = ran(recording.name, recording.model, folder, resume=True)
+                failures += _resumed(recording, resumed, state(folder))
+    return failures
+
+
+def _after(recording: Recorded, fault: Fault, first: Ran, after: State | None, folder: Path) -> Iterator[str]:
+    """What does not hold after a fault."""
+    if not first.fired:
+        yield "the call was not reached"
+    if fault.kind == "killed":
+        return
+    if first.code not in (0, 2, 3) or "Traceback" in first.err or len(first.err.strip().splitlines()) > 1:
+        yield f"exit code {first.code}, and not one line: {first.err}"
+    gone = fault.kind in ("lost", "full") or (fault.on and fault.api in NEEDS_DEVICE)
+    if first.code == 2 and not gone and fault.stage not in ("", "loading"):
+        yield f"the run ended: {first.err}"
+    if first.left_bytes > recording.base.left_bytes:
+        yield f"{first.left_bytes - recording.base.left_bytes} bytes of the GPU are still held"
+    if first.simulated_s > recording.base.simulated_s + MOST_EXTRA_S:
+        yield f"{first.simulated_s:.0f} simulated seconds instead of {recording.base.simulated_s:.0f}"
+    if after is None:
+        if first.code != 2:
+            yield f"exit code {first.code} without a run folder"
+        return
+    if set(after.rows) != set(recording.state.rows) and (first.code != 2 or after.rows):
+        yield f"{len(after.rows)} of {len(recording.state.rows)} cells in cells.csv"
+    missing = {part["what"] for part in after.document.get("missing", ())}
+    counts = [name for name in COUNTS if not (name.startswith("executed") and missing & COUNTING)]
+    for key, row in after.rows.items():
+        before = recording.state.rows.get(key, row)
+        depth = row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"]
+        if row["status"] == "ok" and row["confidence"] == "high" and fault.kind in LIES:
+            wrong = [name for name in (*TIMES, "attained", "regime") if _differs(before[name], row[name], FALSE)]
+            yield from (f"{'/'.join(key)} is sure of {name} {row[name]}, which is {before[name]}" for name in wrong)
+        if f"{row['engine']}/{row['batch_size']}/{depth}" in {cell for _, cell in first.fired}:
+            continue
+        if row["status"] == "ok":
+            yield from (f"{'/'.join(key)} {text}" for text in _moved(before, row, counts))
+        elif fault.kind not in ("lost", "oom") and first.code != 2:
+            yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
+    lost = sorted(recording.state.facts - after.facts)
+    if lost and first.code != 2:
+        if first.code != 3:
+            yield f"exit code {first.code}, and {len(lost)} facts are gone ({'; '.join(lost[:3])})"
+        why = "out of memory" if fault.kind == "oom" else str(RAISED.get(fault.kind, str)()).splitlines()[:1]
+        written = json.dumps(after.document), first.out, markdown_report(read_run(folder))
+        for place, text in zip(("run.json", "the screen", "report.md"), written, strict=True):
+            if _plain("".join(why))[:24] not in _plain(text):
+                yield f"{place} does not say why ({why}) {len(lost)} facts are gone ({'; '.join(lost[:3])})"
+
+
+def _resumed(recording: Recorded, resumed: Ran, after: State | None) -> Iterator[str]:
+    """What does not hold after a resume without the fault: the run must end as if there had been none."""
+    if resumed.code != 0 or after is None or not after.document.get("finished"):
+        yield f"the resume ends with {resumed.code}: {resumed.err}"
+        return
+    for key, row in recording.state.rows.items():
+        if key not in after.rows or after.rows[key]["status"] != "ok":
+            yield f"after the resume {'/'.join(key)} has no number"
+        else:
+            yield from (f"after the resume {'/'.join(key)} {text}" for text in _moved(row, after.rows[key], COUNTS))
+    if gone := sorted(recording.state.facts - after.facts):
+        yield f"after the resume {len(gone)} facts are gone: {'; '.join(gone[:3])}"
+
+
+def _moved(before: dict[str, str], row: dict[str, str], counts: Sequence[str]) -> Iterator[str]:
+    share = 0.0 if before["visits"] == row["visits"] else OTHER_VISITS
+    changed = [name for name in counts if before[name] != row[name]]
+    changed += [name for name in TIMES if _differs(before[name], row[name], share, TICKS_S)]
+    yield from (f"{name} {before[name]} -> {row[name]}" for name in changed)
+
+
+def _differs(before: str, after: str, share: float, least: float = 0.0) -> bool:
+    try:
+        return abs(float(after) - float(before)) > least + share * abs(float(before))
+    except ValueError:
+        return before != after
+
+
+def _plain(text: str) -> str:
+    return "".join(filter(str.isalnum, text.lower()))
+
+
+def trials(recordings: Mapping[str, Recorded], faults: Sequence[Fault], jobs: int = 2) -> int:
+    """Try faults, each in a process of its own. Prints what does not hold; returns after how many faults."""
     gc.collect()
     gc.freeze()  # existing objects are then not collected again in each process
-    calls = [partial(recordings[each.scenario].tried, each) for each in planned]
-    started_s = time.monotonic()
-    with contextlib.suppress(KeyboardInterrupt):
-        for number, answer in forked(calls, jobs=jobs, limit_s=_LONGEST_S):
-            if isinstance(answer, str):
-                answer = Trial(planned[number], None, (f"ends: {answer}",), answer)
-            trials.append(answer)
-            for failure in answer.failures:
-                print(f"{answer.injection}: {failure}"[:400], flush=True)
-            if len(planned) == 1:
-                print(answer.said)
-            if len(trials) % 100 == 0:
-                print(f"-- {len(trials)} in {time.monotonic() - started_s:.0f} s", flush=True)
-    return trials
-
-
-def forked(calls: Sequence[Callable[[], Any]], *, jobs: int, limit_s: float) -> Iterator[tuple[int, Any]]:
-    """Yield (number, answer) of each call as it ends; the answer is the reason, as text, if it raised or died.
-
-    The limit is in CPU time, which other processes do not affect. Calls that wait are ended if none ends within ten
-    times the limit.
-    """
-    waiting = list(enumerate(calls))
-    running: dict[Connection, tuple[int, ForkProcess]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                number, call = waiting.pop(0)
-                receiving, sending = _FORK.Pipe(duplex=False)
-                process = _FORK.Process(target=_answer, args=(call, sending, limit_s))
-                process.start()
-                sending.close()
-                running[receiving] = number, process
-            for connection in wait(list(running), 10 * limit_s) or _killed(running):
-                number, process = running.pop(connection)
-                try:
-                    answer = connection.recv()
-                except EOFError:
-                    process.join()
-                    answer = f"its process ended with {process.exitcode} (-9: waited too long, -24: too much CPU)"
-                process.join()
-                yield number, answer
-    finally:
-        _killed(running)
-
-
-def _answer(call: Callable[[], Any], sending: Connection, limit_s: float) -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit_s), math.ceil(limit_s) + 5))
-    try:
-        answer = call()
-    except BaseException:
-        answer = traceback.format_exc()
-    sending.send(answer)
-
-
-def _killed(running: dict[Connection, tuple[int, ForkProcess]]) -> list[Connection]:
-    for _, process in running.values():
-        process.kill()
-    return list(running)
+    failed = 0
+    with multiprocessing.get_context("fork").Pool(jobs, maxtasksperchild=1) as pool:
+        answers = [pool.apply_async(tried, (recordings[fault.scenario], fault)) for fault in faults]
+        for fault, answer in zip(faults, answers, strict=True):
+            try:
+                failures = answer.get(LONGEST_S)
+            except Exception as error:
+                failures = [f"no answer: {error!r}"]
+            failed += bool(failures)
+            print(*(f"{fault}: {text}"[:400] for text in failures), sep="\n", end="\n" * bool(failures), flush=True)
+    return failed

@@ -1,9 +1,8 @@
-"""Forecasts on GPUs that were not measured: at least the lower bound of the datasheet, and equal to those of `rent`."""
+"""Forecasts on GPUs that were not measured: at least the lower bound of the datasheet."""
 
 from __future__ import annotations
 
-from dataclasses import astuple, replace
-from datetime import date
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,13 +20,6 @@ BYTES_PER_S = 2.039e12
 
 def cell(answer: ForecastDocument, phase: str) -> ForecastCell:
     return next(cell for cell in answer.cells if cell.phase == phase)
-
-
-def rented_step(model: str) -> tuple[float, float, float]:
-    """The range of a decode step of 64 sequences of 2064 tokens in `rent`, in plain transformers."""
-    request = RentOptions(model, use="batch", prompt=2048, new=32, batch=64, engine="eager", cards=CARD)
-    [offer] = rent(request, date(2026, 11, 20)).cards
-    return astuple(offer.step_s)
 
 
 @pytest.mark.slow
@@ -60,13 +52,12 @@ def test_what_a_format_leaves_dense_is_in_16_bits() -> None:
     assert any("mixture of experts" in note for note in mixture.notes), "no published figure is of one"
 
 
-def test_a_cache_that_is_copied_is_moved_thrice_here_as_in_rent() -> None:
+def test_a_cache_that_is_copied_is_moved_thrice() -> None:
     """64 x 2064 tokens of 131,072 bytes each and 15.0 GB of weights: at least 33 ms at the datasheet's bandwidth."""
     decode = cell(forecast_on("llama-3.1-8b", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
     assert decode.context_len == 2064
     at_least = (15.0e9 + 3 * 64 * 2064 * 131_072) / BYTES_PER_S
     assert decode.low_s > at_least > 32e-3
-    assert (decode.low_s, decode.latency_s, decode.high_s) == pytest.approx(rented_step("llama-3.1-8b"))
 
 
 def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
@@ -77,7 +68,6 @@ def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
     # The expanded latents are written (16 x 256); then keys and values are written by head (192 + 128) and read.
     moved_bytes = 27 * 2 * tokens * (16 * 256 + 2 * 16 * 320 + 3 * 576)
     assert decode.low_s > max(expanded_flops / 312e12, moved_bytes / BYTES_PER_S) > 40e-3
-    assert (decode.low_s, decode.latency_s, decode.high_s) == pytest.approx(rented_step("deepseek-v2-lite"))
 
 
 def test_what_a_step_loses_is_dispatch_only_where_the_host_is_slower() -> None:
@@ -119,9 +109,8 @@ def test_a_format_without_figures_in_plain_transformers_has_no_basis() -> None:
 )
 def test_an_engine_needs_a_compute_capability(model: str, gpu: str, options: dict[str, Any], needs: str) -> None:
     """vLLM's documentation has 7.0, its Mxfp4Config 8.0; transformers multiplies MXFP4 from 7.5 on."""
-    wanted = RentOptions(model, price=f"{gpu}=1", cards=f"{gpu},H100 SXM", **options)
-    offers = rent(wanted, date(2026, 11, 20)).cards
-    assert next(offer for offer in offers if offer.card == gpu).why.partition("capability ")[2] == needs
+    offers = rent(RentOptions(model, price=f"{gpu}=1,H100 SXM=1", **options)).gpus
+    assert next(offer for offer in offers if offer.gpu == gpu).why.partition("capability ")[2] == needs
     if needs:
         with pytest.raises(RequestError, match=f"{gpu} needs compute capability {needs}"):
             forecast_on(model, gpu, ForecastRequest("512", "1", **options))

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from profiler.checks import installation
+from profiler.checks import device, installation
 from profiler.checks.doctor import Examination, PresetFit, first_command, fit_words
 from profiler.checks.installation import CheckResult, run_check
 from profiler.data.datasheets import gpu_called
@@ -96,9 +96,9 @@ def examination(_device: str = "auto") -> Examination:
     ):
         findings = (
             run_check("driver", installation.driver),
-            run_check("device", lambda: installation.card(machine)),
-            run_check("memory", lambda: installation.free_memory(machine)),
-            run_check("compile", lambda: installation.compiling(machine.device)),
+            run_check("device", lambda: device.card(machine)),
+            run_check("memory", lambda: device.free_memory(machine)),
+            run_check("compile", lambda: device.compiling(machine)),
             run_check("gguf", lambda: installation.optional("gguf")),
             CheckResult("fits", True, fit_words(fits)),
         )

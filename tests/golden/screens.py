@@ -39,7 +39,7 @@ COMMANDS = {
     " --plain",
     "place-mixture": "place tests/data/foreign/llama-bench-two-gpus.md --model gpt-oss-20b --plain",
     "place-too-fast": "place tests/data/foreign/llama-batched-bench.md --model gpt-oss-20b --gpu L4 --plain",
-    "rent": "rent mistral-7b-v0.1 --for chat --cards T4,A10G,L40S --price T4=0.53,A10G=1.01,L40S=1.86 --plain",
+    "rent": "rent mistral-7b-v0.1 --max-tpot-ms 50 --price T4=0.53,A10G=1.01,L40S=1.86 --plain",
     "doctor": "doctor --plain",
     "why": "why --plain chat.py",
 }
@@ -57,9 +57,11 @@ SCREENS = {
 
 @contextlib.contextmanager
 def working_folder(folder: Path) -> Iterator[None]:
-    """Work in `folder`, with copies of the committed runs and files."""
+    """Work in `folder`, with copies of the committed runs and files; as after `report`, each run has a page."""
     for name in ("runs/reference", "tests/data/foreign"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.html", "*.png"))
+    for document in (folder / "runs/reference").glob("**/run.json"):
+        (document.parent / "report.html").touch()
     before = Path.cwd()
     os.chdir(folder)
     try:

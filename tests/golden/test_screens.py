@@ -26,7 +26,7 @@ ANSWERS = {
     "compare": f"compare {_RUNS}-epyc {_RUNS}-2-cores --anyway",
     "count": "count gpt-oss-20b --batch-sizes 1..64*2 --prompt-lens 128..8192*4 --gpu 'T4,H100 SXM,L40S,A10G'",
     "count of a step": "count mistral-7b-v0.1 --gpu 'T4,H100 SXM,L40S' --gemm-census",
-    "rent": "rent mistral-7b-v0.1 --by-utilisation",
+    "rent": "rent mistral-7b-v0.1",
     "doctor": "doctor --device auto",
     "forecast": f"forecast {_RUNS}-xeon --batch-sizes 1..64*2 --prompt-lens 64..1024*2",
     "place": "place tests/data/foreign/llama-batched-bench.md --model gpt-oss-20b --gpu L4",
@@ -36,7 +36,7 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder with the committed runs, in which judging draws no pictures and `run` measured the H200's default."""
+    """A folder with the committed runs, in which `report` draws no pictures and `run` measured the H200's default."""
     with working_folder(tmp_path_factory.mktemp("runs")):
         run = judge_folder(Path("runs/reference/mistral-7b-h200-default"))
         with (

@@ -14,7 +14,6 @@ import pytest
 import torch
 from claims import formats
 from claims.bench import Attempt, Bench, Check
-from hurry import with_effort
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +31,6 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> 
 def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # One format that converts by groups, one by rows; other tests cover each.
     monkeypatch.setattr(formats, "SHARES", {name: formats.SHARES[name] for name in ("nf4", "int8wo")})
-    with_effort(monkeypatch, pictures=("roofline",))
     monkeypatch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 64)  # the limit of a doubling is not judged here
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0
@@ -43,7 +41,7 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert all(check["why"] for check in found["checks"] if check["passed"] is None)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.tar.gz", "scoreboard.json"]
     with tarfile.open(tmp_path / "runs.tar.gz") as archive:
-        assert {"main/run.json", "main/roofline.png", "doubling/cells.csv"} <= set(archive.getnames())
+        assert {"main/run.json", "main/report.html", "doubling/cells.csv"} <= set(archive.getnames())
 
 
 def test_a_failed_attempt_is_followed_by_the_next_one_and_a_killed_call_leaves_its_checks(

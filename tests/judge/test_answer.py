@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +16,12 @@ from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
-from profiler.judge.answer import answer
+from profiler.judge import answer as advice
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, TrialResult
 from profiler.judge.engine_differences import where_it_lies
 from profiler.judge.judge_run import judge_run
-from profiler.judge.levers import Setting
+from profiler.judge.levers import Setting, levers
 from profiler.judge.regimes import Flag, Regime, Verdict
 
 CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
@@ -40,6 +41,11 @@ def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdo
 def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, **more: Any) -> JudgedCell:
     """Return a judged step with these parts, under roofs of 1 TB/s and 100 TFLOP/s."""
     return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, Verdict(regime, "high", (), ()), **more)
+
+
+def answer(cells: Sequence[JudgedCell], setting: Setting, *more: Any) -> list[str]:
+    """Return the answer about cells with their levers."""
+    return advice.answer([replace(cell, levers=tuple(levers(cell, setting))) for cell in cells], setting, *more)
 
 
 def measured(of: Facts, **seconds: float) -> Facts:

@@ -6,14 +6,15 @@ import math
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import read_side
-from profiler.judge.difference import Difference, difference, is_claim
+from profiler.judge.difference import Difference, difference, is_claim, longer_s
 from profiler.run.judge_folder import judge_folder
 from profiler.run.screens import compare_with_first
-from profiler.stats import Estimate
+from profiler.stats import Estimate, VisitSpread, estimate
 from profiler.store.folder import read_run
 
 REFERENCE = Path(__file__).parents[2] / "runs/reference"
@@ -54,10 +55,35 @@ def test_precisions_and_compare_give_one_interval_for_the_same_folders(tmp_path:
         shutil.copytree(REFERENCE / f"smollm2-135m-xeon-{run.name}", run)
         judge_folder(run, finished=True)
     listed = {item.key.name: item.difference for item in compare_with_first([read_run(run) for run in runs])}
-    compared = {item.asked.name: item for item in compare_sides(*map(read_side, runs)).changes}
+    compared = {item.name: item for item in compare_sides(*map(read_side, runs)).changes}
     assert len(listed) == len(compared) > 3
     for name, found in listed.items():
-        other = compared[name]
+        other = compared[name].difference
         assert (found.log_ratio, found.log_low, found.log_high) == pytest.approx(
             (other.log_ratio, other.log_low, other.log_high)
         ), name
+
+
+def test_a_difference_is_at_least_as_uncertain_as_its_sides() -> None:
+    """100 and 90 ms, with two equal visits each; other cells have 2 % between visits with ten degrees of freedom.
+
+    Moderated by the cell's variance of 0 with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
+    """
+    spread = VisitSpread(0.02, 10.0)
+    change = longer_s(*(estimate([[seconds] * 4] * 2, spread) for seconds in (0.09, 0.1)))
+    assert change.median_s == pytest.approx(0.01)
+    sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)
+    assert change.high_s - change.median_s == pytest.approx(2.201 * sigma, rel=0.01)
+
+
+def test_the_difference_of_two_engines_covers_the_truth() -> None:
+    """About 95 of 100 intervals contain a true difference of 0.1 s, and as many contain 0 for equal engines."""
+    rng = np.random.default_rng(5)
+    covered = level = 0
+    for _ in range(100):
+        slow, fast, same = (estimate([list(rng.normal(mean, 0.02, 24)) for _ in range(3)]) for mean in (1.1, 1.0, 1.0))
+        apart, equal = longer_s(fast, slow), longer_s(fast, same)
+        covered += apart.low_s <= 0.1 <= apart.high_s
+        level += equal.low_s <= 0 <= equal.high_s
+    assert covered >= 85
+    assert level >= 85

@@ -25,7 +25,7 @@ from profiler.measure.generate import count_reads
 from profiler.measure.module_hooks import Pieces
 from profiler.measure.trace import TRACE, Interval, activity, kernel_name, trace_cell
 from profiler.report import time_breakdown
-from profiler.report.engines import generate
+from profiler.report.changes import generate_lines
 from profiler.store.folder import read_run
 
 KEY = CellKey("decode", Cell(1, 16, 8))
@@ -88,7 +88,7 @@ def test_a_step_has_the_operators_that_torch_dispatches(profile_tiny: Callable[.
         assert 0 < item.busy_share <= 1
         assert item.busy_s >= item.longest_s > 0
         assert sum(kernel.seconds for kernel in item.longest) <= item.busy_s * 1.001
-    lines = [line for line in time_breakdown.activity(traced).blocks[0].lines if "is not explained" not in line]
+    lines = [line for line in time_breakdown.activity_lines(traced) if "is not explained" not in line]
     assert len(lines) == 8, "a line each, and one with the longest operators"
 
 
@@ -121,7 +121,7 @@ def test_what_carries_the_residual_is_named(
     [prefill] = run.cells[run.cells["phase"] == "prefill"].to_dict("records")
     assert prefill["kernel_s"] > 4 * 20e-3
     assert not found.get("prefill")
-    assert all("norm (" in line for line in time_breakdown.activity(run).blocks[0].lines)
+    assert all("norm (" in line for line in time_breakdown.activity_lines(run))
 
 
 def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,6 +251,6 @@ def test_the_tax_is_found_where_it_was_planted(
     [own] = [row for row in run.results if row.engine == "eager" and row.phase == "decode"]
     assert own.generate_s == 0
     claimed = replace(run.document, generate=(replace(tax, visits=2, low_s=tax.tax_s / 2, high_s=2 * tax.tax_s),))
-    [line] = generate(replace(run, document=claimed)).blocks[0].lines
+    [line] = generate_lines(replace(run, document=claimed))
     assert f"transformers {run.document.software['transformers']}'s generate adds" in line
     assert "stopping criteria 2" in line

@@ -204,7 +204,7 @@ def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     file = str(table(tmp_path / "a", ("decode", 1, 64, 32, 1)))
     commands = (
         ["compare", file, file], ["place", file, "--model", "smollm2-135m", "--gpu", "T4"],
-        ["rent", "mistral-7b-v0.1", "--quant", "none,nf4,int4wo"],
+        ["rent", "mistral-7b-v0.1", "--quant", "int4wo"],
     )  # fmt: skip
     script = (
         "import sys\nfrom profiler.cli.app import app\n"
@@ -212,7 +212,7 @@ def test_files_and_presets_load_no_model_library(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     loaded = set(done.stdout.splitlines()[-1].split())
-    assert {"profiler.comparison.compare", "profiler.place.place", "profiler.rent.plan"} <= loaded
+    assert {"profiler.comparison.compare", "profiler.place.place", "profiler.rent.command"} <= loaded
     assert not {"torch", "transformers", "pandas", "matplotlib"} & loaded
 
 

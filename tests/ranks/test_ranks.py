@@ -64,7 +64,7 @@ def check_found(found: Path, folder: Path, ranks: int) -> None:
     engine = EagerEngine(model, machine_for(torch.device("cpu")))
     expected = greedy_tokens(engine, IDS, NEW_TOKENS).tolist()
     assert state["tokens"] == [expected] * ranks
-    share = count(str(folder), dtype="float32", prompt=8, tp=ranks).share
+    share = count(str(folder), dtype="float32", prompt=8, tp=ranks).tp
     assert share is not None
     assert max(state["bytes"]) == state["bytes"][0] == share.weight_bytes
     whole = sum(tensor.nbytes for tensor in model.parameters())

@@ -58,7 +58,7 @@ def table(path: Path, *rates: str) -> Path:
 
 
 def changes(comparison: Comparison) -> dict[tuple[tuple[str, str], ...], float]:
-    return {item.asked.settings: item.change for item in comparison.changes}
+    return {item.settings: item.change for item in comparison.changes}
 
 
 @pytest.mark.parametrize("name", ["n_threads", "type_k", "model_type"])
@@ -73,7 +73,7 @@ def test_a_sweep_is_as_many_cells_as_it_has_rows(name: str, tmp_path: Path) -> N
     expected = {"1": 0.0, "2": 1.5, "4": 0.0}
     assert changes(comparison) == {((setting, value),): pytest.approx(by) for value, by in expected.items()}
     assert gated(before, after, "3%").outcome == "slower"
-    assert f"decode 1 x 0, {setting} 2" in {item.asked.name for item in comparison.changes}
+    assert f"decode 1 x 0, {setting} 2" in {item.name for item in comparison.changes}
 
 
 def test_a_row_of_a_sweep_matches_only_its_setting(tmp_path: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_row_of_a_sweep_matches_only_its_setting(tmp_path: Path) -> None:
     for before, after in ((sweep, one_row), (one_row, sweep)):
         [change] = compared(before, after).changes
         assert change.change == pytest.approx(0.0)
-        assert change.asked.settings == (("threads", "2"),)
+        assert change.settings == (("threads", "2"),)
     with pytest.raises(RequestError, match=r"no cell in common: .* such as decode 1 x 0, threads 1 and"):
         compared(sweep, table(tmp_path / "c", "5.0"))
 
@@ -197,7 +197,7 @@ def test_decode_is_compared_per_token(tmp_path: Path) -> None:
     """2.5 ms per token, one by one or 3.2 of them every 8 ms, is the same for the user."""
     before, after = (served(tmp_path / str(accepted), acc_length=accepted) for accepted in (-1.0, 3.2))
     _, decode = compared(before, after).changes
-    assert decode.asked.phase == "decode"
+    assert decode.phase == "decode"
     assert decode.change == pytest.approx(0.0)
     assert decode.before.median_s == pytest.approx(2.5e-3)
 
@@ -224,7 +224,7 @@ def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
     after = changed(tmp_path / "other", "sglang-mtp.jsonl", {"server_info": server})
     words = [item.words for item in compared(before, after, tp=(8, 4)).differences]
     assert words == ["tp_size 8 -> 4", "quantization fp8 -> w4afp8"]
-    for tp, message in (((2,), "says that 8 GPUs shared each step, not 2"), ((8, 4, 2), "each of the 2 sides")):
+    for tp, message in (((2,), "says that 8 GPUs shared each step, not 2"), ((8, 4, 2), "each of the two sides")):
         with pytest.raises(RequestError, match=message):
             compared(before, after, tp=tp)
 

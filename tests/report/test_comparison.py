@@ -140,9 +140,8 @@ def test_the_page_links_to_each_run(tmp_path: Path) -> None:
         assert run.answer[0] in text
     assert "nf4 takes 4.6x less memory than float32" in text
     assert page.count("svg") == 1
-    assert "decode tokens/s" in text
-    assert "prefill tokens/s" in text
-    assert (base / "precisions.png").stat().st_size > 10_000
+    assert "tokens/s" in text
+    assert "time of a decode step, ms" in text
     assert not page.open
     assert page.count("script") == 0
 
@@ -153,7 +152,6 @@ def test_a_precision_without_a_number_is_still_listed(pair: list[Run], tmp_path:
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert page.count("svg") == 0
     assert "nothing to conclude" in page.words
-    assert not (tmp_path / "precisions.png").exists()
 
 
 def test_the_screen_has_room(capsys: pytest.CaptureFixture[str]) -> None:
@@ -189,7 +187,7 @@ def test_the_screen_says_whether_drift_is_taken_off_and_why_nothing_is_claimed(
 def test_a_faster_precision_is_reported_with_the_terms_that_changed() -> None:
     """nf4 reads 4.6 times fewer weight bytes but converts them; the row of a decode has both terms."""
     comparison = compared(PRECISIONS / "none", PRECISIONS / "nf4")
-    first = next(change for change in comparison.changes if change.asked.phase == "decode")
+    first = next(change for change in comparison.changes if change.phase == "decode")
     assert first.terms["weights_s"] < 0
     assert sum(first.terms.values()) == pytest.approx(first.gained_s)
     assert len(changes_table(comparison).rows) == 8

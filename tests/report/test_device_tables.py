@@ -17,8 +17,7 @@ from profiler.data.links import Link, MessageTime, fit_link
 from profiler.facts.roofs import Ceilings
 from profiler.json_document import json_text
 from profiler.report.blocks import TextTable
-from profiler.report.device import gpus_table, link_document, link_lines, link_table
-from profiler.report.hardware import ceilings_table
+from profiler.report.device import gpus_table, link_document, link_lines, link_table, roofs_table
 from profiler.report.terminal import rich_table, screen
 
 
@@ -29,11 +28,11 @@ def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:
 
 def test_a_roof_is_next_to_its_datasheet(capsys: pytest.CaptureFixture[str]) -> None:
     ceilings = Ceilings({"float32": roof(8e12)}, {"read": roof(1.5e11)}, 1 << 30, True, launch={"host_s": 4e-6})
-    lines = printed(capsys, ceilings_table(ceilings, {"float32": 1e13, "bandwidth": 3e11}))
+    lines = printed(capsys, roofs_table(ceilings, {"float32": 1e13, "bandwidth": 3e11}))
     assert "float32 8.00 TFLOP/s 7.20 T to 8.80 T 80 % - 8 by hand" in lines
     assert "read 150 GB/s 135 G to 165 G 50 % - 8 by hand" in lines
     assert "launch, host 4.00 us - one tiny kernel" in lines
-    assert "read 150 GB/s 135 G to 165 G - - 8 by hand" in printed(capsys, ceilings_table(ceilings, {}))
+    assert "read 150 GB/s 135 G to 165 G - - 8 by hand" in printed(capsys, roofs_table(ceilings, {}))
 
 
 def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str]) -> None:

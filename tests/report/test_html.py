@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import math
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from browser import BROWSER, dumped
 from made_runs import ROOT, old_run, whole_run, with_document
 from pages import Page
 
@@ -58,7 +55,7 @@ def test_the_roofline_says_which_line_is_which(whole_page: str) -> None:
 
 def test_the_picture_follows_the_page(old_page: str) -> None:
     """The picture scales with the page, down to 9 px letters, and uses the page's colours."""
-    [figure] = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)
+    figure = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[0]
     [root] = [attrs for tag, attrs in Page(figure).tags if tag == "svg"]
     assert set(root) == {"viewbox", "class", "style", "role", "aria-label"}
     assert re.fullmatch(r"min-width: \d{3}px", root["style"] or "")
@@ -68,15 +65,16 @@ def test_the_picture_follows_the_page(old_page: str) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_every_term_has_a_colour_and_a_runs_terms_are_in_the_legend(old_page: str) -> None:
-    """A term without a rule in the page's style would be an invisible bar."""
+def test_every_term_has_a_colour_of_the_page_and_a_runs_terms_are_in_the_legend(old_page: str) -> None:
+    """A colour that the page does not know would be the same in the dark."""
     [style] = re.findall(r"<style>.*?</style>", old_page, re.DOTALL)
-    classes = {name for _tag, attrs in Page(old_page).tags for name in (attrs.get("class") or "").split()}
-    rules = {f"p-{term.removesuffix('_s')}" for term in TERMS}
-    assert all(f".{name} {{ background: " in style for name in rules)
+    assert all(f"--{term.page_color}: #" in style for term in TERMS.values())
+    split = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[1]
+    assert not re.search(r"#[0-9a-f]{6}", split)
     # An eager run on one device converts, pads and fetches nothing, and has no engine term.
     present = ("weights", "kv", "compute", "kernel", "avoidable", "dispatch", "unexplained")
-    assert {name for name in classes if name.startswith("p-")} == {f"p-{name}" for name in present}
+    names = {TERMS[f"{name}_s"].name for name in present}
+    assert names == {term.name for term in TERMS.values()} & {words.strip() for words in Page(split).text}
 
 
 def test_nothing_is_fetched(old_page: str) -> None:
@@ -98,7 +96,7 @@ def test_an_empty_run_and_a_partly_failed_one(tmp_path: Path) -> None:
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "nothing to conclude" in text
     assert "failed" in text
-    assert not list(tmp_path.glob("*.png"))
+    assert "<svg" not in text
     part = replace(run, results=(replace(run.results[0], status="oom", latency_s=math.nan), *run.results[1:]))
     assert "oom" in html_report(part)
     one = replace(run, results=tuple(result for result in run.results if result.phase == "decode")[:1])
@@ -120,18 +118,15 @@ def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:
     assert "15.3\u00a0ms" in page, "no line ends between a number and its unit"
 
 
-BROWSER = next(
-    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
-)
-
 # Clicks a heading and a point, and writes the resulting texts into the document.
 PROBE = """
 <script>
 const buttons = [...document.querySelectorAll("#cells th button")];
-buttons[buttons.findIndex(button => button.textContent === "time")].click();
+const column = buttons.findIndex(button => button.textContent === "time");
+buttons[column].click();
 const units = {s: 1, ms: 1e-3, us: 1e-6};
 const seconds = text => parseFloat(text) * units[text.split(" ")[1]];
-const times = [...document.querySelectorAll("#cells tbody tr")].map(row => seconds(row.children[6].textContent));
+const times = [...document.querySelectorAll("#cells tbody tr")].map(row => seconds(row.children[column].textContent));
 const probe = document.createElement("pre");
 probe.id = "probe";
 probe.textContent = JSON.stringify({
@@ -164,23 +159,6 @@ document.body.append(probe);
 """
 
 
-def opened(page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Open a page, and print its document as it is then."""
-    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-
-
-def dumped(html: str, probe: str, page: Path, *options: str) -> str:
-    """Return the text that a probe wrote into a page under the page's own policy. A console message is an error."""
-    own = probe.strip().removeprefix("<script>").removesuffix("</script>")
-    allowed = f"script-src 'sha256-{base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()}' "
-    text = html.replace("script-src ", allowed, 1).replace("</body>", probe + "</body>")
-    page.write_text(text, encoding="utf-8")
-    done = opened(page, "--enable-logging=stderr", *options)
-    assert "CONSOLE" not in done.stderr
-    return done.stdout.split('<pre id="probe">')[1].split("</pre>")[0]
-
-
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_in_a_headless_browser(tmp_path: Path) -> None:
     """A real run has 400 more cells, the fastest of which is in the middle."""
@@ -195,7 +173,7 @@ def test_in_a_headless_browser(tmp_path: Path) -> None:
     assert '"least":0.00000999' in probe
     assert '"requests":0' in probe
     assert '"hover":"decode 1 x' in probe
-    assert '"roofs":5' in probe
+    assert f'"roofs":{len(roof_lines(run))}' in probe
     assert '"wide":false' in probe, "the page itself never scrolls sideways"
     assert '"letters":true' in probe, "no letter of a picture is smaller than 9 px"
     assert '"captions":true' in probe, "no caption is cut"
@@ -211,5 +189,5 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
         "tried: 5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
     )  # fmt: skip
     why = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
-    assert finding.basis in html_why(why)
+    assert finding.basis in html_why(why).replace("\u00a0", " ")  # between a number and its unit
     assert dumped(html_why(why), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"

@@ -10,16 +10,12 @@ from made_runs import evidence, key, old_run, result, whole_run, with_document
 
 from profiler.errors import RequestError
 from profiler.facts.measurements import BatchTimes, PackedBatches
-from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
-from profiler.facts.telemetry import ReadingRange, health
 from profiler.facts.visits import Visit
 from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
-from profiler.report.cells import common_noise_lines, noise_lines, own_noise, visited_once, waiting
-from profiler.report.changes import levers, other_gpus, packed_lines
-from profiler.report.engines import engines, no_claim_lines
-from profiler.report.glossary import GLOSSARY, explanation, footnotes
-from profiler.report.overview import host_line
-from profiler.report.time_breakdown import activity, terms
+from profiler.report.cells import common_noise_lines, own_noise, visited_once
+from profiler.report.changes import engines, levers, no_claim_lines, other_gpus, packed_lines
+from profiler.report.glossary import GLOSSARY, explanation
+from profiler.report.time_breakdown import activity_lines, terms_table
 from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"
@@ -41,38 +37,7 @@ def run() -> Run:
 def test_a_single_cell_shares_nothing(run: Run) -> None:
     one = with_document(run, evidence=run.document.evidence[:1])
     assert common_noise_lines(one) == []
-    assert noise_lines(one) == [f"prefill 1 x 64: {DRIFT}"]
-
-
-@pytest.mark.parametrize(("kind", "end"), [("cuda", ", a graph can"), ("cpu", "")])
-@pytest.mark.parametrize(
-    ("index", "pace"), [(1.9, "1.9x slower than"), (0.5, "2.0x faster than"), (1.02, "as fast as")]
-)
-def test_the_host_is_compared_with_the_reference(run: Run, kind: str, end: str, index: float, pace: str) -> None:
-    """The dispatch time of a recorded step is not a lower bound for an eager step; only a GPU can record steps."""
-    steps = {"eager": {"decode": {1: 31e-3, 8: 33e-3}}, "graph": {"decode": {1: 1e-3}}}
-    document = run.document
-    items = with_document(
-        run,
-        ceilings=replace(document.ceilings, host=HostPace(index * REFERENCE_HOST_STEP_S), dispatch_s=steps),
-        engine=replace(document.engine, replay_as_graph=("graph",)),
-        device=replace(document.device, kind=kind),
-    )
-    assert host_line(items) == (
-        f"this host dispatches {pace} the reference, an {REFERENCE_HOST}; no eager engine can go below 31.0 ms per step"
-        f" here{end}"
-    )
-    assert host_line(run) is None
-
-
-def test_a_busy_host_is_not_compared_with_the_reference(run: Run) -> None:
-    """Other processes slow dispatch, so neither the pace nor the shortest step describes the host."""
-    document = run.document
-    ceilings = replace(document.ceilings, host=HostPace(2 * REFERENCE_HOST_STEP_S))
-    for cores, quiet in ((0.05, True), (1.0, False)):
-        readings = replace(health([]), busy_cores_elsewhere=ReadingRange(cores, cores, cores))
-        items = with_document(run, ceilings=ceilings, health=replace(document.health, readings=readings))
-        assert (host_line(items) is not None) == quiet
+    assert own_noise(one) == {KEYS[0]}
 
 
 def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:
@@ -107,11 +72,9 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
     ]  # fmt: skip
     items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
     run = with_document(old_run(), evidence=items)
-    assert noise_lines(run) == [
-        f"all 4 cells: {DRIFT}",
-        "3 of 4 cells: time known to within 2.6 to 10.1 %",
-        "decode 4 x 64: only 4 samples",
-    ]
+    assert common_noise_lines(run) == [f"all 4 cells: {DRIFT}"]
+    known = with_document(run, evidence=items[:3])
+    assert common_noise_lines(known) == [f"all 3 cells: time known to within 2.6 to 10.1 %; {DRIFT}"]
     assert own_noise(run) == set(keys[:3])
 
 
@@ -123,9 +86,9 @@ def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
 
 def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:
     """A step of 1 token takes 1 s here and 0.5 s on an L4 (2 tokens/s); 2 tokens in 0.2 s are 10 tokens/s."""
-    [table] = other_gpus(run).blocks
+    table = other_gpus(run)
     here, l4, h100 = table.rows
-    assert [column.heading for column in table.columns] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
+    assert [column.heading for column in table.columns][1:] == ["decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     assert here == ["here, measured", "1.00", "2.00", "64.0"]
     assert l4 == ["L4", "2.00", "does not fit", "does not fit"]
     assert h100 == ["H100 SXM", "10.0", "10.0", "does not fit"]
@@ -141,21 +104,11 @@ def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
 
 def test_terms_have_their_half_widths(run: Run) -> None:
     items = (evidence(KEYS[1], split_half_widths_s={"weights_s": 0.05}),)
-    [table] = terms(with_document(run, evidence=items)).blocks
+    table = terms_table(with_document(run, evidence=items))
     assert [column.heading for column in table.columns] == ["", "decode 1 x 64", "decode 2 x 64", "prefill 1 x 64"]
     measured, weights = table.rows  # a term that no cell has gets no row
     assert measured == ["measured", "1.00 s", "1.00 s", "1.00 s"]
     assert weights == ["weights", "1.00 s ± 50.0 ms", "1.00 s", "1.00 s"]
-
-
-def test_what_a_user_waits_for_is_one_row_per_cell() -> None:
-    """A row has the TTFT of the prefill and the TPOT of the decode; a percentile without enough samples no column."""
-    first = result(key("prefill", 2), 0.4, ttft_s=0.41, ttft_p90_s=0.5, ttft_samples=12, visits=2)
-    step = result(key("decode", 2), 0.02, p90_s=0.021, p99_s=0.03, samples=372)
-    run = replace(old_run(), results=(first, step))
-    [table] = waiting(run).blocks
-    assert table.rows == [["2 x 64", "410 ms", "500 ms", "20.0 ms", "21.0 ms", "30.0 ms", "12", "372"]]
-    assert "TTFT p95" not in [column.heading for column in table.columns]
 
 
 def test_a_percentile_of_ttft_needs_its_samples() -> None:
@@ -175,7 +128,7 @@ def test_a_percentile_of_ttft_needs_its_samples() -> None:
 
 def test_compiled_pieces_without_a_graph_are_named(run: Run) -> None:
     engine = replace(run.document.engine, graph_skips={"compile": 2, "static": 0})
-    lines = activity(with_document(run, engine=engine)).blocks[0].lines
+    lines = activity_lines(with_document(run, engine=engine))
     assert [line for line in lines if "CUDA graph" in line] == ["compile: 2 compiled pieces run without a CUDA graph"]
 
 
@@ -205,8 +158,9 @@ def test_figures_are_those_of_the_run() -> None:
     run = old_run()
     fastest = min(result.latency_s for result in run.measured if result.phase == "decode")
     assert f"{1e6 * fastest:.0f} us" in explanation("decode", run)
-    regimes = {result.regime for result in run.measured}
-    assert all(regime in dict(footnotes(run)) for regime in regimes)
+    for regime in {cell.regime for cell in run.measured}:
+        counted = sum(cell.regime == regime for cell in run.measured)
+        assert f"In this run: {counted} of {len(run.measured)} cells" in explanation(str(regime), run)
 
 
 def test_an_unknown_word_names_a_near_one() -> None:

@@ -13,7 +13,6 @@ from profiler.facts.operators import GemmShape
 from profiler.facts.roofs import CurvePoint, WeightReadRoof
 from profiler.report.plots import draw
 from profiler.report.roofline_data import RoofLine, group_points, roof_lines
-from profiler.report.time_breakdown import gemms
 from profiler.report.write import html_report
 from profiler.store.folder import Run, read_run
 
@@ -123,18 +122,3 @@ def test_gpt_2s_vocabulary_of_50257_wants_47_more(n: int, aligned: bool, used: f
 def test_16_bytes_are_more_elements_of_a_narrower_dtype(dtype: str, least: int) -> None:
     found = [n for n in range(1, 17) if GemmShape(1, n, 4096, dtype, 1).aligned]
     assert found[0] == least
-
-
-def test_an_h100s_small_projections_are_far_below_the_roof() -> None:
-    """Mistral-7B at batch 16: K and V projections are [4096 x 1024], 64 calls, 8.4 MB each.
-
-    At the 2.94 TB/s of this run that is 2.85 us a call, of the 11.6 us measured; a gate of [4096 x 14336] has 92 %.
-    """
-    rows = gemms(read_run(REFERENCE / "mistral-7b-h100")).blocks[0].rows
-    start = next(number for number, row in enumerate(rows) if row[0] == "decode 16 x 512")
-    found = {row[0]: row[1:] for row in rows[start + 1 :]}
-    calls, time, _, of_roof, tiles, aligned = found["16 x 1024 x 4096"]
-    assert (calls, time, of_roof, tiles, aligned) == ("64", "740 us", "25 %", "12 %", "yes")
-    at_memory_roof_s = 64 * 2 * 4096 * 1024 / 2.94e12
-    assert at_memory_roof_s / 740e-6 == pytest.approx(0.25, abs=0.005)
-    assert found["16 x 14336 x 4096"][3] == "92 %"

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from profiler.grid.cells import Cell
 from profiler.measure.rounds import Progress
-from profiler.report.blocks import Definitions, Lines, Section, Sentences, text_table
+from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.report.progress import LineListener
 from profiler.report.sections import SECTIONS, run_sections
 from profiler.report.terminal import print_sections
@@ -93,7 +93,7 @@ def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> No
     rows = [[name, "from 10", "11.9", "12.5 %", "1.23 MB", "12345", "48"] for name in names]
     line = "parameters: " + ", ".join(f"group {number} of {number}.25 GB ({number} %)" for number in range(10, 30))
     shares = text_table(("cell", "share"), [["1 x 64", line]], wrapped=("share",), caption=line)
-    blocks = [Sentences([line]), Lines([line]), Definitions([("MFU", line)]), shares, text_table(headings, rows)]
+    blocks = [Sentences([line]), Lines([line]), shares, text_table(headings, rows)]
     lines = lines_of([Section("", blocks)], width)
     assert max(len(part.rstrip()) for part in lines) <= width
     assert {word for heading in headings for word in heading.split()} <= set(" ".join(lines).split())

@@ -36,25 +36,30 @@ def budget(machine: SetClock, **options: object) -> RunBudget:
     return RunBudget(machine, 100.0, EFFORT, **options)  # type: ignore[arg-type]
 
 
-def test_the_sweep_has_what_the_parts_before_and_after_it_leave() -> None:
-    machine = SetClock()
-    made = budget(machine, spent_s=5.0)
-    with made.apart():
-        machine.seconds += 30.0  # the model is loaded
-    machine.seconds += 15.0
-    assert made.elapsed_s == 20.0
-    assert made.sweep_s == pytest.approx(100 - 20 - 40)
-    assert budget(machine, without={RunPart.TRIALS}).sweep_s == pytest.approx(100 - 20)
-
-
-def test_a_sweep_that_begins_late_gets_half_of_what_is_left() -> None:
-    """The parts after it have 40 of 100 s. With 30 s left they would leave it none."""
+@pytest.mark.parametrize("spent_s", [0.0, 20.0, 50.0, 70.0, 95.0, 130.0])
+def test_the_sweep_and_the_parts_after_it_end_with_the_budget(spent_s: float) -> None:
+    """Loading is apart. Early, each part has its share; later, all shrink, and none is left out."""
     machine = SetClock()
     made = budget(machine)
-    machine.seconds += 70.0
-    assert made.sweep_s == pytest.approx(15.0)
-    machine.seconds += 40.0
-    assert made.sweep_s == 0.0
+    with made.apart():
+        machine.seconds += 30.0
+    machine.seconds += spent_s
+    left_s = max(0.0, 100.0 - spent_s)
+    assert (made.elapsed_s, made.left_s) == (spent_s, left_s)
+    assert 0 <= made.sweep_s <= left_s
+    assert (made.sweep_s > 0) == (left_s > 0)
+    assert made.sweep_s == pytest.approx(100 - spent_s - 40) or made.sweep_s == pytest.approx(left_s / 2)
+    machine.seconds += made.sweep_s
+    for part, share in ((RunPart.ROOFS, 0.05), (RunPart.REPLAYS, 0.10), (RunPart.TRIALS, 0.20)):
+        part_s = made.part_s(part)
+        assert 0 <= part_s <= 100.0 * share + 1e-9
+        assert (part_s > 0) == (left_s > 0)
+        machine.seconds += part_s
+    assert made.elapsed_s <= max(100.0, spent_s) + 1e-9
+
+
+def test_a_part_that_is_left_out_gives_its_time_to_the_sweep() -> None:
+    assert budget(SetClock(), without={RunPart.TRIALS}).sweep_s == pytest.approx(100 - 20)
 
 
 def test_a_whole_grid_makes_the_run_as_long_as_its_visits() -> None:
@@ -74,19 +79,6 @@ def test_the_time_left_of_a_command_holds_its_further_runs() -> None:
     """After the first of three runs of 100 s, 200 s follow."""
     assert budget(SetClock(), further_runs=2).further_s == 200.0
     assert budget(SetClock()).further_s == 0.0
-
-
-def test_a_late_sweep_shortens_the_parts_after_it_alike() -> None:
-    """20 of the 40 s for these parts are left, and the first part gets 5/40 of them."""
-    machine = SetClock()
-    made = budget(machine)
-    assert made.part_s(RunPart.REPLAYS) == pytest.approx(10.0), "its share"
-    machine.seconds += 80.0
-    assert made.part_s(RunPart.ROOFS) == pytest.approx(20 * 5 / 40)
-    assert made.part_s(RunPart.TRIALS) == pytest.approx(20 * 20 / 25)
-    machine.seconds += 30.0
-    assert made.part_s(RunPart.TRIALS) == 0.0
-    assert made.left_s == 0.0
 
 
 def test_batches_go_two_doublings_past_the_knee_of_the_dtype_that_runs(

@@ -141,8 +141,9 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
     monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
-    monkeypatch.setattr("profiler.report.write.save", mock.Mock(side_effect=OSError(ENOSPC, "No space left on device")))
-    with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5, pictures=("split",))
+    full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
+    monkeypatch.setattr("profiler.report.write.html_report", full)
+    with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
     run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
@@ -150,8 +151,8 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert tried, "a variant was tried and then skipped"
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
-    assert missing.pop("split.png") == "OSError: [Errno 28] No space left on device"
-    assert "split.png" in (run.folder / "report.md").read_text()
+    assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"
+    assert "report.html" in (run.folder / "report.md").read_text()
     assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)

@@ -67,7 +67,7 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
     acceptance = importlib.reload(importlib.import_module("acceptance"))  # its time begins at its import
     from claims.bench import Bench
 
-    whole, run, fits = acceptance._bench, Bench.run, doctor._fits
+    whole, run, fits = acceptance._bench, Bench.run, doctor.preset_fits
 
     def short(*args: Any, **more: Any) -> Any:
         bench = whole(*args, **more)
@@ -93,7 +93,7 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
             mock.patch.object(acceptance, "_bench", short),
             mock.patch.object(Bench, "run", brief),
             mock.patch("claims.times._INTERLEAVED", 2),
-            mock.patch("profiler.checks.doctor._fits", of_one_preset),
+            mock.patch("profiler.checks.doctor.preset_fits", of_one_preset),
             mock.patch("profiler.report.write.write_reports"),
             mock.patch("profiler.run.measure._LEVERS_LEAST_S", math.inf),
         ):
@@ -139,13 +139,9 @@ class Fault:
     attempt: str
     check: str
     plant: Callable[[], Planted] = contextlib.nullcontext
-    taken_bytes: int = CARD.taken_bytes
-    """Bytes of the card that others hold, if that is the fault."""
-    cards: int = 1
 
 
 FAULTS = {
-    "a neighbour holds the card": Fault("installation", "doctor", "doctor: memory", taken_bytes=60 << 30),
     "a capture that leaves the stream": Fault(
         "recovery", "a capture that fails", "after a failed capture: the current stream is the default one",
         a_plain_capture,
@@ -164,14 +160,6 @@ FAULTS = {
         "precision", "int8wo: a run", "int8wo: the dequantisation term / replays of its own",
         changed("profiler.measure.kernels.conversions", lambda *_: {}),
     ),
-    "no power": Fault(
-        "telemetry", "telemetry", "telemetry",
-        changed("profiler.device.telemetry.NvmlSource.read", lambda reading, *_: replace(reading, power_w=None)),
-    ),
-    "captures on the first card": Fault(
-        "devices", "two cards in one process", "a graph's step on the second card / on the first",
-        a_plain_capture, cards=2,
-    ),
     "half the peak": Fault(
         "doubling", "doubling", "predicted / measured peak memory",
         changed("profiler.measure.subject.Subject.predicted_peak", lambda nbytes, *_: nbytes // 2),
@@ -182,8 +170,7 @@ CI = "other tokens"
 
 def results_of(fault: Fault, folder: Path, *, planted: bool) -> dict[str, bool | None]:
     """Return the results of the checks of a fault's attempt on an H100, with the fault or without it."""
-    card = CARD.but(taken_bytes=fault.taken_bytes) if planted else CARD
-    with on_card(folder, *[card] * fault.cards) as acceptance:
+    with on_card(folder, CARD) as acceptance:
         bench = acceptance._bench(folder, dry_run=False)
         with fault.plant() if planted else contextlib.nullcontext():
             [attempt] = [each for each in acceptance.groups()[fault.group](bench) if each.name == fault.attempt]

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-import shutil
 import statistics
 from pathlib import Path
 
 import pytest
 from hurry import with_effort
 
-from profiler.facts.measurements import ForecastTime
 from profiler.forecast.command import run_facts
-from profiler.store.folder import Run, read_gathered, read_run
+from profiler.store.folder import Run, read_run
 
 from .scenario import Scenario, command_line, said, so
 from .truth import A100, T4
@@ -78,20 +76,3 @@ def test_the_forecast_times_are_those_that_the_cells_take(short: tuple[int, Run,
     inside = [row.latency_low_s <= true <= row.latency_high_s for row, true in zip(rows, true_s, strict=True)]
     assert statistics.median(off) < 0.10
     assert sum(inside) >= 0.8 * len(rows)
-
-
-def test_a_resume_measures_what_was_forecast(
-    short: tuple[int, Run, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, run, _ = short
-    with_effort(monkeypatch, whole_grid=True)
-    forecasts = {key.cell for key in read_gathered(run.folder, run.document).forecasts}
-    folder = tmp_path / "run"
-    shutil.copytree(run.folder, folder)
-    with simulated(T4):
-        code = command_line("run", str(SCENARIO.folder(tmp_path)), resume=folder, no_levers=True)
-    resumed = read_run(folder)
-    assert code == 0
-    assert {row.status for row in resumed.results} == {"ok"}
-    assert {row.key.cell for row in resumed.measured} >= forecasts
-    assert all(isinstance(fact, ForecastTime) for fact in read_gathered(folder, run.document).forecasts.values())

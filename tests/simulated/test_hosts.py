@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pytest
 
-from profiler.engines.transformers import GraphEngine
 from profiler.judge.breakdown import TERMS
-from profiler.store.folder import read_gathered
+from profiler.report.device import health_lines
+from profiler.report.progress import QuietListener
+from profiler.run.multi_run import device_healths, run_devices
+from profiler.run.options import Options
 
-from .compiled import COMPILATION_S
 from .oracle import Phase
-from .scenario import REST, SAVE_THE_HOST, Scenario, first_lever, held, said, so
-from .truth import H100
+from .scenario import REST, SAVE_THE_HOST, Scenario, first_lever, held, said
+from .truth import A100, H100
+from .world import simulated
 
 pytestmark = pytest.mark.slow
 
@@ -55,41 +55,6 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
             assert (first_lever(run, row) in SAVE_THE_HOST) == waits
 
 
-def test_what_is_compiled_is_compiled_once_a_shape(tmp_path: Path) -> None:
-    """No step's time includes the compilation, though torch waits for it, or the recording of the graph."""
-    truth = H100.but(launch_s=20e-6)
-    scenario = Scenario("mistral-7b-v0.1", 2, engine="compile", prompt_lens=[64], batch_sizes=[1])
-    run, _ = said(scenario, [truth], tmp_path)
-    [known] = [phase for phase in so(replace(scenario, engine="graph"), truth, tmp_path) if phase.phase == "decode"]
-    decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
-    assert decode["latency_s"] == pytest.approx(known.latency_s, rel=REST), "as fast as a graph"
-    assert decode["regime"] == known.regime == "memory-bound"
-    assert COMPILATION_S < run.document.stage_s["timing"] < 1.5 * COMPILATION_S, "one compilation"
-
-
-def test_a_graph_is_recorded_once_a_shape(tmp_path: Path) -> None:
-    """A sweep visits each cell more than once, and finds its graph again.
-
-    A bitsandbytes that cannot be imported for CUDA takes nothing from a dense model: its dispatch is known.
-    """
-    broken = mock.patch("profiler.measure.dispatch.dense_copies", side_effect=RuntimeError("a kernel is registered"))
-    scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64, 128], batch_sizes=[1, 4])
-    recorded: list[tuple[int, int]] = []
-    record = GraphEngine._record
-
-    def counted(engine: GraphEngine, batch: int, slots: int) -> Any:
-        if engine._model.config.hidden_size == 4096:  # the hollow twin is recorded too
-            recorded.append((batch, slots))
-        return record(engine, batch, slots)
-
-    with mock.patch.object(GraphEngine, "_record", counted), broken:
-        run, _ = said(scenario, [H100], tmp_path)
-    visits = read_gathered(run.folder, run.document).visits
-    assert min(map(len, visits.values())) > 1
-    assert sorted(recorded) == sorted((cell.batch_size, cell.slots) for cell in visits)
-    assert len(list(held(scenario, H100, run, tmp_path))) == 8, "each cell has its own memory, not that of all graphs"
-
-
 def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
     """bitsandbytes reads in every linear whether a column has an outlier, so no graph can contain such a step.
 
@@ -103,3 +68,26 @@ def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
         cell = f"{phase.phase} {phase.batch_size}"
         assert row["regime"] == phase.regime == "overhead-bound", cell
         assert min(row[name] for name in TERMS) > -REST * phase.latency_s, cell
+
+
+def test_the_slow_card_is_named(tmp_path: Path) -> None:
+    """A layer of Mistral-7B is weights-bound at 1.4 TB/s.
+
+    A card with 70 % of that memory bandwidth is slow, and its arithmetic is not.
+    """
+    devices = ["cuda:0", "cuda:1"]
+    model = str(Scenario("mistral-7b-v0.1", 1).folder(tmp_path))
+    asked = Options(
+        model=model, prompt_lens=[128], batch_sizes=[8], new_tokens=8, dtype="float16", weights="random", budget_s=2.0,
+        out=tmp_path / "both", no_levers=True,
+    )  # fmt: skip
+    with simulated(A100, A100.but(bytes_per_s=0.7 * A100.bytes_per_s)):
+        runs = run_devices(asked, devices, QuietListener())
+        well, ill = device_healths(runs, devices)
+    assert not well.ill
+    assert ill.ill
+    assert ill.memory_behind == pytest.approx(0.3, abs=0.05)
+    assert ill.compute_behind < 0.05
+    [line] = health_lines((well, ill))
+    assert line.startswith("cuda:1 underperforms")
+    assert "memory roof" in line

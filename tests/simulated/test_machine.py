@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import gc
-from pathlib import Path
 
 import pytest
 import torch
 
 from profiler.device.machine import machine_for
 from profiler.errors import CaptureError, RequestError
-from profiler.store.folder import read_gathered
 
-from .scenario import Scenario, said
 from .truth import H100
 from .world import simulated
 
@@ -20,30 +17,6 @@ CARD = torch.device("cuda", 0)
 MIB, GIB = 1 << 20, 1 << 30
 OLDEST, NEWEST = (2, 11), (2, 14)
 """torch releases: the generator, the allocator and the pool are left in capture by the one, by the other none."""
-
-
-def test_reserved_is_not_allocated() -> None:
-    """Memory that torch reserves after it frees a tensor is available to this process, and not used by another."""
-    with simulated(H100):
-        machine = machine_for(CARD)
-        free, used = machine.available_bytes(), machine.used_bytes()
-        held = torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
-        assert machine.available_bytes() == free - (30 << 30)
-        del held
-        assert torch.cuda.memory_reserved() == 30 << 30
-        assert torch.cuda.mem_get_info()[0] < free
-        assert machine.available_bytes() == free
-        assert machine.used_bytes() == used
-        machine.release()
-        assert torch.cuda.mem_get_info()[0] == free
-
-
-def test_running_out_of_memory_in_a_capture_is_no_fault_of_the_capture() -> None:
-    with simulated(H100):
-        before = torch.cuda.current_stream()
-        with pytest.raises(torch.OutOfMemoryError):
-            machine_for(CARD).capture(lambda: torch.zeros(100 << 30, dtype=torch.uint8, device="cuda"))
-        assert torch.cuda.current_stream() is before
 
 
 @pytest.mark.parametrize("version", [(2, 7), OLDEST, (2, 12), NEWEST])
@@ -91,15 +64,3 @@ def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyP
             machine.capture(lambda: x.sum().item())
         torch.rand(4, device="cuda")
         machine.capture(lambda: x.add_(1))()
-
-
-@pytest.mark.slow
-def test_a_step_that_reads_its_card_is_known_to_wait(tmp_path: Path) -> None:
-    """A new static cache copies its length to the card. A prefill into a reset cache reads it, unless it is
-    captured: transformers' `is_tracing` then skips the read. So a successful capture of it proves nothing."""
-    engines = "eager,static,graph,compile"
-    run, _ = said(Scenario("mistral-7b-v0.3", 1, engine=engines, prompt_lens=[64], batch_sizes=[1]), [H100], tmp_path)
-    dispatch = read_gathered(run.folder, run.document).dispatch
-    waits = {engine: dispatch[engine, "prefill", 1].waits for engine in engines.split(",")}
-    assert waits == {"eager": False, "static": True, "graph": True, "compile": True}
-    assert not any(dispatch[engine, "decode", 1].waits for engine in ("eager", "static"))

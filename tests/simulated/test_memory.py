@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.device.machine import machine_for
-from profiler.engines.transformers import GraphEngine
 from profiler.store.folder import read_gathered, read_run
 
 from .oracle import pairs
 from .scenario import REST, Scenario, command_line, said, so
-from .truth import A100, GIB, H100, T4, Truth
+from .truth import A100, GIB, T4, Truth
 from .world import simulated
 
 pytestmark = pytest.mark.slow
@@ -48,23 +46,6 @@ def test_memory_of_graphs_and_of_other_streams_is_not_available() -> None:
         assert unused == pytest.approx(7 << 30, abs=64 * MIB)
         assert machine.available_bytes() - world.card.memory.driver_free == pytest.approx(2 << 30, abs=64 * MIB)
         replay()
-
-
-def test_graphs_of_other_shapes_are_kept_only_within_their_share_of_memory() -> None:
-    """On Hopper, each graph has a cuBLAS workspace of 32 MiB, and these caches are small next to it.
-
-    The engine keeps 5 % of about 3.7 GiB of free memory: five graphs, and the one in use.
-    """
-    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 2, "vocab_size": 64}
-    config = LlamaConfig(num_hidden_layers=1, **sizes)
-    with simulated(H100.but(memory_bytes=4 << 30)), torch.inference_mode():
-        machine = machine_for(torch.device("cuda", 0))
-        engine = GraphEngine(LlamaForCausalLM(config).half().eval().to("cuda"), machine)
-        free_bytes = machine.available_bytes()
-        for batch in range(1, 17):
-            engine.prepare(batch, 16)
-        assert free_bytes - machine.available_bytes() == pytest.approx(0.05 * free_bytes, abs=48 * MIB)
-        assert engine.kept_bytes < MIB, "a peak of live tensors excludes memory that a graph only reserves"
 
 
 def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
@@ -162,13 +143,3 @@ def test_what_fits_by_the_rule_runs_and_what_does_not_is_refused(
                 needs = re.match(r"needs ([\d.]+) GB", gap.reason)
                 assert needs, gap.reason
                 assert float(needs[1]) == pytest.approx((peak - run.document.model.storage_bytes) / 1e9, rel=0.05)
-
-
-def test_generate_copies_the_experts_of_a_decode_step(tmp_path: Path) -> None:
-    """32 sequences of Qwen3-30B-A3B use 8 experts each, of three of 2048 x 768: 2.4 GB. A loop copies none."""
-    scenario = Scenario("qwen3-30b-a3b", 2, "bfloat16", "eager,generate", [16], [32], new_tokens=4)
-    run, _ = said(scenario, [A100], tmp_path)
-    peaks = run.cells.groupby("engine")["peak_memory_bytes"].first()
-    counted = {cell.engine: cell.predicted_peak_memory_bytes for cell in run.document.evidence}
-    assert peaks["generate"] - peaks["eager"] == pytest.approx(32 * 8 * 3 * 2048 * 768 * 2, rel=0.05)
-    assert all(counted[engine] == pytest.approx(peaks[engine], rel=0.005) for engine in ("eager", "generate"))

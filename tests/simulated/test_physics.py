@@ -12,7 +12,6 @@ from profiler.device.machine import machine_for
 from profiler.device.telemetry import nvml_source
 from profiler.effort import Effort
 from profiler.roofs.gemm import measure_gemm
-from profiler.roofs.measure import measure
 from profiler.roofs.sampler import clocked
 from profiler.store.folder import read_gathered
 
@@ -23,14 +22,6 @@ from .world import simulated
 CARD = torch.device("cuda", 0)
 CAP = PowerCap(after_computing_s=0.02, share=0.89, dip_share=0.72)
 """An H100 under its power limit: 780 TFLOP/s for 20 ms, then 562 for about 50 ms, and 692 to 700 after that."""
-
-
-@pytest.mark.slow
-def test_a_cost_of_each_kernel_is_not_taken_for_a_slow_memory() -> None:
-    """Streams on an H100 took 8.1 us + n / 3.13 TB/s, so one of 512 MiB shows 2.98 TB/s."""
-    with simulated(H100.but(ramp_s=8.1e-6), hurried=False):
-        found = measure(machine_for(CARD), ["bfloat16"], model_dtype="bfloat16", stage_budget_s=Effort().roof_s)
-    assert found.memory_bytes_per_s == pytest.approx(H100.bytes_per_s, rel=0.015)
 
 
 def capped(settles_s: float) -> Truth:

@@ -12,18 +12,17 @@ import torch
 
 from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.device.machine import CudaMachine, Machine, machine_for
-from profiler.effort import Effort
 from profiler.errors import RequestError, RunError
 from profiler.facts.roofs import DATASHEET
 from profiler.forecast.command import run_facts
-from profiler.roofs.bandwidth import measure_streams, measure_weights
-from profiler.roofs.gemm import measurable_dtypes, measure_gemv
+from profiler.roofs.bandwidth import measure_weights
+from profiler.roofs.gemm import measurable_dtypes
 from profiler.roofs.measure import measure
 from profiler.run.warnings import roof_warnings
 from profiler.store.folder import Run, read_run
 
-from .scenario import Scenario, command_line, said
-from .truth import H100, RTX_4090, T4, Truth
+from .scenario import Scenario, command_line
+from .truth import H100, RTX_4090, Truth
 from .world import simulated
 
 CARD = torch.device("cuda", 0)
@@ -41,26 +40,6 @@ def fast() -> Iterator[Machine]:
         yield machine_for(CARD)
 
 
-def test_weights_are_read_at_the_speed_of_the_memory_and_not_of_the_host(fast: Machine) -> None:
-    weights: list[torch.Tensor | None] = [torch.empty(4096, 4096, dtype=torch.bfloat16, device=CARD) for _ in range(16)]
-    found = measure_weights(weights, fast, 0.01)
-    assert found is not None
-    assert found.stream is not None
-    for roof in (measure_gemv(fast, "bfloat16", 512 * MIB, 0.1), found.roof, found.stream):
-        assert roof.per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
-
-
-def test_the_curve_of_a_fast_card_shows_its_cache(fast: Machine) -> None:
-    """50 MiB of L2 contain 32 MiB, not 64. One MiB takes the shortest kernel's time, however fast the cache is."""
-    found = measure_streams(fast, 1.0)
-    per_s = {point.nbytes // MIB: point.bytes_per_s for point in found.curve}
-    assert per_s[1] == pytest.approx(MIB / FAST.smallest_kernel_s, rel=TRUE)
-    assert per_s[32] == pytest.approx(FAST.l2_bytes_per_s, rel=TRUE)
-    assert per_s[64] == pytest.approx(FAST.bytes_per_s, rel=TRUE)
-    assert found.cache_resident(32 * MIB)
-    assert not found.cache_resident(64 * MIB)
-
-
 @pytest.mark.slow
 def test_a_failed_capture_is_listed_and_gives_no_bandwidth(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stream is long enough for any host, so its roof is right."""
@@ -74,14 +53,6 @@ def test_a_failed_capture_is_listed_and_gives_no_bandwidth(fast: Machine, monkey
     assert all(point.bytes_per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE) for point in found.curve)
     with pytest.raises(RequestError, match="its launches would be timed"):
         measure_weights([torch.empty(4096, 4096, device=CARD)], fast, 0.01)
-
-
-def test_a_card_that_is_slower_than_its_host_needs_no_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 reads 32 MiB in 124 us, and the launch takes 10 us."""
-    with simulated(T4):
-        machine = machine_for(CARD)
-        monkeypatch.setattr(CudaMachine, "capture", mock.Mock(side_effect=AssertionError("not needed")))
-        assert measure_gemv(machine, "float16", 256 * MIB, 0.1).per_s == pytest.approx(T4.bytes_per_s, rel=TRUE)
 
 
 def by_tensors(left: Any, right: Any, *, scale_a: Any, real: Any = torch._scaled_mm, **named: Any) -> torch.Tensor:
@@ -130,13 +101,6 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     assert filled.measured("bfloat16")
     assert not filled.measured(dtype)
     assert f"the datasheet's peak replaces the roof of {dtype}" in roof_warnings(filled)[0]
-
-
-def test_no_roof_of_a_card_that_reports_its_clock_is_without_it() -> None:
-    with simulated(H100, hurried=False):
-        found = measure(machine_for(CARD), ["bfloat16"], model_dtype="bfloat16", stage_budget_s=Effort().roof_s)
-    roofs = {**found.memory, **found.compute}
-    assert {name: roof.clock_hz for name, roof in roofs.items()} == dict.fromkeys(roofs, H100.clock_hz)
 
 
 def run_without_roofs(truth: Truth, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
@@ -196,20 +160,3 @@ def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path, monkeypatch: p
     assert {row.confidence for row in run.measured} <= {"medium", "low"}, "an unmeasured roof gives no high confidence"
     assert any("the datasheet's peak replaces the roof of read" in line for line in run.document.warnings)
     assert "3.35 TB/s (the datasheet's, not measured)" in (run.folder / "report.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_weights_over_an_unknown_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a card is too small for the model and the link cannot be measured, the transfers stay unexplained."""
-    failure = mock.Mock(side_effect=RuntimeError("no room for 256 MiB"))
-    monkeypatch.setattr("profiler.roofs.bandwidth.random_bytes", failure)
-    scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=[64], batch_sizes=[1], new_tokens=4)
-    run, _ = said(scenario, [T4.but(memory_bytes=3_900_000_000)], tmp_path)
-    assert (run.cells["status"] == "ok").all()
-    named = {part.what: part.why for part in run.document.missing}
-    assert named["measuring the link from host"] == "RuntimeError: no room for 256 MiB"
-    decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
-    crossing_s = run.document.model.offloaded_bytes["host"] / (T4.link_bytes_per_s * T4.pageable_share)
-    assert decode["link_s"] == 0.0
-    assert decode["unexplained_s"] == pytest.approx(crossing_s, rel=0.1)
-    assert decode["regime"] == "inconclusive"

@@ -20,18 +20,6 @@ from .world import simulated
 pytestmark = pytest.mark.slow
 
 
-def test_a_prefill_that_cannot_be_captured_is_not_called_slow_kernels(tmp_path: Path) -> None:
-    """A windowed layer of transformers' dynamic cache copies a number to the card. No graph can contain this wait.
-
-    The time of that step's small kernels is then unknown. It stays unexplained, and no cause is named.
-    """
-    scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128], batch_sizes=[1])
-    run, _ = said(scenario, [H100], tmp_path)
-    for phase, row in pairs(so(scenario, H100, tmp_path), run.cells):
-        assert -REST * phase.latency_s < row["unexplained_s"] < 0.2 * phase.latency_s
-        assert row["regime"] != "kernel-bound"
-
-
 def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
     """With 8 layers of Mistral-7B (3.7 GB) on a T4 with 3.9 GB, the link binds, and the second card gets nothing."""
     truth = T4.but(memory_bytes=3_900_000_000)
@@ -96,17 +84,6 @@ def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
         assert first_lever(run, row) == change, "before another GPU, though ten times the roofs save more"
 
 
-def test_float32_on_an_old_card_knows_the_16_bit_dtype_that_it_multiplies(tmp_path: Path) -> None:
-    """A T4 multiplies float16 at 65 TFLOP/s (datasheet) and float32 at 8.1; it has no bfloat16 units."""
-    scenario = Scenario("smollm2-135m", 4, dtype="float32", prompt_lens=[512], batch_sizes=[8])
-    run, _ = said(scenario, [T4], tmp_path)
-    compute = run.document.ceilings.compute
-    assert set(compute) == {"float16", "float32"}
-    [prefill] = [item for item in run.document.evidence if item.phase == "prefill"]
-    [lever] = [lever for lever in prefill.levers if lever.change in ("a 16-bit dtype", "float16")]
-    assert lever.saves_s > 0
-
-
 def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     """All layers of one of SmolLM2's linears fit into a 4090's L2, but all linears of a step do not.
 
@@ -126,29 +103,6 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     # Small kernels take more of this step than its weights: a compiled step saves most, and 4 bits come next.
     ranked = [lever.change for lever in decode.levers if not lever.change.startswith("another GPU")]
     assert ranked[:2] == [COMPILED, "4-bit weights"]
-
-
-def test_a_model_that_fits_a_cache_only_in_some_steps(tmp_path: Path) -> None:
-    """With a vocabulary of 24,000 the model takes 67 MiB, between two sizes of the curve.
-
-    The cache of 72 MiB contains 64 MiB, but not 128. A decode step finds its weights there; a prefill's activations
-    evict them.
-    """
-    truth = RTX_4090.but(launch_s=0.05e-6, graph_launch_s=0.05e-6, smallest_kernel_s=0.03e-6)
-    scenario = Scenario("smollm2-135m", 6, prompt_lens=[128], batch_sizes=[1], changes={"vocab_size": 24_000})
-    run, _ = said(scenario, [truth], tmp_path, budget=0.2)
-    assert 64 << 20 < run.document.model.storage_bytes < 72 << 20
-    flagged = {item.phase: Flag.CACHE_RESIDENT in item.flags for item in run.document.evidence}
-    assert flagged == {"prefill": False, "decode": True}
-    for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
-        assert phase.cache_resident == flagged[phase.phase]
-        assert row["regime"] == phase.regime == "memory-bound"
-        assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
-        assert abs(row["weights_s"] - phase.weights_s) < REST * phase.latency_s
-        # A prefill's kernels were replayed from the cache, so their loss is a part of the unexplained time.
-        beside_s = row["kernel_s"] + row["avoidable_s"] + row["unexplained_s"]
-        assert abs(beside_s + row["dispatch_s"] - phase.beside_s - phase.exposed_dispatch_s) < REST * phase.latency_s
-    assert not any(Flag.ABOVE_ROOF in item.flags for item in run.document.evidence)
 
 
 def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
@@ -223,54 +177,6 @@ def _assert_explained(run: Run) -> None:
         assert abs(row["unexplained_s"]) < REST * row["latency_s"], row
 
 
-def test_a_neighbour_on_the_card_is_named(tmp_path: Path) -> None:
-    truth = A100.but(other_processes=1, taken_bytes=10 << 30)
-    scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[2048], batch_sizes=[32], new_tokens=32)
-    run, _ = said(scenario, [truth], tmp_path)
-    assert any("other processes computed on this GPU" in warning for warning in run.document.warnings)
-
-
-def test_a_prefill_into_a_reset_cache_takes_what_one_into_a_new_cache_takes(tmp_path: Path) -> None:
-    """A graph's cache is reset, and only the device has its length. transformers reads it, which is one wait. Then
-    it skips the mask as for a new cache (masking_utils.py, `_ignore_causal_mask_sdpa`), so the kernels are the same."""
-    scenario = Scenario("qwen2.5-0.5b", 4, engine="static,graph", prompt_lens=[512], batch_sizes=[16])
-    run, _ = said(scenario, [T4], tmp_path)
-    prefill_s = {
-        phase.engine: phase.latency_s for phase, _ in held(scenario, T4, run, tmp_path) if phase.phase == "prefill"
-    }
-    assert prefill_s["graph"] == pytest.approx(prefill_s["static"], rel=REST)
-
-
-def test_experts_of_a_reused_cache_get_the_whole_prompt(tmp_path: Path) -> None:
-    """Replays use the experts of 512 tokens (4,096 choices), not those of the few tokens that prepared the cache."""
-    scenario = Scenario("qwen3-30b-a3b", 1, dtype="bfloat16", engine="graph", prompt_lens=[128], batch_sizes=[4])
-    run, _ = said(scenario, [H100], tmp_path)
-    assert len(list(held(scenario, H100, run, tmp_path))) == 2
-
-
-@pytest.mark.parametrize(
-    ("model", "layers", "host"),
-    [("mixtral-8x7b", 2, "fast"), ("deepseek-v2-lite", 3, "slow"), ("gpt-oss-20b", 2, "slow")],
-)
-def test_experts(model: str, layers: int, host: str, tmp_path: Path) -> None:
-    """A token reaches few experts, a prompt nearly all; the verdict is clear.
-
-    Experts are stored in banks, which neither bitsandbytes nor torchao packs. 4-bit weights would leave most of the
-    bytes unchanged (`count mixtral-8x7b --quant nf4`: 23.6 of 25.5 GB per step). A card with faster memory saves
-    more. A prefill of gpt-oss waits for the card, which no graph can record.
-    """
-    truth = H100.but(launch_s={"slow": 40e-6, "fast": 2e-6}[host])
-    scenario = Scenario(model, layers, dtype="bfloat16", prompt_lens=[128], batch_sizes=[1])
-    run, _ = said(scenario, [truth], tmp_path)
-    for phase, row in held(scenario, truth, run, tmp_path):
-        expected = {"slow": "overhead-bound", "fast": "memory-bound"}[host]
-        assert phase.regime == expected
-        assert row["regime"] in (expected, "mixed")
-        if phase.phase == "decode" or (host == "slow" and model != "gpt-oss-20b"):
-            first = first_lever(run, row)
-            assert first in SAVE_THE_HOST if host == "slow" else first.startswith(("another GPU", COMPILED))
-
-
 PLAN_S = 22e-3
 """Reported for one card (GB10); other cards take up to 440 ms."""
 
@@ -288,13 +194,3 @@ def test_plans_are_not_part_of_a_steps_time(tmp_path: Path) -> None:
         if row.key in slow:
             assert slow[row.key] == pytest.approx(row.latency_s + PLAN_S, rel=REST)
     assert any("torch.backends.cuda.enable_cudnn_sdp(False)" in text for text in run.answer)
-
-
-def test_the_copies_of_the_math_path_are_named_first(tmp_path: Path) -> None:
-    """All kernels of this card reach their roof. Most of attention's loss is work that a fused kernel would not do."""
-    run, _ = said(Scenario("mistral-7b-v0.3", 2, prompt_lens=[2048], batch_sizes=[4]), [T4], tmp_path)
-    for row, item in zip(run.measured, run.document.evidence, strict=True):
-        assert item.key == row.key
-        assert item.levers[0].change == "a fused attention kernel"
-        least_share = 0.7 if row.phase == "prefill" else 0.9
-        assert least_share * row.kernel_s < item.levers[0].saves_s <= row.kernel_s

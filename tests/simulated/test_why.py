@@ -9,8 +9,6 @@ from unittest import mock
 import pytest
 import torch
 from hurry import with_effort
-from torch import nn
-from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import profiler
@@ -92,59 +90,6 @@ def test_a_loop_bound_by_its_host_is_compiled_or_captured(compiles: bool) -> Non
     assert any("no working triton installation" in line for line in why.not_tried) is not compiles
 
 
-class Plain(nn.Module):
-    """A decode step in plain PyTorch, with a cache of fixed size; `reads` makes it wait for the GPU."""
-
-    def __init__(self, layers: int = 8, width: int = 256, *, reads: bool = False) -> None:
-        super().__init__()
-        self.table = nn.Embedding(1024, width)
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
-        self.head, self.reads = nn.Linear(width, 1024), reads
-
-    def forward(self, ids: Any, position: Any) -> Any:
-        x = self.table(ids) + position
-        for layer in self.layers:
-            x = x + functional.silu(layer(x))
-        if self.reads:
-            x = x * float(x.sum())
-        return self.head(x)
-
-
-@pytest.mark.parametrize("reads", [False, True])
-def test_a_plain_models_step_is_captured(reads: bool) -> None:
-    """Each of 16 calls launches about 27 kernels of a few us, 40 us apart. A step that reads a value on the host cannot
-    be captured, and the answer says so."""
-    with simulated(SLOW_HOST) as world:
-        with torch.device("meta"):
-            model: Any = Plain(reads=reads).to(torch.bfloat16).eval()
-        model = model.to_empty(device="cuda")
-        ids, position = torch.ones(1, 1, dtype=torch.long, device="cuda"), torch.ones(1, device="cuda")
-
-        def loop() -> None:
-            with torch.inference_mode():
-                for _ in range(16):
-                    model(ids, position)
-
-        why = why_of(loop, 600.0)
-        loop_s = min(world.seconds(loop) for _ in range(2))
-    if reads:
-        assert not [item for item in why.findings if item.id == "uncompiled"]
-        assert any("uncompiled" in line for line in why.not_tried)
-        return
-    found = finding(why, "uncompiled")
-    assert 0.5 * loop_s < found.saves_s < loop_s
-    assert "reduce-overhead" in found.change
-    assert "CUDA graph without torch.compile" in found.basis
-
-
-def test_a_step_that_the_gpu_limits_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a host with 0.1 us per launch, the weights of a step take longer than its dispatch."""
-    with_effort(monkeypatch, script_floor=True)
-    with simulated(H100.but(launch_s=1e-7, host_operator_s=1e-7)):
-        why = explained(llama(torch.bfloat16, hidden_size=4096))
-    assert {"uncompiled", "growing-cache"}.isdisjoint(trial.id for trial in why.tried)
-
-
 @pytest.mark.parametrize(
     ("truth", "dtype", "name", "change"),
     [
@@ -200,16 +145,6 @@ def test_offloaded_weights_have_their_time_on_the_link_and_what_would_fit() -> N
     assert found.evidence.startswith(f"{nbytes / 1e9:.3g} GB of ")
     assert "4 bits" in found.change or "8 bits" in found.change
     assert "such as the T4" in found.change
-
-
-def test_gpus_that_take_turns_cost_at_most_half() -> None:
-    with simulated(A100, A100):
-        model = spread(llama(torch.float16, layers=4), 2, "cuda:1")
-        why = explained(model, 60.0)
-    found = finding(why, "gpus-in-turn")
-    assert found.is_bound
-    assert found.saves_s == pytest.approx(sum(call.steady_s for call in why.seen.calls) / 2)
-    assert "tp_size=2" in found.change
 
 
 def test_attention_plans_are_named_with_what_they_cost() -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,6 +24,8 @@ from profiler.device.machine import Machine
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import Cell, Grid
+from profiler.judge.cells import CellResult
+from profiler.judge.scaling import scaling
 from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
 from profiler.stats import LEAST_VISITS, estimate, spread_of
@@ -105,6 +109,29 @@ class World:
         return 1 + self._amplitude * math.sin(2 * math.pi * at_s / self._wave_s + self._phase)
 
 
+SLOPE = 0.7
+"""d log(time) / d log(batch) of a planted series."""
+
+
+def series(visits: dict[Cell, list[Visit]], swing_share: float) -> list[CellResult]:
+    """Return steps by batch that take batch ** SLOPE times as long as the world says, in a run of shuffled rounds.
+
+    As in a judgement, the drift that sizes share is in no interval (`judge_run.Timed.steady`).
+    """
+    spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
+    rows = []
+    for cell, of_cell in visits.items():
+        time_s, longer = estimate(phase_samples("decode", of_cell), replace(spread, drift=0.0)), cell.batch_size**SLOPE
+        ends = {"latency_low_s": time_s.low_s * longer, "latency_high_s": time_s.high_s * longer}
+        rows.append(
+            CellResult(
+                "decode", cell.batch_size, 0, cell.context_len, cell.new_tokens, "ok", visits=len(of_cell),
+                latency_s=time_s.median_s * longer, **ends, tokens_per_s=1.0, model_flops=1, executed_bytes=1,
+            )
+        )  # fmt: skip
+    return rows
+
+
 def coverage(visits: dict[Cell, list[Visit]], swing_share: float, cells: Sequence[Cell]) -> float:
     """Return the share of these cells whose interval contains the true time, as judged at the end of a run."""
     spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
@@ -112,8 +139,8 @@ def coverage(visits: dict[Cell, list[Visit]], swing_share: float, cells: Sequenc
     return float(np.mean([item.low_s <= 1.0 <= item.high_s for item in estimates]))
 
 
-def with_visits(name: str, cells: int, count: int, seed: int) -> float:
-    """Return the coverage with `count` visits of every cell; the run covers half of the slow wave."""
+def visited(name: str, cells: int, count: int, seed: int) -> tuple[dict[Cell, list[Visit]], float]:
+    """Return `count` visits of every cell and the probe's swing; the run covers half of the slow wave."""
     world = World(name, cells, 2 * cells * count, seed)
     visits: dict[Cell, list[Visit]] = {cell: [] for cell in world.grid.cells}
     for number in range(count):
@@ -121,7 +148,7 @@ def with_visits(name: str, cells: int, count: int, seed: int) -> float:
         for index in np.random.default_rng(seed + number).permutation(cells):
             cell = world.grid.cells[index]
             visits[cell].append(world.visit(cell, number))
-    return coverage(visits, world.look(), world.grid.cells[::3])
+    return visits, world.look()
 
 
 def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> float:
@@ -160,8 +187,25 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "count", "runs"), slow_except(SIZES[:1], SIZES))
 def test_intervals_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
-    shares = [with_visits(name, cells, count, seed) for seed in range(runs)]
+    runs_visits = (visited(name, cells, count, seed) for seed in range(runs))
+    shares = [coverage(visits, swing_share, list(visits)[::3]) for visits, swing_share in runs_visits]
     assert np.mean(shares) >= least_coverage(runs)
+
+
+@pytest.mark.usefixtures("few_resamples")
+@pytest.mark.parametrize("name", NOISES)
+@pytest.mark.parametrize(("count", "runs"), [(2, 20), (4, 20)])
+def test_slopes_contain_the_truth(name: str, count: int, runs: int) -> None:
+    """About 95 % do. Opposite ends of the two times' intervals are 1.41 times as far apart, and contain 98 to 100 %."""
+    covered, shares = [], []
+    for seed in range(runs):
+        rows = series(*visited(name, POOLED, count, seed))
+        for (before, after), item in zip(pairwise(rows), scaling(rows, "batch").doublings, strict=True):
+            covered.append(item.low <= SLOPE <= item.high)
+            apart = math.log(after.latency_high_s / after.latency_low_s * before.latency_high_s / before.latency_low_s)
+            shares.append((item.high - item.low) * math.log(item.larger / item.smaller) / apart)
+    assert np.mean(covered) >= least_coverage(runs)
+    assert np.mean(shares) < 0.75
 
 
 @pytest.mark.slow

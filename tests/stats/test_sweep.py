@@ -30,6 +30,7 @@ GRID = make_grid([4, 8, 16], [1, 2], 6)
 CORNERS = [Cell(1, 4, 6), Cell(2, 16, 6), Cell(2, 4, 6), Cell(1, 16, 6)]
 """The cheapest, its opposite, and the other two by cost."""
 ONCE = replace(effort.STANDARD, rounds=1)
+TWICE = replace(effort.STANDARD, rounds=2)
 
 
 def run(  # type: ignore[no-untyped-def]
@@ -40,22 +41,32 @@ def run(  # type: ignore[no-untyped-def]
     return list(outcomes)
 
 
-def test_corners_come_first_and_twice_and_every_cell_is_visited_four_times_at_least() -> None:
-    cells = [outcome.cell for outcome in run(PlainEngine())]
-    assert cells[:4] == CORNERS
-    assert sorted(cells[4:8]) == sorted(CORNERS)
-    assert sorted(cells[8:10]) == [Cell(1, 8, 6), Cell(2, 8, 6)]
-    assert Counter(cells) == dict.fromkeys(GRID.cells, 4)
+SIZES = [2**power for power in range(8)]
 
 
-def test_the_cell_next_is_the_one_furthest_from_all_that_were_visited() -> None:
-    """Of 8 x 8 sizes from 1 to 128, the middle follows the corners: it is 3.5 octaves from each side."""
-    sizes = [2**power for power in range(8)]
-    grid = make_grid(sizes, sizes, 4)
-    cells = [outcome.cell for outcome in run(PlainEngine(), 0.0, grid=grid, whole=True, effort=ONCE)]
-    assert {(cell.batch_size, cell.prompt_len) for cell in cells[:4]} == {(1, 1), (1, 128), (128, 1), (128, 128)}
-    assert {cells[4].batch_size, cells[4].prompt_len} <= {8, 16}
-    assert len(set(cells)) == 64
+@pytest.mark.parametrize(
+    "grid", [GRID, make_grid(SIZES, SIZES, 4), make_grid([4], SIZES[:6], 6), make_grid([4], [1], 6)]
+)
+@pytest.mark.parametrize("interrupted_after", [0, 9])
+def test_corners_come_first_and_no_cell_a_third_time_before_all_have_two(grid: Grid, interrupted_after: int) -> None:
+    """An interrupted sweep continues as if it had not been interrupted."""
+    earlier = run(PlainEngine(), grid=grid, whole=True, effort=TWICE)[:interrupted_after]
+    visits = [*earlier, *run(PlainEngine(), 0.0, grid=grid, whole=True, effort=TWICE, earlier=earlier)]
+    cells = [outcome.cell for outcome in visits]
+    ends = [{min(sizes), max(sizes)} for sizes in (grid.batch_sizes, grid.prompt_lens)]
+    corners = {(batch, prompt) for batch in ends[0] for prompt in ends[1]}
+    first = {(cell.batch_size, cell.prompt_len) for cell in cells[: len(corners)]}
+    assert first == corners
+    assert cells[0] == min(grid.cells, key=lambda cell: cell.batch_size * cell.prompt_len), "the cheapest"
+    counts: Counter[Cell] = Counter()
+    for cell in cells:
+        assert counts[cell] < 2 or min(counts[other] for other in grid.cells) >= 2
+        counts[cell] += 1
+    assert min(counts[cell] for cell in grid.cells) >= 2
+
+
+def test_every_cell_is_visited_four_times_if_the_budget_allows() -> None:
+    assert Counter(outcome.cell for outcome in run(PlainEngine())) == dict.fromkeys(GRID.cells, 4)
 
 
 def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
@@ -97,16 +108,6 @@ def test_the_cells_of_the_answer_have_twenty_prefills_after_two_visits_if_those_
             assert set(counts[2:]) == {LEAST_SAMPLES}
 
 
-def test_a_second_visit_comes_before_any_third() -> None:
-    """An interrupted sweep begins with cells without a visit, and continues with cells that have one."""
-    earlier = [outcome for outcome in run(PlainEngine())[:9] if isinstance(outcome, Visit)]
-    unseen = {Cell(1, 8, 6), Cell(2, 8, 6)} - {visit.cell for visit in earlier}
-    following = [outcome.cell for outcome in run(PlainEngine(), earlier=earlier)]
-    assert len(unseen) == 1
-    assert {following[0]} == unseen
-    assert set(following[1:3]) == {Cell(1, 8, 6), Cell(2, 8, 6)}
-
-
 @pytest.mark.parametrize("budget_s", [60.0, 150.0])
 def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A visit takes a second per token of its prompts. Only the first visit of 1 x 8 or 2 x 8 is not foreseen."""
@@ -125,17 +126,13 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
     assert budget_s - 32 < now_s[0] <= budget_s + 16
 
 
-def test_further_prefills_do_not_put_the_smallest_cell_off() -> None:
-    floors_s = {key: float(key.tokens) for key in GRID.keys}
-    for budget_s, step_s in itertools.product((0.0, 5.0, 20.0, 500.0), (1e-3, 1e-2, 0.1)):
-        times = {key: step_s * floor_s for key, floor_s in floors_s.items()}
-        assert run(PlainEngine(), budget_s, tail_s=60.0, floors_s=times)[0].cell == CORNERS[0]
-
-
-def test_the_smallest_cell_is_visited_first_if_only_its_dispatch_is_known() -> None:
+def test_the_smallest_cell_is_first_whatever_floors_and_further_prefills_say() -> None:
     """On a busy machine there may be no time to measure the dispatch of larger batches: their floors are too low."""
-    floors_s = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in GRID.keys}
-    assert run(PlainEngine(), 0.0, floors_s=floors_s)[0].cell == CORNERS[0]
+    floors = [{key: step_s * key.tokens for key in GRID.keys} for step_s in (1e-3, 1e-2, 0.1)]
+    for floors_s, budget_s in itertools.product(floors, (0.0, 5.0, 20.0, 500.0)):
+        assert run(PlainEngine(), budget_s, tail_s=60.0, floors_s=floors_s)[0].cell == CORNERS[0]
+    too_low = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in GRID.keys}
+    assert run(PlainEngine(), 0.0, floors_s=too_low)[0].cell == CORNERS[0]
 
 
 def test_one_cell_or_a_whole_grid_twice_is_visited_however_short_the_budget() -> None:

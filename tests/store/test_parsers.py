@@ -34,6 +34,13 @@ WHOLE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
 FOREIGN = sorted(
     file for file in (ROOT / "tests" / "data").rglob("*") if file.suffix in (".json", ".jsonl", ".csv", ".md")
 )
+DOCUMENT = json.loads((WHOLE / "run.json").read_text())
+RECORDS = {json.loads(line)["kind"]: json.loads(line) for line in (WHOLE / SAMPLES_FILE).read_text().splitlines()}
+OPERATOR = {
+    **dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager",
+    **dict.fromkeys(("avoidable_bytes_by_cause", "avoidable_flops_by_cause", "gemms"), ""),
+}  # fmt: skip
+CELL = next(csv.DictReader((OLD / "cells.csv").read_text().splitlines()))
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
@@ -41,20 +48,15 @@ anything = st.recursive(
     max_leaves=6,
 )
 options = st.text(alphabet="0123456789.,*+-=%$ eETinf4\x00٣", max_size=24) | st.text(max_size=24)
+cells = st.sampled_from(
+    ["", "1", "-1", "nan", "1e999", "prefill", "eager", "²", "[]", '{"a": 1}', "null", '{"copies": "x"}', "9" * 5000]
+)
 
 
 def tried(parse: Callable[[], object]) -> None:
     """Run a parser; any error other than a RequestError or a RunError fails the test."""
     with contextlib.suppress(RequestError, RunError):
         parse()
-
-
-@given(options)
-@example("1..99999999999999999999*2")
-@example("9" * 5000)
-@example("٣")
-def test_ranges(text: str) -> None:
-    tried(lambda: parse_values(text, "--batch-sizes"))
 
 
 def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -82,26 +84,21 @@ def one_changed(content: Any) -> st.SearchStrategy[Any]:
     return st.builds(lambda place, value: changed(content, place, value), st.sampled_from(places(content)), anything)
 
 
-DOCUMENT = json.loads((WHOLE / "run.json").read_text())
-LINES = (WHOLE / SAMPLES_FILE).read_text().splitlines()
-KINDS = {json.loads(line)["kind"]: json.loads(line) for line in LINES}
+@given(options)
+@example("1..99999999999999999999*2")
+@example("9" * 5000)
+@example("٣")
+def test_ranges(text: str) -> None:
+    tried(lambda: parse_values(text, "--batch-sizes"))
 
 
-@given(one_changed(DOCUMENT))
-@example([])
-@example({"schema_version": 1})
-@example({"schema_version": "4"})
-@example({"schema_version": [1]})
-def test_run_json(tmp_path: Path, content: Any) -> None:
+@given(one_changed(DOCUMENT), st.sampled_from(sorted(RECORDS)).flatmap(lambda kind: one_changed(RECORDS[kind])))
+@example([], 1)
+@example({"schema_version": "4"}, {"kind": []})
+@example({"schema_version": [1]}, {"kind": None})
+def test_run_json_and_samples(tmp_path: Path, content: Any, record: Any) -> None:
     (tmp_path / "run.json").write_text(json.dumps(content))
     tried(lambda: read_document(tmp_path))
-
-
-@given(st.sampled_from(sorted(KINDS)).flatmap(lambda kind: one_changed(KINDS[kind])))
-@example({"kind": []})
-@example({"kind": None})
-@example(1)
-def test_samples(tmp_path: Path, record: Any) -> None:
     (tmp_path / SAMPLES_FILE).write_text(json.dumps(record) + "\n")
     tried(lambda: read_facts_of(tmp_path))
 
@@ -118,51 +115,27 @@ def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
     tried(lambda: read_foreign(folder / name))
 
 
-cells = st.sampled_from(
-    ["", "1", "-1", "nan", "1e999", "prefill", "eager", "²", "[]", '{"a": 1}', "null", '{"copies": "x"}', "9" * 5000]
-)
-
-
-ROW = {**dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager"} | dict.fromkeys(
-    ("avoidable_bytes_by_cause", "avoidable_flops_by_cause", "gemms"), ""
-)
-
-
-def write_row(file: Path, row: dict[str, str]) -> None:
+def row_of(file: Path, row: dict[str, str]) -> None:
     with file.open("w", newline="") as opened:
         writer = csv.DictWriter(opened, row)
         writer.writeheader()
         writer.writerow(row)
 
 
-def operators_of(folder: Path, row: dict[str, str]) -> object:
-    write_row(folder / "operators.csv", row)
-    return read_operators(folder)
-
-
-def test_a_plain_row_of_operators_is_read(tmp_path: Path) -> None:
-    [[operator]] = operators_of(tmp_path, ROW).values()  # type: ignore[attr-defined]
-    assert operator.flops == 1
-
-
-@given(st.sampled_from(OPERATOR_COLUMNS), cells)
-@example("avoidable_bytes_by_cause", "[]")
-@example("avoidable_bytes_by_cause", "1")
-@example("avoidable_bytes_by_cause", "[" * 10**5)
-@example("avoidable_flops_by_cause", '{"copies": {}}')
-@example("flops", "²")
-@example("count", "9" * 5000)
-@example("gemms", "1*0x1x1")
-def test_operators(tmp_path: Path, column: str, value: str) -> None:
-    tried(lambda: operators_of(tmp_path, {**ROW, column: value}))
-
-
-@given(st.sampled_from((WHOLE / "cells.csv").read_text().splitlines()[0].split(",")), cells)
-def test_cells(tmp_path: Path, column: str, value: str) -> None:
-    row = next(csv.DictReader((OLD / "cells.csv").read_text().splitlines()))
+@given(st.sampled_from(OPERATOR_COLUMNS), st.sampled_from(sorted(CELL)), cells)
+@example("avoidable_bytes_by_cause", "engine", "[" * 10**5)
+@example("avoidable_flops_by_cause", "engine", '{"copies": {}}')
+@example("flops", "latency_s", "²")
+@example("gemms", "engine", "1*0x1x1")
+def test_operators_and_cells(tmp_path: Path, column: str, other: str, value: str) -> None:
     (tmp_path / "run.json").write_text((OLD / "run.json").read_text())
-    write_row(tmp_path / "cells.csv", {**row, column: value})
+    row_of(tmp_path / "cells.csv", {**CELL, other: value})
     tried(lambda: read_run(tmp_path))
+    row_of(tmp_path / "operators.csv", OPERATOR)
+    [[operator]] = read_operators(tmp_path).values()
+    assert operator.flops == 1
+    row_of(tmp_path / "operators.csv", {**OPERATOR, column: value})
+    tried(lambda: read_operators(tmp_path))
 
 
 @given(st.data())
@@ -191,3 +164,10 @@ def used(file: Path) -> None:
     json.dumps([asdict(row) for row in rows], allow_nan=False)
     side = side_of_file(result_file)
     json_text(comparison_document(compare_sides(side, side)))
+
+
+def test_cells_of_another_run(tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(OLD, tmp_path / "run"))
+    (copied / "run.json").write_text((copied / "run.json").read_text().replace('"eager"', '"=cmd"'))
+    with pytest.raises(RunError, match="has no engine 'eager'"):
+        read_run(copied)

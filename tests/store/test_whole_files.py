@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from unittest.mock import Mock
 
-import matplotlib.pyplot as plt
 import pytest
 from cases import slow_except
 
@@ -22,7 +21,7 @@ from profiler.store.writer import RunStore, replace_file
 from profiler.user_cache import write_cache
 
 RUN = Path(__file__).parents[2] / "runs" / "reference" / "smollm2-135m-zen4"
-DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html", "report.md", "roofline.png", "split.png", "map.png")
+DERIVED = ("run.json", "cells.csv", "operators.csv", "report.html", "report.md")
 
 
 class Stop(BaseException):
@@ -34,21 +33,20 @@ def full() -> OSError:
 
 
 @pytest.fixture
-def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures and pages without content, which are quick to make."""
-    monkeypatch.setattr("profiler.report.plots.draw", lambda *_: plt.figure(figsize=(1, 1)))
+def small_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages without content, which are quick to make."""
     monkeypatch.setattr("profiler.report.write.html_report", lambda _run, **_: "a page")
 
 
 def judged(folder: Path) -> None:
-    """Write the eight files that `roofscope judge` and the end of a run write."""
+    """Write the five files that the end of a run writes."""
     write_reports([judge_folder(folder)])
 
 
 @pytest.mark.parametrize("number", slow_except((0,), range(len(DERIVED))))
 @pytest.mark.parametrize(("call", "error"), [("fsync", full()), ("replace", Stop())], ids=["full disk", "Ctrl-C"])
 def test_at_each_write_of_the_reports(
-    tmp_path: Path, small_pictures: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
+    tmp_path: Path, small_page: None, monkeypatch: pytest.MonkeyPatch, call: str, error: BaseException, number: int
 ) -> None:
     """An error at any fsync or replacement leaves each file old or new, no draft, and a repetition succeeds."""
     folder = Path(shutil.copytree(RUN, tmp_path / "run"))
@@ -134,6 +132,14 @@ def test_what_is_no_plain_file_is_not_replaced(tmp_path: Path) -> None:
             replace_file(path, "text")
     assert pipe.is_fifo()
     assert link.is_symlink()
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    mine, link = tmp_path / "mine", tmp_path / "report.html"
+    mine.write_text("mine")
+    link.symlink_to(mine)
+    replace_file(link, "a page")
+    assert (mine.read_text(), link.read_text(), link.is_symlink()) == ("mine", "a page", False)
 
 
 def test_a_notebook_shows_the_answer_of_a_run() -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,12 +25,26 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import profiler
-from profiler.device.clock import OwnTime
+from profiler.device.clock import OwnTime, now_s
 from profiler.facts.measurements import BatchTimes
 from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
 from profiler.report.changes import paying_batches
 from profiler.why_slow import changes, kernel_changes
-from profiler.why_slow.findings import Untried
+from profiler.why_slow.findings import Untried, is_settled, pairs_agree
+from profiler.why_slow.observations import Call, CallSettings
+from profiler.why_slow.patches import watched
+from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.repeat_call import (
+    CallGroup,
+    Candidate,
+    RepeatedCall,
+    Run,
+    WeightedRun,
+    in_even_sequence,
+    repeat,
+    with_steps,
+)
+from profiler.why_slow.trials import TrialPlan, plan_trial, run_trial
 from profiler.why_slow.weight_changes import unmerged_adapters
 
 IDS = torch.ones(2, 8, dtype=torch.long)
@@ -100,13 +118,6 @@ def test_layers_share_dense_weights_where_memory_is_short() -> None:
     assert len(twins) == len(linears) == 4 * LINEARS_OF_A_LAYER
     assert sum(twin.weight.numel() for twin in set(twins)) == weights / 2
     assert len(set(dense_twins(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
-
-
-def test_packed_weights_that_always_pay_name_all_batches() -> None:
-    assert paying_batches([BatchTimes(batch, 1.0, 2.0) for batch in (1, 2, 4)]) == (
-        "packed weights are faster at batch 1 to 4"
-    )
-    assert paying_batches([]) == ""
 
 
 def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
@@ -409,19 +420,6 @@ def test_prompts_in_one_buffer_are_those_of_their_calls() -> None:
     assert passed[0][:, 0].tolist() == [0, 1, 2, 3]
 
 
-def test_forwards_of_a_loop_are_not_batched() -> None:
-    """Each forward of a loop needs the previous token, with or without a cache."""
-    model = tiny_llama()
-
-    def with_cache() -> None:
-        for _ in range(4):
-            cache = model(torch.ones(1, 4, dtype=torch.long), use_cache=True).past_key_values
-            model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache, use_cache=True)
-
-    assert "one-by-one" not in changes_to(lambda: [model(torch.ones(1, n, dtype=torch.long)) for n in range(3, 12)])
-    assert "one-by-one" not in changes_to(with_cache)
-
-
 def test_prompts_of_a_model_that_is_loaded_again_are_no_batch() -> None:
     """A handler that loads the model for each request has no second prompt to batch."""
     ids = torch.ones(1, 4, dtype=torch.long)
@@ -493,3 +491,181 @@ def test_without_the_package_they_are_named_as_untried(monkeypatch: pytest.Monke
         assert not {"hub-attention", "hub-layers"} & (names() | tried)
     reason = "the package `kernels`, in a version that transformers accepts, is not installed"
     assert [name.split()[0] for name in untried.by_reason[reason]] == ["hub-attention", "hub-layers"]
+
+
+SETTINGS = CallSettings(cache=False)
+
+
+def planned(new_tokens: int, *, batched: bool = False) -> Run:
+    call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, new_tokens, 1.0, "s.py:4", SETTINGS)
+    noted: Any = SimpleNamespace(batched=batched)
+    return RepeatedCall(noted, call, tiny_llama).as_run
+
+
+def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more: Any) -> Candidate:
+    run = planned(new_tokens) if new_tokens else Run(lambda: None)
+    return Candidate(
+        "beams", "four beams", "one", "s.py:4", run, run, (seconds,), new_tokens=new_tokens, prompt_s=prompt_s, **more
+    )
+
+
+PADDED = replace(candidate(6.0, 16, prompt_s=4.0), saves_in_prompt=True)
+CANDIDATES = {
+    "a forward": candidate(1.0),
+    "a short forward": candidate(0.1),
+    "a forward next to nothing else": candidate(1.0, alone=True),
+    "a long generate": candidate(10.9, 100, prompt_s=1.0),
+    "a generate of which much is its prompt": PADDED,
+}
+
+
+def needed_s(tried: Candidate) -> float:
+    """The seconds that the fewest pairs are said to need."""
+    return plan_trial(tried, 0.0)
+
+
+@pytest.mark.parametrize("tried", CANDIDATES.values(), ids=CANDIDATES)
+def test_a_trial_starts_if_and_only_if_it_has_the_time_that_it_is_said_to_need(tried: Candidate) -> None:
+    """A user who gives the named budget gets the trial, and its three pairs fit into every larger one.
+
+    The unchanged sides alone are a lower bound of their time: prompts and planned tokens, or the whole call.
+    """
+    assert isinstance(plan_trial(tried, 0.99 * needed_s(tried)), float)
+    step_s = (tried.seconds - tried.prompt_s) / max(1, tried.new_tokens - 1)
+    for factor in (1.01, 1.5, 2.0, 5.0, 20.0, 200.0):
+        allowed_s = factor * needed_s(tried)
+        plan = plan_trial(tried, allowed_s)
+        assert isinstance(plan, TrialPlan)
+        side_s = tried.prompt_s + (plan.tokens - 1) * step_s if plan.tokens else tried.seconds
+        assert 3 * plan.repeats * side_s <= allowed_s
+        assert plan.least_s <= allowed_s
+
+
+class Sleeps:
+    """A `generate` whose prompt takes `prompt_s` and whose other tokens take 0.14 s."""
+
+    def __init__(self, prompt_s: float) -> None:
+        self.prompt = lambda: time.sleep(prompt_s)
+
+    def __call__(self) -> object:
+        return self.prompt(), time.sleep(0.14)
+
+    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+        return (WeightedRun(1.0, self.prompt if tokens == 1 else self),)
+
+
+def test_in_a_trial_of_the_prompt_the_other_tokens_count_as_unchanged() -> None:
+    """The change halves a prompt of 0.16 s in a call of 0.3 s."""
+    padded = replace(candidate(0.3, 16, prompt_s=0.16), saves_in_prompt=True, as_is=Sleeps(0.16), changed=Sleeps(0.08))
+    plan = plan_trial(padded, 1.02 * needed_s(padded))
+    assert plan.tokens == 1
+    call = Call(0, "generate", "Llama", 8, 64, 0, 16, 16, 0.3, "s.py:4", SETTINGS)
+    noted: Any = SimpleNamespace(arguments=())
+    trial = run_trial(padded, CallGroup([call], [noted], None, "s.py:1", Recorder()), plan, now_s() + 60.0)
+    assert trial.saving == pytest.approx(0.08 / 0.3, rel=0.15)
+    assert trial.shape.endswith("its prompt only")
+
+
+def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
+    """Without a cache, 9 tokens give the time of 101: 3 s of prompt, and steps of 0.5 s plus 1 ms per context token."""
+
+    def run(_call: object, new_tokens: int, further: int = 0) -> float:
+        steps = range(further + 1, further + new_tokens)
+        return 3.0 + 0.02 * further + sum(0.5 + 0.001 * step for step in steps)
+
+    seconds = [part.weight * run(None, *part.run.args) for part in planned(101).shortened(9)]  # type: ignore[attr-defined]
+    assert sum(seconds) == pytest.approx(run(None, 101), rel=1e-3)
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_shortened_call_generates_few_tokens_that_weigh_as_much_as_all(
+    cache: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most 5 of 21 tokens are generated. Without a cache later ones cost more: some follow a longer prompt."""
+    model, recorder = tiny_llama(), Recorder()
+    ids = torch.arange(8)[None]
+    with watched(recorder):
+        model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=21, do_sample=False)
+    [call], [noted] = recorder.seen("s.py").calls, recorder.notes
+    ran: list[tuple[int, int]] = []
+    generate = model.generate
+
+    def recorded(inputs: Any, attention_mask: Any, **options: Any) -> Any:
+        assert attention_mask.shape == inputs.shape
+        ran.append((inputs.shape[1], options["max_new_tokens"]))
+        return generate(inputs, attention_mask=attention_mask, **options)
+
+    monkeypatch.setattr(model, "generate", recorded)
+    parts = repeat(noted, replace(call, settings=replace(call.settings, cache=cache)), model).shortened(5)
+    for part in parts:
+        part.run()
+    assert sum(part.weight * tokens for part, (_, tokens) in zip(parts, ran, strict=True)) == 21
+    assert max(tokens for _, tokens in ran) <= 5
+    assert ({prompt for prompt, _ in ran} == {8}) == cache
+
+
+def test_some_forwards_stand_for_a_loop() -> None:
+    """Six of 48 forwards of 1 to 48 s represent all 1176 s. A prompt and some steps represent a loop with a cache."""
+    forwards = [Run(lambda second=second: second) for second in range(1, 49)]
+    parts = in_even_sequence(forwards).shortened(6)
+    assert len(parts) == 6
+    assert sum(part.weight * float(str(part.run())) for part in parts) == pytest.approx(1176.0, rel=0.03)
+    cached = with_steps(lambda steps: 5.0 + 0.5 * steps, 47)
+    parts = cached.shortened(6)
+    assert [part.run() for part in parts] == [5.0, 7.5]
+    assert sum(part.weight * float(str(part.run())) for part in parts) == pytest.approx(float(str(cached())))
+
+
+def test_what_was_not_tried_is_listed_once_with_the_budget_that_would_try_it() -> None:
+    untried = Untried()
+    for where in ("s.py:4", "s.py:9", "s.py:4"):
+        untried.add(f"slow-format ({where})", "there is no room for a copy")
+    untried.without_time = {"beams (s.py:4)": 41.0, "threads (s.py:9)": 12.0}
+    first, second = untried.lines(30.0)
+    assert first == "slow-format (s.py:4), slow-format (s.py:9): there is no room for a copy"
+    assert second.startswith("beams (s.py:4), threads (s.py:9): no time was left for 3 pairs; --budget ")
+    assert int(re.findall(r"--budget (\d+) would be enough", second)[0]) >= 30 + 41 + 12
+
+
+def test_without_a_budget_no_trial_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_effort(monkeypatch, script_floor=False)
+    model = tiny_llama()
+    with profiler.why(budget_s=0.0) as watching:
+        model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=8, num_beams=2, do_sample=False)
+    assert watching.found.tried == ()
+    [line] = watching.found.not_tried
+    assert "beams (test_changes.py" in line
+    assert re.search(r"--budget \d+ would be enough", line)
+
+
+@pytest.mark.parametrize(
+    ("savings", "settled", "agreed"),
+    [
+        ((0.4, 0.5), False, False),
+        ((0.4, 0.5, 0.4), True, True),
+        ((0.4, 0.5, 0.2), False, True),
+        ((0.11, 0.12, 0.13), True, True),
+        ((0.04, 0.12, 0.2), False, False),
+        ((0.05, 0.08, 0.1, 0.11), True, True),
+        ((0.01, 0.02, 0.1, 0.2), False, False),
+        ((0.01, 0.02, 0.1, 0.2, 0.1), True, True),
+        ((-0.1, 0.1, -0.1), True, False),
+        ((0.1,) * 4 + (-0.1,), False, False),
+        ((0.1,) * 7 + (-0.1,), True, True),
+        ((0.1,) * 6 + (-0.1, -0.1), True, False),
+    ],
+)
+def test_how_many_pairs_are_enough(savings: tuple[float, ...], settled: bool, agreed: bool) -> None:
+    """Enough are a steady saving, three pairs of 30 %, five that agree, or seven of eight that agree.
+
+    The last two happen by chance in 3 % and 4 % of cases. Student's t of the first cases that begin with 0.11, 0.04,
+    0.05 and 0.01 is 20.8, 2.6, 6.4 and 1.9.
+    """
+    rounds = [(1.0, 1 - saving) for saving in savings]
+    assert (is_settled(rounds), pairs_agree(rounds)) == (settled, agreed)
+
+
+def test_generate_batch_is_not_shortened() -> None:
+    """Each call starts a manager and plans a cache, so that few tokens take nearly as long as all."""
+    assert planned(24).shortened(4)
+    assert not planned(24, batched=True).shortened(4)

@@ -11,54 +11,42 @@ import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError, near_misses
-from profiler.report.plots.curves import depth_chart, doubling, precisions, steps, throughput
-from profiler.report.plots.maps import breakdown_chart, intensity_map, regime_map
-from profiler.report.plots.roofline import devices, operators, roofline
+from profiler.report.plots.charts import breakdown_chart, doubling, memory, regime_map, throughput, waterfall
+from profiler.report.plots.roofline import operators, roofline
 from profiler.report.plots.style import styled
-from profiler.report.plots.theory import NEED_GPU
-from profiler.report.plots.waterfall import engines
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GridCount
 
-PLOTS: dict[str, Callable[[Run], Figure]] = {
+PLOTS: dict[str, Callable[..., Figure]] = {
     "roofline": roofline,
-    "operators": operators,
-    "split": breakdown_chart,
     "map": regime_map,
-    "intensity": intensity_map,
+    "split": breakdown_chart,
     "throughput": throughput,
-    "depth": depth_chart,
     "doubling": doubling,
-    "steps": steps,
-    "engines": engines,
+    "waterfall": waterfall,
+    "operators": operators,
+    "memory": memory,
 }
-"""Pictures of one run."""
-
-COMPARISONS: dict[str, Callable[[Sequence[Run]], Figure]] = {
-    "precisions": precisions,
-    "devices": devices,
-}
-"""Pictures of several runs."""
+"""Pictures of one run; `throughput` also draws several."""
 
 
 def draw(runs: Sequence[Run], name: str) -> Figure:
-    """Return a figure of PLOTS or COMPARISONS in the project's style; the caller closes it.
+    """Return a figure of PLOTS in the project's style; the caller closes it.
 
     Raises RequestError for an unknown name, several runs for a picture of one, and a run without a measured cell.
     """
-    names = (*PLOTS, *COMPARISONS)
-    if name not in names:
-        raise RequestError(f"no picture is called {name!r}; use {', '.join(names)}.{near_misses(name, names)}")
+    if name not in PLOTS:
+        raise RequestError(f"no picture is called {name!r}; use {', '.join(PLOTS)}.{near_misses(name, PLOTS)}")
     for run in runs:
         if not run.measured:
             raise RequestError(f"{run.folder} has no cell with a number: there is nothing to draw.")
-    if name in PLOTS and len(runs) > 1:
-        raise RequestError(f"{name} is a picture of one run; {' and '.join(COMPARISONS)} compare several.")
+    if name != "throughput" and len(runs) > 1:
+        raise RequestError(f"{name} is a picture of one run; only throughput draws several.")
     with styled():
-        return COMPARISONS[name](runs) if name in COMPARISONS else PLOTS[name](runs[0])
+        return PLOTS[name](*runs)
 
 
 def save(runs: Sequence[Run], name: str, path: Path) -> None:
@@ -67,11 +55,11 @@ def save(runs: Sequence[Run], name: str, path: Path) -> None:
 
 
 def check_gpus(grid: GridCount, name: str, asked: str, add: str) -> None:
-    """Raise RequestError if a picture of THEORY_PLOTS needs a GPU and the counted grid has none.
+    """Raise RequestError for the roofline of a counted grid without a GPU; `kv` needs none.
 
     `asked` is how the reader asked for the picture, and `add` is what adds a GPU there.
     """
-    if name in NEED_GPU and not grid.gpus:
+    if name == "roofline" and not grid.gpus:
         raise RequestError(f"{asked} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
 
 

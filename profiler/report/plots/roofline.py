@@ -1,21 +1,20 @@
-"""Rooflines: achieved FLOP/s over arithmetic intensity, of one run, of several, and of a step's operators."""
+"""Rooflines: achieved FLOP/s over arithmetic intensity, of a run, and of a step's operators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
-from matplotlib.transforms import Bbox
 
 from profiler.errors import RequestError
 from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
-from profiler.report.plots.style import LINE_STYLES, PHASE_STYLE, Dashes, distinct_names, panel_grid, title
+from profiler.report.plots.style import PHASE_STYLE, Dashes, panel_grid, title
 from profiler.report.roofline_data import RoofKind, RoofLine, group_points, roof_lines
 from profiler.store.folder import Run
 from profiler.units import percent, scaled, significant
@@ -24,10 +23,7 @@ INK = "#222222"
 _SHEET_COLOR = "#888888"
 _MARGIN = 3.0
 _FONT_POINTS = 9.0
-_CHARACTER_POINTS = 0.6 * _FONT_POINTS
-_MARKER_POINTS = 7.0
-_OFFSETS_POINTS = ((0, -16), (18, -16), (-18, -16), (0, 7), (30, 7), (-30, 7), (0, -28))
-"""Where a name may stand, from its point, in order of preference: below it, where no roof is, or above it."""
+_APART = 1.5
 _GROUP_COLORS = {
     "attention": "#CC79A7",
     "attention_proj": "#0072B2",
@@ -40,58 +36,39 @@ _LARGEST_AREA = 2400.0
 """Points squared of a group that takes the whole step."""
 
 
-@dataclass(frozen=True)
-class _Stroke:
-    color: str
-    dashes: tuple[Dashes, ...]
-    """One per line of this kind, repeated if there are more lines."""
-    width: float
-
-
-_STROKES: dict[RoofKind, _Stroke] = {
-    "measured": _Stroke(INK, ("-",), 2.0),
-    "other": _Stroke(INK, (":", (0, (1, 4)), (0, (3, 3))), 1.2),
-    "datasheet": _Stroke(_SHEET_COLOR, ("--",), 2.0),
-    "link": _Stroke("#CC79A7", ("-.", (0, (8, 2, 1, 2))), 2.0),
-    "cache": _Stroke("#009E73", ((0, (1, 2)), (0, (4, 2, 1, 2))), 1.2),
+_STROKES: dict[RoofKind, tuple[str, float, tuple[Dashes, ...]]] = {
+    "measured": (INK, 2.0, ("-",)),
+    "other": (INK, 1.2, (":", (0, (1, 4)), (0, (3, 3)))),
+    "datasheet": (_SHEET_COLOR, 2.0, ("--",)),
+    "link": ("#CC79A7", 2.0, ("-.", (0, (8, 2, 1, 2)))),
+    "cache": ("#009E73", 1.2, ((0, (1, 2)), (0, (4, 2, 1, 2)))),
 }
-
-
-@dataclass(frozen=True)
-class PointName:
-    """The name of a point of the data."""
-
-    text: str
-    x: float
-    y: float
-    color: str
-    prefers: tuple[int, int] = _OFFSETS_POINTS[0]
-    """Where it stands if the place is free."""
+"""Colour, width and dashes of a kind of line: one per line of this kind, repeated if there are more."""
 
 
 def roofline(run: Run) -> Figure:
     """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
 
-    Roofs and points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
+    The axes contain every point, every plateau, and the ridges of measured roofs, datasheets and caches. Roofs and
+    points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
     """
     figure, axes = plt.subplots(figsize=(7.2, 6.2))
     lines, points = roof_lines(run), run.measured
-    _frame_cells(axes, lines, points)
-    counts: dict[RoofKind, int] = {}
+    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
+    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
+    frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
+    left = {kind: itertools.cycle(dashes) for kind, (_, _, dashes) in _STROKES.items()}
     for number, line in enumerate(lines):
-        stroke, nth = _STROKES[line.kind], counts.get(line.kind, 0)
-        counts[line.kind] = nth + 1
-        dashes = stroke.dashes[nth % len(stroke.dashes)]
-        plot_roof(axes, line, color=stroke.color, ls=dashes, lw=stroke.width, label=line.label, gid=f"roof-{number}")
+        color, width, _ = _STROKES[line.kind]
+        style = {"color": color, "lw": width, "ls": next(left[line.kind]), "label": line.label}
+        plot_roof(axes, line, **style, gid=f"roof-{number}")
     if lines:
         draw_ridge(axes, lines[0])
-    for phase, style in PHASE_STYLE.items():
-        _draw_points(axes, points, phase, style.color, style.marker)
+    for phase, look in PHASE_STYLE.items():
+        _draw_points(axes, points, phase, look.color, look.marker)
     axes.set_title(title(run))
-    _legend(figure)
-    names = [name for phase, style in PHASE_STYLE.items() for name in _ends(points, phase, style.color)]
-    figure.draw_without_rendering()
-    write_names(axes, names, _places(points), lines[:1])
+    # Below the axes, where it hides no point.
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
     return figure
 
 
@@ -105,13 +82,6 @@ def frame(axes: Axes, xs: Sequence[float], ys: Sequence[float], ylabel: str) -> 
         axis.set_minor_formatter(NullFormatter())
 
 
-def _frame_cells(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellResult]) -> None:
-    """Set axes that contain every point, every plateau, and the ridges of measured and datasheet roofs."""
-    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
-    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
-    frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
-
-
 def plot_roof(axes: Axes, line: RoofLine, **style: Any) -> None:
     """Draw a roof from end to end of the axes."""
     corners = line.corners(*axes.get_xlim())
@@ -123,11 +93,7 @@ def draw_ridge(axes: Axes, roof: RoofLine) -> None:
     axes.axvline(roof.ridge, color=INK, lw=0.8, ls=":", ymax=0.97)
     at = (roof.ridge, axes.get_ylim()[0])
     style: Any = {"textcoords": "offset points", "fontsize": _FONT_POINTS, "rotation": 90, "va": "bottom"}
-    axes.annotate(_ridge_name(roof), at, xytext=(5, 8), **style)
-
-
-def _ridge_name(roof: RoofLine) -> str:
-    return f"ridge {roof.ridge:.3g} FLOP/byte"
+    axes.annotate(f"ridge {roof.ridge:.3g} FLOP/byte", at, xytext=(5, 8), **style)
 
 
 def _draw_points(axes: Axes, points: Sequence[CellResult], phase: Phase, color: str, marker: str) -> None:
@@ -140,86 +106,24 @@ def _draw_points(axes: Axes, points: Sequence[CellResult], phase: Phase, color: 
     for _, point in numbered:
         series.setdefault((point.key.cell.engine, point.key.cell.depth), []).append(point)
     for line in series.values():
-        places = _places(sorted(line, key=lambda point: point.key.cell.batch_size))
-        axes.plot(*zip(*places, strict=True), color=color, lw=1, alpha=0.6)
+        of_line = sorted(line, key=lambda point: point.key.cell.batch_size)
+        places = [point.intensity for point in of_line], [point.flops_per_s for point in of_line]
+        axes.plot(*places, color=color, lw=1, alpha=0.6)
     for number, point in numbered:
         at = [point.intensity], [point.flops_per_s]
         axes.plot(*at, color=color, marker=marker, ms=6, mew=0.6, mec="white", ls="", gid=f"cell-{number}")
+    name_ends(axes, [(point.flops_per_s, point.intensity, point.key.cell.name) for _, point in numbered], color)
 
 
-def _places(points: Sequence[CellResult]) -> list[tuple[float, float]]:
-    return [(point.intensity, point.flops_per_s) for point in points]
+def name_ends(axes: Axes, points: Sequence[tuple[float, float, str]], color: str) -> None:
+    """Name the slowest and, if its name has room, the fastest of some points (FLOP/s, intensity, name).
 
-
-def _ends(points: Sequence[CellResult], phase: Phase, color: str) -> list[PointName]:
-    """The names of a phase's slowest and fastest cell."""
-    ranked = sorted((point for point in points if point.key.phase == phase), key=lambda point: point.flops_per_s)
-    ends = dict.fromkeys((*ranked[:1], *ranked[-1:]))  # of a single cell, only one
-    return [PointName(point.key.cell.name, point.intensity, point.flops_per_s, color) for point in ends]
-
-
-def write_names(
-    axes: Axes, names: Iterable[PointName], points: Iterable[tuple[float, float]], ridges: Sequence[RoofLine] = ()
-) -> None:
-    """Write names where they cover neither a marker of `points`, nor the name of a ridge, nor each other.
-
-    A name that finds no free place is left out. The layout must be final (`Figure.draw_without_rendering`).
+    Names stand at the right below their points, where the roof is not.
     """
-    half = _MARKER_POINTS / 2
-    markers = [_at_points(axes, *point) for point in points]
-    taken = [Bbox.from_extents(x - half, y - half, x + half, y + half) for x, y in markers]
-    for roof in ridges:
-        x, y = _at_points(axes, roof.ridge, axes.get_ylim()[0])
-        length = _CHARACTER_POINTS * len(_ridge_name(roof))
-        taken.append(Bbox.from_extents(x, y, x + 1.5 * _FONT_POINTS, y + length))
-    for name in names:
-        x, y = _at_points(axes, name.x, name.y)
-        half = _CHARACTER_POINTS * len(name.text) / 2
-        for right, up in (name.prefers, *_OFFSETS_POINTS):
-            box = Bbox.from_extents(x + right - half, y + up, x + right + half, y + up + _FONT_POINTS)
-            if not box.count_overlaps(taken):
-                taken.append(box)
-                style: Any = {"textcoords": "offset points", "ha": "center", "fontsize": _FONT_POINTS}
-                axes.annotate(name.text, (name.x, name.y), xytext=(right, up), color=name.color, **style)
-                break
-
-
-def _at_points(axes: Axes, x: float, y: float) -> tuple[float, float]:
-    """Return the place of (x, y) in typographic points."""
-    right, up = axes.transData.transform((x, y)) * 72 / axes.figure.dpi
-    return float(right), float(up)
-
-
-def _legend(figure: Figure) -> None:
-    """Draw the legend below the axes, where it hides no point."""
-    figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
-
-
-def devices(runs: Sequence[Run]) -> Figure:
-    """Return several runs' cells in one roofline, each run under its own measured roof."""
-    figure, axes = plt.subplots(figsize=(10, 6.4))
-    colors = plt.rcParams["axes.prop_cycle"].by_key()["color"]
-    roofs = [roof_lines(run)[0] for run in runs]
-    points = [run.measured for run in runs]
-    all_points = [point for of_run in points for point in of_run]
-    _frame_cells(axes, roofs, all_points)
-    names = []
-    titles = distinct_names(runs, [title(run) for run in runs])
-    for index, (name, roof, of_run) in enumerate(zip(titles, roofs, points, strict=True)):
-        color, style = colors[index % len(colors)], LINE_STYLES[index % len(LINE_STYLES)]
-        label = f"{name}: {scaled(roof.bytes_per_s, 'B/s')}, {scaled(roof.flops_per_s, 'FLOP/s')}"
-        plot_roof(axes, roof, color=color, ls=style.dashes, lw=2, label=label)
-        for phase, shape in PHASE_STYLE.items():
-            mine = _places([point for point in of_run if point.key.phase == phase])
-            axes.scatter([x for x, _ in mine], [y for _, y in mine], color=color, marker=shape.marker, s=30)
-            names += _ends(of_run, phase, color)
-    for phase, shape in PHASE_STYLE.items():
-        axes.plot([], [], color=_SHEET_COLOR, marker=shape.marker, ls="", label=phase)
-    axes.set_title("measured roofs and the cells under them")
-    _legend(figure)
-    figure.draw_without_rendering()
-    write_names(axes, names, _places(all_points))
-    return figure
+    slowest, fastest = min(points), max(points)
+    for flops_per_s, intensity, name in [slowest, fastest] if fastest[0] > _APART * slowest[0] else [slowest]:
+        style: Any = {"textcoords": "offset points", "fontsize": _FONT_POINTS, "color": color}
+        axes.annotate(name, (intensity, flops_per_s), xytext=(4, -14), **style)
 
 
 def operators(run: Run) -> Figure:
@@ -247,6 +151,6 @@ def operators(run: Run) -> Figure:
             label = f"{point.group.replace('_', ' ')}: {percent(share)}, {percent(attained)}"
             axes.plot([], [], "o", color=color, label=label)
         placed = sum(point.seconds for point in points) / cell.latency_s
-        axes.legend(loc="lower right", fontsize=8, title="share of the step, of the roof", title_fontsize=8)
+        axes.legend(loc="lower right", fontsize=9, title="share of the step, of the roof", title_fontsize=9)
         axes.set_title(f"{cell.key.name}: {percent(placed)} of its time in these kernels", fontsize=11)
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,32 +18,14 @@ from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.grid.cells import Phase
-from profiler.report.selection import first_engine, of_first_engine
+from profiler.report.selection import first_engine
 from profiler.store.folder import Run, cells_frame
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
 # Fonts with the characters of Chinese, Japanese and Korean names, which matplotlib's own lacks.
-_WIDE_FONTS = (
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans SC",
-    "WenQuanYi Zen Hei",
-    "WenQuanYi Micro Hei",
-    "Droid Sans Fallback",
-    "Microsoft YaHei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Arial Unicode MS",
-)
+_WIDE_FONTS = re.compile("CJK|Noto Sans SC|WenQuanYi|Droid Sans Fallback|YaHei|PingFang|Hiragino|Arial Unicode")
+_MOST_TITLE = 100
 Dashes = str | tuple[int, tuple[float, ...]]
-
-
-@dataclass(frozen=True)
-class LineStyle:
-    """Marker and dashes of one of several lines: colour is never the only distinction."""
-
-    marker: str
-    dashes: str
 
 
 @dataclass(frozen=True)
@@ -54,7 +37,6 @@ class PhaseStyle:
 
 
 PHASE_STYLE: dict[Phase, PhaseStyle] = {"prefill": PhaseStyle("#D55E00", "^"), "decode": PhaseStyle("#0072B2", "o")}
-LINE_STYLES = tuple(LineStyle(*pair) for pair in (("o", "-"), ("s", "--"), ("^", "-."), ("D", ":"), ("v", "-")))
 REGIME_COLOR = {
     "memory-bound": "#56B4E9",
     "compute-bound": "#E69F00",
@@ -80,12 +62,7 @@ def styled(**settings: str) -> Iterator[None]:
 
 def font_families(installed: Collection[str]) -> list[str]:
     """Return the installed fonts with wide characters, which matplotlib uses for glyphs that the first font lacks."""
-    return [name for name in _WIDE_FONTS if name in installed]
-
-
-def first_engine_frame(run: Run) -> pd.DataFrame:
-    """Return the measured cells of the run's first engine as a frame."""
-    return cells_frame(of_first_engine(run))
+    return sorted(name for name in installed if _WIDE_FONTS.search(name))
 
 
 def with_forecasts(run: Run) -> pd.DataFrame:
@@ -111,22 +88,8 @@ def phases_of(cells: pd.DataFrame) -> list[Phase]:
 
 def title(run: Run) -> str:
     """Return model, precision and device, cut to the length of a title."""
-    return short(f"{run.model.id}, {run.model.precision}, on {run.document.device.name}")
-
-
-def distinct_names(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Return a name per run, with its folder where two runs would have the same name."""
-    return [
-        f"{name} ({run.folder.name})" if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)
-    ]
-
-
-def short(text: str) -> str:
-    """Return a text cut to `_MOST_TITLE` characters, as a title that leaves room for the picture."""
+    text = f"{run.model.id}, {run.model.precision}, on {run.document.device.name}"
     return text if len(text) <= _MOST_TITLE else f"{text[:_MOST_TITLE]}..."
-
-
-_MOST_TITLE = 100
 
 
 def panel_grid(rows: int, columns: int, width: float, height: float, heading: str) -> tuple[Figure, list[Axes]]:

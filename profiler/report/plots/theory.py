@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from profiler.grid.cells import PHASES, Phase
 from profiler.report.blocks import evenly
-from profiler.report.plots.curves import lines
-from profiler.report.plots.maps import NO_ROOM, intensity_figure, regime_panel
-from profiler.report.plots.roofline import INK, PointName, draw_ridge, frame, plot_roof, write_names
+from profiler.report.plots.roofline import INK, draw_ridge, frame, name_ends, plot_roof
 from profiler.report.plots.style import (
     PHASE_STYLE,
     REGIME_COLOR,
     Dashes,
-    depth_column,
-    depth_label,
     log_axes,
     log_ticks,
     panel_grid,
@@ -31,12 +26,10 @@ from profiler.report.plots.style import (
 from profiler.report.roofline_data import RoofLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run
-from profiler.units import duration, scaled
+from profiler.units import scaled
 
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GpuFloors, GridCount
-
-    _Panels = list[tuple[Axes, GpuFloors, Phase]]
 
 _OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)))
 
@@ -51,20 +44,12 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     figure, panels = panel_grid(1, len(grid.gpus), 7.4, 6.0, heading)
     for axes, gpu in zip(panels, grid.gpus, strict=True):
         _roofline_panel(axes, grid, gpu, run)
-    figure.draw_without_rendering()
-    for axes, gpu in zip(panels, grid.gpus, strict=True):
-        _name_points(axes, grid, gpu)
     return figure
-
-
-def _own_roof(grid: GridCount, gpu: GpuFloors) -> RoofLine:
-    """The roof of the model's dtype."""
-    return RoofLine("measured", grid.dtype, gpu.roofs.bytes_per_s, gpu.roofs.peak(grid.dtype, grid.dtype))
 
 
 def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> None:
     roofs, points = gpu.roofs, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
-    own = _own_roof(grid, gpu)
+    own = RoofLine("measured", grid.dtype, roofs.bytes_per_s, roofs.peak(grid.dtype, grid.dtype))
     frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *roofs.flops_per_s.values()], "speed at most")
     (low, high), (_, top) = axes.get_xlim(), axes.get_ylim()
     axes.axvspan(low, own.ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
@@ -92,22 +77,14 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
         if len(of_phase):
             at = of_phase["intensity"], of_phase["flops_per_s"]
             axes.plot(*at, style.marker, color=style.color, mec="white", ms=7, label=phase)
+            names = of_phase["batch_size"].astype(str) + " x " + of_phase["depth"].astype(str)
+            name_ends(axes, list(zip(of_phase["flops_per_s"], of_phase["intensity"], names, strict=True)), style.color)
         if cells := [cell for cell in (run.measured if run else ()) if cell.phase == phase]:
             x, y = [cell.intensity for cell in cells], [cell.flops_per_s for cell in cells]
             axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
     axes.set_title(f"{roofs.name}: {scaled(roofs.bytes_per_s, 'B/s')}", fontsize=11)
     # Below the axes, where it hides neither a roof nor the ridge's name.
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=8, ncols=3, frameon=False)
-
-
-def _name_points(axes: Axes, grid: GridCount, gpu: GpuFloors) -> None:
-    """Name every point; at the right of the slope, so that the roof does not cross its name."""
-    roof, names = _own_roof(grid, gpu), []
-    places = list(zip(grid.intensity.tolist(), (grid.model_flops / gpu.floor_s).tolist(), strict=True))
-    for phase, batch, depth, place in zip(grid.phases, grid.batch_size, grid.depth, places, strict=True):
-        offset = (34, -10) if place[0] < roof.ridge else (0, -16)
-        names.append(PointName(f"{batch} x {depth}", *place, PHASE_STYLE[phase].color, offset))
-    write_names(axes, names, places, [roof])
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=9, ncols=3, frameon=False)
 
 
 def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.DataFrame:
@@ -115,53 +92,6 @@ def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.D
     names = ("batch_size", "prompt_len", "context_len", "depth", "intensity")
     columns = {name: getattr(grid, name) for name in names}
     return pd.DataFrame({"phase": list(grid.phases), **columns, **figures})
-
-
-def theory_map(grid: GridCount) -> Figure:
-    """The side that binds each point, over batch and length: a row of panels per GPU, a column per phase."""
-    figure, panels = _panels_of_gpus(grid, 6.4, 4.2)
-    for axes, gpu, phase in panels:
-        regimes = [
-            NO_ROOM if not fits else f"{bound}-bound\n(tight)" if tight else f"{bound}-bound"
-            for bound, fits, tight in zip(gpu.bound, gpu.fits, gpu.tight, strict=True)
-        ]
-        points = _points(grid, regime=regimes)
-        regime_panel(axes, points[points["phase"] == phase], phase)
-        axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
-    return figure
-
-
-def _panels_of_gpus(grid: GridCount, width: float, height: float) -> tuple[Figure, _Panels]:
-    """A figure with a row of panels per GPU, and a column per phase."""
-    phases = [phase for phase in PHASES if phase in grid.phases]
-    figure, panels = panel_grid(len(grid.gpus), len(phases), width, height, _title(grid))
-    places = itertools.product(grid.gpus, phases)
-    return figure, [(axes, gpu, phase) for axes, (gpu, phase) in zip(panels, places, strict=True)]
-
-
-def theory_intensity(grid: GridCount) -> Figure:
-    """The arithmetic intensity over batch and length, one panel per phase; it needs no GPU."""
-    return intensity_figure(_points(grid, regime=[""] * len(grid)), _title(grid))
-
-
-def theory_latency(grid: GridCount) -> Figure:
-    """The floor of each step against the batch, a line per length and a panel per GPU and phase."""
-    figure, panels = _panels_of_gpus(grid, 6.0, 4.4)
-    for axes, gpu, phase in panels:
-        points = _points(grid, floor_s=np.where(gpu.fits, gpu.floor_s, np.nan))
-        of_phase = points[points["phase"] == phase]
-        for depth, line, style in lines(of_phase, depth_column(phase), "batch_size"):
-            label = f"{depth} {depth_label(phase)}"
-            axes.plot(line["batch_size"], line["floor_s"], marker=style.marker, ls=style.dashes, label=label)
-        log_axes(axes, _sizes(of_phase["batch_size"]), "batch", "time at least")
-        log_ticks(axes.yaxis, duration)
-        axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
-        axes.legend(fontsize=8)
-    return figure
-
-
-def _sizes(column: pd.Series) -> list[int]:
-    return evenly(sorted({int(size) for size in column}), MOST_SIZES)
 
 
 def theory_kv(grid: GridCount) -> Figure:
@@ -183,14 +113,15 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
     points = _points(grid, needs_bytes=needs_bytes)
     phase = phases_of(points)[-1]
     points = points[points["phase"] == phase]
-    for batch, line, style in lines(points, "batch_size", "depth"):
-        axes.plot(line["depth"], line["needs_bytes"], marker=style.marker, ls=style.dashes, label=f"batch {batch}")
+    named = points.assign(line="batch " + points["batch_size"].astype(str))
+    sns.lineplot(named, x="depth", y="needs_bytes", hue="line", style="line", markers=True, errorbar=None, ax=axes)
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)
     _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
-    log_axes(axes, _sizes(points["depth"]), "tokens per sequence", "weights, KV cache and workspace")
+    depths = evenly(sorted(set(points["depth"].tolist())), MOST_SIZES)
+    log_axes(axes, depths, "tokens per sequence", "weights, KV cache and workspace")
     axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max()))
     log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
-    axes.legend(fontsize=8, loc="upper left")
+    axes.legend(title=None, fontsize=9, loc="upper left")
 
 
 def _line_name(axes: Axes, nbytes: float, name: str, color: str, va: Literal["top", "bottom"]) -> None:
@@ -205,10 +136,6 @@ def _title(grid: GridCount) -> str:
 
 THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {
     "roofline": theory_roofline,
-    "map": theory_map,
-    "intensity": theory_intensity,
-    "latency": theory_latency,
     "kv": theory_kv,
 }
-"""Pictures of `count --plot`. All but `intensity` and `kv` need a GPU."""
-NEED_GPU = frozenset({"roofline", "map", "latency"})
+"""Pictures of `count --plot`."""

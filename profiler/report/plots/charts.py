@@ -1,0 +1,250 @@
+"""Charts of a run's cells: tokens/s and step times, doubling, memory, regimes, the time breakdown, waterfalls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import matplotlib.pyplot as plt
+import pandas as pd
+import seaborn as sns
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from profiler.errors import RequestError
+from profiler.judge.breakdown import TERMS
+from profiler.judge.scaling import DoublingTest
+from profiler.report.blocks import evenly
+from profiler.report.plots.style import (
+    REGIME_COLOR,
+    depth_column,
+    depth_label,
+    log_axes,
+    panel_grid,
+    phases_of,
+    title,
+    with_forecasts,
+)
+from profiler.report.selection import (
+    MOST_SIZES,
+    evidence_of,
+    first_engine,
+    of_all,
+    of_first_engine,
+    selected_cells,
+    spanning,
+)
+from profiler.report.time_breakdown import breakdown_bars, terms_of
+from profiler.store.folder import Run
+from profiler.units import scaled, significant
+
+_MOST_BARS_A_PHASE = 8
+_TIMES = ["latency_low_s", "latency_s", "latency_high_s"]
+
+
+def throughput(*runs: Run) -> Figure:
+    """Return decode tokens/s and the time per step against the batch: a line per depth, or per run at its least depth.
+
+    Bands are the intervals of the times, open markers forecasts. Raises RequestError for a run without a measured
+    decode, and for runs of several models.
+    """
+    if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
+        models = " and ".join(dict.fromkeys(run.model.id for run in runs))
+        raise RequestError(f"throughput is a picture of one model, not of {models}.")
+    tables = []
+    for run, name in zip(runs, _names(runs), strict=True):
+        cells = with_forecasts(run)
+        decode = cells[cells["phase"] == "decode"]
+        if not (decode["status"] == "ok").any():
+            raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
+        if len(runs) > 1:
+            decode = decode[decode["context_len"] == decode["context_len"].min()]
+        depths = decode["context_len"].astype(str) + " cached tokens"
+        tables.append(decode.assign(line=name if len(runs) > 1 else depths))
+    cells = pd.concat(tables)
+    note = "; open: forecast" if (cells["status"] == "forecast").any() else ""
+    figure, (rate, time) = panel_grid(1, 2, 5.5, 4.4, (title(runs[0]) if len(runs) == 1 else runs[0].model.id) + note)
+    milliseconds = cells.melt(["line", "batch_size", "status"], _TIMES, value_name="figure")
+    _lines(time, milliseconds.assign(figure=1e3 * milliseconds["figure"]))
+    _lines(rate, cells.assign(figure=cells["tokens_per_s"]), legend=True)
+    batches = sorted(set(cells["batch_size"]))
+    log_axes(rate, batches, "batch", "tokens/s")
+    log_axes(time, batches, "batch", "time of a decode step, ms")
+    return figure
+
+
+def _names(runs: Sequence[Run]) -> list[str]:
+    """Return a name per run: its precision, its device if the runs have several, and its folder if names are equal."""
+    several = len({run.document.device.name for run in runs}) > 1
+    names = [run.model.precision + (f" on {run.document.device.name}" if several else "") for run in runs]
+    folders = [f" ({run.folder.name})" if names.count(name) > 1 else "" for run, name in zip(runs, names, strict=True)]
+    return [name + folder for name, folder in zip(names, folders, strict=True)]
+
+
+def _lines(axes: Axes, cells: pd.DataFrame, *, legend: bool = False) -> None:
+    """Draw `figure` against the batch: the median of a batch's rows, and a band from the least to the largest."""
+    cells = cells.reset_index(drop=True)
+    hue = {"hue": "line", "style": "line", "markers": True, "legend": "auto" if legend else False}
+    sns.lineplot(cells, x="batch_size", y="figure", estimator="median", errorbar=("pi", 100), ax=axes, **hue)
+    forecast = cells[cells["status"] == "forecast"].groupby(["line", "batch_size"], as_index=False)["figure"].median()
+    axes.plot(forecast["batch_size"], forecast["figure"], "o", mfc="white", mec="#888888", ms=5)
+    if legend:
+        axes.legend(title=None)
+
+
+def doubling(run: Run) -> Figure:
+    """Return the slope of log time against log batch at each doubling, next to those that bytes and FLOPs predict.
+
+    Raises RequestError for a run with a single batch size.
+    """
+    chosen: dict[str | int, DoublingTest] = {}
+    for test in run.document.scaling:
+        if test.axis == "batch" and test.fixed.get("engine") == first_engine(run):
+            chosen.setdefault(test.fixed["phase"], test)
+    if not chosen:
+        raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
+    figure, panels = panel_grid(1, len(chosen), 5.8, 4.6, title(run))
+    for axes, (phase, test) in zip(panels, chosen.items(), strict=True):
+        slopes = [
+            (f"{item.smaller} to {item.larger}", name, value)
+            for item in test.doublings
+            for name, values in (
+                ("measured, with its interval", (item.low, item.slope, item.high)),
+                ("if bytes set the time", (item.bytes_slope,)),
+                ("if FLOPs set the time", (item.flops_slope,)),
+            )
+            for value in values
+        ]
+        frame = pd.DataFrame(slopes, columns=["batch", "slope", "value"])
+        lines = {"hue": "slope", "style": "slope", "markers": True, "palette": ["black", "#56B4E9", "#E69F00"]}
+        lines["legend"] = axes is panels[0] and "auto"
+        sns.lineplot(frame, x="batch", y="value", estimator="median", errorbar=("pi", 100), ax=axes, **lines)
+        axes.set(ylabel="slope of time (0: batch is free, 1: no gain)")
+        axes.set_ylim(min(-0.1, frame["value"].min() - 0.1), max(1.2, frame["value"].max() + 0.1))
+        axes.set_title(f"{phase}, {test.fixed['prompt_len'] or test.fixed['context_len']} tokens", fontsize=11)
+    panels[0].legend(title=None)
+    return figure
+
+
+def memory(run: Run) -> Figure:
+    """Return the memory that cells need by the counts, next to the measured peak and to the device's room.
+
+    On a CPU only the whole process is measured, which belongs to no cell. Raises RequestError for a run without counts.
+    """
+    evidence = evidence_of(run)
+    sizes: list[tuple[str, str, int | None]] = []
+    for cell in spanning(of_first_engine(run), _MOST_BARS_A_PHASE):
+        if cell.key in evidence:
+            sizes.append((cell.key.name, "counted", evidence[cell.key].predicted_peak_memory_bytes))
+            if run.document.device.kind != "cpu":
+                sizes.append((cell.key.name, "measured peak", cell.peak_memory_bytes))
+    if not sizes:
+        raise RequestError(f"{run.folder} has no counted memory: there is nothing to draw.")
+    frame = pd.DataFrame(sizes, columns=["cell", "figure", "bytes"])
+    figure, [axes] = panel_grid(1, 1, 10, 1.6 + 0.4 * frame["cell"].nunique(), title(run))
+    sns.barplot(frame, x="bytes", y="cell", hue="figure", saturation=1, ax=axes)
+    axes.axvline(run.document.device.memory_bytes, color="black", lw=1, ls="--", label="the device's memory")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "B")))
+    axes.set(xlabel="memory", ylabel="")
+    axes.legend(title=None)
+    return figure
+
+
+_FACES = {**REGIME_COLOR, "forecast": "#FAFAFA"}
+_MOST_BREAKDOWNS_A_PHASE = 12
+# Width of the longest regime with its margin, and of an axis with its label.
+_WORD_INCHES = 1.05
+_AXIS_INCHES = 1.2
+
+
+def regime_map(run: Run) -> Figure:
+    """Return the regime and the tokens/s of every cell over batch and depth, a panel per phase.
+
+    Forecast cells have no regime.
+    """
+    cells = with_forecasts(run)
+    regimes = cells["regime"].where(cells["status"] == "ok", "forecast")
+    speeds = [significant(rate) for rate in cells["tokens_per_s"]]
+    words = regimes.str.removesuffix("-bound") + "\n" + speeds + "/s"
+    cells = cells.assign(code=[float(list(_FACES).index(regime)) for regime in regimes], words=words)
+    phases = phases_of(cells)
+    columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
+    width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
+    figure, panels = panel_grid(1, len(phases), width, 4.6, f"{title(run)}: regimes and tokens/s")
+    colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
+    for axes, phase in zip(panels, phases, strict=True):
+        depth = depth_column(phase)
+        of_phase = cells[cells["phase"] == phase].drop_duplicates(["batch_size", depth])
+        batches, depths = (evenly(sorted(of_phase[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
+        shown = of_phase[of_phase["batch_size"].isin(batches) & of_phase[depth].isin(depths)]
+        codes, texts = (shown.pivot(index="batch_size", columns=depth, values=name)[::-1] for name in ("code", "words"))
+        text = {"annot": texts.fillna(""), "fmt": "", "annot_kws": {"size": 9, "color": "#111111"}}
+        sns.heatmap(codes, linewidths=1, ax=axes, **text, **colors)
+        axes.tick_params(axis="y", rotation=0)
+        axes.set_xlabel(depth_label(phase) + of_all(len(depths), of_phase[depth].nunique()))
+        axes.set_ylabel("batch" + of_all(len(batches), of_phase["batch_size"].nunique()))
+        axes.set_title(phase, fontsize=11)
+    return figure
+
+
+def breakdown_chart(run: Run) -> Figure:
+    """Return a bar per cell with the terms of its time, stacked to 100 %; negative terms are left of zero.
+
+    seaborn stacks no negative terms, and its bars have no hatches.
+    """
+    bars = breakdown_bars(of_first_engine(run), _MOST_BREAKDOWNS_A_PHASE)
+    figure, axes = plt.subplots(figsize=(10, 1.6 + 0.34 * len(bars)))
+    for name in terms_of(bars):
+        term = TERMS[name]
+        segments = [segment for bar in bars for segment in bar.segments if segment.term == name]
+        widths, starts = [100 * abs(item.share) for item in segments], [100 * item.start for item in segments]
+        style: Any = {"color": term.color, "hatch": term.hatch, "label": term.name}
+        axes.barh(range(len(bars)), widths, left=starts, ec="white", lw=0.4, **style)
+    axes.axvline(100, color="black", lw=1)
+    axes.set_yticks(range(len(bars)), [bar.name for bar in bars])
+    axes.set_ylim(len(bars) - 0.4, -0.6)
+    axes.set_xlabel("share of the measured time, %")
+    axes.set_title(title(run))
+    axes_in = axes.get_position().height * figure.get_figheight()
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.6 / axes_in), ncols=4, frameon=False)
+    return figure
+
+
+_TOTAL_COLOR = "#888888"
+# A term below this share of the step is not drawn.
+_WORTH_DRAWING = 0.002
+
+
+def waterfall(run: Run) -> Figure:
+    """Return steps term by term, from nothing to the measured time.
+
+    These are the smallest step of each engine. A run of one engine has the smallest and the largest step of each phase.
+    """
+    cells = selected_cells(run)
+    with_engines = len({cell.engine for cell in run.measured}) > 1
+    if with_engines:
+        smallest = cells[0].key
+        cells = [
+            cell
+            for cell in run.measured
+            if replace(cell.key, cell=replace(cell.key.cell, engine=smallest.cell.engine)) == smallest
+        ]
+    figure, row = panel_grid(1, len(cells), 3.4, 4.2, f"{title(run)}: term by term")
+    for axes, cell in zip(row, cells, strict=True):
+        seconds = {name: getattr(cell, name) for name in TERMS}
+        shown = [name for name in TERMS if abs(seconds[name]) > _WORTH_DRAWING * cell.latency_s]
+        at_s = 0.0
+        for position, name in enumerate(shown):
+            bar: Any = {"color": TERMS[name].color, "hatch": TERMS[name].hatch}
+            axes.bar(position, 1e3 * abs(seconds[name]), bottom=1e3 * min(at_s, at_s + seconds[name]), **bar)
+            at_s += seconds[name]
+        axes.bar(len(shown), 1e3 * cell.latency_s, color=_TOTAL_COLOR)
+        names = [*(TERMS[name].name for name in shown), "measured"]
+        axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
+        axes.set_title(cell.key.name, fontsize=10)
+        if with_engines:  # on one scale, to be compared
+            axes.set_ylim(0, 1.05e3 * max(cell.latency_s for cell in cells))
+    row[0].set_ylabel("ms")
+    return figure
