@@ -55,7 +55,6 @@ def engine_differences(
                 high_s=-longer.low_s,
                 terms=terms,
                 causes=causes,
-                how=facts.owning_engines.get(key.cell.engine, ""),
                 visits=min(len(phase_samples(key.phase, facts.visits[each.cell])) for each in (base, key)),
             )
         )
@@ -177,8 +176,6 @@ def where_it_lies(item: EngineDifference) -> list[str]:
 
 def _term_words(term: str, item: EngineDifference) -> str:
     """A term in words, with its main cause in this difference if there is one."""
-    if term == "dispatch_s" and item.how:
-        return f"dispatch ({item.how})"
     if term == "engine_s":
         return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
     cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")

@@ -44,7 +44,6 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_moved(facts.ceilings, facts.roofs_again),
         *_parts_exceed(judged),
         *_slow_twin(facts.dispatch.values()),
-        *_in_chunks(facts.visits),
     ]
 
 
@@ -159,20 +158,6 @@ def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> l
         )
         if rows
     ]
-
-
-def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[str]:
-    """Prefills that the engine's scheduler split into chunks."""
-    iterations = {cell: of_cell[-1].prefill_iterations for cell, of_cell in visits.items() if of_cell}
-    chunked = {cell: number for cell, number in iterations.items() if number > 1}
-    if chunked:
-        cell, number = max(chunked.items(), key=lambda item: item[1])
-        mixed = any(row.prefill_requests and row.decode_requests for row in visits[cell][-1].scheduled)
-        yield (
-            f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
-            f"{', in which sequences that had finished their prompts already decoded' if mixed else ''}):"
-            " their time is that of all the chunks."
-        )
 
 
 def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from profiler.facts.measurements import (
     BatchTimes,
     Drafting,
 )
-from profiler.facts.scheduler import OwnedModel
+from profiler.facts.run_facts import OwnedModel
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
@@ -76,13 +76,10 @@ def ran(run: Run) -> Section | None:
 
 
 def _owned(item: OwnedModel) -> str:
-    """Return version, chosen kernels, memory and load time of an engine that owns its model."""
-    chosen = f"attention {item.attention}, linears {item.linears}; " if item.attention else ""
+    """Return version, memory and load time of an engine that owns its model."""
     return (
-        f"{item.version}, {item.how}; {chosen}{scaled(item.weight_bytes, 'B')} of weights;"
-        f" {scaled(item.cache_bytes, 'B')} reserved for {item.cache_tokens} tokens in blocks of {item.block_tokens},"
-        f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens per iteration;"
-        f" loaded, compiled and warm after {duration(item.load_s)}"
+        f"{item.version}; {scaled(item.weight_bytes, 'B')} of weights, {scaled(item.cache_bytes, 'B')} reserved for its"
+        f" cache; loaded, compiled and warm after {duration(item.load_s)}"
     )
 
 
@@ -289,11 +286,11 @@ def _drafting_line(found: Drafting) -> str:
 
 
 def conditions(run: Run) -> Section:
-    """What padding takes at each batch size, which experts real prompts use, and what the ranks exchange."""
+    """What padding takes at each batch size, which experts real prompts use, and the link between ranks."""
     times_s = {result.key: result.latency_s for result in run.measured}
     steps = [step for step in run.document.ragged if step.batch_size > 1]
     padding = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
-    note = "measured: padded steps and the same shape without a mask, routed experts, and each rank's own share"
+    note = "measured: padded steps and the same shape without a mask, routed experts, and the link between ranks"
     ranks = Lines(_ranks_lines(run), media=FULL)
     experts = [line for line in [_experts_line(run)] if line]
     return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note)

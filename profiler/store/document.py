@@ -16,8 +16,7 @@ from profiler.facts.measurements import (
     Quality,
 )
 from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
-from profiler.facts.run_facts import DeviceFacts, ModelFacts
-from profiler.facts.scheduler import OwnedModel
+from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback

@@ -116,7 +116,7 @@ SLOPE = 0.7
 def series(visits: dict[Cell, list[Visit]], swing_share: float) -> list[CellResult]:
     """Return steps by batch that take batch ** SLOPE times as long as the world says, in a run of shuffled rounds.
 
-    As in a judgement, the drift that sizes share is in no interval (`judge_run.Timed.steady`).
+    As in a judgement, intervals have no term for a drift that sizes share (`judge_run.Timed.steady`).
     """
     spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
     rows = []
