@@ -8,7 +8,6 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -39,12 +38,6 @@ _THREADS = Path("/proc/self/task")
 _GLOO_LOOP = "gloo_tcp_loop"
 
 
-@dataclass(frozen=True)
-class _Peer:
-    host: str
-    pid: int
-
-
 class ProcessGroup:
     """The ranks of a run. Rank 0 leads: it sends orders, and the others wait for them and follow."""
 
@@ -62,8 +55,9 @@ class ProcessGroup:
         self.mesh = dist.init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("tp",))
         # A separate group for orders: they must not mix with the model's messages, and need no card.
         self._orders = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self._peers: list[_Peer] = [_Peer("", 0)] * self.size
-        dist.all_gather_object(self._peers, _Peer(socket.gethostname(), os.getpid()), group=self._orders)
+        self._peers = [("", 0)] * self.size
+        """Host and process id of each rank."""
+        dist.all_gather_object(self._peers, (socket.gethostname(), os.getpid()), group=self._orders)
         if self.rank == 0:
             signal.signal(signal.SIGTERM, handler)
 
@@ -79,7 +73,7 @@ class ProcessGroup:
         """
         if self.device.type != "cpu":
             return False
-        here = [rank for rank, peer in enumerate(self._peers) if peer.host == self._peers[self.rank].host]
+        here = [rank for rank, (host, _) in enumerate(self._peers) if host == self._peers[self.rank][0]]
         cores, number = sorted(os.sched_getaffinity(0)), here.index(self.rank)
         first, last = number * len(cores) // len(here), (number + 1) * len(cores) // len(here)
         for thread in _THREADS.iterdir():
@@ -92,8 +86,8 @@ class ProcessGroup:
     @property
     def helper_pids(self) -> tuple[int, ...]:
         """Process ids of the other ranks on this host."""
-        own = self._peers[self.rank]
-        return tuple(peer.pid for peer in self._peers if peer.host == own.host and peer.pid != own.pid)
+        own_host, own_pid = self._peers[self.rank]
+        return tuple(pid for host, pid in self._peers if host == own_host and pid != own_pid)
 
     def order(self, order: object) -> None:
         """Send the next order to the other ranks (rank 0). Raises RankError if one of them is gone."""
@@ -133,7 +127,7 @@ class ProcessGroup:
         here = socket.gethostname()
         deadline_s = now_s() + _NOTICE_S
         while True:
-            ranks = tuple(rank for rank, peer in enumerate(self._peers) if peer.host == here and _gone(peer.pid))
+            ranks = tuple(rank for rank, (host, pid) in enumerate(self._peers) if host == here and _gone(pid))
             if ranks or now_s() > deadline_s:
                 return ranks
             time.sleep(0.05)
@@ -183,7 +177,7 @@ class ProcessGroup:
                 exchange()
                 ended_s.append(machine.now_s())
             begun, ended = torch.tensor([begun_s, ended_s], dtype=torch.float64)
-            if len({peer.host for peer in self._peers}) == 1:  # and so one clock
+            if len({host for host, _ in self._peers}) == 1:  # and so one clock
                 dist.all_reduce(begun, op=dist.ReduceOp.MAX, group=self._orders)
                 dist.all_reduce(ended, op=dist.ReduceOp.MIN, group=self._orders)
             seconds = ended - begun

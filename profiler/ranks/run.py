@@ -89,21 +89,21 @@ class Ranks:
         self.machine = machine
         self.prompts = prepared.prompts
         self.work = walk_rank(skeleton, group.size, group.rank)
-        self.share = load_share(request, prepared.config, group, skeleton)
+        self.joined, self.alone = load_share(request, prepared.config, group, skeleton)
         self.own_cores = group.share_cores()
 
     def roofs(self, dtypes: Sequence[str]) -> Ceilings:
         """Return this device's roofs while all ranks measure theirs, with the link between them."""
         if self.group.rank == 0:
             self.group.order(Order("roofs", dtypes=tuple(dtypes)))
-        dtype = dtype_name(self.share.alone.request.dtype)
+        dtype = dtype_name(self.alone.request.dtype)
         roofs = measure(self.machine, list(dtypes), model_dtype=dtype)
         link = self.group.measure_link(self.machine)
         return replace(roofs.only(list(dtypes), dtype, self.machine.info.datasheet), collective=link)
 
     def follow(self) -> None:
         """Follow the orders of rank 0, until it ends the run or is gone."""
-        engine = EagerEngine(self.share.joined, self.machine)
+        engine = EagerEngine(self.joined, self.machine)
         while (order := self.group.next_order()) is not None and order.kind != "end":
             if order.kind == "roofs":
                 self.roofs(order.dtypes)
@@ -169,9 +169,9 @@ def _set_up(
     stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
     ranks = Ranks(prepared, group, machine)
     stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
-    held_bytes, loaded, work = machine.allocated_bytes(), ranks.share.alone, ranks.work
+    held_bytes, loaded, work = machine.allocated_bytes(), ranks.alone, ranks.work
     ceilings = ranks.roofs(roof_dtypes(work, prepared.request, machine.info))
-    engines = {name: LeadingEngine(ranks.share.joined, machine, group) for name in grid.engines}
+    engines = {name: LeadingEngine(ranks.joined, machine, group) for name in grid.engines}
     paths = execution_paths(loaded, work, engines, grid, prepared.prompts)
     subject = Subject(machine, loaded, work, engines, paths, grid, prepared.prompts, held_bytes)
     twin_s = min(_TWIN_SHARE * prepared.budget_s, _TWIN_MOST_S)

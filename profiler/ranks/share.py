@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,18 +21,13 @@ from profiler.packages import need
 from profiler.ranks.process_group import ProcessGroup
 
 
-@dataclass(frozen=True)
-class Share:
-    """The share of a model on one rank."""
+def load_share(
+    request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module
+) -> tuple[nn.Module, LoadedModel]:
+    """Load this rank's share, together with the other ranks; `skeleton` is the share on meta.
 
-    joined: nn.Module
-    """transformers' tensor parallel model; a step needs all ranks."""
-    alone: LoadedModel
-    """The rank's tensors as a narrower model that does not communicate."""
-
-
-def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
-    """Load this rank's share, together with the other ranks. Fills `skeleton`, which is the share on meta.
+    Returns transformers' tensor parallel model, of which a step needs all ranks, and `skeleton` with this rank's
+    tensors, which does not communicate.
 
     Raises ModelError if the checkpoint does not load over the ranks, RequestError if accelerate is missing.
     """
@@ -53,7 +47,7 @@ def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton
     with group.together():
         first_call_s = first_call(joined, request)
     revision = getattr(joined.config, "_commit_hash", None)
-    return Share(joined, LoadedModel(skeleton, request, load_s, first_call_s=first_call_s, revision=revision))
+    return joined, LoadedModel(skeleton, request, load_s, first_call_s=first_call_s, revision=revision)
 
 
 def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:

@@ -342,7 +342,7 @@ def _experts_line(run: Run) -> str | None:
 
 
 def _ranks_lines(run: Run) -> list[str]:
-    """Return the number of ranks and their link."""
+    """Return one line on the ranks and their link; none for a run on one device."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
         return []

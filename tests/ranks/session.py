@@ -37,7 +37,7 @@ def fake_roofs(*_: Any, **__: Any) -> Ceilings:
 
 def write_state(ranks: Any, found: Path) -> None:
     """Write each rank's tokens, bytes, frozen parameters, products, cores and scheduling as JSON, on rank 0."""
-    joined, alone = ranks.share.joined, ranks.share.alone.module
+    joined, alone = ranks.joined, ranks.alone.module
     tokens = greedy_tokens(EagerEngine(joined, ranks.machine), IDS, 12)
     every: list[Any] = [None] * ranks.group.size
     dist.all_gather_object(
