@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,35 +95,32 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
     `compute_s` and `memory_s` are the parts of its floor. A foreign figure has no time breakdown, so a low share is
     inconclusive.
     """
-    batch, prompt = figure.batch_size or 0, figure.prompt_len or 0
-    tokens = {"prefill": prompt, "decode": figure.step_tokens, "generate": figure.new_tokens or 0}[figure.covers]
-    attained = (compute_s + memory_s) / figure.seconds
-    bound: RoofSide = "compute" if compute_s > memory_s else "memory"
-    near: Regime = "compute-bound" if bound == "compute" else "memory-bound"
-    is_near = attained >= (COMPUTE_SHARE if bound == "compute" else MEMORY_SHARE)
-    is_valid = fits and attained <= 1 + ROOF_TOLERANCE
+    batch, prompt, time = figure.batch_size or 0, figure.prompt_len or 0, figure.time
+    tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
+    attained = (compute_s + memory_s) / time.value
+    by_compute = compute_s > memory_s
+    regime: Regime = "inconclusive"
+    if attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
+        regime = "compute-bound" if by_compute else "memory-bound"
+    spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
     return PlacedFigure(
         phase=figure.covers,
         batch_size=batch,
         prompt_len=prompt,
         context_len=figure.context_len or 0,
         new_tokens=figure.new_tokens,
-        latency_s=figure.seconds,
-        tokens_per_s=batch * tokens / figure.seconds,
+        latency_s=time.value,
+        tokens_per_s=batch * tokens / time.value,
         floor_s=compute_s + memory_s,
         link_s=link_s,
-        bound=bound,
+        bound="compute" if by_compute else "memory",
         attained=attained,
         fits=fits,
-        regime=(near if is_near else "inconclusive") if is_valid else None,
+        regime=regime if fits and attained <= 1 + ROOF_TOLERANCE else None,
         note="; ".join(_notes(figure, attained, fits)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
-        spread=_spread_s(figure) / figure.seconds if _spread_s(figure) else None,
+        spread=spread / time.value if spread else None,
     )
-
-
-def _spread_s(figure: Figure) -> float:
-    return statistics.stdev(figure.samples_s) if len(figure.samples_s) > 1 else figure.spread_s
 
 
 ROOF_ALLOWS = "faster than the roof allows"
@@ -138,28 +134,22 @@ _SUSPICIONS: dict[Covers, str] = {
 """Likely reasons for a figure above the roof, by what it covers."""
 
 
-def _notes(figure: Figure, attained: float, fits: bool) -> list[str]:
+def _notes(figure: Figure, attained: float, fits: bool) -> Iterator[str]:
     """A suspicion if the figure is too fast, then the notes of its file, then remarks."""
-    notes = list(figure.notes)
     if fits and attained > 1 + ROOF_TOLERANCE:
-        notes.insert(0, f"{ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}")
-    elif fits and figure.may_speculate and figure.covers == "decode" and attained > _SPECULATES_FROM:
-        notes.insert(
-            0,
+        yield f"{ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}"
+    elif fits and figure.step_tokens is None and figure.covers == "decode" and attained > _SPECULATES_FROM:
+        yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
-            " longer, and its share is smaller",
+            " longer, and its share is smaller"
         )
-    chunk, prompt = figure.chunk_tokens, figure.prompt_len or 0
-    if figure.covers == "prefill" and chunk and prompt > chunk:
-        chunks = math.ceil(prompt / chunk)
-        notes.append(f"the prompt ran in {chunks} chunks of {chunk}: weights were read {chunks} times")
-    if figure.weight_bytes:
-        notes.append(f"{8 * figure.weight_bytes:.2f} bits per weight as stored")
-    first, *others = figure.samples_s or (0.0,)
+    yield from figure.notes
+    if figure.held.weight_bytes:
+        yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"
+    first, *others = figure.time.values or (0.0,)
     if len(others) >= _LEAST_OTHERS and first > _MUCH_LONGER * max(others):
         ratio = first / statistics.median(others)
-        notes.append(f"its first repetition took {ratio:.1f} times as long as the others: it may include warm-up")
-    return notes
+        yield f"its first repetition took {ratio:.1f} times as long as the others: it may include warm-up"
 
 
 def doubts(rows: Sequence[PlacedFigure]) -> list[str]:

@@ -3,54 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.readers.csv_table import CSV_COLUMNS, read_csv_table
+from profiler.readers.csv_table import CSV_COLUMNS, CSV_TABLE
 from profiler.readers.figures import ForeignFile, refuse_impossible, shared_gpus
-from profiler.readers.llama_batched_bench import read_llama_batched_bench
-from profiler.readers.llama_bench import read_llama_bench
-from profiler.readers.llama_benchy import read_llama_benchy
-from profiler.readers.load_generators import read_aiperf, read_guidellm, read_inference_perf
-from profiler.readers.optimum_benchmark import read_optimum_benchmark
-from profiler.readers.serving import read_serving
-from profiler.readers.sglang import read_sglang
+from profiler.readers.formats import Format
+from profiler.readers.json_tools import JSON_TOOLS
+from profiler.readers.llama_batched_bench import LLAMA_BATCHED_BENCH
+from profiler.readers.llama_bench import LLAMA_BENCH
+from profiler.readers.llama_benchy import LLAMA_BENCHY
 from profiler.readers.sources import Source, sources_of, text_of
-from profiler.readers.transformers_benchmark import read_transformers_benchmark
-from profiler.readers.trtllm_bench import read_trtllm_bench
 from profiler.readers.values import Record, apart, escaped
-from profiler.readers.vllm import read_vllm
 
-
-@dataclass(frozen=True)
-class Reader:
-    """A kind of result file: its name for messages, and its reader, which returns None for another kind.
-
-    A reader gets at least one record.
-    """
-
-    tool: str
-    read: Callable[[Source], ForeignFile | None]
-
-
-READERS = [
-    Reader("llama-benchy", read_llama_benchy),
-    Reader("llama-bench", read_llama_bench),
-    Reader("llama-batched-bench, sweep-bench", read_llama_batched_bench),
-    Reader("optimum-benchmark", read_optimum_benchmark),
-    Reader("GuideLLM", read_guidellm),
-    Reader("AIPerf, genai-perf", read_aiperf),
-    Reader("inference-perf", read_inference_perf),
-    Reader("trtllm-bench", read_trtllm_bench),
-    Reader("SGLang bench", read_sglang),
-    Reader("transformers' benchmark", read_transformers_benchmark),
-    Reader("vllm bench", read_vllm),
-    Reader("vllm bench serve and sweep, SGLang bench_serving", read_serving),
-    Reader(f"a CSV with {CSV_COLUMNS}", read_csv_table),
-]
-"""Every kind of file. The first reader that accepts a file reads it, so more specific ones come first."""
+FORMATS: Sequence[Format] = (*LLAMA_BENCHY, *LLAMA_BENCH, *LLAMA_BATCHED_BENCH, *JSON_TOOLS, CSV_TABLE)
+"""Every kind of file. The first that knows a file reads it, so more specific ones come first."""
 
 # Texts that people paste, which lack a shape or a number of requests: what they are, and what writes a file instead.
 _REFUSED = (
@@ -66,8 +35,8 @@ _REFUSED = (
 
 def tools() -> str:
     """The names of all kinds of result files as one text, for messages."""
-    *names, last = (reader.tool for reader in READERS)
-    return f"{', '.join(names)} or {last}"
+    names = dict.fromkeys(each.tool for each in FORMATS if each is not CSV_TABLE)
+    return f"{', '.join(names)} or a CSV with {CSV_COLUMNS}"
 
 
 def read_foreign(path: Path) -> ForeignFile:
@@ -103,9 +72,9 @@ def _groups(path: Path, text: str) -> Iterator[list[Source]]:
 
 
 def _read(path: Path, source: Source) -> ForeignFile | None:
-    for reader in READERS:
+    for each in FORMATS:
         try:
-            result = reader.read(source)
+            result = each.read(source)
             if result is not None:
                 if source.fault:
                     raise RequestError(source.fault)

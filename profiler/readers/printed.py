@@ -17,6 +17,16 @@ _END = re.compile(r"^.*={20,}\s*$", re.MULTILINE)
 _TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n.*={20,}")
 _LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
 _PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
+# Options of the command with their defaults. Its parser takes underscores for dashes (vllm/utils/argparse_utils.py).
+_OPTIONS = {
+    "input_len": ("--input[-_]len", "32"),
+    "output_len": ("--output[-_]len", "128"),
+    "batch_size": ("--batch[-_]size", "8"),
+    "tp": ("(?:-tp|--tensor[-_]parallel[-_]size)", None),
+    "pp": ("(?:-pp|--pipeline[-_]parallel[-_]size)", None),
+}
+# A variable, or a file of options, may have any option.
+_HIDDEN = re.compile(r"\$|--config\b")
 _COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)(?P<options>(?:[^\n\\]|\\\s*\n)*)")
 _SERVING_KEYS = {
     "Backend": "backend",
@@ -101,12 +111,17 @@ def _latency(text: str) -> Iterator[Record]:
     """Reports of `vllm bench latency`, with the shape that the command before them names."""
     for report in _LATENCY.finditer(text):
         commands = [found["options"] for found in _COMMAND.finditer(text, 0, report.start())]
-        yield {
-            "avg_latency": report["mean"],
-            "latencies": None,
-            "percentiles": dict(_PERCENTILE.findall(report["rest"])),
-            "command": commands[-1] if commands else None,
-        }
+        options = {name: _option(commands[-1], *option) for name, option in _OPTIONS.items()} if commands else {}
+        percentiles = dict(_PERCENTILE.findall(report["rest"]))
+        yield {"avg_latency": report["mean"], "latencies": None, "percentiles": percentiles, **options}
+
+
+def _option(command: str, option: str, default: str | None) -> str | None:
+    """The value of an option of a command; None if it is no number, or may be where the text does not show it."""
+    if given := re.findall(rf"(?<!\S){option}[\s=\\]+(\S*)", command):
+        value = given[-1].strip("'\"")
+        return value if value.isdecimal() else None
+    return None if _HIDDEN.search(command) else default
 
 
 def _trtllm(text: str) -> Iterator[Record]:

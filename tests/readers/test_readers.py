@@ -14,7 +14,8 @@ from foreign_files import FILES, changed, record
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import Figure
+from profiler.readers.figures import Figure, Held
+from profiler.readers.values import Measured
 
 
 def figures(name: str) -> tuple[Figure, ...]:
@@ -24,9 +25,9 @@ def figures(name: str) -> tuple[Figure, ...]:
 def test_llama_bench_has_sizes_and_spreads() -> None:
     """96,576,768 bytes for 134,515,008 parameters: 5.74 bits each, though the file's name says 4; 159.18 ± 33.97."""
     by_csv, by_md = figures("llama-bench.csv")[1], figures("llama-bench.md")[2]
-    assert [8 * (item.weight_bytes or 0) for item in (by_csv, by_md)] == pytest.approx([5.744, 5.744], abs=1e-2)
-    assert by_md.spread_s / by_md.seconds == pytest.approx(33.97 / 159.18)
-    assert by_md.rounding_s / by_md.seconds == pytest.approx(0.005 / 159.18)
+    assert [8 * (item.held.weight_bytes or 0) for item in (by_csv, by_md)] == pytest.approx([5.744, 5.744], abs=1e-2)
+    assert by_md.time.spread / by_md.time.value == pytest.approx(33.97 / 159.18)
+    assert by_md.time.rounding / by_md.time.value == pytest.approx(0.005 / 159.18)
 
 
 def test_llama_bench_keeps_every_repetition() -> None:
@@ -34,8 +35,8 @@ def test_llama_bench_keeps_every_repetition() -> None:
         for index, figure in enumerate(figures(name)):
             row = record(name, index)
             steps = row["n_gen"] if not row["n_prompt"] else 1
-            assert figure.samples_s == pytest.approx([value / 1e9 / steps for value in row["samples_ns"]])
-            assert figure.repeats == 3
+            assert figure.time.values == pytest.approx([value / 1e9 / steps for value in row["samples_ns"]])
+            assert figure.time.repeats == 3
 
 
 with (Path(__file__).parent / "figures.csv").open() as table:
@@ -53,7 +54,7 @@ def test_each_tool_is_detected_by_its_content(name: str, tmp_path: Path) -> None
         for size in ("covers", "batch_size", "prompt_len", "context_len", "new_tokens"):
             value = getattr(figure, size)
             assert row[size] in ("*", "" if value is None else str(value)), size
-        assert not row["seconds"] or figure.seconds == pytest.approx(float(row["seconds"]), rel=5e-4)
+        assert not row["seconds"] or figure.time.value == pytest.approx(float(row["seconds"]), rel=5e-4)
 
 
 def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> None:
@@ -63,17 +64,17 @@ def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> N
         measurements = result["measurements"]
         pairs = zip(measurements["e2e_latency"], measurements["time_to_first_token"], strict=True)
         step_s = sorted(whole_s - first_s for whole_s, first_s in pairs)[2] / 15
-        assert decode.seconds == pytest.approx(step_s, rel=0.03)
-        assert decode.seconds / sorted(measurements["inter_token_latency"])[2] == pytest.approx(16 / 15)
+        assert decode.time.value == pytest.approx(step_s, rel=0.03)
+        assert decode.time.value / sorted(measurements["inter_token_latency"])[2] == pytest.approx(16 / 15)
         assert "divides the time of 15 steps by 16" in " ".join(decode.notes)
 
 
 def test_a_coarse_clock_widens_the_interval() -> None:
     """On a machine with an uptime of 18 hours, float32 timestamps have steps of 2^-7 s = 7.8 ms."""
     prefill, decode, *_ = figures("transformers.json")
-    assert prefill.half_width_s >= 2**-7
-    assert decode.half_width_s >= 2**-7 / 15
-    assert not prefill.samples_s, "five equal samples would claim an interval of no width"
+    assert prefill.time.half_width >= 2**-7
+    assert decode.time.half_width >= 2**-7 / 15
+    assert not prefill.time.values, "five equal samples would claim an interval of no width"
     assert "steps by 7.81 ms" in prefill.notes[0]
 
 
@@ -86,9 +87,9 @@ def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
     path = tmp_path / "fine.json"
     path.write_text(json.dumps(content))
     prefill, decode, *_ = read_foreign(path).figures
-    assert prefill.samples_s == tuple(first_s)
+    assert prefill.time.values == tuple(first_s)
     # The scheduler of continuous batching stamps only tokens: 16 of them, 15 steps, divided by 15.
-    assert decode.seconds == pytest.approx(0.0185546875)
+    assert decode.time.value == pytest.approx(0.0185546875)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,7 @@ def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     """optimum-benchmark times the 15 steps after the first token as one, and divides batch x 15 tokens by that time."""
     report = record("optimum.json")["report"]["decode"]
     decode = figures("optimum.json")[1]
-    assert decode.samples_s == pytest.approx([value / 15 for value in report["latency"]["values"]])
+    assert decode.time.values == pytest.approx([value / 15 for value in report["latency"]["values"]])
     assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
 
 
@@ -152,7 +153,7 @@ def test_beams_and_answers_are_sequences(name: str, tmp_path: Path) -> None:
     options = record("optimum.json")["config"]["scenario"]["generate_kwargs"]
     file = read_foreign(optimum(tmp_path / "f", scenario={"generate_kwargs": options | {name: 4}}))
     assert [(figure.covers, figure.batch_size) for figure in file.figures] == [("prefill", 8), ("decode", 8)]
-    assert file.figures[1].seconds == pytest.approx(figures("optimum.json")[1].seconds)
+    assert file.figures[1].time.value == pytest.approx(figures("optimum.json")[1].time.value)
 
 
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_littles_law_needs_the_mean(tmp_path: Path) -> None:
     times = {"mean_tpot_ms": 24.0, "median_tpot_ms": 8.0, "mean_ttft_ms": 2000.0, "median_ttft_ms": 200.0}
     path = changed(tmp_path / "f", "vllm-serve.json", load | times, load | times | {"mean_tpot_ms": None})
     prefill, skewed, _, without = read_foreign(path).figures
-    assert (skewed.batch_size, skewed.seconds, without.batch_size) == (24, pytest.approx(8e-3), 8)
+    assert (skewed.batch_size, skewed.time.value, without.batch_size) == (24, pytest.approx(8e-3), 8)
     assert "queueing: 10 requests wait" in prefill.notes[-1]
 
 
@@ -291,16 +292,16 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     note = "no phase named: read as decode steps only"
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
-        Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5, may_speculate=True),
-        Figure("prefill", 0.5, 1, 128, 9, None, rounding_s=0.05),
-        Figure("decode", 0.25, 4, None, 248, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
+        Figure("decode", Measured(0.02, rounding=0.0001, repeats=5), 2, 64, None, 32, step_tokens=None),
+        Figure("prefill", Measured(0.5, rounding=0.05), 1, 128, 9, None),
+        Figure("decode", Measured(0.25, rounding=0.005), 4, None, 248, 16, step_tokens=None, notes=(note,)),
     ]
     names = names.strip() + ",samples_s,bits_per_weight\n"
     rows = [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"]
     path.write_text(names + "\n".join(rows))
     assert list(read_foreign(path).figures)[1] == Figure(
-        "decode", 0.02, 1, 64, None, 32, (0.019, 0.02, 0.022), rounding_s=0.005, repeats=3, weight_bytes=4.5 / 8,
-        may_speculate=True, settings=(("bits per weight", "4.5"),),
+        "decode", Measured(0.02, 0.0, 0.005, (0.019, 0.02, 0.022), 3), 1, 64, None, 32,
+        step_tokens=None, held=Held(weight_bytes=4.5 / 8), settings=(("bits per weight", "4.5"),),
     )  # fmt: skip
     for broken, message in (
         ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a positive number: -1"),

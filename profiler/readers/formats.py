@@ -1,0 +1,271 @@
+"""What a row of the table of formats says: how a kind of file is recognised, and where it has what.
+
+A place is a path of keys, `metrics.latency.median`. ` | ` is between paths of which the first with a value counts, and
+` / ` between two numbers whose ratio it is (`readers/values.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from profiler.errors import RequestError
+from profiler.readers.figures import Covers, Figure, ForeignFile, shared_gpus
+from profiler.readers.sources import Source
+from profiler.readers.values import (
+    SECONDS,
+    Measured,
+    Record,
+    apart,
+    escaped,
+    first_of,
+    has,
+    inner,
+    measured,
+    needed,
+    number_at,
+    number_of,
+    whole_at,
+)
+
+# Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
+_CHUNKED = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A kind of JSON file or table. Its reader gets at least one record."""
+
+    tool: str
+    """Its name in messages."""
+    has: Collection[str]
+    """Paths of keys that its first record has, whatever their values."""
+    any_of: Collection[str] = ()
+    """Paths of keys of which its first record has at least one."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The keys of columns that a table calls otherwise."""
+    known: str = ""
+    """A pattern of the other columns that are read; a remark names all others. Empty: files with keys of all kinds."""
+    records: Callable[[Source], Sequence[Record]] = lambda source: source.records
+    """The results in a file, and what needs more than a path. Raises RequestError for several reports."""
+    figures: Callable[[Record], Sequence[Figure]]
+    """The figures of one result: `Steps`, `Client`, or a function."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Where the settings of a result are, by the name that a comparison uses; of a mapping, each key is a setting."""
+    created: str = ""
+    gpus: str = ""
+    """Where the number of GPUs is that shared each step."""
+    stages: str = ""
+    """Where the number of pipeline stages is."""
+    packed_dtype: str = ""
+    """See `ForeignFile`."""
+    repeated: bool = False
+    """Whether results of equal settings are repetitions."""
+    remark: Callable[[Record], str] = lambda record: ""
+    """A sentence about the whole file, from one result; empty without one."""
+
+    def read(self, source: Source) -> ForeignFile | None:
+        """The figures of a source; None if it is of another kind. Raises RequestError for a broken one.
+
+        Figures carry the settings in which their records differ; the file has those that all share.
+        """
+        rows = [{self.columns.get(key, key): value for key, value in row.items()} for row in source.records]
+        if not all(has(rows[0], path) for path in self.has):
+            return None
+        if self.any_of and not any(has(rows[0], path) for path in self.any_of):
+            return None
+        records = self.records(replace(source, records=rows))
+        shared, differing = apart([self._settings(record) for record in records])
+        gpus, stages = shared_gpus((whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records)
+        names = [name for name in source.records[0] if name and name not in self.columns] if self.known else []
+        unknown = [escaped(name) for name in names if not re.fullmatch(self.known, name)]
+        remarks = [*map(self.remark, records), f"columns that are not read: {', '.join(unknown)}." if unknown else ""]
+        pairs = zip(records, differing, strict=True)
+        figures = [replace(each, settings=own) for record, own in pairs for each in self.figures(record)]
+        return ForeignFile(
+            self.tool,
+            _joined(figures) if self.repeated else figures,
+            created=escaped(first_of(records[0], self.created) or ""),
+            settings=shared,
+            gpus=gpus,
+            stages=stages,
+            packed_dtype=self.packed_dtype,
+            remarks=tuple(filter(None, dict.fromkeys(remarks))),
+        )
+
+    def _settings(self, record: Record) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for name, paths in self.settings.items():
+            value = first_of(record, paths)
+            found |= value if isinstance(value, Mapping) else {name: value}
+        return found
+
+
+def _joined(figures: Sequence[Figure]) -> list[Figure]:
+    """One figure for all that have the same settings, with a repetition for each."""
+    runs: dict[tuple[object, ...], list[Figure]] = {}
+    for figure in figures:
+        runs.setdefault((figure.covers, figure.settings), []).append(figure)
+    samples = [tuple(figure.time.value for figure in same) for same in runs.values()]
+    times = [Measured(median(values), values=values, repeats=len(values)) for values in samples]
+    return [replace(same[0], time=time_s) for same, time_s in zip(runs.values(), times, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """Where the shape of a batch is, and its times. What a file does not name is empty."""
+
+    batch_size: str = ""
+    prompt_len: str = ""
+    new_tokens: str = ""
+    times: Mapping[Covers, str]
+    """By what it covers, a time or a list of repetitions, whose median is the time."""
+    unit: float = 1.0
+    """Of the times, in seconds, if the file does not name it next to them."""
+    repeats: int = 0
+    """How often a time was measured, if the file has no repetitions; 0: it does not say."""
+    shared_by: Mapping[Covers, str] = field(default_factory=dict)
+    """The number of sequences that shared a time, or of tokens of a decode loop, if it is not one batch's or step's."""
+    notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
+
+    def __call__(self, record: Record) -> list[Figure]:
+        """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
+        shape = [whole_at(record, paths) for paths in (self.prompt_len, self.batch_size, self.new_tokens)]
+        figures = []
+        for covers, paths in self.times.items():
+            if time_s := seconds_at(record, paths, self.unit):
+                shared_by = whole_at(record, self.shared_by.get(covers, ""), least=int(covers != "decode"))
+                notes = (*record.get("notes", ()), *self.notes.get(covers, ()))
+                time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
+                figure = Figure(covers, time_s, shared_by=shared_by, notes=notes)
+                figures.append(figure.with_shape(*shape).of_one_batch())
+        return figures
+
+
+def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
+    """The first time at one of `paths` in seconds; None if it was not measured.
+
+    `unit` is in seconds, and gives way to the one that is next to the time. Raises RequestError for what is no time.
+    """
+    for path in paths.split(" | "):
+        value = inner(record, path)
+        if isinstance(value, list) and value:
+            time = measured(median(number_of(item, path) for item in value), path, values=value)
+        elif not isinstance(value, list) and number_at(record, path):
+            time = measured(value, path)
+        else:
+            continue
+        return time.times(SECONDS.get(str(inner(record, f"{path.rpartition('.')[0]}.unit")), unit))
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """Where the client of a loaded server writes its means and medians. What a file does not have is empty."""
+
+    prompt_tokens: str
+    """Per request, as the next."""
+    new_tokens: str
+    output_per_s: str
+    """New tokens of all requests per second."""
+    ttft: str
+    """The time to the first token, the typical one before the mean."""
+    tpot: str
+    """The time per token after the first, the typical one before the mean."""
+    mean_tpot: str = ""
+    """Its mean, if this is not the last of `tpot`."""
+    itl: str = ""
+    """The typical time between arrivals, of one token or several."""
+    unit: float = 1e-3
+    """Of the times, in seconds."""
+    cap: str = ""
+    """The most requests allowed at a time."""
+    decoding: str = ""
+    """Requests that decoded at a time, if the tool counted them."""
+    acceptance: str = ""
+    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
+    verified: str = ""
+    """Tokens per sequence that a step processes."""
+    groups: str = ""
+    """Groups of GPUs, replicas or pipeline stages, that have a batch each at a time."""
+    unstreamed: str = ""
+    """What to do about a file without a time per token; empty if a prefill alone has a use."""
+
+    def __call__(self, record: Record) -> list[Figure]:
+        """The figures of a prefill and a decode step, as the client measures them.
+
+        Without a count, the batch of a decode step follows from the rate and the mean time per token (Little,
+        Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first token;
+        without a mean, from the median. It is never more than the cap. Raises RequestError for a broken record.
+        """
+        means = [paths.split(" | ")[-1] for paths in (self.ttft, self.mean_tpot or self.tpot)]
+        ttft_s, tpot_s, itl_s, mean_ttft_s, mean_tpot_s = (
+            time.value if (time := seconds_at(record, paths, self.unit)) else 0.0
+            for paths in (self.ttft, self.tpot, self.itl, *means)
+        )
+        if not tpot_s and self.unstreamed:
+            raise RequestError(f"it has no time between tokens{self.unstreamed}.")
+        if not ttft_s and not tpot_s:
+            return []
+        cap, acceptance = first_of(record, self.cap), first_of(record, self.acceptance)
+        most = math.inf if cap is None else number_of(cap, "the concurrency")
+        counted, groups = number_at(record, self.decoding), whole_at(record, self.groups) or 1
+        per_s = number_at(record, self.output_per_s) or 0.0
+        batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
+        prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_tokens, self.new_tokens))
+        waiting = round(per_s / new * (mean_ttft_s or ttft_s))
+        prefill = Figure(
+            covers="prefill",
+            time=Measured(ttft_s, repeats=1),
+            batch_size=1,
+            prompt_len=prompt,
+            new_tokens=new,
+            notes=(
+                "time to first token, including the queue, the network and other prompts",
+                "one prompt assumed",
+                *([f"queueing: {waiting} requests wait for their first token at a time"] if waiting > 1 else []),
+            ),
+        )
+        figures = [prefill] if ttft_s else []
+        if not tpot_s:
+            return figures
+        of_group, chunk = max(1, round(batch / groups)), itl_s / tpot_s
+        how = "counted by the tool" if counted else "estimated from rate x time per token"
+        below = "" if math.isinf(most) else f", below the {most:g} that were allowed"
+        notes = [f"batch {how}{below}" if round(batch) < most else "batch assumed to equal the concurrency"]
+        if of_group < round(batch):
+            notes.append(f"divided by {groups}, as so many replicas or pipeline stages have a batch each")
+        if most > 1:
+            notes.append("prefills of other requests may run in between")
+        if acceptance is None and chunk > _CHUNKED:
+            notes.append(f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks")
+        decode = replace(
+            prefill,
+            covers="decode",
+            time=Measured(tpot_s, repeats=1),
+            batch_size=of_group,
+            cap=None if cap is None else max(1, round(most)),
+            notes=tuple(notes),
+        )
+        return [*figures, speculated(decode, acceptance, number_at(record, self.verified))]
+
+
+def speculated(figure: Figure, acceptance: object, verified: float | None = None) -> Figure:
+    """A decode step, timed per token, or a generation, with the tokens that a step gives by speculative decoding.
+
+    `acceptance` is their number as the file has it: -1 without speculation, None if it does not say. `verified` are the
+    tokens per sequence that a step processes. Raises RequestError for an impossible number.
+    """
+    if acceptance in (None, "", -1):
+        return replace(figure, step_tokens=None if acceptance is None else 1.0)
+    tokens = max(1.0, number_of(acceptance, "the acceptance length"))
+    if tokens == 1:
+        return figure
+    processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
+    note = f"a decode step gives {tokens:.3g} tokens per sequence by speculation, and {processed}"
+    time = figure.time.times(tokens) if figure.covers == "decode" else figure.time
+    query_tokens = max(tokens, verified or 1.0)
+    return replace(figure, time=time, step_tokens=tokens, query_tokens=query_tokens, notes=(*figure.notes, note))
