@@ -5,7 +5,7 @@ The figures get the shapes that the file leaves out, then the floors of what the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.gpu_profile.profile import datasheet_roofs
 from profiler.grid.ranges import parse_in_order
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import PlacedFile, PlaceRoofs, doubts, placed
+from profiler.place.place import PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -51,8 +51,17 @@ class _Setup:
     dtype: str
     """Of the cache, in which quantised linears also return their results."""
     under: RoofSet
-    room_bytes: float | None
-    """Of all stages together, which take turns: they add memory, not speed."""
+    gpu: str
+    """Its name."""
+    gpus: int
+    """That share each step."""
+    stages: int
+    """Groups of them that take turns: they add memory, not speed."""
+
+    @property
+    def room_bytes(self) -> float | None:
+        """Bytes that a model may take of all GPUs; None if they are unknown."""
+        return (self.under.room_bytes or 0) * self.stages or None
 
     def weight_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights."""
@@ -66,13 +75,8 @@ class _Setup:
             return self.weight_bytes(figure)
         width = held.kv_itemsize / cores[0].itemsize if held.kv_itemsize and cores else 1.0
         batch, once = figure.batch_size or 1, figure.cached_once
-        cache = cache_bytes(self.counted.work, batch, _tokens(figure), shared=once)
-        return self.weight_bytes(figure) + float(cache) * width
-
-    def fits(self, figure: Figure) -> bool:
-        """Whether the weights and the cache have room, or need none."""
-        room = self.room_bytes
-        return room is None or figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * room
+        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=once))
+        return self.weight_bytes(figure) + width * cache
 
 
 def place(
@@ -105,9 +109,7 @@ def place(
         is_cpu = resolve_device("auto").type == "cpu"
     figures = [figure for figure in figures if is_cpu or figure.held.gpu_layers != 0]
     if not figures:
-        raise RequestError(
-            f"{path}: it ran with {_NO_LAYER}, so its figures are the host's and cannot be compared with a GPU's roofs."
-        )
+        raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
     named = {value for figure in figures for name, value in figure.settings if name == "device"}
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus = _gpus(file, tp, here)
@@ -117,37 +119,25 @@ def place(
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_roofs(counted.work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
-    setup = _Setup(file, counted, quant, dtype, under, (under.room_bytes or 0) * stages or None)
+    setup = _Setup(file, counted, quant, dtype, under, sheet.gpu if sheet else under.device, gpus, stages)
     figures = [_completed(setup, figure) for figure in figures]
     messages = _link(sheet, gpus, link)
     rank, unknown_link = _rank(source, gpus) if messages else (None, "")
     widths = [_widths(figure, counted) for figure in figures]
-    floors = _floors(setup, figures, widths, messages, rank)
-    rows = [placed(figure, *floor, setup.fits(figure)) for figure, floor in zip(figures, floors, strict=True)]
-    left_out = len(file.figures) - len(figures)
-    warnings = [
-        f"it ran on {stages * gpus} GPUs that hold layers in turn: the roofs are those of {gpus}, though a prompt in"
-        " chunks may use more at a time."
-        if stages > 1
-        else "",
-        *file.remarks,
-        *_mismatches(setup, devices, figures, sheet.gpu if sheet else under.device),
-        _no_room(setup, [figure for figure, row in zip(figures, rows, strict=True) if not row.fits], len(rows)),
-        unknown_link,
-        *doubts(rows),
-        f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}."
-        if tp and file.gpus and tp != file.gpus
-        else "",
-        f"{several(left_out, 'figure is left out, as it', 'figures are left out, as they')} ran with {_NO_LAYER}."
-        if left_out
-        else "",
-        "this device's roofs were measured just now; if the device was busy, they are too low."
-        if here and any(row.regime is None for row in rows)
-        else "",
-        f"{file.tool} multiplies packed weights in {file.packed_dtype}, whose rate here is not known."
-        if here and file.packed_dtype and any(map(_is_packed, figures))
-        else "",
+    rows = [
+        placed(figure, *floor, _fits(setup, figure))
+        for figure, floor in zip(figures, _floors(setup, figures, widths, messages, rank), strict=True)
     ]
+    warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
+    if tp and file.gpus and tp != file.gpus:
+        warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
+    if left_out := len(file.figures) - len(figures):
+        count = several(left_out, "figure is left out, as it", "figures are left out, as they")
+        warnings.append(f"{count} ran with {_NO_LAYER}.")
+    if here and any(row.regime is None for row in rows):
+        warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
+    if here and file.packed_dtype and any(map(_is_packed, figures)):
+        warnings.append(f"{file.tool} multiplies packed weights in {file.packed_dtype}, whose rate here is not known.")
     return PlacedFile(
         tool=file.tool,
         file=file.name,
@@ -156,7 +146,7 @@ def place(
         quant=quant,
         stored=_stored(setup, figures, widths),
         roofs=PlaceRoofs(under.name, under.bytes_per_s, under.flops_per_s),
-        warnings=list(filter(None, warnings)),
+        warnings=warnings,
         gpus=gpus,
         link=messages.name if rank and messages else "",
         rows=rows,
@@ -308,42 +298,49 @@ def _floors(
     return list(zip(compute_s.tolist(), memory_s.tolist(), link_s, strict=True))
 
 
-def _mismatches(setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], gpu: str) -> list[str]:
-    """Warnings if the file names another model size, device or precision than the ones it is compared with."""
-    warnings, counted = [], setup.counted
+def _fits(setup: _Setup, figure: Figure) -> bool:
+    room = setup.room_bytes
+    return room is None or figure.held.weights_on_host or setup.needed_bytes(figure) <= _FULLEST * room
+
+
+def _doubts(
+    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure]
+) -> Iterator[str]:
+    """What is said of a whole file, and whether it names another model, device or precision, or needs more memory."""
+    file, counted, gpus, room = setup.file, setup.counted, setup.gpus, setup.room_bytes
+    if setup.stages > 1:
+        yield (
+            f"it ran on {setup.stages * gpus} GPUs that hold layers in turn: the roofs are those of {gpus}, though a"
+            " prompt in chunks may use more at a time."
+        )
+    yield from file.remarks
     for own in sorted({figure.held.params for figure in figures if figure.held.params}):
         if abs(own / counted.work.params - 1) > _SAME_PARAMS:
-            has = short_count(counted.work.params)
-            warnings.append(f"the file's model has {short_count(own)} parameters, but this model has {has}.")
+            this = short_count(counted.work.params)
+            yield f"the file's model has {short_count(own)} parameters, but this model has {this}."
     for device in devices:
         names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
-        if not any(gpu.lower() in name for name in names):
-            warnings.append(f"the file says that it ran on {device}, not on {gpu}.")
-    named = {{**setup.file.settings, **dict(figure.settings)}.get("quantization", "-") for figure in figures}
-    is_counted_dense = setup.quant == "none" and counted.published is None
-    if named - {"-"} and is_counted_dense and not any(figure.held.weight_bytes for figure in figures):
-        warnings.append(
-            f"the file says that its weights were quantised ({', '.join(sorted(named - {'-'}))}), but they are counted"
+        if not any(setup.gpu.lower() in name for name in names):
+            yield f"the file says that it ran on {device}, not on {setup.gpu}."
+    named = {{**file.settings, **dict(figure.settings)}.get("quantization", "-") for figure in figures} - {"-"}
+    is_dense = setup.quant == "none" and counted.published is None
+    if named and is_dense and not any(figure.held.weight_bytes for figure in figures):
+        yield (
+            f"the file says that its weights were quantised ({', '.join(sorted(named))}), but they are counted"
             f" in {counted.dtype}: give --quant, or the quantised model's own folder."
         )
-    return warnings
-
-
-def _no_room(setup: _Setup, outside: Sequence[Figure], all_count: int) -> str:
-    """A sentence about figures whose weights, or weights and cache, exceed the memory of the GPUs."""
-    if not outside or setup.room_bytes is None:
-        return ""
-    largest = max(outside, key=setup.needed_bytes)
-    weights = setup.weight_bytes(largest)
-    what, instead = f"the weights need {scaled(weights, 'B')}", "or another precision"
-    if weights <= setup.room_bytes:
-        cache, needs = f"{largest.batch_size} x {_tokens(largest)} tokens", scaled(setup.needed_bytes(largest), "B")
-        what, instead = f"the weights and the cache of {cache} need {needs}", "or a cache in fewer bits"
-    which = "the file" if len(outside) == all_count else f"{len(outside)} of {all_count} figures"
-    return (
-        f"{what}, but {setup.under.device} has room for {scaled(setup.room_bytes, 'B')}: {which} must come from several"
-        f" GPUs (--tp N), another GPU {instead}, and is not judged."
-    )
+    if room and (outside := [figure for figure, row in zip(figures, rows, strict=True) if not row.fits]):
+        largest = max(outside, key=setup.needed_bytes)
+        weights, needs = (scaled(of(largest), "B") for of in (setup.weight_bytes, setup.needed_bytes))
+        what, instead = f"the weights need {weights}", "or another precision"
+        if setup.weight_bytes(largest) <= room:
+            what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
+            instead = "or a cache in fewer bits"
+        which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
+        yield (
+            f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several GPUs"
+            f" (--tp N), another GPU {instead}, and is not judged."
+        )
 
 
 def _is_packed(figure: Figure) -> bool:

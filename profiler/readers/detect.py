@@ -9,14 +9,14 @@ from pathlib import Path
 
 from profiler.errors import RequestError
 from profiler.readers.csv_table import CSV_COLUMNS, CSV_TABLE
-from profiler.readers.figures import ForeignFile, refuse_impossible, shared_gpus
+from profiler.readers.figures import ForeignFile
 from profiler.readers.formats import Format
 from profiler.readers.json_tools import JSON_TOOLS
 from profiler.readers.llama_batched_bench import LLAMA_BATCHED_BENCH
 from profiler.readers.llama_bench import LLAMA_BENCH
 from profiler.readers.llama_benchy import LLAMA_BENCHY
 from profiler.readers.sources import Source, sources_of, text_of
-from profiler.readers.values import Record, apart, escaped
+from profiler.readers.values import escaped
 
 FORMATS: Sequence[Format] = (*LLAMA_BENCHY, *LLAMA_BENCH, *LLAMA_BATCHED_BENCH, *JSON_TOOLS, CSV_TABLE)
 """Every kind of file. The first that knows a file reads it, so more specific ones come first."""
@@ -41,26 +41,21 @@ def tools() -> str:
 
 def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
-    text = text_of(path)
-    found: list[ForeignFile] = []
-    first: Record = {}
+    text, first = text_of(path), ""
     for sources in _groups(path, text):
-        first = first or next((source.records[0] for source in sources), {})
-        if found := [file for source in sources if (file := _read(path, source)) is not None]:
+        first = first or next((", ".join(map(str, source.records[0])) for source in sources), "")
+        if found := _found(path, sources):
             break
-    if not found:
-        has = f" (it has {escaped(', '.join(map(str, first)))[:120]})" if first else ""
+    else:
+        has = f" (it has {escaped(first)[:120]})" if first else ""
         raise RequestError(_refusal(path, text) or f"{path} is not a known result file{has}; use one of {tools()}.")
-    if len(names := sorted({file.tool for file in found})) > 1:
-        raise RequestError(f"{path} has results of {' and '.join(names)}; give each a file.")
-    try:
-        shared_gpus((file.gpus, file.stages) for file in found)
-    except RequestError as error:
-        raise RequestError(f"{path}: {error}") from None
-    file = replace(_joined(found), name=str(path))
-    if not file.figures:
-        raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
-    return file
+    if len(found) > 1:
+        raise RequestError(
+            f"{path} has results of {' and '.join(sorted(file.tool for file in found))}; give each a file."
+        )
+    if not found[0].figures:
+        raise RequestError(f"{path}: {found[0].tool} wrote no time of a prefill or a decode into it.")
+    return replace(found[0], name=str(path))
 
 
 def _groups(path: Path, text: str) -> Iterator[list[Source]]:
@@ -71,37 +66,19 @@ def _groups(path: Path, text: str) -> Iterator[list[Source]]:
         raise RequestError(_refusal(path, text) or str(error)) from None
 
 
-def _read(path: Path, source: Source) -> ForeignFile | None:
-    for each in FORMATS:
-        try:
-            result = each.read(source)
-            if result is not None:
-                if source.fault:
-                    raise RequestError(source.fault)
-                refuse_impossible(result.figures)
-                return replace(result, remarks=(*result.remarks, *source.remarks))
-        except RequestError as error:
-            raise RequestError(f"{path}: {error}") from None
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
-            raise RequestError(f"{path} is damaged: {type(error).__name__}: {escaped(error)}.") from None
-    return None
-
-
-def _joined(files: Sequence[ForeignFile]) -> ForeignFile:
-    """The tables of one file as one; settings that differ between them, or their numbers, tell their rows apart."""
-    if len(files) == 1:
-        return files[0]
-    rows = [(str(number), file, figure) for number, file in enumerate(files, 1) for figure in file.figures]
-    shared, differing = apart([{**file.settings, **dict(figure.settings)} for _, file, figure in rows])
-    figures = [replace(figure, settings=own) for (_, _, figure), own in zip(rows, differing, strict=True)]
-    cells = {(f.covers, f.batch_size, f.prompt_len, f.context_len, f.new_tokens, f.settings) for f in figures}
-    if len(cells) < len(figures):
-        figures = [
-            replace(figure, settings=(("table", number), *figure.settings))
-            for (number, _, _), figure in zip(rows, figures, strict=True)
-        ]
-    remarks = tuple(dict.fromkeys(remark for file in files for remark in file.remarks))
-    return replace(files[0], figures=figures, settings=shared, remarks=remarks)
+def _found(path: Path, sources: Sequence[Source]) -> list[ForeignFile]:
+    """One file for each tool that wrote some of the sources."""
+    found: dict[str, ForeignFile] = {}
+    try:
+        for each in FORMATS:
+            if known := [source for source in sources if each.knows(source)]:
+                sources = [source for source in sources if source not in known]
+                found[each.tool] = each.read(known)
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
+        raise RequestError(f"{path} is damaged: {type(error).__name__}: {escaped(error)}.") from None
+    return list(found.values())
 
 
 def _refusal(path: Path, text: str) -> str | None:

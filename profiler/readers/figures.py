@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from profiler.errors import RequestError
-from profiler.readers.values import Measured, Settings, escaped
+from profiler.readers.values import Measured, Settings
 
 Covers = Literal["prefill", "decode", "generate"]
 """What a time covers: the prefill of a whole prompt, one decode step, or a whole `generate`."""
 
-# A nanosecond to thirty years, a billion sequences or tokens, 64 bytes per weight: beyond them a file is damaged.
+# A nanosecond to thirty years: beyond them a file is damaged.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
-_LARGEST = 10**9
-_WIDEST_BYTES = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,12 @@ class Figure:
     """The settings in which this figure differs from others of its file."""
     notes: tuple[str, ...] = ()
     """Caveats for the reader of the figure."""
+
+    def __post_init__(self) -> None:
+        """Raises RequestError for a time that no machine could have."""
+        for seconds in (self.time.value, *self.time.values):
+            if not _SHORTEST_S <= seconds <= _LONGEST_S:
+                raise RequestError(f"it is damaged: {seconds:.3g} s is not a possible time of a {self.covers}.")
 
     @property
     def has_step(self) -> bool:
@@ -131,29 +135,3 @@ class ForeignFile:
     remarks: tuple[str, ...] = ()
     """Sentences about the whole file: what was left out, and what its reader should know first."""
     name: str = ""
-
-
-def shared_gpus(each: Iterable[tuple[int | None, int]]) -> tuple[int | None, int]:
-    """The (`gpus`, `stages`) that all results of a file have. Raises RequestError if they differ."""
-    first, *others = dict.fromkeys(each)
-    if others:
-        raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
-    return first
-
-
-def refuse_impossible(figures: Sequence[Figure]) -> None:
-    """Raises RequestError for the first figure that no machine could have."""
-    for number, figure in enumerate(figures, 1):
-        time_s, width = figure.time, figure.held.weight_bytes or 0.0
-        sizes = (figure.batch_size, figure.prompt_len, figure.context_len, figure.new_tokens)
-        faults = [
-            *(f"{seconds:.3g} s is not a possible time of a {figure.covers}"
-              for seconds in (time_s.value, *time_s.values) if not _SHORTEST_S <= seconds <= _LONGEST_S),
-            *("its spread is not a possible one of times"
-              for spread_s in (time_s.half_width, time_s.spread) if not 0 <= spread_s <= _LONGEST_S),
-            *(f"{escaped(size)} is not a possible number of sequences or tokens"
-              for size in sizes if size is not None and size > _LARGEST),
-            *([f"{width:.3g} bytes is not a possible size of a weight"] if width > _WIDEST_BYTES else []),
-        ]  # fmt: skip
-        if faults:
-            raise RequestError(f"figure {number} is damaged: {faults[0]}.")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile, shared_gpus
+from profiler.readers.figures import Covers, Figure, ForeignFile
 from profiler.readers.sources import Source
 from profiler.readers.values import (
     SECONDS,
@@ -50,7 +50,9 @@ class Format:
     known: str = ""
     """A pattern of the other columns that are read; a remark names all others. Empty: files with keys of all kinds."""
     records: Callable[[Source], Sequence[Record]] = lambda source: source.records
-    """The results in a file, and what needs more than a path. Raises RequestError for several reports."""
+    """The results in a file. Raises RequestError for several reports."""
+    more: Callable[[Record], Record] = lambda record: {}
+    """What a result says in more than a path, as further keys; a `remark` is a sentence about the whole file."""
     figures: Callable[[Record], Sequence[Figure]]
     """The figures of one result: `Steps`, `Client`, or a function."""
     settings: Mapping[str, str] = field(default_factory=dict)
@@ -64,37 +66,61 @@ class Format:
     """See `ForeignFile`."""
     repeated: bool = False
     """Whether results of equal settings are repetitions."""
-    remark: Callable[[Record], str] = lambda record: ""
-    """A sentence about the whole file, from one result; empty without one."""
 
-    def read(self, source: Source) -> ForeignFile | None:
-        """The figures of a source; None if it is of another kind. Raises RequestError for a broken one.
+    def knows(self, source: Source) -> bool:
+        """Whether a source is of this kind."""
+        first = self._renamed(source.records[0])
+        is_any = not self.any_of or any(has(first, path) for path in self.any_of)
+        return is_any and all(has(first, path) for path in self.has)
 
-        Figures carry the settings in which their records differ; the file has those that all share.
+    def read(self, sources: Sequence[Source]) -> ForeignFile:
+        """The content of a file's sources of this kind. Raises RequestError for a broken one.
+
+        Figures carry the settings in which their records differ, and the number of their table if none of them tells
+        two figures apart; the file has the settings that all share.
         """
-        rows = [{self.columns.get(key, key): value for key, value in row.items()} for row in source.records]
-        if not all(has(rows[0], path) for path in self.has):
-            return None
-        if self.any_of and not any(has(rows[0], path) for path in self.any_of):
-            return None
-        records = self.records(replace(source, records=rows))
-        shared, differing = apart([self._settings(record) for record in records])
-        gpus, stages = shared_gpus((whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records)
-        names = [name for name in source.records[0] if name and name not in self.columns] if self.known else []
-        unknown = [escaped(name) for name in names if not re.fullmatch(self.known, name)]
-        remarks = [*map(self.remark, records), f"columns that are not read: {', '.join(unknown)}." if unknown else ""]
-        pairs = zip(records, differing, strict=True)
-        figures = [replace(each, settings=own) for record, own in pairs for each in self.figures(record)]
+        if fault := next((source.fault for source in sources if source.fault), ""):
+            raise RequestError(fault)
+        records: list[Record] = []
+        for number, source in enumerate(sources, 1):
+            rows = [self._renamed(row) for row in source.records]
+            results = self.records(replace(source, records=rows))
+            records += [{**result, "table": str(number), **self.more(result)} for result in results]
+        settings = [self._settings(record) for record in records]
+        shared, figures = self._figures(records, settings)
+        if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
+            numbered = [{"table": record["table"], **own} for record, own in zip(records, settings, strict=True)]
+            shared, figures = self._figures(records, numbered)
+        gpus, *others = dict.fromkeys((whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records)
+        if others:
+            raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
+        remarks = [record.get("remark") for record in records] + [text for each in sources for text in each.remarks]
+        names = [name for name in sources[0].records[0] if name and name not in self.columns] if self.known else []
+        if unknown := [escaped(name) for name in names if not re.fullmatch(self.known, name)]:
+            remarks.insert(0, f"columns that are not read: {', '.join(unknown)}.")
         return ForeignFile(
             self.tool,
             _joined(figures) if self.repeated else figures,
             created=escaped(first_of(records[0], self.created) or ""),
             settings=shared,
-            gpus=gpus,
-            stages=stages,
+            gpus=gpus[0],
+            stages=gpus[1],
             packed_dtype=self.packed_dtype,
-            remarks=tuple(filter(None, dict.fromkeys(remarks))),
+            remarks=tuple(
+                filter(None, dict.fromkeys([*remarks, *(text for each in sources for text in each.remarks)]))
+            ),
         )
+
+    def _renamed(self, row: Record) -> Record:
+        return {self.columns.get(name, name): value for name, value in row.items()}
+
+    def _figures(
+        self, records: Sequence[Record], settings: Sequence[Mapping[str, object]]
+    ) -> tuple[dict[str, str], list[Figure]]:
+        """(the settings that all records share, the figures with those that differ)."""
+        shared, differing = apart(settings)
+        pairs = zip(records, differing, strict=True)
+        return shared, [replace(each, settings=own) for record, own in pairs for each in self.figures(record)]
 
     def _settings(self, record: Record) -> dict[str, object]:
         found: dict[str, object] = {}
@@ -116,32 +142,44 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Where the shape of a batch is, and its times. What a file does not name is empty."""
+    """Where the shape of a batch is, and its times. A record may have further `notes` by what they are about."""
 
-    batch_size: str = ""
-    prompt_len: str = ""
-    new_tokens: str = ""
+    batch_size: str = "batch_size"
+    prompt_len: str = "input_len"
+    new_tokens: str = "output_len"
+    context_len: str = ""
     times: Mapping[Covers, str]
     """By what it covers, a time or a list of repetitions, whose median is the time."""
     unit: float = 1.0
     """Of the times, in seconds, if the file does not name it next to them."""
     repeats: int = 0
     """How often a time was measured, if the file has no repetitions; 0: it does not say."""
-    shared_by: Mapping[Covers, str] = field(default_factory=dict)
-    """The number of sequences that shared a time, or of tokens of a decode loop, if it is not one batch's or step's."""
+    shared_by: str = ""
+    """The number of sequences that shared a generation, or of tokens of a decode loop, if it is not one batch's."""
+    cap: str = ""
+    """The most sequences at a time."""
+    acceptance: str = ""
+    """Tokens per step, as in `Client`; empty: one."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
-        shape = [whole_at(record, paths) for paths in (self.prompt_len, self.batch_size, self.new_tokens)]
+        shape = [whole_at(record, paths) for paths in (self.batch_size, self.prompt_len)]
+        context_len, new_tokens = whole_at(record, self.context_len, 0), whole_at(record, self.new_tokens)
         figures = []
         for covers, paths in self.times.items():
             if time_s := seconds_at(record, paths, self.unit):
-                shared_by = whole_at(record, self.shared_by.get(covers, ""), least=int(covers != "decode"))
-                notes = (*record.get("notes", ()), *self.notes.get(covers, ()))
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
-                figure = Figure(covers, time_s, shared_by=shared_by, notes=notes)
-                figures.append(figure.with_shape(*shape).of_one_batch())
+                notes = (*(inner(record, f"notes.{covers}") or ()), *self.notes.get(covers, ()))
+                figure = Figure(
+                    covers, time_s, *shape, context_len, new_tokens, cap=whole_at(record, self.cap), notes=notes
+                )
+                if covers != "prefill":
+                    shared_by = whole_at(record, self.shared_by, least=int(covers == "generate"))
+                    figure = replace(figure, shared_by=shared_by)
+                    if self.acceptance:
+                        figure = speculated(figure, first_of(record, self.acceptance))
+                figures.append(figure.of_one_batch())
         return figures
 
 
@@ -152,6 +190,8 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
     """
     for path in paths.split(" | "):
         value = inner(record, path)
+        if isinstance(value, Measured):
+            return value
         if isinstance(value, list) and value:
             time = measured(median(number_of(item, path) for item in value), path, values=value)
         elif not isinstance(value, list) and number_at(record, path):
@@ -216,41 +256,30 @@ class Client:
         per_s = number_at(record, self.output_per_s) or 0.0
         batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
         prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_tokens, self.new_tokens))
-        waiting = round(per_s / new * (mean_ttft_s or ttft_s))
-        prefill = Figure(
-            covers="prefill",
-            time=Measured(ttft_s, repeats=1),
-            batch_size=1,
-            prompt_len=prompt,
-            new_tokens=new,
-            notes=(
-                "time to first token, including the queue, the network and other prompts",
-                "one prompt assumed",
-                *([f"queueing: {waiting} requests wait for their first token at a time"] if waiting > 1 else []),
-            ),
-        )
-        figures = [prefill] if ttft_s else []
-        if not tpot_s:
-            return figures
-        of_group, chunk = max(1, round(batch / groups)), itl_s / tpot_s
-        how = "counted by the tool" if counted else "estimated from rate x time per token"
-        below = "" if math.isinf(most) else f", below the {most:g} that were allowed"
-        notes = [f"batch {how}{below}" if round(batch) < most else "batch assumed to equal the concurrency"]
-        if of_group < round(batch):
-            notes.append(f"divided by {groups}, as so many replicas or pipeline stages have a batch each")
-        if most > 1:
-            notes.append("prefills of other requests may run in between")
-        if acceptance is None and chunk > _CHUNKED:
-            notes.append(f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks")
-        decode = replace(
-            prefill,
-            covers="decode",
-            time=Measured(tpot_s, repeats=1),
-            batch_size=of_group,
-            cap=None if cap is None else max(1, round(most)),
-            notes=tuple(notes),
-        )
-        return [*figures, speculated(decode, acceptance, number_at(record, self.verified))]
+        shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new)
+        figures = []
+        if ttft_s:
+            notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]
+            if (waiting := round(per_s / new * (mean_ttft_s or ttft_s))) > 1:
+                notes.append(f"queueing: {waiting} requests wait for their first token at a time")
+            figures.append(replace(shape, notes=tuple(notes)))
+        if tpot_s:
+            of_group, chunk = max(1, round(batch / groups)), itl_s / tpot_s
+            how = "counted by the tool" if counted else "estimated from rate x time per token"
+            below = "" if math.isinf(most) else f", below the {most:g} that were allowed"
+            notes = [f"batch {how}{below}" if round(batch) < most else "batch assumed to equal the concurrency"]
+            if of_group < round(batch):
+                notes.append(f"divided by {groups}, as so many replicas or pipeline stages have a batch each")
+            if most > 1:
+                notes.append("prefills of other requests may run in between")
+            if acceptance is None and chunk > _CHUNKED:
+                notes.append(
+                    f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"
+                )
+            time_s, most = Measured(tpot_s, repeats=1), None if cap is None else max(1, round(most))
+            decode = replace(shape, covers="decode", time=time_s, batch_size=of_group, cap=most, notes=tuple(notes))
+            figures.append(speculated(decode, acceptance, number_at(record, self.verified)))
+        return figures
 
 
 def speculated(figure: Figure, acceptance: object, verified: float | None = None) -> Figure:

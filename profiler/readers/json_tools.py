@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from profiler.grid.cells import PHASES
-from profiler.readers.figures import Figure
-from profiler.readers.formats import Client, Format, Steps, speculated
+from profiler.readers.formats import Client, Format, Steps
 from profiler.readers.sources import Source
 from profiler.readers.values import (
     Measured,
@@ -31,19 +29,14 @@ from profiler.units import duration
 
 _WHOLE = "prompt and generation in one figure"
 
-# Clients of a server.
 
-
-def _exported(source: Source) -> list[Record]:
-    """Exports with their concurrency: of the last phase that is not excluded, as a warm-up is, or of the run."""
-    records = []
-    for record in source.records:
-        phases = inner(record, "input_config.phases")
-        asked = phases if isinstance(phases, list) else [record.get("input_config") or {}]
-        counted = [phase for phase in asked if not phase.get("exclude_from_results")][-1:]
-        paths = "concurrency | loadgen.concurrency | perf_analyzer.stimulus.concurrency"
-        records.append({**record, "cap": first_of(counted[0], paths) if counted else None})
-    return records
+def _concurrency(record: Record) -> Record:
+    """The cap of the last phase that is not excluded, as a warm-up is; without phases, that of the run."""
+    phases = inner(record, "input_config.phases")
+    asked = phases if isinstance(phases, list) else [record.get("input_config") or {}]
+    counted = [phase for phase in asked if not phase.get("exclude_from_results")]
+    paths = "concurrency | loadgen.concurrency | perf_analyzer.stimulus.concurrency"
+    return {"cap": first_of(counted[-1], paths) if counted else None}
 
 
 # Its `concurrency` is a cap. `effective_decode_concurrency` is the time-averaged number of requests in decode
@@ -51,7 +44,7 @@ def _exported(source: Source) -> list[Record]:
 _AIPERF = Format(
     tool="AIPerf",
     has=("request_throughput", "request_latency.unit", "output_token_throughput"),
-    records=_exported,
+    more=_concurrency,
     figures=Client(
         prompt_tokens="input_sequence_length.avg",
         new_tokens="output_sequence_length.avg",
@@ -119,51 +112,37 @@ _RESULTS = re.compile(
 )
 
 
-def _of_server(source: Source) -> list[Record]:
-    """Records of a serving benchmark with what follows from several of their keys.
+def _of_server(record: Record) -> Record:
+    """What follows from several keys of a serving benchmark.
 
     A step processes vLLM's drafts and one token more; SGLang's `speculative_num_draft_tokens` include that token. With
     `enable_dp_attention` all GPUs of `tp_size` have one model.
     """
-    records = []
-    for record in source.records:
-        server, drafts = record.get("server_info") or {}, number_at(record, "spec_decode_num_drafts")
-        replicas = 1 if server.get("enable_dp_attention") else whole_at(record, _DP) or 1
-        # A server whose settings have the algorithm, but without a value, does not speculate.
-        is_plain = "speculative_algorithm" in server and server["speculative_algorithm"] is None
-        swept = {name: value for name, value in record.items() if name not in _LOAD and not _RESULTS.fullmatch(name)}
-        more = {
-            "replicas": replicas,
-            "groups": replicas * (whole_at(record, _PP) or 1),
-            "unspeculated": -1 if is_plain else None,
-            "verified": 1 + needed(record, "spec_decode_draft_tokens") / drafts if drafts else None,
-            "swept": swept if "run_number" in record else None,
-        }
-        records.append({**record, **more})
-    return records
-
-
-def _pinned(record: Record) -> str:
-    """A remark if the texts have far fewer tokens than were generated, while the drafts were accepted."""
+    server, drafts = record.get("server_info") or {}, number_at(record, "spec_decode_num_drafts")
+    replicas = 1 if server.get("enable_dp_attention") else whole_at(record, _DP) or 1
     again = number_at(record, "total_output_tokens_retokenized") if record.get("accept_length") else None
-    if again is None or again >= needed(record, "total_output_tokens") / 2:
-        return ""
-    return "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
+    swept = {name: value for name, value in record.items() if name not in _LOAD and not _RESULTS.fullmatch(name)}
+    return {
+        "groups": replicas * (whole_at(record, _PP) or 1),
+        # A server whose settings have the algorithm, but without a value, does not speculate.
+        "unspeculated": -1 if server.get("speculative_algorithm", "unsaid") is None else None,
+        "verified": 1 + needed(record, "spec_decode_draft_tokens") / drafts if drafts else None,
+        **({"swept": swept, "remark": _SHARED if replicas > 1 else ""} if "run_number" in record else {}),
+        # The texts have far fewer tokens than were generated, while the drafts were accepted.
+        **({"remark": _PINNED} if again is not None and again < needed(record, "total_output_tokens") / 2 else {}),
+    }
 
 
-def _shares_experts(record: Record) -> str:
-    """docs.vllm.ai, serving/data_parallel_deployment: expert layers form a group of all replicas' GPUs."""
-    words = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
-    return words if record["replicas"] > 1 else ""
-
-
+# docs.vllm.ai, serving/data_parallel_deployment: expert layers form a group of all replicas' GPUs.
+_SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
+_PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 # vllm/benchmarks/serve.py and SGLang's bench_serving.py. `max_concurrency` is a cap: a semaphore that requests wait for
 # (github.com/vllm-project/vllm/pull/9390). The acceptance lengths are the mean number of tokens per step, including the
 # one that every step gives.
 _SERVING = Format(
     tool="vllm bench serve",
     has=("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"),
-    records=_of_server,
+    more=_of_server,
     figures=Client(
         prompt_tokens="total_input_tokens / completed",
         new_tokens="total_output_tokens / completed",
@@ -190,28 +169,53 @@ _SERVING = Format(
 )
 
 _TRTLLM_CLIENT = Client(
-    prompt_tokens="request_info.avg_input_length",
-    new_tokens="request_info.avg_output_length",
+    prompt_tokens="prompt_len",
+    new_tokens="new_tokens",
     output_per_s="performance.system_output_throughput_tok_s",
     ttft="streaming_metrics.avg_ttft_ms",
     tpot="streaming_metrics.avg_tpot_ms",
     acceptance="acceptance",
     groups="world_info.pp_size",
 )
+_TRTLLM_WHOLE = Steps(
+    batch_size="",
+    prompt_len="prompt_len",
+    new_tokens="new_tokens",
+    times={"generate": "performance.total_latency_ms"},
+    unit=1e-3,
+    repeats=1,
+    shared_by="requests",
+    cap="at_once",
+    acceptance="acceptance",
+    notes={"generate": (f"{_WHOLE}, without --streaming",)},
+)
 
 
-def _of_trtllm(source: Source) -> list[Record]:
-    """The report with its lengths, which the rates have, too, and what its GPUs share."""
-    report, per_s = source.only, "performance.request_throughput_req_s"
-    new = needed(report, f"request_info.avg_output_length | performance.system_output_throughput_tok_s / {per_s}")
-    prompt = number_at(report, "request_info.avg_input_length") or (
-        needed(report, f"performance.system_total_throughput_tok_s / {per_s}") - new
-    )
+def _of_trtllm(report: Record) -> Record:
+    """Its lengths, which the rates have, too, and a dataset may only promise; and what its GPUs share.
+
+    Without `--streaming` only the time of the whole run is known. All requests are sent at once unless a concurrency is
+    given, so that a request's own latency is mostly the queue.
+    """
+    rate, out = "performance.request_throughput_req_s", "performance.system_output_throughput_tok_s"
+    new = needed(report, f"request_info.avg_output_length | {out} / {rate}")
+    every = needed(report, f"performance.system_total_throughput_tok_s | {out}") / needed(report, rate)
+    prompt = number_at(report, "request_info.avg_input_length") or every - new
+    dataset = str(inner(report, "dataset.path") or "").rpartition("/")[2]
+    promised = re.search(r"(\d+)[_x](\d+)", dataset)
+    differs = promised is not None and [int(each) for each in promised.groups()] != [round(prompt), round(new)]
+    though = f", though the dataset is called {dataset}" if differs else ""
     gpus, stages = (whole_at(report, f"world_info.{name}") for name in ("tp_size", "pp_size"))
     is_streamed = number_at(report, _TRTLLM_CLIENT.tpot) is not None
     paths = "decoding_stats.acceptance_length | decoding_stats.acceptance_length_percentiles.average"
-    more = {
-        "request_info": {"avg_input_length": prompt, "avg_output_length": new},
+    per_ms = needed(report, rate) / 1e3
+    in_flight = per_ms * needed(report, "performance.avg_request_latency_ms | performance.total_latency_ms")
+    return {
+        "prompt_len": max(1, round(prompt)),
+        "new_tokens": max(1, round(new)),
+        "requests": max(1, round(per_ms * needed(report, "performance.total_latency_ms"))),
+        "at_once": max(1, round(min(number_at(report, "world_info.max_batch_size") or math.inf, in_flight))),
+        "remark": f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average{though}.",
         # The report has a section on decoding only with speculative decoding.
         "acceptance": first_of(report, paths) or -1,
         "is_streamed": is_streamed,
@@ -219,48 +223,15 @@ def _of_trtllm(source: Source) -> list[Record]:
         "gpus": (gpus or 1) * (1 if is_streamed else stages or 1) if gpus or stages else None,
         "stages": stages if is_streamed else 1,
     }
-    return [{**report, **more}]
-
-
-def _trtllm_figures(report: Record) -> list[Figure]:
-    """A prefill and a step with `--streaming`. Without it only the time of the whole run is known.
-
-    All requests are sent at once unless a concurrency is given, so that a request's own latency is mostly the queue.
-    """
-    if report["is_streamed"]:
-        return _TRTLLM_CLIENT(report)
-    seconds = needed(report, "performance.total_latency_ms") / 1e3
-    per_s = needed(report, "performance.request_throughput_req_s")
-    latency_s = (number_at(report, "performance.avg_request_latency_ms") or 1e3 * seconds) / 1e3
-    most = number_at(report, "world_info.max_batch_size") or math.inf
-    figure = Figure(
-        covers="generate",
-        time=Measured(seconds, repeats=1),
-        prompt_len=max(1, round(report["request_info"]["avg_input_length"])),
-        new_tokens=max(1, round(report["request_info"]["avg_output_length"])),
-        shared_by=max(1, round(seconds * per_s)),
-        cap=max(1, round(min(most, latency_s * per_s))),
-        notes=(f"{_WHOLE}, without --streaming",),
-    )
-    return [speculated(figure, report["acceptance"])]
-
-
-def _lengths(report: Record) -> str:
-    """The lengths of requests, which a dataset may only promise."""
-    prompt, new = report["request_info"].values()
-    dataset = str(inner(report, "dataset.path") or "").rpartition("/")[2]
-    promised = re.search(r"(\d+)[_x](\d+)", dataset)
-    differs = promised is not None and [int(each) for each in promised.groups()] != [round(prompt), round(new)]
-    though = f", though the dataset is called {dataset}" if differs else ""
-    return f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average{though}."
 
 
 # `--report_json` (tensorrt_llm/bench/dataclasses/reporting.py).
 _TRTLLM = Format(
     tool="trtllm-bench",
     has=("performance.total_latency_ms", "request_info"),
-    records=_of_trtllm,
-    figures=_trtllm_figures,
+    records=lambda source: [source.only],
+    more=_of_trtllm,
+    figures=lambda report: (_TRTLLM_CLIENT if report["is_streamed"] else _TRTLLM_WHOLE)(report),
     settings={
         "model's name": "engine.model",
         "quantization": "engine.quantization",
@@ -270,21 +241,19 @@ _TRTLLM = Format(
     },
     gpus="gpus",
     stages="stages",
-    remark=_lengths,
 )
 
 # Batches of a known shape.
 
 
-def _of_optimum(source: Source) -> list[Record]:
-    """The report with its sequences, the tokens of its decode loop, and its device.
+def _of_optimum(record: Record) -> Record:
+    """Its sequences, the tokens of its decode loop, and its device.
 
     Its decode latency is that of the whole loop after the first token, and its throughput is batch x (new tokens - 1)
     over that latency (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume). The configuration takes
     precedence, since the throughput counts beams as tokens. Before the prefill, `generate` repeats each prompt as often
     as the larger of the two numbers (transformers 5.23, generation/utils.py, _expand_inputs_for_generation).
     """
-    record = source.only
     config, report = record.get("config") or {}, record.get("report", record)
     options = inner(config, "scenario.generate_kwargs") or {}
     copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
@@ -292,21 +261,19 @@ def _of_optimum(source: Source) -> list[Record]:
     if has(report, "decode.latency") and not options.get("max_new_tokens"):
         tokens = round(needed(report, "decode.latency.mean") * (number_at(report, "decode.throughput.value") or 0.0))
     batch_size = whole_at(config, "scenario.input_shapes.batch_size")
+    # It polls its child without a pause on a core that the model may need.
+    polls = inner(config, "launcher.name") == "process"
+    notes = ["its launcher kept one core busy during the measurement"] if polls else []
+    notes += [f"each prompt runs as {copies} sequences: beams, or answers"] if copies > 1 else []
     # Of the GPUs of the machine, any number may have run.
     on_cpu = inner(config, "backend.device") == "cpu"
-    more = {
+    return {
         "report": report,
         "batch_size": batch_size and batch_size * copies,
         "loop_tokens": tokens,
         "device": first_of(config, "environment.cpu" if on_cpu else "environment.gpu | environment.cpu"),
-        "notes": (
-            # It polls its child without a pause on a core that the model may need.
-            *(["its launcher kept one core busy during the measurement"]
-              if inner(config, "launcher.name") == "process" else []),
-            *([f"each prompt runs as {copies} sequences: beams, or answers"] if copies > 1 else []),
-        ),
-    }  # fmt: skip
-    return [{**record, **more}]
+        "notes": dict.fromkeys(PHASES, notes),
+    }
 
 
 # benchmark.json and benchmark_report.json (optimum_benchmark/benchmark/report.py); the second has no configuration.
@@ -314,13 +281,13 @@ _OPTIMUM = Format(
     tool="optimum-benchmark",
     has=(),
     any_of=("report.prefill.latency", "report.decode.latency", "prefill.latency", "decode.latency"),
-    records=_of_optimum,
+    records=lambda source: [source.only],
+    more=_of_optimum,
     figures=Steps(
-        batch_size="batch_size",
         prompt_len="config.scenario.input_shapes.sequence_length",
         new_tokens="config.scenario.generate_kwargs.max_new_tokens",
         times={phase: f"report.{phase}.latency.values | report.{phase}.latency.mean" for phase in PHASES},
-        shared_by={"decode": "loop_tokens"},
+        shared_by="loop_tokens",
     ),
     settings={
         "model's name": "config.backend.model",
@@ -337,9 +304,6 @@ _VLLM_LATENCY = Format(
     tool="vllm bench latency",
     has=("avg_latency", "latencies", "percentiles"),
     figures=Steps(
-        batch_size="batch_size",
-        prompt_len="input_len",
-        new_tokens="output_len",
         times={"generate": "latencies | percentiles.50 | avg_latency"},
         notes={"generate": (_WHOLE,)},
     ),
@@ -352,7 +316,7 @@ _VLLM_THROUGHPUT = Format(
     figures=Steps(
         times={"generate": "elapsed_time"},
         repeats=1,
-        shared_by={"generate": "num_requests"},
+        shared_by="num_requests",
         notes={"generate": (_WHOLE, "its tokens/s include the prompts' tokens")},
     ),
 )
@@ -373,9 +337,6 @@ _SGLANG_OFFLINE = Format(
     has=(*_SGLANG_SHAPE, "prefill_latency"),
     records=_named_apart,
     figures=Steps(
-        batch_size="batch_size",
-        prompt_len="input_len",
-        new_tokens="output_len",
         times={"prefill": "prefill_latency", "decode": "median_decode_latency"},
         repeats=1,
         notes={"prefill": (_ONCE,), "decode": ("synchronised at every step",)},
@@ -384,112 +345,101 @@ _SGLANG_OFFLINE = Format(
 )
 
 
-def _sglang_server_figures(record: Record) -> list[Figure]:
-    """The figures of bench_one_batch_server.
+def _of_sglang_server(record: Record) -> Record:
+    """The times of a prefill and a step.
 
-    Its input throughput is batch x prompt, cached tokens included, over the time until the last sequence's first token.
+    The input throughput is batch x prompt, cached tokens included, over the time until the last sequence's first token.
     The rest of the latency is that of the other tokens. `acc_length` is the server's avg_spec_accept_length: the mean
     number of tokens per step, including the one that every step gives (docs.nvidia.com/nemo/automodel,
     speculative.bench_sglang); -1 without speculative decoding.
     """
     batch_size, whole, new = (whole_of(record.get(name), name, 1) for name in _SGLANG_SHAPE)
     first_s = batch_size * whole / needed(record, "input_throughput")
-    share = number_at(record, "cache_hit_rate")
+    rest_s, share = needed(record, "latency") - first_s, number_at(record, "cache_hit_rate")
     # The last token is always computed, as it gives the first new one.
     cached = min(whole - 1, round((share or 0.0) * whole))
-    hit = (f"{100 * share:.0f} % of the prompt came from a cache",) if share else ()
-    prefill = Figure(
-        covers="prefill",
-        time=Measured(first_s, repeats=1),
-        batch_size=batch_size,
-        prompt_len=whole - cached,
-        context_len=cached if share else None,
-        new_tokens=new,
-        notes=("until the last sequence's first token, including HTTP and the scheduler", *hit),
-    )
-    rest_s = needed(record, "latency") - first_s
-    if new == 1 or rest_s <= 0:
-        return [prefill]
-    step_s = Measured(rest_s / (new - 1), repeats=1)
-    notes = ("mean of all steps, including HTTP and the scheduler",)
-    decode = replace(prefill, covers="decode", time=step_s, notes=notes)
-    return [prefill, speculated(decode, record.get("acc_length"))]
+    return {
+        "input_len": whole - cached,
+        "cached": cached if share else None,
+        "first_s": first_s,
+        "step_s": rest_s / (new - 1) if new > 1 and rest_s > 0 else None,
+        "notes": {"prefill": (_LAST, *([f"{100 * share:.0f} % of the prompt came from a cache"] if share else []))},
+    }
 
 
+_LAST = "until the last sequence's first token, including HTTP and the scheduler"
 _SGLANG_SERVER = replace(
     _SGLANG_OFFLINE,
     tool="SGLang bench_one_batch_server",
     has=(*_SGLANG_SHAPE, "latency", "input_throughput", "output_throughput"),
-    figures=_sglang_server_figures,
+    more=_of_sglang_server,
+    figures=Steps(
+        context_len="cached",
+        times={"prefill": "first_s", "decode": "step_s"},
+        repeats=1,
+        acceptance="acc_length",
+        notes={"decode": ("mean of all steps, including HTTP and the scheduler",)},
+    ),
 )
 
 _FINE = 0.01
 """A clock is fine enough if its step is at most this share of the time."""
 # The finest step that is looked for is 2^-13 s = 0.12 ms; a finer one cannot be distinguished from chance.
-_FINEST_POWER = 14
+_CLOCKS_S = [2.0**-power for power in range(14)]
 # Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
-_NO_SETTINGS = ("batch_size", "sequence_length", "num_tokens_to_generate", "name")
-_ITERATIONS = ("warmup_iterations", "measurement_iterations")
+_NO_SETTINGS = {
+    *("batch_size", "sequence_length", "num_tokens_to_generate", "name", "warmup_iterations"),
+    "measurement_iterations",
+}
+_IN_LOOP = "the loop of `generate`, including sampling, stop checks and the streamer"
 
 
-def _of_transformers(source: Source) -> list[Record]:
-    """The results by the hash of their configuration, each with what of the configuration is a setting."""
-    records = []
-    for result in (result for record in source.records for result in record.values()):
-        config = first_of(result, "metadata.config | config") or {}
-        options = {name: value for name, value in config.items() if name not in (*_NO_SETTINGS, *_ITERATIONS)}
-        records.append({**result, "config": config, "options": options})
-    return records
+def _of_transformers(result: Record) -> Record:
+    """The configuration, and the times as far as its clock tells them.
 
-
-def _transformers_figures(result: Record) -> list[Figure]:
-    config, found = result["config"], result["measurements"]
-    batch_size, prompt_len = (whole_of(config.get(name), name, 1) for name in ("batch_size", "sequence_length"))
+    The tool subtracts float32 values of perf_counter, whose resolution gets coarser with the time since boot: 7.8 ms
+    after 18 hours, 62 ms after ten days.
+    """
+    config, found = first_of(result, "metadata.config | config") or {}, result["measurements"]
     new_tokens = whole_of(config.get("num_tokens_to_generate"), "num_tokens_to_generate", 2)
     steps = new_tokens - 1
     # The streamer of `generate` adds a last stamp at its end, which is not a token's; continuous batching does not.
     divisor = steps if config.get("continuous_batching") else new_tokens
     correction = [f"its file divides the time of {steps} steps by {divisor}: corrected"] if divisor > steps else []
-    clock_s = _clock_step_s(found.get("time_to_first_token") or ())
-    figures = []
-    for covers, name, scale, resolution_s, notes in (
-        ("prefill", "time_to_first_token", 1.0, clock_s, []),
-        ("decode", "inter_token_latency", divisor / steps, clock_s / steps, correction),
-    ):
-        samples_s = tuple(scale * number_of(value, name) for value in found.get(name) or ())
-        if not samples_s:
-            continue
-        time_s = Measured(median(samples_s), values=samples_s, repeats=len(samples_s))
-        if resolution_s > _FINE * time_s.value:
-            half_width_s = resolution_s + (max(samples_s) - min(samples_s)) / 2
-            time_s = replace(time_s, values=(), half_width=half_width_s)
-            notes = [
-                f"a clock that steps by {duration(resolution_s)} (float32 timestamps on a machine with a long uptime)",
-                *notes,
-            ]
-        notes = [*notes, "the loop of `generate`, including sampling, stop checks and the streamer"]
-        figures.append(Figure(covers, time_s, batch_size, prompt_len, None, new_tokens, notes=tuple(notes)))
-    return figures
+    first_s = [number_of(value, "time_to_first_token") for value in found.get("time_to_first_token") or ()]
+    steps_s = [number_of(value, "inter_token_latency") for value in found.get("inter_token_latency") or ()]
+    clock_s = next((step_s for step_s in _CLOCKS_S if all((each / step_s).is_integer() for each in first_s)), 0.0)
+    prefill, *coarse = _by_clock(first_s, clock_s)
+    decode, *coarser = _by_clock([each * divisor / steps for each in steps_s], clock_s / steps)
+    return {
+        "config": config,
+        "options": {name: value for name, value in config.items() if name not in _NO_SETTINGS},
+        "times": {"prefill": prefill, "decode": decode},
+        "notes": {"prefill": (*coarse, _IN_LOOP), "decode": (*coarser, *correction, _IN_LOOP)},
+    }
 
 
-def _clock_step_s(samples_s: Sequence[float]) -> float:
-    """The step of the clock in seconds; 0 if it is too fine to be seen.
-
-    The tool subtracts float32 values of perf_counter, whose resolution gets coarser with the time since boot: 7.8 ms
-    after 18 hours, 62 ms after ten days.
-    """
-    for step_s in (2.0**-power for power in range(_FINEST_POWER)):
-        if samples_s and all((value / step_s).is_integer() for value in samples_s):
-            return step_s
-    return 0.0
+def _by_clock(samples_s: list[float], clock_s: float) -> tuple[Measured | list[float], *tuple[str, ...]]:
+    """Samples; of a coarse clock an interval that includes its step instead, and a note."""
+    if not samples_s or clock_s <= _FINE * (middle_s := median(samples_s)):
+        return (samples_s,)
+    half_width_s = clock_s + (max(samples_s) - min(samples_s)) / 2
+    note = f"a clock that steps by {duration(clock_s)} (float32 timestamps on a machine with a long uptime)"
+    return Measured(middle_s, repeats=len(samples_s), half_width=half_width_s), note
 
 
 # benchmark_v2 maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
 _TRANSFORMERS = Format(
     tool="transformers benchmark",
     has=("*.measurements.e2e_latency",),
-    records=_of_transformers,
-    figures=_transformers_figures,
+    records=lambda source: [result for record in source.records for result in record.values()],
+    more=_of_transformers,
+    figures=Steps(
+        batch_size="config.batch_size",
+        prompt_len="config.sequence_length",
+        new_tokens="config.num_tokens_to_generate",
+        times={"prefill": "times.prefill", "decode": "times.decode"},
+    ),
     settings={
         "options": "options",
         "model's name": "metadata.model_id",
@@ -511,8 +461,8 @@ JSON_TOOLS = (
     _TRANSFORMERS,
     _VLLM_LATENCY,
     _VLLM_THROUGHPUT,
-    replace(_SERVING, tool="vllm bench sweep", any_of=("run_number",), repeated=True, remark=_shares_experts),
-    replace(_SERVING, tool="SGLang bench_serving", any_of=("random_input_len", "sharegpt_output_len"), remark=_pinned),
+    replace(_SERVING, tool="vllm bench sweep", any_of=("run_number",), repeated=True),
+    replace(_SERVING, tool="SGLang bench_serving", any_of=("random_input_len", "sharegpt_output_len")),
     _SERVING,
 )
 """Every kind of JSON file that is read by paths of keys; the more specific first."""

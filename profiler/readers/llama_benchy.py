@@ -17,7 +17,7 @@ from profiler.errors import RequestError
 from profiler.readers.figures import Figure
 from profiler.readers.formats import Format
 from profiler.readers.sources import Source
-from profiler.readers.values import Measured, Record, inner, measured, whole_of
+from profiler.readers.values import Measured, Record, measured, whole_of
 
 _TEST = re.compile(r"(?P<context>ctx_)?(?P<kind>pp|tg)(?P<size>\d*)(?: @ d(?P<depth>\d+))?(?: \(c(?P<many>\d+)\))?")
 _TOTAL, _EACH, _WAIT = ("t/s (total)", "t/s"), ("t/s (req)",), ("est_ppt (ms)", "ttfr (ms)")
@@ -71,17 +71,18 @@ def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
         by_rate = total.of(many * prompt) if many > 1 and total else None
         to_first = by_rate or (wait.times(1e-3) if wait else None)
         per_step = each.of(1) if each else total.of(many) if total else None
-        figure = Figure(
-            covers="prefill" if is_prefill else "decode",
-            time=(to_first if is_prefill else per_step) or Measured(0.0),
-            batch_size=many,
-            prompt_len=prompt or None,
-            context_len=context if context or not prompt else None,
-            new_tokens=None if is_prefill else size or None,
-            step_tokens=1.0 if is_prefill else None,
-            notes=(_HTTP, "until the last first token") if is_prefill and many > 1 else (_HTTP,),
-        )
-        tests.append({**row, "figures": [figure] if figure.time.value else []})
+        if time := to_first if is_prefill else per_step:
+            figure = Figure(
+                covers="prefill" if is_prefill else "decode",
+                time=time,
+                batch_size=many,
+                prompt_len=prompt or None,
+                context_len=context if context or not prompt else None,
+                new_tokens=None if is_prefill else size or None,
+                step_tokens=1.0 if is_prefill else None,
+                notes=(_HTTP, "until the last first token") if is_prefill and many > 1 else (_HTTP,),
+            )
+            tests.append({**row, "figure": figure})
     return tests
 
 
@@ -104,7 +105,7 @@ _TABLE = Format(
     | {f"{short}_std": f"{name} std" for short, name in _CSV.items()},
     known="|".join(map(re.escape, ("model", "test", *_OWN, *_CSV.values()))),
     records=lambda source: _tests(source.records, is_cached="ctx_" in str([row["test"] for row in source.records])),
-    figures=lambda test: inner(test, "figures"),
+    figures=lambda test: [test["figure"]],
     settings={"model's name": "model"},
 )
 LLAMA_BENCHY = (
