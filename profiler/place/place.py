@@ -201,7 +201,7 @@ def placed_section(file: PlacedFile) -> Section:
     A share of a roof that is not the model's is not shown.
     """
     rows, names = file.rows, _names(file.rows)
-    columns = {
+    columns: dict[str, Sequence[str]] = {
         "what": names,
         "time": [duration(row.latency_s) for row in rows],
         "spread": ["-" if row.spread is None else f"{100 * row.spread:.1f} %" for row in rows],

@@ -12,9 +12,8 @@ from profiler.readers.csv_table import CSV_COLUMNS, CSV_TABLE
 from profiler.readers.figures import ForeignFile
 from profiler.readers.formats import Format
 from profiler.readers.json_tools import JSON_TOOLS
-from profiler.readers.llama_batched_bench import LLAMA_BATCHED_BENCH
-from profiler.readers.llama_bench import LLAMA_BENCH
 from profiler.readers.llama_benchy import LLAMA_BENCHY
+from profiler.readers.llama_cpp import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from profiler.readers.sources import Source, sources_of, text_of
 from profiler.readers.values import escaped
 

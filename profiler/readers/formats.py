@@ -164,21 +164,18 @@ class Steps:
 
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
-        shape = [whole_at(record, paths) for paths in (self.batch_size, self.prompt_len)]
-        context_len, new_tokens = whole_at(record, self.context_len, 0), whole_at(record, self.new_tokens)
+        batch, prompt, new = (whole_at(record, paths) for paths in (self.batch_size, self.prompt_len, self.new_tokens))
+        context = whole_at(record, self.context_len, 0)
+        cap, acceptance = whole_at(record, self.cap), first_of(record, self.acceptance) if self.acceptance else -1
         figures = []
         for covers, paths in self.times.items():
             if time_s := seconds_at(record, paths, self.unit):
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
                 notes = (*(inner(record, f"notes.{covers}") or ()), *self.notes.get(covers, ()))
-                figure = Figure(
-                    covers, time_s, *shape, context_len, new_tokens, cap=whole_at(record, self.cap), notes=notes
-                )
+                figure = Figure(covers, time_s, batch, prompt, context, new, cap=cap, notes=notes)
                 if covers != "prefill":
                     shared_by = whole_at(record, self.shared_by, least=int(covers == "generate"))
-                    figure = replace(figure, shared_by=shared_by)
-                    if self.acceptance:
-                        figure = speculated(figure, first_of(record, self.acceptance))
+                    figure = speculated(replace(figure, shared_by=shared_by), acceptance)
                 figures.append(figure.of_one_batch())
         return figures
 
@@ -276,8 +273,9 @@ class Client:
                 notes.append(
                     f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"
                 )
-            time_s, most = Measured(tpot_s, repeats=1), None if cap is None else max(1, round(most))
-            decode = replace(shape, covers="decode", time=time_s, batch_size=of_group, cap=most, notes=tuple(notes))
+            limit = None if cap is None else max(1, round(most))
+            time_s = Measured(tpot_s, repeats=1)
+            decode = replace(shape, covers="decode", time=time_s, batch_size=of_group, cap=limit, notes=tuple(notes))
             figures.append(speculated(decode, acceptance, number_at(record, self.verified)))
         return figures
 

@@ -49,7 +49,7 @@ def _as_table(source: Source) -> list[Record]:
 
 def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
     """The rows with their shape and time. A decode does not name its prompt, which is that of the row before it."""
-    tests = []
+    tests: list[Record] = []
     prompts: dict[tuple[object, ...], tuple[int, int]] = {}
     for row in rows:
         found = _TEST.fullmatch(str(row["test"]).strip())

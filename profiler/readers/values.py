@@ -50,9 +50,9 @@ class Measured:
 
     def times(self, factor: float) -> Measured:
         """The number and all that belongs to it, multiplied."""
-        values = tuple(factor * value for value in self.values)
-        scaled = (factor * own for own in (self.value, self.spread, self.rounding))
-        return Measured(*scaled, values, self.repeats, factor * self.half_width)
+        names = ("value", "spread", "rounding", "half_width")
+        scaled: dict[str, Any] = {name: factor * getattr(self, name) for name in names}
+        return replace(self, values=tuple(factor * value for value in self.values), **scaled)
 
     def of(self, amount: float) -> Measured:
         """`amount` divided by this rate: seconds for tokens. Spread and rounding keep their share."""

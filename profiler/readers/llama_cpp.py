@@ -1,7 +1,8 @@
-"""The output of llama.cpp's llama-bench: json, jsonl, csv and md (tools/llama-bench/llama-bench.cpp).
+"""The output of llama.cpp's llama-bench and llama-batched-bench, and of ik_llama.cpp's sweep-bench.
 
-Only JSON has each repetition (`samples_ns`). CSV and Markdown have their mean and standard deviation (of the sample, by
-n - 1; 0 for a single one), but not their number. A sweep (-t 1,2,4) writes one row per value.
+Formats: tools/llama-bench/llama-bench.cpp, tools/batched-bench/batched-bench.cpp, examples/sweep-bench/sweep-bench.cpp.
+Of llama-bench only JSON has each repetition (`samples_ns`). CSV and Markdown have their mean and standard deviation (of
+the sample, by n - 1; 0 for a single one), but not their number. A sweep (-t 1,2,4) writes one row per value.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from profiler.readers.formats import Format
 from profiler.readers.sources import Source
 from profiler.readers.values import BYTES, COUNTS, PER_SECOND, Record, first_of, measured, whole_at, whole_of
 
-PACKED_DTYPE = "int8"
+_PACKED_DTYPE = "int8"
 """llama.cpp rounds activations to 8 bits, and multiplies packed weights on units for int8 (ggml-cuda/mmq.cu)."""
 
 _TEST = re.compile(r"(?:pp ?(?P<prompt>\d+))?(?:\+?tg ?(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
@@ -126,46 +127,46 @@ def _figures(row: Record) -> list[Figure]:
         time_s = measured(row["t/s"], "t/s", PER_SECOND).of(prompt + new)
     else:
         prompt, new, depth = (whole_of(row.get(name) or 0, name) for name in ("n_prompt", "n_gen", "n_depth"))
-        samples, spread = row.get("samples_ns"), row.get("stddev_ns")
+        each, spread = row.get("samples_ns"), row.get("stddev_ns")
         # A whole number of nanoseconds is rounded by far less than it varies.
-        exact = replace(measured(row["avg_ns"], "avg_ns", values=samples, spread=spread), rounding=0.0)
-        time_s = exact.times(1e-9)
+        time_s = replace(measured(row["avg_ns"], "avg_ns", values=each, spread=spread), rounding=0.0).times(1e-9)
     if not prompt and not new:
         raise RequestError("a row has neither a prompt nor generated tokens.")
     # Averaged over keys and values.
     itemsizes = [_ITEMSIZES.get(str(row.get(name) or "f16"), math.nan) for name in ("type_k", "type_v")]
     kv_itemsize = sum(itemsizes) / len(itemsizes)
+    notes = ["prompt and generation in one figure"] if prompt and new else []
+    if math.isnan(kv_itemsize):
+        notes.append("the type of its cache is unknown: counted with the bytes of the model's dtype")
+    if not new:
+        notes += _chunks(
+            {"n_batch": 2048, "n_ubatch": 512} | {name: value for name, value in row.items() if value}, prompt
+        )
     size, params = first_of(row, "model_size | size"), first_of(row, "model_n_params | params")
     count = measured(params, "params", COUNTS).value if params else None
-    overrides = str(row.get("tensor_buft_overrides") or "")
-    return [
-        Figure(
-            covers="generate" if prompt and new else "prefill" if prompt else "decode",
-            time=time_s if prompt else time_s.times(1 / new),
-            batch_size=1,
-            prompt_len=prompt or None,
-            context_len=depth if depth or not prompt else None,
-            new_tokens=new or None,
-            prefill_tokens=0,  # test_gen decodes a token for each of n_gen, and samples none
-            held=Held(
-                weight_bytes=measured(size, "size", BYTES).value / count if size and count else None,
-                params=round(count) if count else None,
-                kv_itemsize=None if math.isnan(kv_itemsize) else kv_itemsize,
-                gpu_layers=row["gpu_layers"],
-                weights_on_host=_is_set(row, "n_cpu_moe") or "CPU" in overrides,
-                cache_on_host=_is_set(row, "no_kv_offload"),
-            ),
-            notes=(
-                *(["prompt and generation in one figure"] if prompt and new else []),
-                *(["the type of its cache is unknown: counted with the bytes of the model's dtype"]
-                  if math.isnan(kv_itemsize) else []),
-                *chunks({"n_batch": 2048, "n_ubatch": 512} | {k: v for k, v in row.items() if v}, 0 if new else prompt),
-            ),
-        )
-    ]  # fmt: skip
+    held = Held(
+        weight_bytes=measured(size, "size", BYTES).value / count if size and count else None,
+        params=round(count) if count else None,
+        kv_itemsize=None if math.isnan(kv_itemsize) else kv_itemsize,
+        gpu_layers=row["gpu_layers"],
+        weights_on_host=_is_set(row, "n_cpu_moe") or "CPU" in str(row.get("tensor_buft_overrides") or ""),
+        cache_on_host=_is_set(row, "no_kv_offload"),
+    )
+    figure = Figure(
+        covers="generate" if prompt and new else "prefill" if prompt else "decode",
+        time=time_s if prompt else time_s.times(1 / new),
+        batch_size=1,
+        prompt_len=prompt or None,
+        context_len=depth if depth or not prompt else None,
+        new_tokens=new or None,
+        prefill_tokens=0,  # test_gen decodes a token for each of n_gen, and samples none
+        held=held,
+        notes=tuple(notes),
+    )
+    return [figure]
 
 
-def chunks(row: Record, prompt: int) -> list[str]:
+def _chunks(row: Record, prompt: int) -> list[str]:
     """A note if a prompt ran in several chunks, which are never longer than a batch (src/llama-context.cpp)."""
     if not row.get("n_ubatch"):
         return []
@@ -189,9 +190,83 @@ _JSON = Format(
     created="test_time",
     gpus="gpus",
     stages="stages",
-    packed_dtype=PACKED_DTYPE,
+    packed_dtype=_PACKED_DTYPE,
 )
 LLAMA_BENCH = (
     _JSON,
     replace(_JSON, has=("test", "t/s"), any_of=("model_type", "size", "params", "backends"), columns=_COLUMNS),
 )
+
+
+_BATCHED_COLUMNS = {
+    "PP": "pp",
+    "TG": "tg",
+    "B": "pl",
+    "N_KV": "n_kv",
+    "T_PP s": "t_pp",
+    "S_PP t/s": "speed_pp",
+    "T_TG s": "t_tg",
+    "S_TG t/s": "speed_tg",
+    "T s": "t",
+    "S t/s": "speed",
+}
+_BATCHED_SETTINGS = (
+    *("n_kv_max", "n_batch", "n_ubatch", "flash_attn", "is_pp_shared", "is_tg_separate", "n_gpu_layers"),
+    *("n_threads", "n_threads_batch"),
+)
+# The line above a table.
+_HEADER = re.compile(r"\b(n_\w+|flash_attn|is_\w+) = (-?\d+)")
+
+
+def _batched_figures(row: Record) -> list[Figure]:
+    """The prefill of B prompts, and the decode of TG tokens of each.
+
+    If they share one prompt and its cache, N_KV is PP + B x TG (n_ctx_req). A sweep has B = 1 and starts each row with
+    a cache of N_KV tokens.
+    """
+    prompt, new = whole_of(row["pp"], "PP"), whole_of(row["tg"], "TG")
+    batch = whole_at(row, "pl") or 1
+    # A cache that is not unified has a copy of a shared prompt for each sequence.
+    is_kept_once = batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new)
+    is_shared = is_kept_once or str(row.get("is_pp_shared")) == "1"
+    # One sequence after the other: as many steps for each, at batch 1.
+    is_separate = str(row.get("is_tg_separate", 0)) == "1"
+    is_sweep = "pl" not in row
+    cached = whole_of(row["n_kv"], "N_KV") if is_sweep else None
+    layers = int(row.get("n_gpu_layers", -1))
+    held = Held(gpu_layers=layers if layers >= 0 else None)
+    figures = []
+    if prompt:
+        time_s = replace(measured(row["t_pp"], "T_PP"), repeats=1)
+        notes = ("measured once", *_chunks(row, prompt))
+        sequences = 1 if is_shared else batch
+        figures.append(Figure("prefill", time_s, sequences, prompt, cached, new or None, held=held, notes=notes))
+    if new:
+        steps, sequences = (new * batch, 1) if is_separate else (new, batch)
+        decode = Figure(
+            covers="decode",
+            time=replace(measured(row["t_tg"], "T_TG").times(1 / steps), repeats=1),
+            batch_size=sequences,
+            # A sweep decodes before it adds the row's prompt to its cache.
+            prompt_len=None if is_sweep else prompt or None,
+            context_len=cached if is_sweep or prompt else 0,
+            new_tokens=new,
+            cached_once=prompt if is_kept_once else 0,
+            held=held,
+            notes=("measured once", *(["all sequences share the prompt's cache"] if is_kept_once else [])),
+        )
+        figures.append(decode)
+    return figures
+
+
+_SWEEP = Format(
+    tool="sweep-bench",
+    has=("pp", "tg", "t_pp", "t_tg"),
+    columns=_BATCHED_COLUMNS,
+    known="|".join([*_BATCHED_COLUMNS.values(), *_BATCHED_SETTINGS]),
+    records=lambda source: [{**dict(_HEADER.findall(source.text)), **record} for record in source.records],
+    figures=_batched_figures,
+    settings={"threads" if name == "n_threads" else name: name for name in _BATCHED_SETTINGS},
+    packed_dtype=_PACKED_DTYPE,
+)
+LLAMA_BATCHED_BENCH = (replace(_SWEEP, tool="llama-batched-bench", has=(*_SWEEP.has, "pl")), _SWEEP)
