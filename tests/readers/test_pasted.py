@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from foreign_files import FILES, changed
+from foreign_files import FILES
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
@@ -28,12 +28,6 @@ def test_json_lines_and_table_of_batched_bench_agree() -> None:
     assert table.settings["threads"] == "16"
 
 
-def test_one_prompt_for_all_sequences_is_a_prefill_of_one(tmp_path: Path) -> None:
-    text = (FILES / "llama-batched-bench.jsonl").read_text().splitlines()[2]
-    prefill, decode = read(text.replace('"is_pp_shared": 0', '"is_pp_shared": 1'), tmp_path / "f").figures
-    assert (prefill.batch_size, decode.batch_size) == (1, 4)
-
-
 @pytest.mark.parametrize("swept", ["max_num_seqs", "random_input_len"])
 def test_runs_of_a_sweep_are_repetitions(swept: str, tmp_path: Path) -> None:
     """Three runs of each of two settings: 10.0, 10.1, 10.2 ms and 5 ms more. SGLang, too, has `random_input_len`."""
@@ -53,11 +47,9 @@ def test_lengths_that_a_dataset_only_promises_are_reported_first() -> None:
 
 
 def test_a_pinned_acceptance_is_reported() -> None:
-    """2,056 of 8,192 tokens are left when the texts are tokenised again; the file names 8 GPUs and 6 drafted tokens."""
+    """2,056 of 8,192 tokens are left when the texts are tokenised again; the file names 8 GPUs."""
     file = read_foreign(FILES / "sglang-mtp.jsonl")
-    assert "pinned" in file.remarks[0]
-    assert file.gpus == 8
-    assert [figure.query_tokens for figure in file.figures if figure.covers == "decode"] == [6, 6]
+    assert ("pinned" in file.remarks[0], file.gpus) == (True, 8)
 
 
 BEFORE = "$ ./llama-bench -m gpt-oss.gguf\nggml_cuda_init: found 1 CUDA devices:\n"
@@ -231,17 +223,6 @@ def test_what_cannot_be_read_names_the_option_that_writes_a_file(text: str, what
     with pytest.raises(RequestError, match=what) as refused:
         read(text, tmp_path / "f")
     assert "batch_size, prompt_len, new_tokens, tokens_per_s" in str(refused.value)
-
-
-def test_chunks_of_tokens_are_a_doubt(tmp_path: Path) -> None:
-    """A time between arrivals of 3.5 times the time per token: several tokens arrive at once."""
-    unsaid = {"accept_length": None}
-    decode = read_foreign(changed(tmp_path / "f", "sglang-mtp.jsonl", unsaid)).figures[1]
-    assert decode.time.value == pytest.approx(5.124e-3, rel=1e-3)
-    assert decode.step_tokens is None
-    assert "tokens arrive about 3.5 at a time" in " ".join(decode.notes)
-    plain = changed(tmp_path / "f", "sglang-mtp.jsonl", unsaid | {"server_info": {"speculative_algorithm": None}})
-    assert read_foreign(plain).figures[1].step_tokens, "the server says that it does not"
 
 
 def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:

@@ -147,15 +147,6 @@ def test_the_gpus_of_optimum_benchmark_are_a_list(gpus: list[str], device: str, 
     assert file.settings["device"] == named
 
 
-@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
-def test_beams_and_answers_are_sequences(name: str, tmp_path: Path) -> None:
-    """Two prompts with four beams each run as eight sequences from the prefill on."""
-    options = record("optimum.json")["config"]["scenario"]["generate_kwargs"]
-    file = read_foreign(optimum(tmp_path / "f", scenario={"generate_kwargs": options | {name: 4}}))
-    assert [(figure.covers, figure.batch_size) for figure in file.figures] == [("prefill", 8), ("decode", 8)]
-    assert file.figures[1].time.value == pytest.approx(figures("optimum.json")[1].time.value)
-
-
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     content = record("genai-perf.json")
@@ -167,50 +158,65 @@ def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
         read_foreign(path)
 
 
-def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
-    """One request per second of 128 tokens of 10 ms each: 1.28 decode at a time by Little's law, below the cap of 256.
-
-    AIPerf counts them itself: 3.18 of 4, where its 328 tokens/s at 10.0 ms give 3.28.
-    """
-    load = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0}
-    lengths = {"total_input_tokens": 153600, "total_output_tokens": 38400, "median_tpot_ms": 10.0}
-    decode = read_foreign(changed(tmp_path / "f", "vllm-serve.json", load | lengths)).figures[1]
-    assert (decode.batch_size, decode.cap) == (1, 256)
-    assert "below the 256 that were allowed" in decode.notes[0]
-    # 304 tokens/s at 10.65 ms per token: 3.2 at a time, of the four that were requested.
-    decode = read_foreign(changed(tmp_path / "f", "vllm-serve.json", {"max_concurrency": None})).figures[1]
-    assert decode.batch_size == 3 == round(304.4 * 0.01065)
-    assert "estimated" in decode.notes[0]
-    counted = figures("aiperf.json")[1]
-    assert (counted.batch_size, counted.cap) == (3, 4)
-    assert "counted by the tool" in counted.notes[0]
-    fewer = {"effective_decode_concurrency": {"unit": "requests", "avg": 1.2}}
-    assert read_foreign(changed(tmp_path / "f", "aiperf.json", fewer)).figures[1].batch_size == 1
+# 300 requests of 200 tokens in a minute, of which half take 8 ms a token and wait 0.2 s.
+SKEWED = {"max_concurrency": None, "completed": 300, "duration": 60.0, "total_output_tokens": 60_000}
+SKEWED |= {"mean_tpot_ms": 24.0, "median_tpot_ms": 8.0, "mean_ttft_ms": 2000.0, "median_ttft_ms": 200.0}
+ONE_PER_S = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0, "median_tpot_ms": 10.0}
+ONE_PER_S |= {"total_input_tokens": 153600, "total_output_tokens": 38400}
+# 20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed.
+FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959_400, "accept_length": None}
+UNSAID = {"accept_length": None}
 
 
 @pytest.mark.parametrize(
-    ("server", "batch_size"),
-    [({"dp_size": 8}, 30), ({"dp_size": 8, "enable_dp_attention": True}, 243), ({"dp_size": 2, "pp_size": 4}, 30)],
-)
-def test_replicas_and_stages_have_a_batch_each(server: dict[str, object], batch_size: int, tmp_path: Path) -> None:
-    """20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed; each of eight replicas decodes 30."""
-    load = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
-    its = {"server_info": {"tp_size": 8, **server}}
-    decode = read_foreign(changed(tmp_path / "f", "sglang-mtp.jsonl", load | its, index=1)).figures[1]
-    assert (decode.batch_size, decode.cap) == (batch_size, 256)
+    ("name", "changes", "covers", "expected", "note"),
+    [
+        # By Little's law 1.28 requests of 128 tokens of 10 ms each decode at a time: a cap is not the batch.
+        ("vllm-serve.json", ONE_PER_S, "decode", {"batch_size": 1, "cap": 256}, "below the 256 that were allowed"),
+        # 304.4 tokens/s at 10.65 ms per token: 3.2 at a time, of the four that were requested.
+        ("vllm-serve.json", {"max_concurrency": None}, "decode", {"batch_size": 3, "cap": None}, "estimated"),
+        # AIPerf counts them itself: 3.18 of 4, where its 328 tokens/s at 10.0 ms give 3.28.
+        ("aiperf.json", {}, "decode", {"batch_size": 3, "cap": 4}, "counted by the tool"),
+        ("aiperf.json", {"effective_decode_concurrency": {"avg": 1.2}}, "decode", {"batch_size": 1}, "counted"),
+        # The law needs the mean: 1,000 tokens/s of 24 ms are 24 in flight. Without a mean, the median is used.
+        ("vllm-serve.json", SKEWED, "decode", {"batch_size": 24, "seconds": 8e-3}, ""),
+        ("vllm-serve.json", SKEWED | {"mean_tpot_ms": None}, "decode", {"batch_size": 8}, ""),
+        # 5 requests/s that wait 2 s on average are 10.
+        ("vllm-serve.json", SKEWED, "prefill", {"seconds": 0.2}, "queueing: 10 requests wait"),
+        # Replicas and stages have a batch each: one of eight decodes 30.
+        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8}}, "decode", {"batch_size": 30, "cap": 256}, "by 8"),
+        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 2, "pp_size": 4}}, "decode", {"batch_size": 30}, ""),
+        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8, "enable_dp_attention": True}}, "decode",
+         {"batch_size": 243}, ""),
+        # A time between arrivals of 3.5 times the time per token: several tokens arrive at once.
+        ("sglang-mtp.jsonl", UNSAID, "decode", {"step_tokens": None, "seconds": 5.124e-3}, "3.5 at a time"),
+        ("sglang-mtp.jsonl", UNSAID | {"server_info": {"speculative_algorithm": None}}, "decode",
+         {"step_tokens": 1.0}, ""),
+        # The file names six drafted tokens.
+        ("sglang-mtp.jsonl", {}, "decode", {"query_tokens": 6.0}, "processes 6"),
+        # One prompt for all four sequences.
+        ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
+        ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),
+    ],
+)  # fmt: skip
+def test_what_a_figure_is_follows_from_several_keys(
+    name: str, changes: dict[str, object], covers: str, expected: dict[str, object], note: str, tmp_path: Path
+) -> None:
+    found = read_foreign(changed(tmp_path / "f", name, changes)).figures
+    figure = next(figure for figure in found if figure.covers == covers)
+    assert note in " ".join(figure.notes)
+    for size, value in expected.items():
+        actual = figure.time.value if size == "seconds" else getattr(figure, size)
+        assert actual == (value if value is None else pytest.approx(value, rel=1e-3)), size
 
 
-def test_littles_law_needs_the_mean(tmp_path: Path) -> None:
-    """1,000 tokens/s of a mean of 24 ms are 24 sequences in flight, though half of the requests take 8 ms a token.
-
-    5 requests/s that wait 2 s on average are 10, though half of them wait 0.2 s. Without a mean, the median is used.
-    """
-    load = {"max_concurrency": None, "completed": 300, "duration": 60.0, "total_output_tokens": 60_000}
-    times = {"mean_tpot_ms": 24.0, "median_tpot_ms": 8.0, "mean_ttft_ms": 2000.0, "median_ttft_ms": 200.0}
-    path = changed(tmp_path / "f", "vllm-serve.json", load | times, load | times | {"mean_tpot_ms": None})
-    prefill, skewed, _, without = read_foreign(path).figures
-    assert (skewed.batch_size, skewed.time.value, without.batch_size) == (24, pytest.approx(8e-3), 8)
-    assert "queueing: 10 requests wait" in prefill.notes[-1]
+@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
+def test_beams_and_answers_are_sequences(name: str, tmp_path: Path) -> None:
+    """Two prompts with four beams each run as eight sequences from the prefill on."""
+    options = record("optimum.json")["config"]["scenario"]["generate_kwargs"]
+    found = read_foreign(optimum(tmp_path / "f", scenario={"generate_kwargs": options | {name: 4}})).figures
+    assert [(figure.covers, figure.batch_size) for figure in found] == [("prefill", 8), ("decode", 8)]
+    assert found[1].time.value == pytest.approx(figures("optimum.json")[1].time.value)
 
 
 BROKEN = {
