@@ -69,7 +69,7 @@ class Format:
 
     def knows(self, source: Source) -> bool:
         """Whether a source is of this kind."""
-        first = self._renamed(source.records[0])
+        first = self._renamed(source.records)[0]
         is_any = not self.any_of or any(has(first, path) for path in self.any_of)
         return is_any and all(has(first, path) for path in self.has)
 
@@ -83,18 +83,15 @@ class Format:
             raise RequestError(fault)
         records: list[Record] = []
         for number, source in enumerate(sources, 1):
-            rows = [self._renamed(row) for row in source.records]
-            results = self.records(replace(source, records=rows))
-            records += [{**result, "table": str(number), **self.more(result)} for result in results]
-        settings = [self._settings(record) for record in records]
-        shared, figures = self._figures(records, settings)
+            results = self.records(replace(source, records=self._renamed(source.records)))
+            records += [{**result, "table": number, **self.more(result)} for result in results]
+        shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
-            numbered = [{"table": record["table"], **own} for record, own in zip(records, settings, strict=True)]
-            shared, figures = self._figures(records, numbered)
+            shared, figures = self._figures(records, {"table": "table", **self.settings})
         gpus, *others = dict.fromkeys((whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records)
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
-        remarks = [record.get("remark") for record in records] + [text for each in sources for text in each.remarks]
+        remarks = [*(record.get("remark") for record in records), *(each for own in sources for each in own.remarks)]
         names = [name for name in sources[0].records[0] if name and name not in self.columns] if self.known else []
         if unknown := [escaped(name) for name in names if not re.fullmatch(self.known, name)]:
             remarks.insert(0, f"columns that are not read: {', '.join(unknown)}.")
@@ -106,28 +103,23 @@ class Format:
             gpus=gpus[0],
             stages=gpus[1],
             packed_dtype=self.packed_dtype,
-            remarks=tuple(
-                filter(None, dict.fromkeys([*remarks, *(text for each in sources for text in each.remarks)]))
-            ),
+            remarks=tuple(filter(None, dict.fromkeys(remarks))),
         )
 
-    def _renamed(self, row: Record) -> Record:
-        return {self.columns.get(name, name): value for name, value in row.items()}
+    def _renamed(self, records: Sequence[Record]) -> Sequence[Record]:
+        return [{self.columns.get(name, name): value for name, value in row.items()} for row in records]
 
-    def _figures(
-        self, records: Sequence[Record], settings: Sequence[Mapping[str, object]]
-    ) -> tuple[dict[str, str], list[Figure]]:
+    def _figures(self, records: Sequence[Record], settings: Mapping[str, str]) -> tuple[dict[str, str], list[Figure]]:
         """(the settings that all records share, the figures with those that differ)."""
-        shared, differing = apart(settings)
+        rows: list[dict[str, object]] = []
+        for record in records:
+            rows.append({})
+            for name, paths in settings.items():
+                value = first_of(record, paths)
+                rows[-1].update(value if isinstance(value, Mapping) else {name: value})
+        shared, differing = apart(rows)
         pairs = zip(records, differing, strict=True)
         return shared, [replace(each, settings=own) for record, own in pairs for each in self.figures(record)]
-
-    def _settings(self, record: Record) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for name, paths in self.settings.items():
-            value = first_of(record, paths)
-            found |= value if isinstance(value, Mapping) else {name: value}
-        return found
 
 
 def _joined(figures: Sequence[Figure]) -> list[Figure]:
