@@ -49,19 +49,11 @@ def _figure(row: Record) -> Figure:
     samples = tuple(number_of(text.strip(), "samples_s") for text in str(row.get("samples_s") or "").split(";") if text)
     if covers == "decode" and context is not None:
         context = max(0, context - (prompt or 0) - (new or 0) // 2)
-    bits = row.get("bits_per_weight")
-    return Figure(
-        covers=covers,
-        time=replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0),
-        batch_size=batch,
-        prompt_len=prompt or None,
-        context_len=context,
-        new_tokens=new,
-        step_tokens=named,
-        query_tokens=per_step,
-        held=Held(weight_bytes=number_of(bits, "bits_per_weight") / 8 if bits else None),
-        notes=() if phase or not new else (_NO_PHASE,),
-    )
+    time_s = replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0)
+    bits, notes = row.get("bits_per_weight"), () if phase or not new else (_NO_PHASE,)
+    held = Held(weight_bytes=number_of(bits, "bits_per_weight") / 8 if bits else None)
+    shape = (batch, prompt or None, context, new)
+    return Figure(covers, time_s, *shape, step_tokens=named, query_tokens=per_step, held=held, notes=notes)
 
 
 CSV_TABLE = Format(

@@ -12,8 +12,9 @@ from profiler.readers.values import Measured, Settings
 Covers = Literal["prefill", "decode", "generate"]
 """What a time covers: the prefill of a whole prompt, one decode step, or a whole `generate`."""
 
-# A nanosecond to thirty years, 64 bytes per weight: beyond them a file is damaged.
+# A nanosecond to thirty years, a billion sequences or tokens, 64 bytes per weight: beyond them a file is damaged.
 _SHORTEST_S, _LONGEST_S = 1e-9, 1e9
+_LARGEST = 10**9
 _WIDEST_BYTES = 64.0
 
 
@@ -67,11 +68,11 @@ class Figure:
 
     def __post_init__(self) -> None:
         """Raises RequestError for a figure that no machine could have."""
-        for seconds in (self.time.value, *self.time.values):
-            if not _SHORTEST_S <= seconds <= _LONGEST_S:
-                raise RequestError(f"it is damaged: {seconds:.3g} s is not a possible time of a {self.covers}.")
-        if not 0 <= self.time.spread <= _LONGEST_S or (self.held.weight_bytes or 0.0) > _WIDEST_BYTES:
-            raise RequestError("it is damaged: its spread or its bytes per weight are not possible ones.")
+        times_s, width = (self.time.value, *self.time.values), self.held.weight_bytes or 0.0
+        sizes = (self.batch_size, self.prompt_len, self.context_len, self.new_tokens)
+        is_possible = all(_SHORTEST_S <= time_s <= _LONGEST_S for time_s in times_s) and width <= _WIDEST_BYTES
+        if not is_possible or not 0 <= self.time.spread <= _LONGEST_S or max(size or 0 for size in sizes) > _LARGEST:
+            raise RequestError(f"it is damaged: no machine could have its {self.covers} of {self.time.value:.3g} s.")
 
     @property
     def has_step(self) -> bool:

@@ -242,7 +242,7 @@ class Client:
         cap, acceptance = first_of(record, self.cap), first_of(record, self.acceptance)
         most = math.inf if cap is None else number_of(cap, "the concurrency")
         counted, groups = number_at(record, self.decoding), whole_at(record, self.groups) or 1
-        per_s = number_at(record, self.output_per_s) or 0.0
+        per_s = needed(record, self.output_per_s)
         batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
         prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_tokens, self.new_tokens))
         shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new)

@@ -199,8 +199,8 @@ def _of_trtllm(report: Record) -> Record:
     """
     rate, out = "performance.request_throughput_req_s", "performance.system_output_throughput_tok_s"
     new = needed(report, f"request_info.avg_output_length | {out} / {rate}")
-    every = needed(report, f"performance.system_total_throughput_tok_s | {out}") / needed(report, rate)
-    prompt = number_at(report, "request_info.avg_input_length") or every - new
+    all_per_request = f"performance.system_total_throughput_tok_s / {rate}"
+    prompt = number_at(report, "request_info.avg_input_length") or needed(report, all_per_request) - new
     dataset = str(inner(report, "dataset.path") or "").rpartition("/")[2]
     promised = re.search(r"(\d+)[_x](\d+)", dataset)
     differs = promised is not None and [int(each) for each in promised.groups()] != [round(prompt), round(new)]

@@ -25,11 +25,8 @@ _OWN = ("ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)", "peak t/s", "t/s (req)", "
 _CSV = {
     "t_s": "t/s",
     "t_s_req": "t/s (req)",
-    "peak_ts": "peak t/s",
-    "peak_ts_req": "peak t/s (req)",
     "est_ppt": "est_ppt (ms)",
     "ttfr": "ttfr (ms)",
-    "e2e_ttft": "e2e_ttft (ms)",
 }
 _HTTP = "measured over HTTP, less a measured latency"
 
@@ -71,17 +68,12 @@ def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
         by_rate = total.of(many * prompt) if many > 1 and total else None
         to_first = by_rate or (wait.times(1e-3) if wait else None)
         per_step = each.of(1) if each else total.of(many) if total else None
-        if time := to_first if is_prefill else per_step:
-            figure = Figure(
-                covers="prefill" if is_prefill else "decode",
-                time=time,
-                batch_size=many,
-                prompt_len=prompt or None,
-                context_len=context if context or not prompt else None,
-                new_tokens=None if is_prefill else size or None,
-                step_tokens=1.0 if is_prefill else None,
-                notes=(_HTTP, "until the last first token") if is_prefill and many > 1 else (_HTTP,),
-            )
+        shape = (many, prompt or None, context if context or not prompt else None)
+        notes = (_HTTP, "until the last first token") if is_prefill and many > 1 else (_HTTP,)
+        if is_prefill and to_first:
+            tests.append({**row, "figure": Figure("prefill", to_first, *shape, notes=notes)})
+        elif per_step and not is_prefill:
+            figure = Figure("decode", per_step, *shape, size or None, step_tokens=None, notes=notes)
             tests.append({**row, "figure": figure})
     return tests
 
@@ -103,7 +95,8 @@ _TABLE = Format(
     columns={"test_name": "test"}
     | {f"{short}_mean": name for short, name in _CSV.items()}
     | {f"{short}_std": f"{name} std" for short, name in _CSV.items()},
-    known="|".join(map(re.escape, ("model", "test", *_OWN, *_CSV.values()))),
+    known="|".join(map(re.escape, (*_OWN, "t/s")))
+    + r"|model|test|peak t/s \(req\)|(peak_ts(_req)?|e2e_ttft)_(mean|std)",
     records=lambda source: _tests(source.records, is_cached="ctx_" in str([row["test"] for row in source.records])),
     figures=lambda test: [test["figure"]],
     settings={"model's name": "model"},

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Figure, Held
+from profiler.readers.figures import Covers, Figure, Held
 from profiler.readers.formats import Format
 from profiler.readers.sources import Source
 from profiler.readers.values import BYTES, COUNTS, PER_SECOND, Record, first_of, measured, whole_at, whole_of
@@ -152,18 +152,11 @@ def _figures(row: Record) -> list[Figure]:
         weights_on_host=_is_set(row, "n_cpu_moe") or "CPU" in str(row.get("tensor_buft_overrides") or ""),
         cache_on_host=_is_set(row, "no_kv_offload"),
     )
-    figure = Figure(
-        covers="generate" if prompt and new else "prefill" if prompt else "decode",
-        time=time_s if prompt else time_s.times(1 / new),
-        batch_size=1,
-        prompt_len=prompt or None,
-        context_len=depth if depth or not prompt else None,
-        new_tokens=new or None,
-        prefill_tokens=0,  # test_gen decodes a token for each of n_gen, and samples none
-        held=held,
-        notes=tuple(notes),
-    )
-    return [figure]
+    covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
+    time_s = time_s if prompt else time_s.times(1 / new)
+    shape = (1, prompt or None, depth if depth or not prompt else None, new or None)
+    # test_gen decodes a token for each of n_gen, and samples none.
+    return [Figure(covers, time_s, *shape, prefill_tokens=0, held=held, notes=tuple(notes))]
 
 
 def _chunks(row: Record, prompt: int) -> list[str]:
@@ -204,11 +197,7 @@ _BATCHED_COLUMNS = {
     "B": "pl",
     "N_KV": "n_kv",
     "T_PP s": "t_pp",
-    "S_PP t/s": "speed_pp",
     "T_TG s": "t_tg",
-    "S_TG t/s": "speed_tg",
-    "T s": "t",
-    "S t/s": "speed",
 }
 _BATCHED_SETTINGS = (
     *("n_kv_max", "n_batch", "n_ubatch", "flash_attn", "is_pp_shared", "is_tg_separate", "n_gpu_layers"),
@@ -243,19 +232,12 @@ def _batched_figures(row: Record) -> list[Figure]:
         figures.append(Figure("prefill", time_s, sequences, prompt, cached, new or None, held=held, notes=notes))
     if new:
         steps, sequences = (new * batch, 1) if is_separate else (new, batch)
-        decode = Figure(
-            covers="decode",
-            time=replace(measured(row["t_tg"], "T_TG").times(1 / steps), repeats=1),
-            batch_size=sequences,
-            # A sweep decodes before it adds the row's prompt to its cache.
-            prompt_len=None if is_sweep else prompt or None,
-            context_len=cached if is_sweep or prompt else 0,
-            new_tokens=new,
-            cached_once=prompt if is_kept_once else 0,
-            held=held,
-            notes=("measured once", *(["all sequences share the prompt's cache"] if is_kept_once else [])),
-        )
-        figures.append(decode)
+        time_s = replace(measured(row["t_tg"], "T_TG").times(1 / steps), repeats=1)
+        # A sweep decodes before it adds the row's prompt to its cache.
+        shape = (sequences, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
+        notes = ("measured once", *(["all sequences share the prompt's cache"] if is_kept_once else []))
+        once = prompt if is_kept_once else 0
+        figures.append(Figure("decode", time_s, *shape, cached_once=once, held=held, notes=notes))
     return figures
 
 
@@ -263,7 +245,7 @@ _SWEEP = Format(
     tool="sweep-bench",
     has=("pp", "tg", "t_pp", "t_tg"),
     columns=_BATCHED_COLUMNS,
-    known="|".join([*_BATCHED_COLUMNS.values(), *_BATCHED_SETTINGS]),
+    known="|".join([*_BATCHED_COLUMNS.values(), *_BATCHED_SETTINGS, r"S(_PP|_TG)? t/s|speed(_pp|_tg)?|T s|t"]),
     records=lambda source: [{**dict(_HEADER.findall(source.text)), **record} for record in source.records],
     figures=_batched_figures,
     settings={"threads" if name == "n_threads" else name: name for name in _BATCHED_SETTINGS},

@@ -16,8 +16,6 @@ Settings = tuple[tuple[str, str], ...]
 """Pairs of a name and a value, as texts."""
 
 _LONGEST_TEXT = 200
-# More sequences, tokens or GPUs are in a damaged file only.
-_LARGEST = 10**9
 # Windows' PowerShell 5 redirects `±` as the two signs that its bytes are in code page 437 or 1252.
 _PLUS_MINUS = r"(?:±|\+/?-|┬▒|Â±)"
 _THOUSANDS = r"[1-9]\d{0,2}(?:,\d{3})+(?:\.\d*)?"
@@ -103,7 +101,7 @@ def number_of(value: object, what: str) -> float:
 def whole_of(value: object, what: str, least: int = 0) -> int:
     """`value`, a number or a text, as an integer of at least `least`. Raises RequestError naming `what`."""
     number = _plain(value, what)
-    if not number.is_integer() or not least <= number <= _LARGEST:
+    if not number.is_integer() or not least <= number < 2**53:
         raise RequestError(f"{what} is not an integer of at least {least}: {escaped(value)}.")
     return int(number)
 
