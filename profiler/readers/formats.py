@@ -133,25 +133,31 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
-    """Where the shape of a batch is, and its times. A record may have further `notes` by what they are about."""
+class _Paths:
+    """Where the lengths of sequences and the times are. What a file does not name is empty."""
 
-    batch_size: str = "batch_size"
     prompt_len: str = "input_len"
     new_tokens: str = "output_len"
-    context_len: str = ""
     times: Mapping[Covers, str]
     """By what it covers, a time or a list of repetitions, whose median is the time."""
     unit: float = 1.0
     """Of the times, in seconds, if the file does not name it next to them."""
+    cap: str = ""
+    """The most sequences or requests allowed at a time."""
+    acceptance: str = ""
+    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(_Paths):
+    """Where the times of batches of a known shape are. A record may have further `notes` by what they are about."""
+
+    batch_size: str = "batch_size"
+    context_len: str = ""
     repeats: int = 0
     """How often a time was measured, if the file has no repetitions; 0: it does not say."""
     shared_by: str = ""
     """The number of sequences that shared a generation, or of tokens of a decode loop, if it is not one batch's."""
-    cap: str = ""
-    """The most sequences at a time."""
-    acceptance: str = ""
-    """Tokens per step, as in `Client`; empty: one."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, record: Record) -> list[Figure]:
@@ -192,30 +198,20 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client:
-    """Where the client of a loaded server writes its means and medians. What a file does not have is empty."""
+class Client(_Paths):
+    """Where the client of a loaded server writes its means and medians.
 
-    prompt_tokens: str
-    """Per request, as the next."""
-    new_tokens: str
+    Its times are those to the first token (`prefill`) and per token after it (`decode`), the typical before the mean.
+    """
+
     output_per_s: str
     """New tokens of all requests per second."""
-    ttft: str
-    """The time to the first token, the typical one before the mean."""
-    tpot: str
-    """The time per token after the first, the typical one before the mean."""
     mean_tpot: str = ""
-    """Its mean, if this is not the last of `tpot`."""
+    """The mean time per token, if it is not the last of its paths."""
     itl: str = ""
     """The typical time between arrivals, of one token or several."""
-    unit: float = 1e-3
-    """Of the times, in seconds."""
-    cap: str = ""
-    """The most requests allowed at a time."""
     decoding: str = ""
     """Requests that decoded at a time, if the tool counted them."""
-    acceptance: str = ""
-    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
     verified: str = ""
     """Tokens per sequence that a step processes."""
     groups: str = ""
@@ -230,10 +226,11 @@ class Client:
         Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first token;
         without a mean, from the median. It is never more than the cap. Raises RequestError for a broken record.
         """
-        means = [paths.split(" | ")[-1] for paths in (self.ttft, self.mean_tpot or self.tpot)]
+        ttft, tpot = self.times["prefill"], self.times["decode"]
+        means = [paths.split(" | ")[-1] for paths in (ttft, self.mean_tpot or tpot)]
         ttft_s, tpot_s, itl_s, mean_ttft_s, mean_tpot_s = (
             time.value if (time := seconds_at(record, paths, self.unit)) else 0.0
-            for paths in (self.ttft, self.tpot, self.itl, *means)
+            for paths in (ttft, tpot, self.itl, *means)
         )
         if not tpot_s and self.unstreamed:
             raise RequestError(f"it has no time between tokens{self.unstreamed}.")
@@ -244,7 +241,7 @@ class Client:
         counted, groups = number_at(record, self.decoding), whole_at(record, self.groups) or 1
         per_s = needed(record, self.output_per_s)
         batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
-        prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_tokens, self.new_tokens))
+        prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_len, self.new_tokens))
         shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new)
         figures = []
         if ttft_s:

@@ -46,12 +46,15 @@ _AIPERF = Format(
     has=("request_throughput", "request_latency.unit", "output_token_throughput"),
     more=_concurrency,
     figures=Client(
-        prompt_tokens="input_sequence_length.avg",
+        prompt_len="input_sequence_length.avg",
         new_tokens="output_sequence_length.avg",
         output_per_s="output_token_throughput.avg",
-        ttft="time_to_first_token.p50 | time_to_first_token.avg",
-        tpot="inter_token_latency.p50 | inter_token_latency.avg",
+        times={
+            "prefill": "time_to_first_token.p50 | time_to_first_token.avg",
+            "decode": "inter_token_latency.p50 | inter_token_latency.avg",
+        },
         cap="cap",
+        unit=1e-3,
         decoding="effective_decode_concurrency.avg",
         unstreamed=", since without --streaming all tokens arrive at once; add --streaming",
     ),
@@ -71,11 +74,14 @@ _GUIDELLM = Format(
     has=("benchmarks.metrics.time_to_first_token_ms",),
     records=lambda source: [{**source.only, **each} for each in source.only["benchmarks"]],
     figures=Client(
-        prompt_tokens="metrics.prompt_token_count.successful.median",
+        prompt_len="metrics.prompt_token_count.successful.median",
         new_tokens="metrics.output_token_count.successful.median",
         output_per_s="metrics.output_tokens_per_second.successful.mean",
-        ttft="metrics.time_to_first_token_ms.successful.median",
-        tpot="metrics.inter_token_latency_ms.successful.median",
+        times={
+            "prefill": "metrics.time_to_first_token_ms.successful.median",
+            "decode": "metrics.inter_token_latency_ms.successful.median",
+        },
+        unit=1e-3,
         mean_tpot="metrics.inter_token_latency_ms.successful.mean",
         cap="config.strategy.streams | metrics.request_concurrency.successful.mean",
     ),
@@ -87,12 +93,13 @@ _INFERENCE_PERF = Format(
     tool="inference-perf",
     has=("load_summary", "successes"),
     figures=Client(
-        prompt_tokens="successes.prompt_len.mean",
+        prompt_len="successes.prompt_len.mean",
         new_tokens="successes.output_len.mean",
         output_per_s="successes.throughput.output_tokens_per_sec",
-        ttft="successes.latency.time_to_first_token.median | successes.latency.time_to_first_token.mean",
-        tpot="successes.latency.time_per_output_token.median | successes.latency.time_per_output_token.mean",
-        unit=1.0,
+        times={
+            "prefill": "successes.latency.time_to_first_token.median | successes.latency.time_to_first_token.mean",
+            "decode": "successes.latency.time_per_output_token.median | successes.latency.time_per_output_token.mean",
+        },
         cap="load_summary.concurrency",
         unstreamed="; measure with `streaming: true` in the tool's `api` settings",
     ),
@@ -144,11 +151,11 @@ _SERVING = Format(
     has=("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms"),
     more=_of_server,
     figures=Client(
-        prompt_tokens="total_input_tokens / completed",
+        prompt_len="total_input_tokens / completed",
         new_tokens="total_output_tokens / completed",
         output_per_s="total_output_tokens / duration",
-        ttft="median_ttft_ms | mean_ttft_ms",
-        tpot="median_tpot_ms | mean_tpot_ms",
+        times={"prefill": "median_ttft_ms | mean_ttft_ms", "decode": "median_tpot_ms | mean_tpot_ms"},
+        unit=1e-3,
         itl="median_itl_ms | mean_itl_ms",
         cap="max_concurrency",
         acceptance="accept_length | spec_decode_acceptance_length | unspeculated",
@@ -169,11 +176,11 @@ _SERVING = Format(
 )
 
 _TRTLLM_CLIENT = Client(
-    prompt_tokens="prompt_len",
+    prompt_len="prompt_len",
     new_tokens="new_tokens",
     output_per_s="performance.system_output_throughput_tok_s",
-    ttft="streaming_metrics.avg_ttft_ms",
-    tpot="streaming_metrics.avg_tpot_ms",
+    times={"prefill": "streaming_metrics.avg_ttft_ms", "decode": "streaming_metrics.avg_tpot_ms"},
+    unit=1e-3,
     acceptance="acceptance",
     groups="world_info.pp_size",
 )
@@ -206,7 +213,7 @@ def _of_trtllm(report: Record) -> Record:
     differs = promised is not None and [int(each) for each in promised.groups()] != [round(prompt), round(new)]
     though = f", though the dataset is called {dataset}" if differs else ""
     gpus, stages = (whole_at(report, f"world_info.{name}") for name in ("tp_size", "pp_size"))
-    is_streamed = number_at(report, _TRTLLM_CLIENT.tpot) is not None
+    is_streamed = number_at(report, _TRTLLM_CLIENT.times["decode"]) is not None
     paths = "decoding_stats.acceptance_length | decoding_stats.acceptance_length_percentiles.average"
     per_ms = needed(report, rate) / 1e3
     in_flight = per_ms * needed(report, "performance.avg_request_latency_ms | performance.total_latency_ms")

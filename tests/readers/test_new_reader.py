@@ -27,11 +27,11 @@ LOADS = Format(
     tool="toyload",
     has=("requests",),
     figures=Client(
-        prompt_tokens="tokens_in / requests",
+        prompt_len="tokens_in / requests",
         new_tokens="tokens_out / requests",
         output_per_s="tokens_out / elapsed_s",
-        ttft="ttft_ms.median | ttft_ms.mean",
-        tpot="tpot_ms.median | tpot_ms.mean",
+        times={"prefill": "ttft_ms.median | ttft_ms.mean", "decode": "tpot_ms.median | tpot_ms.mean"},
+        unit=1e-3,
     ),
 )
 
