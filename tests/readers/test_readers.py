@@ -92,19 +92,6 @@ def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
     assert decode.time.value == pytest.approx(0.0185546875)
 
 
-@pytest.mark.parametrize(
-    ("name", "config", "cap"),
-    [
-        # docs.nvidia.com/aiperf, export schema 1.3; genai-perf's own tests have the second.
-        ("aiperf.json", {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}, 2),
-        ("genai-perf.json", {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}, 32),
-    ],
-)
-def test_other_versions_have_their_concurrency_elsewhere(name: str, config: object, cap: int, tmp_path: Path) -> None:
-    file, other = read_foreign(changed(tmp_path / name, name, {"input_config": config})), read_foreign(FILES / name)
-    assert (file.tool, file.settings["model's name"], file.figures[1].cap) == (other.tool, "m", cap)
-
-
 def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
     """GuideLLM has no latency between tokens for one token, or without streaming; counts of 0 are unknown shapes."""
     path = tmp_path / "g.json"
@@ -127,26 +114,6 @@ def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
 
 
-def optimum(path: Path, **changes: dict[str, object]) -> Path:
-    """optimum-benchmark's file with other values in parts of its configuration."""
-    config = record("optimum.json")["config"]
-    return changed(path, "optimum.json", {"config": config | {name: config[name] | changes[name] for name in changes}})
-
-
-@pytest.mark.parametrize(
-    ("gpus", "device", "named"),
-    [
-        (["NVIDIA L4"] * 8, "cuda", "NVIDIA L4"),
-        (["NVIDIA L4", "Tesla T4"], "cuda", "NVIDIA L4, Tesla T4"),
-        (["NVIDIA L4"], "cpu", "AMD EPYC"),
-    ],
-)
-def test_the_gpus_of_optimum_benchmark_are_a_list(gpus: list[str], device: str, named: str, tmp_path: Path) -> None:
-    """It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus)."""
-    file = read_foreign(optimum(tmp_path / "f", environment={"gpu": gpus}, backend={"device": device}))
-    assert file.settings["device"] == named
-
-
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     content = record("genai-perf.json")
@@ -166,6 +133,24 @@ ONE_PER_S |= {"total_input_tokens": 153600, "total_output_tokens": 38400}
 # 20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed.
 FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959_400, "accept_length": None}
 UNSAID = {"accept_length": None}
+
+
+def optimum(**parts: dict[str, object]) -> dict[str, object]:
+    """The configuration of optimum-benchmark's file with other values in parts of it."""
+    config = record("optimum.json")["config"]
+    return {"config": config | {name: config[name] | changes for name, changes in parts.items()}}
+
+
+def on(device: str, *gpus: str) -> dict[str, object]:
+    return optimum(environment={"gpu": gpus}, backend={"device": device})
+
+
+def answers(**options: int) -> dict[str, object]:
+    return optimum(scenario={"generate_kwargs": {"max_new_tokens": 16, **options}})
+
+
+LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
+PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
 
 
 @pytest.mark.parametrize(
@@ -194,6 +179,19 @@ UNSAID = {"accept_length": None}
          {"step_tokens": 1.0}, ""),
         # The file names six drafted tokens.
         ("sglang-mtp.jsonl", {}, "decode", {"query_tokens": 6.0}, "processes 6"),
+        # 10 ms per token of 2.5 per step.
+        ("vllm-serve.json", {"median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}, "decode",
+         {"seconds": 25e-3}, "gives 2.5 tokens"),
+        # Other versions have it elsewhere: docs.nvidia.com/aiperf, export schema 1.3; genai-perf's own tests.
+        ("aiperf.json", {"input_config": LOADGEN}, "decode", {"cap": 2, "model's name": "m"}, ""),
+        ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
+        # It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus).
+        ("optimum.json", on("cuda", *["NVIDIA L4"] * 8), "decode", {"device": "NVIDIA L4"}, ""),
+        ("optimum.json", on("cuda", "NVIDIA L4", "Tesla T4"), "decode", {"device": "NVIDIA L4, Tesla T4"}, ""),
+        ("optimum.json", on("cpu", "NVIDIA L4"), "decode", {"device": "AMD EPYC"}, ""),
+        # Two prompts with four beams, or answers, each run as eight sequences from the prefill on.
+        ("optimum.json", answers(num_beams=4), "prefill", {"batch_size": 8}, "as 4 sequences"),
+        ("optimum.json", answers(num_return_sequences=4), "decode", {"batch_size": 8, "seconds": 1.19}, "as 4"),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),
@@ -202,21 +200,12 @@ UNSAID = {"accept_length": None}
 def test_what_a_figure_is_follows_from_several_keys(
     name: str, changes: dict[str, object], covers: str, expected: dict[str, object], note: str, tmp_path: Path
 ) -> None:
-    found = read_foreign(changed(tmp_path / "f", name, changes)).figures
-    figure = next(figure for figure in found if figure.covers == covers)
-    assert note in " ".join(figure.notes)
-    for size, value in expected.items():
-        actual = figure.time.value if size == "seconds" else getattr(figure, size)
-        assert actual == (value if value is None else pytest.approx(value, rel=1e-3)), size
-
-
-@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
-def test_beams_and_answers_are_sequences(name: str, tmp_path: Path) -> None:
-    """Two prompts with four beams each run as eight sequences from the prefill on."""
-    options = record("optimum.json")["config"]["scenario"]["generate_kwargs"]
-    found = read_foreign(optimum(tmp_path / "f", scenario={"generate_kwargs": options | {name: 4}})).figures
-    assert [(figure.covers, figure.batch_size) for figure in found] == [("prefill", 8), ("decode", 8)]
-    assert found[1].time.value == pytest.approx(figures("optimum.json")[1].time.value)
+    file = read_foreign(changed(tmp_path / "f", name, changes))
+    figure = next(figure for figure in file.figures if figure.covers == covers)
+    assert (file.tool, note in " ".join(figure.notes)) == (read_foreign(FILES / name).tool, True)
+    for what, value in expected.items():
+        found = figure.time.value if what == "seconds" else file.settings.get(what) or getattr(figure, what)
+        assert found == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), what
 
 
 BROKEN = {
