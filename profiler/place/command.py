@@ -58,6 +58,11 @@ class _Setup:
     stages: int
     """Groups of them that take turns: they add memory, not speed."""
 
+    link: Link | None
+    """Between the GPUs that share each step."""
+    rank: ModelWork | None
+    """The work of one of them; None if it is not known."""
+
     @property
     def room_bytes(self) -> float | None:
         """Bytes that a model may take of all GPUs; None if they are unknown."""
@@ -77,6 +82,11 @@ class _Setup:
         batch, once = figure.batch_size or 1, figure.cached_once
         cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=once))
         return self.weight_bytes(figure) + width * cache
+
+    def fits(self, figure: Figure) -> bool:
+        """Whether they have room, or need none."""
+        room = self.room_bytes
+        return room is None or figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * room
 
 
 def place(
@@ -119,15 +129,14 @@ def place(
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_roofs(counted.work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
-    setup = _Setup(file, counted, quant, dtype, under, sheet.gpu if sheet else under.device, gpus, stages)
-    figures = [_completed(setup, figure) for figure in figures]
     messages = _link(sheet, gpus, link)
     rank, unknown_link = _rank(source, gpus) if messages else (None, "")
+    name = sheet.gpu if sheet else under.device
+    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
+    figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
-    rows = [
-        placed(figure, *floor, _fits(setup, figure))
-        for figure, floor in zip(figures, _floors(setup, figures, widths, messages, rank), strict=True)
-    ]
+    floors = zip(figures, _floors(setup, figures, widths), strict=True)
+    rows = [placed(figure, *floor, setup.fits(figure)) for figure, floor in floors]
     warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
@@ -264,11 +273,7 @@ def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
 
 
 def _floors(
-    setup: _Setup,
-    figures: Sequence[Figure],
-    widths: Sequence[tuple[float, float]],
-    link: Link | None,
-    rank: ModelWork | None,
+    setup: _Setup, figures: Sequence[Figure], widths: Sequence[tuple[float, float]]
 ) -> list[tuple[float, float, float | None]]:
     """(compute-bound, memory-bound, messages') least seconds of what each figure covers; None: they are not known.
 
@@ -292,15 +297,11 @@ def _floors(
     )
     compute_s, memory_s = (prefills * one + steps * other for one, other in zip(first, each, strict=True))
     link_s: Sequence[float | None] = [None] * len(figures)
-    if rank and link:
-        first_s, each_s = (collectives_s(rank, step, ExecutionPath(), link) for step in (prefill, decode))
+    if setup.rank and setup.link:
+        messages_s = (collectives_s(setup.rank, step, ExecutionPath(), setup.link) for step in (prefill, decode))
+        first_s, each_s = messages_s
         link_s = (prefills * first_s + steps * each_s).tolist()
     return list(zip(compute_s.tolist(), memory_s.tolist(), link_s, strict=True))
-
-
-def _fits(setup: _Setup, figure: Figure) -> bool:
-    room = setup.room_bytes
-    return room is None or figure.held.weights_on_host or setup.needed_bytes(figure) <= _FULLEST * room
 
 
 def _doubts(
