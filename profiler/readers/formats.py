@@ -189,8 +189,8 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
             return value
         if isinstance(value, list) and value:
             time = measured(median(number_of(item, path) for item in value), path, values=value)
-        elif not isinstance(value, list) and number_at(record, path):
-            time = measured(value, path)
+        elif not isinstance(value, list) and (number := number_at(record, path)):
+            time = Measured(number) if " / " in path else measured(value, path)
         else:
             continue
         return time.times(SECONDS.get(str(inner(record, f"{path.rpartition('.')[0]}.unit")), unit))

@@ -18,7 +18,7 @@ BATCHES = Format(
         batch_size="toy.batch",
         prompt_len="toy.tokens_in",
         new_tokens="toy.tokens_out",
-        times={"prefill": "first_ms", "decode": "step_ms"},
+        times={"prefill": "prompts_ms / prompts", "decode": "step_ms"},
         unit=1e-3,
     ),
     settings={"model's name": "toy.model"},
@@ -42,9 +42,9 @@ def with_toys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_its_figures_are_read_by_paths_of_keys(tmp_path: Path) -> None:
-    """Repetitions of 19, 20 and 24 ms have a median of 20 ms."""
+    """500 ms for ten prompts are 50 ms each. Repetitions of 19, 20 and 24 ms have a median of 20 ms."""
     toy = {"batch": 2, "tokens_in": 64, "tokens_out": 8, "model": "m"}
-    (tmp_path / "f").write_text(json.dumps({"toy": toy, "first_ms": 50, "step_ms": [20, 19, 24]}))
+    (tmp_path / "f").write_text(json.dumps({"toy": toy, "prompts_ms": 500, "prompts": 10, "step_ms": [20, 19, 24]}))
     file = read_foreign(tmp_path / "f")
     found = [(figure.covers, figure.batch_size, figure.prompt_len, figure.new_tokens) for figure in file.figures]
     assert (file.tool, file.settings) == ("toybench", {"model's name": "m"})
