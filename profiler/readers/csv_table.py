@@ -58,8 +58,7 @@ def _figure(row: Record) -> Figure:
 
 CSV_TABLE = Format(
     tool="table",
-    has=("batch_size", "prompt_len"),
-    any_of=("latency_s", "tokens_per_s"),
+    has=("batch_size", "prompt_len", "latency_s | tokens_per_s"),
     known="status|phase|batch_size|prompt_len|context_len|new_tokens|latency_s|tokens_per_s|repeats|samples_s"
     "|bits_per_weight|tokens_per_step",
     records=lambda source: [{**row, "row": number} for number, row in enumerate(source.records, 1)],

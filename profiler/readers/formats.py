@@ -43,8 +43,6 @@ class Format:
     """Its name in messages."""
     has: Collection[str]
     """Paths of keys that its first record has, whatever their values."""
-    any_of: Collection[str] = ()
-    """Paths of keys of which its first record has at least one."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The keys of columns that a table calls otherwise."""
     known: str = ""
@@ -70,8 +68,7 @@ class Format:
     def knows(self, source: Source) -> bool:
         """Whether a source is of this kind."""
         first = self._renamed(source.records)[0]
-        is_any = not self.any_of or any(has(first, path) for path in self.any_of)
-        return is_any and all(has(first, path) for path in self.has)
+        return all(has(first, paths) for paths in self.has)
 
     def read(self, sources: Sequence[Source]) -> ForeignFile:
         """The content of a file's sources of this kind. Raises RequestError for a broken one.

@@ -41,6 +41,7 @@ def _concurrency(record: Record) -> Record:
 
 # Its `concurrency` is a cap. `effective_decode_concurrency` is the time-averaged number of requests in decode
 # (docs.nvidia.com/aiperf/reference/effective-vs-active-metrics). Older versions, and genai-perf, have other paths.
+_OF_GENAI_PERF = "input_config.perf_analyzer | input_config.formatted_model_name"
 _AIPERF = Format(
     tool="AIPerf",
     has=("request_throughput", "request_latency.unit", "output_token_throughput"),
@@ -286,8 +287,7 @@ def _of_optimum(record: Record) -> Record:
 # benchmark.json and benchmark_report.json (optimum_benchmark/benchmark/report.py); the second has no configuration.
 _OPTIMUM = Format(
     tool="optimum-benchmark",
-    has=(),
-    any_of=("report.prefill.latency", "report.decode.latency", "prefill.latency", "decode.latency"),
+    has=("report.prefill.latency | report.decode.latency | prefill.latency | decode.latency",),
     records=lambda source: [source.only],
     more=_of_optimum,
     figures=Steps(
@@ -459,7 +459,7 @@ _TRANSFORMERS = Format(
 JSON_TOOLS = (
     _OPTIMUM,
     _GUIDELLM,
-    replace(_AIPERF, tool="genai-perf", any_of=("input_config.perf_analyzer", "input_config.formatted_model_name")),
+    replace(_AIPERF, tool="genai-perf", has=(*_AIPERF.has, _OF_GENAI_PERF)),
     _AIPERF,
     _INFERENCE_PERF,
     _TRTLLM,
@@ -468,8 +468,8 @@ JSON_TOOLS = (
     _TRANSFORMERS,
     _VLLM_LATENCY,
     _VLLM_THROUGHPUT,
-    replace(_SERVING, tool="vllm bench sweep", any_of=("run_number",), repeated=True),
-    replace(_SERVING, tool="SGLang bench_serving", any_of=("random_input_len", "sharegpt_output_len")),
+    replace(_SERVING, tool="vllm bench sweep", has=(*_SERVING.has, "run_number"), repeated=True),
+    replace(_SERVING, tool="SGLang bench_serving", has=(*_SERVING.has, "random_input_len | sharegpt_output_len")),
     _SERVING,
 )
 """Every kind of JSON file that is read by paths of keys; the more specific first."""

@@ -90,8 +90,7 @@ def _cell(row: Record, names: Sequence[str]) -> Measured | None:
 
 _TABLE = Format(
     tool="llama-benchy",
-    has=("test",),
-    any_of=_OWN,
+    has=("test", " | ".join(_OWN)),
     columns={"test_name": "test"}
     | {f"{short}_mean": name for short, name in _CSV.items()}
     | {f"{short}_std": f"{name} std" for short, name in _CSV.items()},
@@ -106,7 +105,6 @@ LLAMA_BENCHY = (
     replace(
         _TABLE,
         has=("latency_mode", "benchmarks"),
-        any_of=(),
         known="",
         records=_as_table,
         settings={"model's name": "model", "llama-benchy": "version"},

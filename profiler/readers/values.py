@@ -122,15 +122,17 @@ def inner(record: object, path: str) -> Any:
     return value
 
 
-def has(record: Record, path: str) -> bool:
-    """Whether a record has a key at a path, whatever its value."""
-    parent, _, name = path.rpartition(".")
-    found = inner(record, parent) if parent else record
-    return any(isinstance(item, Mapping) and name in item for item in (found if isinstance(found, list) else [found]))
+def has(record: Record, paths: str) -> bool:
+    """Whether a record has a key at one of `paths`, which have ` | ` between them, whatever its value."""
+    for parent, _, name in (path.rpartition(".") for path in paths.split(" | ")):
+        found = inner(record, parent) if parent else record
+        if any(isinstance(item, Mapping) and name in item for item in (found if isinstance(found, list) else [found])):
+            return True
+    return False
 
 
 def first_of(record: Record, paths: str) -> Any:
-    """The first value at one of `paths`, which have ` | ` between them, that is not empty; None without one."""
+    """The first value at one of `paths` that is not empty; None without one."""
     return next(
         (value for path in paths.split(" | ") if (value := inner(record, path)) not in (None, "", [], {})), None
     )
