@@ -78,17 +78,19 @@ class Format:
         """
         if fault := next((source.fault for source in sources if source.fault), ""):
             raise RequestError(fault)
-        records: list[Record] = []
+        records, remarks = [], []
         for number, source in enumerate(sources, 1):
-            results = self.records(replace(source, records=self._renamed(source.records)))
-            records += [{**result, "table": number, **self.more(result)} for result in results]
+            for result in self.records(replace(source, records=self._renamed(source.records))):
+                more = self.more(result)
+                remarks.append(more.get("remark"))
+                records.append({**result, "table": number, **more})
         shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
         gpus, *others = dict.fromkeys((whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records)
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
-        remarks = [*(record.get("remark") for record in records), *(each for own in sources for each in own.remarks)]
+        remarks += [remark for source in sources for remark in source.remarks]
         names = [name for name in sources[0].records[0] if name and name not in self.columns] if self.known else []
         if unknown := [escaped(name) for name in names if not re.fullmatch(self.known, name)]:
             remarks.insert(0, f"columns that are not read: {', '.join(unknown)}.")
