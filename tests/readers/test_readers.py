@@ -116,11 +116,8 @@ def test_a_whole_decode_loop_is_divided_into_steps() -> None:
 
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
-    content = record("genai-perf.json")
-    content["time_to_first_token"] = content["request_latency"]
-    del content["inter_token_latency"]
-    path = tmp_path / "genai.json"
-    path.write_text(json.dumps(content))
+    whole = record("genai-perf.json")["request_latency"]
+    path = changed(tmp_path / "f", "genai-perf.json", {"time_to_first_token": whole, "inter_token_latency": None})
     with pytest.raises(RequestError, match="without --streaming"):
         read_foreign(path)
 
