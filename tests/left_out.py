@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
@@ -62,39 +61,6 @@ def coverages_again() -> tuple[Coverage, ...]:
         counts = (len(figures), len(publishers), len(checked), inside)
         rows.append(Coverage(kind, format_, phase, *counts, round(width, 2)))
     return tuple(rows)
-
-
-def as_published_again() -> list[float]:
-    """Distances |log| of compiled decode figures from the median figure of other engines or sources.
-
-    Compares figures of the same GPU, model, format and batch that stream nearly as many bytes. No fit to GPUs and
-    models can be closer than these.
-    """
-    distances: list[float] = []
-    decodes = [point for point in published() if point.kind == "compiled" and point.phase == "decode"]
-    for point in decodes:
-        replicas = [
-            math.log(other.latency_s / _bytes(other))
-            for other in decodes
-            if _cell(other) == _cell(point)
-            and (other.engine, other.source) != (point.engine, point.source)
-            and abs(math.log(_bytes(other) / _bytes(point))) < _MOST_LOG_BYTES
-        ]
-        if replicas:
-            distances.append(abs(math.log(point.latency_s / _bytes(point)) - statistics.median(replicas)))
-    return distances
-
-
-_MOST_LOG_BYTES = 0.1
-"""Two figures stream nearly as many bytes if the log of their ratio is below this."""
-
-
-def _cell(point: PublishedFigure) -> tuple[str, str, str, int]:
-    return point.gpu, point.model, point.format, point.batch
-
-
-def _bytes(point: PublishedFigure) -> float:
-    return point.weight_bytes + point.kv_bytes
 
 
 def main() -> None:

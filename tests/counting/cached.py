@@ -1,6 +1,7 @@
 """Compare what the walk says that a sequence keeps with the tensors in the cache of a small model that has run.
 
-`python tests/counting/cached.py` measures all causal and image-text types and writes the committed tables again.
+`python tests/counting/cached.py` measures all causal and image-text types and writes the committed tables again. It
+also builds every image-text type on meta, as `count` does.
 """
 
 from __future__ import annotations
@@ -10,22 +11,39 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pictures
 import scoreboard
 import torch
 import transformers
 from shrink import configs
+from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from profiler.counting.walk import walk
 from profiler.loading.cache_argument import cache_of
-from profiler.loading.meta_model import quiet_libraries
+from profiler.loading.meta_model import build_on_meta, quiet_libraries
 
 TABLE = Path(__file__).with_name("cached.csv")
 PICTURES = Path(__file__).with_name("pictures_cached.csv")
 """Of the image-text types, for prompts without pictures."""
+BUILT = Path(__file__).with_name("pictures.csv")
 BATCHES = (1, 3)
 LENGTHS = (4, 20)
 """Tokens of a prompt: within the windows of the small configs, and beyond them."""
+
+
+def picture_types() -> list[str]:
+    return sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+
+
+def built(model_type: str) -> tuple[str, str]:
+    """Return (`built`, the parts that a step of text does not run) or (`not built`, the reason)."""
+    try:
+        with quiet_libraries(), warnings.catch_warnings(), scoreboard.time_limit():
+            warnings.simplefilter("ignore")
+            work = walk(build_on_meta(AutoConfig.for_model(model_type), torch.bfloat16))
+    except Exception as error:
+        return "not built", scoreboard.reason(error)
+    return "built", "; ".join(work.not_run)
 
 
 def score(model_type: str) -> tuple[str, str]:
@@ -88,4 +106,5 @@ def cached_tensors(cache: object) -> list[torch.Tensor]:
 
 if __name__ == "__main__":
     scoreboard.write_table(TABLE, scoreboard.types(), score)
-    scoreboard.write_table(PICTURES, pictures.types(), score)
+    scoreboard.write_table(PICTURES, picture_types(), score)
+    scoreboard.write_table(BUILT, picture_types(), built)

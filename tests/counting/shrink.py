@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
+from pathlib import Path
 from typing import Any
 
-from realistic import PUBLISHED
 from transformers import AutoConfig
 
+PUBLISHED: dict[str, list[dict[str, Any]]] = json.loads(Path(__file__).with_name("realistic.json").read_text())
+"""Configs with the proportions of published models, for types whose defaults hide what differs between layers."""
 HEADS = 4
 HEAD_DIM = 16
 SIZES = {

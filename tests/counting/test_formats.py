@@ -1,21 +1,33 @@
-"""The stored bytes planned on meta are exactly those of the loaded model."""
+"""Stored bytes: planned on meta they are those of the loaded model, also in files that other libraries wrote."""
 
 from __future__ import annotations
 
-import numpy as np
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from loaded import on_meta, walked
+from loaded import loaded, on_meta, walked
 from machines import CPU
+from safetensors.torch import save_file
 from simulated import four_bit
+from small_models import small_model
+from torch import nn
 
-from profiler.counting.memory_need import cache_bytes, memory_need
+from profiler.counting.count import count
+from profiler.counting.operators import Experts, Linear
 from profiler.counting.walk import walk
-from profiler.facts.operators import Cause
-from profiler.facts.step import ExecutionPath, Step, StoredWeight
+from profiler.device.memory import storage_bytes
+from profiler.facts.step import Step, StoredWeight
+from profiler.loading.config import load_config
+from profiler.loading.device_map import planned_weight_bytes
+from profiler.loading.meta_model import build_on_meta
+from profiler.loading.source import resolve
 from profiler.quant.bitsandbytes import dense_rows
 from profiler.quant.registry import QuantOptions
-from profiler.quant.storage import stored
+from profiler.quant.storage import conversion_calls, stored
 
 pytestmark = pytest.mark.cpu
 
@@ -46,48 +58,6 @@ def test_a_cpu_with_a_fused_kernel_has_smaller_scales(
     assert stored(anywhere).weight_bytes == library_bytes, "without a device, the layout is that of the library"
 
 
-def test_double_quantisation_is_4_127_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4 + 8/64 + 32/(64 x 256) bits, and about a kilobyte of code book per matrix."""
-    from bitsandbytes.nn import LinearNF4
-
-    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
-    real, planned = (LinearNF4(2048, 1024, bias=False, device=device).to(device) for device in ("cpu", "meta"))
-    real.compute_dtype = planned.compute_dtype = torch.bfloat16
-    assert real.weight.bnb_quantized
-    assert stored(real).weight_bytes == stored(planned).weight_bytes
-    code_books = (16 + 256 + 1) * 4
-    assert (stored(real).weight_bytes - code_books) * 8 / (2048 * 1024) == pytest.approx(4.126953, abs=1e-6)
-
-
-def test_cache_and_peak() -> None:
-    """Llama-2-7B caches 524,288 bytes per token, 2 GiB at 4096. Mistral v0.1's window of 4096 keeps 4095."""
-    llama, llama3 = walked("llama-2-7b"), walked("llama-3.1-8b")
-    assert cache_bytes(llama, 1, 4096) == 2 * 2**30
-    assert cache_bytes(walked("mistral-7b-v0.1"), 2, 30_000) == 2 * 4095 * 131_072
-    weights = 13_476_831_232
-    peak = memory_need(llama, weights, Step(8, 2048, 0), 32, ExecutionPath()).peak_bytes
-    cache = 8 * 2080 * 524_288
-    # To weights and cache, the MLP adds gate, up and their product, and four hidden states.
-    widest = 8 * 2048 * (3 * 11008 + 4 * 4096) * 2
-    assert peak == pytest.approx(weights + cache + widest, rel=0.001)
-    # Llama-3.1's logits for all of 8 x 2048 positions are 4.2 GB of bfloat16, made from 0.13 GB of hidden states.
-    one = memory_need(llama3, 0, Step(8, 2048, 0), 32, ExecutionPath()).peak_bytes
-    every = memory_need(llama3, 0, Step(8, 2048, 0), 32, ExecutionPath(all_logits=True)).peak_bytes
-    cache = cache_bytes(llama3, 8, 2080)
-    assert every == pytest.approx(cache + 8 * 2048 * (4096 + 128_256) * 2, rel=0.001)
-    assert every > one
-
-
-def test_a_kernel_that_is_fused_again_from_some_rows_on() -> None:
-    """For 11008 inputs and 4096 outputs, bitsandbytes 0.50 on an A100 is dense at 6 and 7 rows and from 17 on."""
-    weight = StoredWeight("nf4", 11008, 4096, 1, 0, torch.bfloat16, dense_from_rows=6, fused_rows=((8, 16),))
-    rows = [5, 6, 7, 8, 16, 17, 1537]
-    copied = weight.conversion_bytes(np.array(rows), torch.bfloat16, 0)[Cause.DEQUANTISATION]
-    copy = 2 * 2 * 11008 * 4096
-    assert copied.tolist() == [0, copy, copy, 0, 0, copy, copy]
-    assert [bool(weight.writes_dense_copy(each)) for each in rows] == [bool(each) for each in copied]
-
-
 A100, T4 = (108, 8, 0), (40, 7, 5)
 
 
@@ -111,3 +81,235 @@ def test_bitsandbytes_own_table_is_not_monotone(
     weight = StoredWeight("nf4", ins, outs, 1, 0, dtype, dense_from_rows=rows.dense_from, fused_rows=rows.fused)
     assert {each for each in range(1, always_from) if weight.writes_dense_copy(each)} == dense
     assert rows.always_from == always_from
+
+
+GROUPS_OF_128 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
+W4A16 = {
+    "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
+    "ignore": ["lm_head"], "config_groups": {"group_0": {"targets": ["Linear"], "weights": GROUPS_OF_128}},
+}  # fmt: skip
+
+
+def llama() -> Any:
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_key_value_heads": 4}
+    return small_model("Llama", **sizes, num_hidden_layers=1).to(torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def compressed_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A W4A16 checkpoint, compressed and saved by compressed-tensors."""
+    compressors = pytest.importorskip("compressed_tensors.compressors")
+    from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
+
+    model = llama()
+    apply_quantization_config(model, QuantizationConfig.model_validate(copy.deepcopy(W4A16)))
+    for module in model.modules():
+        if hasattr(module, "weight_scale"):
+            groups = module.weight.reshape(module.weight.shape[0], -1, 128)
+            module.weight_scale.data = (groups.float().abs().amax(-1) / 7.5).to(module.weight_scale.dtype)
+    compressor = compressors.ModelCompressor.from_pretrained_model(model, quantization_format="pack-quantized")
+    compressor.compress_model(model)
+    weight = stored(model.model.layers[0].self_attn.q_proj)
+    # 4 bits per weight, a bfloat16 scale per group of 128, and the two int64 of its shape.
+    assert weight.weight_bytes == 256 * 256 // 2 + 256 * 2 * 2 + 2 * 8
+    assert weight.format == "packed"
+    folder = tmp_path_factory.mktemp("models") / "w4a16"
+    model.save_pretrained(folder)
+    compressor.update_config(str(folder))
+    return folder
+
+
+def test_compressed_tensors_are_counted_as_they_run(compressed_folder: Path) -> None:
+    """transformers unpacks them in the first forward pass, so a decode step reads 16 bits per weight, not 4."""
+    model = loaded(compressed_folder, torch.bfloat16)
+    work = walk(model.module)
+    assert all(op.weight.bits_per_weight == 16 for op in work.of_kind(Linear))
+    assert model.unpacked_from == "compressed-tensors"
+    assert work.work(Step(1, 1, 8)).weight_bytes == walked(str(compressed_folder)).work(Step(1, 1, 8)).weight_bytes
+    shown = count(str(compressed_folder))
+    assert shown.published is None
+    assert shown.note.startswith("the weights are stored as compressed-tensors, and counted as transformers runs them")
+
+
+def planned(card: str, **quantization: Any) -> Any:
+    config = load_config(resolve(card))
+    config.quantization_config = quantization
+    return build_on_meta(config, torch.bfloat16)
+
+
+def stored_bytes(module: nn.Module) -> int:
+    """Return the bytes in a checkpoint: everything except the rotary tables, which are computed."""
+    return storage_bytes(
+        [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if "inv_freq" not in name)]
+    )
+
+
+@pytest.mark.parametrize(("group_size", "file_gb"), [(64, 4.02), (32, 4.28)])
+def test_gptq_is_planned_to_the_size_of_the_published_files(group_size: int, file_gb: float) -> None:
+    """TheBloke/Llama-2-7B-Chat-GPTQ lists 4.02 GB for 4 bits in groups of 64, and 4.28 GB in groups of 32."""
+    module = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=group_size, desc_act=True)
+    dense_bytes = storage_bytes([module.lm_head.weight, module.model.embed_tokens.weight])
+    assert dense_bytes == 2 * 32000 * 4096 * 2
+    assert stored_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005)
+    assert planned_weight_bytes(module) / 1e9 == pytest.approx(file_gb, rel=0.005), "integers in buffers, too"
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (6_738_415_616, 1.0)
+
+
+def test_awq_has_no_group_index() -> None:
+    """4 + 16/128 + 4/128 = 4.15625 bits per weight (arXiv:2306.00978, group size 128); GPTQ adds 32 bits per input."""
+    awq = planned("mistral-7b-v0.1", quant_method="awq", bits=4, group_size=128, zero_point=True, version="gemm")
+    weight = stored(awq.model.layers[0].self_attn.k_proj)
+    assert (weight.format, weight.bits_per_weight) == ("awq", 4.15625)
+    gptq = planned("mistral-7b-v0.1", quant_method="gptq", bits=4, group_size=128)
+    assert stored(gptq.model.layers[0].self_attn.k_proj).bits_per_weight == 4.15625 + 32 / 1024
+
+
+def test_dense_weights_of_a_packed_checkpoint() -> None:
+    module = planned("mixtral-8x7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=["gate"])
+    assert module.model.layers[0].mlp.gate.weight.dtype == torch.bfloat16
+    assert stored(module.model.layers[0].self_attn.q_proj).format == "awq"
+    # Patterns of GPTQModel (`dynamic`), and of transformers (a trailing dot, any layer).
+    dynamic = {"-:.*attn.*": {}, "+:.*down_proj.*": {"bits": 8}}
+    chosen = planned("llama-2-7b", quant_method="gptq", bits=4, group_size=128, dynamic=dynamic).model.layers[0]
+    assert isinstance(chosen.self_attn.q_proj, nn.Linear)
+    assert [stored(part).bits_per_weight // 1 for part in (chosen.mlp.up_proj, chosen.mlp.down_proj)] == [4, 8]
+    parts = ["model.layers.0.", "model.layers.*.self_attn"]
+    kept = planned("llama-2-7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=parts).model.layers
+    assert isinstance(kept[0].mlp.up_proj, nn.Linear)
+    assert isinstance(kept[1].self_attn.q_proj, nn.Linear)
+    assert stored(kept[1].mlp.up_proj).format == "awq"
+    only = planned(
+        "llama-2-7b", quant_method="gptq", bits=4, group_size=-1, modules_in_block_to_quantize=[["mlp.up_proj"]]
+    )
+    layer = only.model.layers[0]
+    assert isinstance(layer.mlp.down_proj, nn.Linear)
+    # One group per column: a scale and a zero point per output, and a group index per input.
+    assert stored(layer.mlp.up_proj).weight_bytes == 4096 * 11008 // 2 + 11008 * 2 + 11008 // 2 + 4096 * 4
+
+
+def test_experts_of_a_packed_checkpoint_are_packed() -> None:
+    """Mixtral's 8 experts of 4096 x 14336 in AWQ: 4 bits, and per group of 128 a float16 scale and a 4-bit zero."""
+    counted = walk(planned("mixtral-8x7b", quant_method="awq", bits=4, group_size=128, modules_to_not_convert=["gate"]))
+    assert (counted.params, counted.coverage) == (46_702_792_704, 1.0)
+    [experts] = [op for op in counted.operators if isinstance(op, Experts)]
+    assert experts.expert_bytes == 3 * 4096 * 14336 * (4 + (16 + 4) / 128) / 8
+
+
+def test_mxfp4_is_planned_to_the_size_of_the_published_checkpoint() -> None:
+    """12.8 GiB for gpt-oss-20b (gpt-oss model card, arXiv:2508.10925, table 1), at 4.25 bits per expert weight."""
+    module = planned("gpt-oss-20b", quant_method="mxfp4")
+    assert stored_bytes(module) / 2**30 == pytest.approx(12.8, abs=0.05)
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (20_914_757_184, 1.0)
+    [experts] = [op for op in counted.operators if isinstance(op, Experts)]
+    assert experts.matrices == ((2880, 5760), (2880, 2880))
+    weights = sum(ins * outs for ins, outs in experts.matrices)
+    biases = 2 * (5760 + 2880)
+    assert (experts.expert_bytes - biases) * 8 / weights == 4.25
+
+
+def test_experts_in_tritons_layout_count_as_in_the_checkpoint() -> None:
+    """On a GPU with triton's kernels, transformers removes the blocks from the parameters after loading."""
+    from transformers.integrations.mxfp4 import Mxfp4GptOssExperts
+
+    in_layout = on_meta("gpt-oss-20b")
+    for name, _ in [pair for pair in in_layout.named_modules() if pair[0].endswith(".experts")]:
+        with torch.device("meta"):
+            experts = Mxfp4GptOssExperts(in_layout.config).to(torch.bfloat16)
+        del experts._parameters["gate_up_proj"], experts._parameters["down_proj"]
+        experts.gate_up_proj = experts.down_proj = object()
+        in_layout.set_submodule(name, experts)
+    counted, expected = walk(in_layout), walked("gpt-oss-20b")
+    assert (counted.params, counted.coverage) == (expected.params, 1.0) == (20_914_757_184, 1.0)
+    found, step = (work.work(Step(1, 1, 512)) for work in (counted, expected))
+    assert (found.model_bytes, found.model_flops) == (step.model_bytes, step.model_flops)
+
+
+def test_fp8_experts_multiply_weights_and_not_scales() -> None:
+    """Qwen/Qwen3-30B-A3B-FP8 has the FLOPs and parameters of bf16, with 8 bits and a float32 per block of 128 x 128."""
+    fp8 = walk(planned("qwen3-30b-a3b", quant_method="fp8", weight_block_size=[128, 128]))
+    dense = walked("qwen3-30b-a3b")
+    step = Step(1, 1, 512)
+    assert (fp8.params, fp8.coverage) == (dense.params, 1.0) == (30_532_122_624, 1.0)
+    assert fp8.work(step).model_flops == dense.work(step).model_flops
+    [experts] = [op for op in fp8.operators if isinstance(op, Experts)]
+    assert experts.matrices == ((2048, 1536), (768, 2048))
+    assert experts.expert_bytes == (2048 * 1536 + 768 * 2048) + 4 * (16 * 12 + 6 * 16)
+
+
+def test_packed_gguf_blocks() -> None:
+    """Q8_0 is 34 bytes for 32 weights (ggml, `block_q8_0`), so 8.5 bits; a lookup reads only the blocks of its row."""
+    from transformers.integrations.gguf.utils import GgufEmbedding, GgufLinear
+
+    module = on_meta("llama-2-7b", torch.float32)
+    dense = walk(module)
+    q8_0 = 8
+    with torch.device("meta"):
+        module.model.embed_tokens = GgufEmbedding(32000, 4096, q8_0)
+        for name, linear in [pair for pair in module.named_modules() if isinstance(pair[1], nn.Linear)]:
+            module.set_submodule(name, GgufLinear(linear.in_features, linear.out_features, q8_0))
+    counted = walk(module)
+    assert (counted.params, counted.coverage) == (dense.params, 1.0) == (6_738_415_616, 1.0)
+    weight = stored(module.lm_head)
+    assert (weight.bits_per_weight, weight.dense_from_rows) == (8.5, 9)
+    assert conversion_calls([module.lm_head], 9, torch.float32) == [], "its kernel converts part by part"
+    step = Step(1, 1, 0)
+    norms = 65 * 4096 * 4
+    assert counted.work(step).weight_bytes == (6_738_415_616 - 65 * 4096 - 32000 * 4096) * 34 // 32 + norms
+    assert counted.work(step).embedding_bytes == 4096 * 34 // 32
+
+
+def saved(folder: Path, config: Any, tensors: dict[str, torch.Tensor], quantization: dict[str, Any]) -> Path:
+    """Write a checkpoint folder as a quantiser does."""
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({**config.to_dict(), "dtype": "bfloat16", "quantization_config": quantization})
+    )
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def fp8_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """DeepSeek-V3's FP8: float8 weights with a float32 scale per block of 128 x 128."""
+    model = llama()
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        outs, ins = tensors[name].shape
+        blocks = tensors[name].float().reshape(outs // 128, 128, ins // 128, 128)
+        scale = blocks.abs().amax((1, 3)) / 448
+        tensors[name] = (blocks / scale[:, None, :, None]).reshape(outs, ins).to(torch.float8_e4m3fn)
+        tensors[name.replace("weight", "weight_scale_inv")] = scale
+    quantization = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+    return saved(tmp_path_factory.mktemp("models") / "fp8", model.config, tensors, quantization)
+
+
+@pytest.fixture(scope="module")
+def mxfp4_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gpt-oss of one layer with four experts, their weights in blocks of 32."""
+    sizes = {"intermediate_size": 64, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
+    model = small_model("GptOss", **sizes, num_hidden_layers=1, layer_types=["full_attention"]).to(torch.bfloat16)
+    tensors = dict(model.state_dict())
+    for name in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        experts, ins, outs = tensors.pop(name).shape
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (experts, outs, ins // 32, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.full((experts, outs, ins // 32), 120, dtype=torch.uint8)
+    return saved(tmp_path_factory.mktemp("models") / "mxfp4", model.config, tensors, {"quant_method": "mxfp4"})
+
+
+@pytest.mark.parametrize(("fixture", "method"), [("fp8_folder", "fp8"), ("mxfp4_folder", "mxfp4")])
+def test_formats_without_kernels_here_are_planned_and_counted_as_they_run(
+    fixture: str, method: str, request: pytest.FixtureRequest
+) -> None:
+    """Without kernels for these formats, transformers unpacks them at loading, and a step reads 16 bits per weight."""
+    if torch.cuda.is_available():
+        pytest.skip("a card may have the kernels")
+    folder, step = str(request.getfixturevalue(fixture)), Step(1, 1, 8)
+    here, as_stored = walked(folder, as_run_here=True), walked(folder)
+    for weights in ("checkpoint", "random"):
+        model = loaded(folder, torch.bfloat16, weights=weights)
+        assert model.unpacked_from == method
+        assert walk(model.module).work(step).weight_bytes == here.work(step).weight_bytes
+    assert as_stored.work(step).weight_bytes < 0.75 * here.work(step).weight_bytes
+    assert as_stored.coverage == here.coverage == 1

@@ -1,27 +1,37 @@
-"""What a sequence keeps, by arithmetic from published configs: states, windows, shared and chosen keys."""
+"""What a sequence keeps and reads: states, windows, shared and chosen keys, a common prefix, quantised caches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from cached import cached_tensors
 from loaded import walked
 from small_models import SIZES
-from torch.utils._python_dispatch import TorchDispatchMode
+from traffic import Traffic
+from transformers import AutoConfig, LlamaConfig
 
 from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count, counted_module
+from profiler.counting.grid_count import count_grid
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.walk import walk
 from profiler.data.roof_set import roofs_called
+from profiler.engines.caches import quantized_cache
+from profiler.errors import RequestError
+from profiler.facts.cache_format import CACHE_FORMATS
+from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step, bytes_by_kind
 from profiler.loading.config import config_from
-from profiler.loading.meta_model import build_on_meta
+from profiler.loading.meta_model import build_on_meta, from_config
+from profiler.loading.source import resolve
+
+pytestmark = pytest.mark.cpu
 
 # Shapes of published models; the vocabulary and the number of layers do not matter here.
 QWEN_27B = {
@@ -50,11 +60,6 @@ def numbers(raw: dict[str, Any], context: int, *gpus: str) -> ModelNumbers:
     return model_numbers(counted(raw), context, tuple(map(roofs_called, gpus)))
 
 
-def test_the_matrix_memory_of_xlstm_7b() -> None:
-    """32 layers of 8 heads: a matrix of 256 x 512, a normaliser of 256 and a maximum, in bfloat16."""
-    assert state_bytes(walked({"model_type": "xlstm"})) == 32 * 8 * (256 * 512 + 256 + 1) * 2 == 67_240_448
-
-
 def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
     """48 layers x 48 heads x 128 x 128 in float32, and 4 inputs of (2 x 16 + 48) x 128 channels in bfloat16."""
     state = 48 * (48 * 128 * 128 * 4 + 80 * 128 * 4 * 2)
@@ -68,19 +73,6 @@ def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
     step = model.work.work(Step(64, 1, 512))
     assert bytes_by_kind(step)["state"] == 2 * 64 * state
     assert bytes_by_kind(model.work.work(Step(64, 512, 0)))["state"] == 64 * state
-
-
-@pytest.mark.slow
-def test_two_slopes_of_a_model_with_windows() -> None:
-    """50 layers of 16 heads x 256 with a window of 1,024, and 10 of 4 heads x 512 without."""
-    found = numbers(GEMMA_31B, 8192, "H200 SXM")
-    assert (found.kv_bytes_per_token, found.windows_full_at, found.kv_bytes_per_later_token) == (901_120, 1024, 81_920)
-    assert found.kv_bytes_per_sequence == 50 * 1023 * 16_384 + 10 * 8192 * 8192
-    assert found.kv_equals_weights_at == pytest.approx(739_000, rel=0.001)
-    [gpu] = found.gpus
-    assert gpu.largest_batch < gpu.largest_batch_one_by_one
-    need = memory_need(counted(GEMMA_31B).work, 61_400_000_000, Step(1, gpu.longest_context, 0), 1, ExecutionPath())
-    assert float(need.safe_bytes) == pytest.approx(roofs_called("H200 SXM").room_bytes, rel=0.02)
 
 
 def test_layers_that_share_keys_keep_none_and_run_the_last_position() -> None:
@@ -126,62 +118,26 @@ def test_pairs_of_blocks(query: int, context: int, top_k: int | None) -> None:
     assert compressed_pairs(query, context, 1, top_k) == causal_pairs(query, context, top_k)
 
 
-def test_a_compressor_keeps_blocks_and_what_is_not_complete() -> None:
-    """9 tokens at 4 a key: 2 keys of 16, and the values and gates of 1 token; with overlap those of a block too."""
-    plain = Compressor("c", torch.bfloat16, 16, 4, 1)
-    assert plain.kept_bytes(9) == (2 + 2 * 1) * 16 * 2
-    overlapping = Compressor("c", torch.bfloat16, 16, 4, 2)
-    assert overlapping.kept_bytes(np.array([3, 9])).tolist() == [2 * 2 * 3 * 16 * 2, (2 + 2 * 2 * 1 + 2 * 4) * 16 * 2]
-
-
-class _Arithmetic(TorchDispatchMode):
-    """Counts element-wise arithmetic and products."""
-
-    flops = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.__name__.partition(".")[0]
-        if name in ("mul", "add", "sub"):
-            self.flops += result.numel()
-        elif name in ("mv", "mm"):
-            self.flops += 2 * result.numel() * args[0].shape[-1]
-        return result
-
-
-def _decaying(state: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[torch.Tensor]:
-    """h = a h + v k^T, y = h k (Mamba-2, arXiv:2405.21060, equation 1; Lightning attention has the same)."""
-    state = 0.9 * state + value[:, None] * key[None, :]
-    yield state @ key
-
-
-def _delta(state: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Iterator[torch.Tensor]:
-    """S = a S + (v - a S k) k^T, o = S q (Gated DeltaNet, arXiv:2412.06464, equation 10)."""
-    state = 0.9 * state
-    state = state + (value - state @ key)[:, None] * key[None, :]
-    yield state @ key
-
-
 @pytest.mark.parametrize(
-    ("model_type", "recurrence", "sizes"),
+    ("model_type", "sizes", "flops"),
     [
-        ("mamba2", _decaying, {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}),
-        ("qwen3_5_text", _delta, {}),
+        ("mamba2", {"num_heads": 8, "head_dim": 16, "state_size": 24, "n_groups": 2}, 1 + 2 + 2),
+        (
+            "qwen3_5_text",
+            {"layer_types": ["linear_attention"], "num_attention_heads": 4, "num_key_value_heads": 2},
+            1 + 2 + 2 + 2,
+        ),
     ],
 )
-def test_the_flops_of_a_recurrence(
-    model_type: str, recurrence: Callable[..., Iterator[torch.Tensor]], sizes: dict[str, int]
-) -> None:
-    """Those of the published recurrence of one token, without the terms that do not grow with the state."""
+def test_the_flops_of_a_recurrence(model_type: str, sizes: dict[str, Any], flops: int) -> None:
+    """Per element of the state and token: a decay, an outer product that is added, and a product with the query.
+
+    h = a h + v k^T, y = h q (Mamba-2, arXiv:2405.21060, equation 1). Gated DeltaNet also multiplies the decayed state
+    by the key: S = a S + (v - a S k) k^T, o = S q (arXiv:2412.06464, equation 10).
+    """
     base = {"model_type": model_type, "vocab_size": 128, "hidden_size": 64, "num_hidden_layers": 1, **sizes}
-    if model_type == "qwen3_5_text":
-        base |= {"layer_types": ["linear_attention"], "num_attention_heads": 4, "num_key_value_heads": 2}
     [state] = walked(base).of_kind(RecurrentState)
-    width = 256
-    with _Arithmetic() as arithmetic:
-        next(recurrence(torch.zeros(width, width), torch.zeros(width), torch.zeros(width)))
-    counted_flops = state.work(Step(1, 1, 5), ExecutionPath()).model_flops / state.state_elements
-    assert counted_flops == pytest.approx(arithmetic.flops / width**2, abs=0.01)
+    assert state.work(Step(1, 1, 5), ExecutionPath()).model_flops / state.state_elements == flops
 
 
 def test_the_routers_own_number_of_experts() -> None:
@@ -241,3 +197,189 @@ def test_a_model_of_pictures_is_counted_as_its_decoder(tmp_path: Any) -> None:
     embedding, projector = 2 * patches * 3 * 14 * 14 * 64, 2 * patches * (64 * 64 + 64 * 64)
     assert work.picture_pixels == 224
     assert work.tower_flops == pytest.approx(layers + embedding + projector, rel=0.02)
+
+
+SMALL = {**SIZES, "head_dim": 16, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+GPT_NEO = {"num_layers": 2, "num_heads": 4, "window_size": 6, "attention_types": [[["global", "local"], 1]]}
+LLAMA_4 = {"attention_chunk_size": 6, "layer_types": ["full_attention", "chunked_attention"], "num_local_experts": 2}
+GEMMA = {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "kept"), [("gpt_neo", GPT_NEO, 21), ("llama4_text", LLAMA_4, 5), ("gemma3_text", GEMMA, 5)]
+)
+def test_pairs_and_kept_keys_are_those_of_the_library(model_type: str, sizes: dict[str, Any], kept: int) -> None:
+    """A prompt of 20 tokens in a layer without a limit and in one with a limit of 6, then one token and another."""
+    model = from_config(AutoConfig.for_model(model_type, **SMALL | sizes), torch.float32, "eager").eval()
+    cores = walk(model).of_kind(AttentionCore)
+    cache, context = None, 0
+    for query in (20, 1, 2):
+        with torch.no_grad():
+            ids = torch.arange(3, 3 + query)[None]
+            output = model(ids, past_key_values=cache, output_attentions=True, use_cache=True)
+        step = Step(1, query, context)
+        real = [int((weights[0] > 0).any(0).sum()) for weights in output.attentions]
+        assert real == [int(core.pairs(step)) for core in cores]
+        cache, context = output.past_key_values, context + query
+        if query == 1:
+            assert [layer.keys.shape[-2] for layer in cache.layers] == [21, kept]
+            assert [int(core.live(context)) for core in cores] == [21, kept]
+
+
+BATCH, PREFIX, PROMPT = 8, 512, 256
+PATH = ExecutionPath()
+
+
+def work_of(name: str) -> ModelWork:
+    return counted_model(resolve(name)).work
+
+
+@pytest.mark.parametrize("name", ["mistral-7b-v0.1", "gemma-2-9b", "gpt2", "mixtral-8x7b", "qwen3-8b"])
+def test_a_prefill_after_a_prefix_is_the_difference_of_two_prefills(name: str) -> None:
+    """full(N + P) - full(N), operator by operator; but each runs its LM head on its own last position."""
+    for operator in work_of(name).operators:
+        whole, first, rest = (
+            operator.work(step, PATH).model_flops
+            for step in (Step(BATCH, PREFIX + PROMPT, 0), Step(BATCH, PREFIX, 0), Step(BATCH, PROMPT, PREFIX, PREFIX))
+        )
+        assert rest == (first if operator.group == "lm_head" else whole - first), operator.name
+
+
+@pytest.mark.parametrize("name", ["mistral-7b-v0.1", "gpt2", "mixtral-8x7b", "deepseek-v2-lite"])
+def test_sequences_keep_the_prefix_once(name: str) -> None:
+    """N + B (P + new) tokens, each as many bytes as the cache of one."""
+    work, new = work_of(name), 32
+    kept = cache_bytes(work, BATCH, PREFIX + PROMPT + new, shared=PREFIX)
+    assert kept == (PREFIX + BATCH * (PROMPT + new)) * cache_bytes(work, 1, 1)
+    need = memory_need(work, 0, Step(BATCH, PROMPT, PREFIX, PREFIX), new, PATH)
+    assert need.cache_bytes == kept
+
+
+def test_a_window_past_the_prefix_holds_none_of_it() -> None:
+    """Mistral-7B sees 4,096 tokens: at 10,000 with a prefix of 2,000, the window is each sequence's own.
+
+    The prefix stays for further prompts. 131,072 bytes per token; a full window needs 4,095 cached tokens.
+    """
+    work = work_of("mistral-7b-v0.1")
+    assert cache_bytes(work, BATCH, 10_000, shared=2_000) == (2_000 + BATCH * 4_095) * 131_072
+    step = work.work(Step(BATCH, 1, 10_000, 2_000))
+    assert step.kv_read_bytes == BATCH * 4_095 * 131_072
+    assert step.avoidable_bytes[Cause.SHARED_READS] == 0
+    # At 5,000 the window begins at token 905, so it holds 1,095 tokens of the prefix.
+    step = work.work(Step(BATCH, 1, 5_000, 2_000))
+    assert step.kv_read_bytes == (1_095 + BATCH * 3_000) * 131_072
+    assert step.avoidable_bytes[Cause.SHARED_READS] == (BATCH - 1) * 1_095 * 131_072
+
+
+def test_plain_kernels_read_it_once_per_sequence() -> None:
+    """What is read once and what is read again are together what sequences with their own copies read."""
+    for name in ("smollm2-135m", "deepseek-v2-lite", "gemma-2-9b"):
+        work = work_of(name)
+        shared, apart = work.work(Step(BATCH, 1, 700, PREFIX)), work.work(Step(BATCH, 1, 700))
+        again = shared.avoidable_bytes[Cause.SHARED_READS]
+        assert shared.kv_read_bytes + again == apart.kv_read_bytes
+        assert shared.executed_bytes == apart.executed_bytes
+        assert shared.kv_write_bytes == apart.kv_write_bytes
+        assert again > 0
+
+
+def test_chosen_keys_and_blocks() -> None:
+    """An indexer reads all keys; of each cache at most `top_k` are read, which may all be of different tokens."""
+    step = Step(4, 1, 1000, 600)
+    core = AttentionCore("c", torch.float16, 8, 8, 64, 64, top_k=500)
+    token = core.cached_elements * 2
+    assert core.work(step, PATH).kv_read_bytes == min(4 * 500, 600 + 4 * 400) * token == 2000 * token
+    few = AttentionCore("c", torch.float16, 8, 8, 64, 64, top_k=900)
+    assert few.work(step, PATH).kv_read_bytes == (600 + 4 * 400) * token
+    index = Indexer("i", torch.float16, 4, 128, 2, kept_elements=128)
+    assert index.work(step, PATH).kv_read_bytes == (600 + 4 * 400) * 256
+    blocks = Compressor("b", torch.float16, 512, 128, 1)
+    # Four complete blocks of 128 are in the prefix, seven in the cache; the waiting tokens are each sequence's own.
+    with_prefix, without = blocks.work(step, PATH), blocks.work(Step(4, 1, 1000), PATH)
+    assert without.kv_read_bytes - with_prefix.kv_read_bytes == 3 * 4 * 512 * 2
+    assert blocks.kept_bytes(1000) - blocks.kept_bytes(1000, shared=600) == 4 * 512 * 2 == blocks.shared_bytes(600)
+
+
+def test_a_state_is_each_sequences_own() -> None:
+    state = RecurrentState("s", torch.float32, 1024, 5, 4)
+    work = ModelWork((state,), params=0, understood_params=0, unknown=())
+    assert cache_bytes(work, BATCH, 900, shared=500) == BATCH * state_bytes(work) == BATCH * 1024 * 4
+
+
+def test_a_grid_and_its_memory() -> None:
+    """A prefill of P after N on a grid is the step of P; many more sequences fit next to one copy of a long prefix."""
+    counted, roofs = counted_model(resolve("llama-3.1-8b")), roofs_called("H100 SXM")
+    grid = count_grid(
+        "m", counted, "none", batch_sizes=[1, 4], prompt_lens=[768], context_lens=[800], prefix=512, gpus=[roofs]
+    )
+    assert grid.model_flops[1] == counted.work.work(Step(4, 256, 512, 512)).model_flops
+    assert list(grid.tokens) == [256, 4 * 256, 1, 4]
+    assert grid.cache_bytes[1] == cache_bytes(counted.work, 4, 768, shared=512)
+    with pytest.raises(RequestError, match=r"--prefix 768 .* use 0 to 767"):
+        count_grid("m", counted, "none", batch_sizes=[1], prompt_lens=[768], context_lens=[], prefix=768)
+    [plain], [shared] = (model_numbers(counted, 8192, (roofs,), prefix).gpus for prefix in (0, 8000))
+    # 66.2 GB for caches (82.8 less 16.1 of weights, and the workspace) at 131,072 bytes per token.
+    assert 55 < plain.largest_batch_one_by_one < 63
+    assert shared.largest_batch_one_by_one > 35 * plain.largest_batch_one_by_one
+
+
+def test_the_counted_step() -> None:
+    """A prefill of 768 tokens, 512 of them cached, at batch 8: it saves about two thirds."""
+    prefill = count("llama-3.1-8b", phase="prefill", batch=BATCH, prompt=768, prefix=512)
+    assert (prefill.step.query, prefill.step.context) == (256, 512)
+    assert prefill.prefix.unshared_cache_bytes == BATCH * 768 * 131_072
+    assert prefill.prefix.cache_bytes == (512 + BATCH * 256) * 131_072
+    plain = count("llama-3.1-8b", phase="prefill", batch=BATCH, prompt=768)
+    assert prefill.prefix.saved_flops == plain.work.model_flops - prefill.work.model_flops
+    assert 0.6 < prefill.prefix.saved_share < 2 / 3
+    assert plain.prefix is None
+    for options, words in (
+        ({"phase": "prefill", "prefix": 768}, "use 0 to 767"),
+        ({"phase": "prefill", "prefix": 8, "context": 8}, "leave out --context"),
+        ({"prefix": -1}, "--prefix -1"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            count("llama-3.1-8b", prompt=768, **options)
+
+
+HEADS, WIDTH = 3, 64
+CONFIG = LlamaConfig(num_hidden_layers=1, hidden_size=HEADS * WIDTH, num_attention_heads=HEADS)
+
+
+def states(tokens: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(2, HEADS, tokens, WIDTH, dtype=dtype)
+
+
+@pytest.mark.parametrize("backend", CACHE_FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dtype) -> None:
+    """The step is the third token after a prompt. The attention kernel is not part of the cache's traffic."""
+    stored, core = CACHE_FORMATS[backend], AttentionCore("core", dtype, HEADS, HEADS, WIDTH, WIDTH)
+    try:
+        layer: Any = quantized_cache(CONFIG, stored).layers[0]
+    except RequestError as error:
+        pytest.skip(str(error))
+    for tokens in (PROMPT, 1, 1):
+        layer.update(states(tokens, dtype), states(tokens, dtype))
+    new = states(1, dtype)
+    with Traffic() as traffic:
+        keys, values = layer.update(new, new)
+    path = ExecutionPath(cache="quantized", cache_format=stored, residual_tokens=stored.residual(2))
+    work = core.each(Step(2, 1, PROMPT + 2), path)
+    cached = (Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS)
+    moved = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
+    assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
+    held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
+    kept = cache_bytes(ModelWork((core,), 0, 0, ()), 2, PROMPT + 3, stored, stored.residual(3))
+    assert kept == pytest.approx(sum(item.nbytes for item in cached_tensors(held)), rel=0.001)
+
+
+@pytest.mark.parametrize(("backend", "bits"), [("fp8", 8.0), ("quanto", 4.5), ("hqq", 4.5)])
+def test_bits_per_element_by_arithmetic(backend: str, bits: float) -> None:
+    """Groups of 64 share a 16-bit scale and a 16-bit zero point, so an element takes 4 + 32 / 64 bits."""
+    assert 8 * CACHE_FORMATS[backend].element_bytes(2) == bits
+
+
+def test_the_newest_tokens_are_packed_once_they_are_128() -> None:
+    assert [CACHE_FORMATS["quanto"].residual(decoded) for decoded in (0, 1, 127, 128, 129)] == [0, 1, 127, 0, 1]
+    assert CACHE_FORMATS["fp8"].residual(127) == 0

@@ -1,19 +1,100 @@
-"""Properties that are true for any step."""
+"""Work by hand: published models, kernels of the theory, grids, drafts and padding; and properties of any step."""
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from cases import slow_except
 from hypothesis import given
 from hypothesis import strategies as st
 from loaded import walked
+from small_models import small_model
 
 from profiler.counting.attention import AttentionCore, causal_pairs
+from profiler.counting.cache import counted_model
+from profiler.counting.count import count
+from profiler.counting.floor import expected_tokens, pays_from, verifying
+from profiler.counting.grid_count import GridCount, count_grid
+from profiler.counting.model_numbers import ModelNumbers, model_numbers
+from profiler.counting.operators import Experts, Linear, ModelWork, padded_work
+from profiler.counting.walk import walk
+from profiler.data.roof_set import roofs_called
+from profiler.errors import RequestError
 from profiler.facts.operators import Cause
-from profiler.facts.step import ExecutionPath, Step
+from profiler.facts.step import ExecutionPath, Step, Work
+from profiler.grid.cells import CellKey, Phase
+from profiler.grid.ragged import Ragged, Request
+from profiler.grid.ranges import make_grid
+from profiler.loading.source import resolve
 from profiler.theory import attention_steps, combined, fused_attention, matmul
+
+LAYER_LINEARS = 4096 * (4096 + 1024 + 1024) + 4096 * 4096 + 3 * 4096 * 14336
+HEAD = 32000 * 4096
+NORMS = (2 * 32 + 1) * 4096
+
+
+@pytest.fixture(scope="module")
+def mistral() -> ModelWork:
+    return walked("mistral-7b-v0.1")
+
+
+def test_prefill_of_512(mistral: ModelWork) -> None:
+    step = Step(1, 512, 0)
+    causal = 4 * 32 * 128 * (512 * 513 // 2) * 32
+    linears = 2 * 512 * 32 * LAYER_LINEARS
+    assert mistral.work(step).model_flops == 7_215_941_419_008 == linears + causal + 2 * HEAD
+    full_square = ExecutionPath(kernel="math")
+    assert mistral.work(step, full_square).executed_flops == 7_284_526_678_016
+    all_logits = ExecutionPath(kernel="math", all_logits=True)
+    assert mistral.work(step, all_logits).executed_flops == 7_418_482_262_016
+
+
+def test_decode_at_512(mistral: ModelWork) -> None:
+    assert (mistral.params, mistral.coverage) == (32 * LAYER_LINEARS + 2 * HEAD + NORMS, 1.0)
+    work = mistral.work(Step(1, 1, 512))
+    assert work.model_flops == 14_489_747_456
+    assert work.weight_bytes == 14_221_320_192 == 2 * (32 * LAYER_LINEARS + HEAD + NORMS)
+    assert work.kv_read_bytes == 512 * 131_072
+    assert work.kv_write_bytes == 131_072
+    assert work.embedding_bytes == 4096 * 2
+    assert work.logits_bytes == 32000 * 2
+    assert work.model_bytes == 14_288_632_320
+    assert float(work.intensity) == pytest.approx(1.014, abs=5e-4)
+
+
+def test_decode_in_nf4() -> None:
+    nf4 = walked("mistral-7b-v0.1", quant="nf4")
+    assert nf4.params == 7_241_732_096
+    assert float(nf4.work(Step(1, 1, 512)).intensity) == pytest.approx(3.40, abs=0.01)
+
+
+def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> None:
+    """The expected bytes are from a trace with fake tensors and sdpa.
+
+    Every aten kernel reads its inputs and writes its outputs once.
+    """
+    assert mistral.work(Step(1, 512, 0)).executed_bytes == pytest.approx(27.15e9, rel=0.01)
+    assert mistral.work(Step(1, 1, 512)).executed_bytes == pytest.approx(14.448e9, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("path", "multiple"),
+    [
+        (ExecutionPath(), 3.0), (ExecutionPath(attention="eager"), 11.0),
+        (ExecutionPath(cache="static", static_cache_len=1024), 1024 / 513),
+    ],
+    ids=["sdpa, dynamic", "eager, dynamic", "sdpa, static"],
+)  # fmt: skip
+def test_kv_traffic_as_a_multiple_of_the_minimum(mistral: ModelWork, path: ExecutionPath, multiple: float) -> None:
+    work = mistral.work(Step(1, 1, 512), path)
+    minimum = work.kv_read_bytes + work.kv_write_bytes
+    kv_causes = {"cache copies", "repeat_kv copies", "unfilled cache slots"}
+    extra = sum(value for cause, value in work.avoidable_bytes.items() if cause in kv_causes)
+    assert (minimum + extra) / minimum == pytest.approx(multiple, rel=0.005)
+
 
 NAMES = ("mistral-7b-v0.1", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
 PATHS = (
@@ -119,3 +200,150 @@ def test_attention_in_one_kernel() -> None:
     # One query over a long cache: the intensity is the number of query heads per KV head.
     assert fused_attention(1, 100_000, 32, 32, 128, "float16").intensity == pytest.approx(1.0, rel=1e-3)
     assert fused_attention(1, 100_000, 32, 8, 128, "float16").intensity == pytest.approx(4.0, rel=1e-3)
+
+
+def grid_of(model: str, *, gpus: str = "", **sizes: list[int]) -> GridCount:
+    lens = {"batch_sizes": [1], "prompt_lens": [], "context_lens": [], **sizes}
+    roofs = [roofs_called(name) for name in gpus.split(",") if name]
+    return count_grid(model, counted_model(resolve(model)), "none", gpus=roofs, **lens)
+
+
+MODELS = ("smollm2-135m", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
+
+
+@pytest.mark.parametrize("model", slow_except(MODELS[:2], MODELS))
+def test_each_point_is_the_count_of_its_step(model: str) -> None:
+    """Dense, windowed, latent and mixture-of-experts models, at sizes drawn at random."""
+    rng = random.Random(model)
+    batches, lens = rng.sample(range(1, 65), 2), rng.sample(range(1, 2000), 2)
+    grid = grid_of(model, batch_sizes=batches, prompt_lens=lens, context_lens=lens)
+    for n in rng.sample(range(len(grid)), 3):
+        batch, depth = int(grid.batch_size[n]), int(grid.depth[n])
+        step = count(model, phase=grid.phases[n], batch=batch, prompt=depth)
+        assert grid.model_flops[n] == pytest.approx(float(step.work.model_flops), rel=1e-12)
+        assert grid.model_bytes[n] == pytest.approx(float(step.work.model_bytes), rel=1e-12)
+
+
+@pytest.fixture(scope="module")
+def llama() -> ModelNumbers:
+    roofs = (roofs_called("H100 SXM"), roofs_called("T4"))
+    return model_numbers(counted_model(resolve("llama-2-7b")), 512, roofs)
+
+
+def test_numbers_of_llama_2_7b(llama: ModelNumbers) -> None:
+    """Widths of arXiv:2307.09288: 32 layers, width 4096, 32 heads of 128, feed-forward 11008, vocabulary 32000."""
+    widths = llama.architecture
+    assert (widths.layers, widths.hidden_size, widths.query_heads, widths.kv_heads) == (32, 4096, 32, 32)
+    assert (widths.head_dim, widths.vocabulary, widths.experts) == (128, 32000, 0)
+    projections, mlp, head = 32 * 4 * 4096**2, 32 * 3 * 4096 * 11008, 4096 * 32000
+    assert llama.params_by_group["attention_proj"] == projections
+    assert llama.params_by_group["mlp"] == mlp
+    assert llama.params_by_group["lm_head"] == head
+    assert sum(llama.params_by_group.values()) == 6_738_415_616
+    assert llama.kv_bytes_per_token == 2 * 32 * 4096 * 2
+    assert llama.kv_bytes_per_sequence == 512 * llama.kv_bytes_per_token
+    assert llama.kv_equals_weights_at == -(-2 * 6_738_415_616 // llama.kv_bytes_per_token)
+    # 2 FLOPs per weight, and 4 x width FLOPs per cached token and layer (the new token is one of them).
+    assert llama.attention_is_half_at == pytest.approx(2 * (projections + mlp + head) / (4 * 4096 * 32), abs=1)
+
+
+def test_what_gpus_allow_llama_2_7b(llama: ModelNumbers) -> None:
+    """Linears are compute-bound from 989 TFLOP/s x 2 bytes / (2 x 3.35 TB/s) = 295 rows.
+
+    The step never is, because the cache of all heads outweighs the linears.
+    """
+    h100, t4 = llama.gpus
+    assert h100.linears_compute_bound_from_batch == pytest.approx(295, abs=3)
+    assert h100.compute_bound_from_batch is None
+    assert h100.tokens_per_s_at_most == pytest.approx(3.35e12 / (13.2e9 + 0.27e9), rel=0.02)
+    # A sequence needs its cache, a copy of one layer's, and three MLP tensors of 11008 and three of 4096 per token.
+    room = 0.98 * (14.56 * 2**30 - 450e6)
+    sequence = 513 * llama.kv_bytes_per_token * 33 / 32 + 512 * (3 * 11008 + 3 * 4096) * 2
+    assert t4.largest_batch == int((room - 2 * 6_738_415_616) / sequence)
+
+
+PATH = ExecutionPath()
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "drafted", "tokens"),
+    # (1 - a^(k+1)) / (1 - a), by hand.
+    [(0.0, 5, 1.0), (0.5, 1, 1.5), (0.5, 2, 1.75), (0.8, 4, 3.3616), (0.9, 10, 6.8619), (1.0, 7, 8.0)],
+)
+def test_expected_tokens(acceptance: float, drafted: int, tokens: float) -> None:
+    assert expected_tokens(acceptance, drafted) == pytest.approx(tokens, abs=1e-4)
+
+
+def test_it_pays_where_the_expected_tokens_are_worth_the_step() -> None:
+    """With one draft a step gives 1 + a tokens, so a step of cost 1.25 pays from an acceptance of a quarter."""
+    assert pays_from(1.25, 1) == pytest.approx(0.25, abs=1e-6)
+    assert pays_from(3.3616, 4) == pytest.approx(0.8, abs=1e-4)
+    assert pays_from(1.0, 4) == 0.0
+    assert pays_from(5.0, 4) == pytest.approx(1.0, abs=1e-6)
+    assert pays_from(5.01, 4) is None
+
+
+def test_it_is_a_prefill_of_its_tokens_with_all_logits() -> None:
+    """k + 1 tokens after a context, and the LM head on each of them: 2 x 4096 x 128,256 FLOPs a token."""
+    work = counted_model(resolve("llama-3.1-8b")).work
+    verified, prefill = work.work(verifying(2, 4, 1000)), work.work(Step(2, 5, 1000))
+    assert verified.model_flops - prefill.model_flops == 2 * 4 * 2 * 4096 * 128_256
+    assert verified.logits_bytes == 5 * prefill.logits_bytes
+    assert verified.weight_bytes == prefill.weight_bytes == work.work(Step(2, 1, 1000)).weight_bytes
+    assert vars(work.work(verifying(2, 0, 1000))) == vars(work.work(Step(2, 1, 1000)))
+
+
+def test_a_mixture_reads_the_experts_of_all_drafts() -> None:
+    """Mixtral uses 2 of 8 experts a token; five tokens use 8 (1 - (3/4)^5) = 6.10, three times as many."""
+    [experts] = counted_model(resolve("mixtral-8x7b")).work.of_kind(Experts)
+    one, five = (experts.work(verifying(1, drafted, 512), PATH).weight_bytes for drafted in (0, 4))
+    assert five / one == pytest.approx(8 * (1 - 0.75**5) / 2)
+    assert [round(float(experts.touched(tokens)), 2) for tokens in (1, 2, 4, 8)] == [2.0, 3.5, 5.47, 7.2]
+
+
+def test_on_a_gpu() -> None:
+    """A dense model of 8 B streams its weights either way; a mixture of experts must accept most drafts."""
+    [dense], [mixture] = (
+        count(model, verify=4, gpu_names=gpu).gpus
+        for model, gpu in (("llama-3.1-8b", "H100 SXM"), ("mixtral-8x7b", "H200 SXM"))
+    )
+    costs = [row.floor_s / row.one_token_floor_s for row in (dense, mixture)]  # type: ignore[operator]
+    worth = [expected_tokens(row.pays_from, 4) for row in (dense, mixture)]  # type: ignore[arg-type]
+    assert worth == pytest.approx(costs)
+    assert 1 < costs[0] < 1.02
+    assert 2.5 < costs[1] < 3.05
+    [plain] = count("llama-3.1-8b", gpu_names="H100 SXM").gpus
+    assert plain.floor_s == dense.one_token_floor_s
+    assert plain.one_token_floor_s is None
+    with pytest.raises(RequestError, match="leave out --phase"):
+        count("llama-3.1-8b", phase="prefill", verify=4)
+
+
+LENS = (64, 128, 64, 128)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
+    """Two of four prompts are half as long. Model work is that of separate prompts, executed work that of the batch."""
+    model = walk(small_model("Llama", num_key_value_heads=4))
+    ragged = Ragged("made", tuple(Request(length, 8) for length in LENS))
+    key = CellKey(phase, make_grid(ragged, [4], 8).cells[0])
+    path = ExecutionPath(masks=True)
+    whole = model.work(Step.of(key), path)
+    found = sum((padded_work(operator, key, ragged.requests, path) for operator in model.operators), Work())
+
+    def step_of(length: int) -> Step:
+        return Step(1, length, 0) if phase == "prefill" else Step(1, 1, key.context_len - (128 - length))
+
+    each = [model.work(step_of(length), path) for length in LENS]
+    assert found.model_flops == sum(work.model_flops for work in each)
+    assert found.kv_read_bytes + found.kv_write_bytes == sum(work.kv_read_bytes + work.kv_write_bytes for work in each)
+    assert found.weight_bytes == each[0].weight_bytes
+    assert found.executed_flops == whole.executed_flops
+    linears = [padded_work(op, key, ragged.requests, path) for op in model.of_kind(Linear) if op.rows == "tokens"]
+    share = sum(w.avoidable_flops[Cause.PADDING] for w in linears) / sum(w.executed_flops for w in linears)
+    # A linear sees every position of a prompt, and a quarter is padding. A step sees one token of each prompt.
+    assert share == (0.25 if phase == "prefill" else 0)
+    if phase == "decode":
+        # A row has 128 + 4 cached positions, and 64 are padding in two of four rows: keys and values of 2 layers.
+        assert found.avoidable_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4

@@ -1,19 +1,45 @@
-"""All commands agree whether Mistral-7B in 16 bits, with 512 tokens in and 128 out, fits a GPU."""
+"""The memory that steps take, by arithmetic and by torch's allocator; all commands agree on what fits."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
 from cases import slow_except
+from machines import HOST
+from shrink import configs
 from small_models import small_model
 from subjects import subject_of
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from traffic import Traffic
+from transformers import AutoConfig
 
+from profiler.counting.attention import AttentionCore
+from profiler.counting.cache import counted_model
+from profiler.counting.memory_need import memory_need, need_of_batch, path_on
+from profiler.counting.operators import Experts
+from profiler.counting.walk import called_modules, walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.room import idle_room_bytes, room_bytes
+from profiler.engines.transformers import EagerEngine
+from profiler.facts.operators import Cause
+from profiler.facts.step import ExecutionPath, Heads, Step
+from profiler.loading.meta_model import build_on_meta, from_config
+from profiler.loading.source import resolve
+from profiler.quant.storage import model_storage_bytes
 from profiler.rent import RentOptions, rent
+
+pytestmark = pytest.mark.cpu
 
 GIB = 1 << 30
 WEIGHTS = 2 * 7_241_732_096  # https://huggingface.co/mistralai/Mistral-7B-v0.1
@@ -76,3 +102,218 @@ def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest
         free = int(share * need / 0.9) + 1 - subject.model_bytes
         monkeypatch.setattr("profiler.device.memory.available_bytes", lambda _, free=free: free)
         assert (subject.no_room(cell) is not None) == skipped
+
+
+SMALL = {
+    "vocab_size": 64, "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "intermediate_size": 128, "num_local_experts": 4, "num_experts": 4, "n_routed_experts": 4,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 128, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 0, "layer_types": ["full_attention"] * 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+class _Peak(TorchDispatchMode):
+    """Follows the bytes of new tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.peak_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        old = {tensor.untyped_storage()._cdata for tensor in tree_leaves((args, kwargs)) if torch.is_tensor(tensor)}
+        result = func(*args, **(kwargs or {}))
+        for storage in (each.untyped_storage() for each in tree_leaves(result) if torch.is_tensor(each)):
+            if storage._cdata not in old and storage._cdata not in self.live:
+                self.live[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage._cdata, None)
+        self.peak_bytes = max(self.peak_bytes, sum(self.live.values()))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes"),
+    [
+        ("mixtral", {}),
+        ("qwen3_moe", {}),
+        ("glm4_moe", {}),
+        pytest.param("gpt_oss", {}, marks=pytest.mark.slow),
+        pytest.param("nemotron_h", {"layer_types": ["moe"] * 2, "mlp_hidden_act": "relu2"}, marks=pytest.mark.slow),
+        pytest.param("llama4_text", {"intermediate_size": 512, "interleave_moe_layer_step": 1}, marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", {"moe_intermediate_size": 512}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_peak_of_real_experts(model_type: str, sizes: dict[str, Any]) -> None:
+    """The router's indices add at most 2 % to these narrow experts. Llama 4 makes the rows before it calls them."""
+    model = from_config(AutoConfig.for_model(model_type, **SMALL | sizes), torch.bfloat16, "eager").eval()
+    [experts] = (work := walk(model)).of_kind(Experts)
+    module, tokens = called_modules(model, work)[experts][0], 512
+    peaks, forward = [], module.forward
+
+    def tracked(*args: Any, **kwargs: Any) -> Any:
+        with _Peak() as peak:
+            result = forward(*args, **kwargs)
+        peaks.append(peak.peak_bytes)
+        return result
+
+    module.forward = tracked
+    with torch.no_grad():
+        model(torch.arange(tokens)[None] % SMALL["vocab_size"], use_cache=False)
+    counted = 2 * tokens * experts.rows_per_token * experts.row_elements
+    assert counted * (0.8 if experts.runs_all else 0.98) < peaks[0] < counted * 1.02
+
+
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 48, "head_dim": 16, "num_key_value_heads": 4, "v_head_dim": 32}
+LATENT |= {"qk_rope_head_dim": 16, "qk_nope_head_dim": 32}
+INDEXED = LATENT | {"index_n_heads": 32, "index_head_dim": 32, "index_topk": 8}
+INDEXED |= {"layer_types": ["indexed_attention"] * 2}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "sizes", "batch", "prompt"),
+    [("llama", {}, 64, 8), ("youtu", LATENT, 64, 8), ("gemma3_text", {}, 64, 8), ("deepseek_v32", INDEXED, 1, 1024)],
+)
+def test_the_peak_of_a_prefill(model_type: str, sizes: dict[str, int], batch: int, prompt: int) -> None:
+    """Short prompts have few scores; hidden states of 256 are wider than some inputs. An indexer has scores too."""
+    config = AutoConfig.for_model(model_type, **SMALL | {"intermediate_size": 1024} | sizes)
+    model = build_on_meta(config, torch.bfloat16, attn="eager").eval()
+    with torch.no_grad(), _Peak() as peak:
+        model(torch.zeros(batch, prompt, dtype=torch.long, device="meta"), logits_to_keep=1)
+    need = memory_need(walk(model), 0, Step(batch, prompt, 0), 0, ExecutionPath(attention="eager"))
+    assert need.peak_bytes == pytest.approx(peak.peak_bytes, rel=0.04)
+
+
+def test_the_copies_of_a_decode_step() -> None:
+    """8 sequences use 2 experts each, of three matrices of 256 x 128; hidden states add at most 3 %."""
+    model = from_config(AutoConfig.for_model("mixtral", **SMALL), torch.bfloat16, "eager").eval()
+    model.set_experts_implementation("batched_mm")
+    [experts] = walk(model).of_kind(Experts)
+    step, path = Step(8, 1, 1), ExecutionPath(gathers_experts=True)
+    with torch.no_grad():
+        cache = model(torch.zeros(8, 1, dtype=torch.long)).past_key_values
+        with _Peak() as peak:
+            model(torch.arange(8)[:, None], past_key_values=cache)
+    copied_bytes = 8 * 2 * 3 * 256 * 128 * 2
+    assert experts.gathered_bytes(step, path) == copied_bytes
+    assert copied_bytes < peak.peak_bytes < 1.03 * copied_bytes
+    assert experts.gathered_bytes(Step(8, 2, 0), path) == experts.gathered_bytes(step, ExecutionPath()) == 0
+
+
+@pytest.mark.parametrize(("shared", "top_k"), [(2, 6), (3, 2)])
+def test_every_token_runs_all_shared_experts(shared: int, top_k: int) -> None:
+    """Inkling's shared experts are a bank too; each has three matrices of 64 x 32, of 2 bytes."""
+    [config] = configs("inkling_text")
+    config.n_shared_experts, config.num_experts_per_tok = shared, top_k
+    work = walk(build_on_meta(config, torch.bfloat16))
+    [bank] = [operator for operator in work.of_kind(Experts) if "shared" in operator.name]
+    for tokens in (1, 2, 3):
+        done = bank.each(Step(tokens, 1, 8), ExecutionPath())
+        expected = shared * 3 * 64 * 32 * 2
+        assert (done.weight_bytes, done.model_flops) == (expected, tokens * expected)
+    with pytest.raises(ValueError, match="cannot use"):
+        replace(bank, per_token=shared + 1)
+
+
+def test_the_copies_of_mixtral() -> None:
+    """One token copies two of the experts that it reads anyway; 32 sequences copy 64, more than all of a layer."""
+    work = counted_model(resolve("mixtral-8x7b")).work
+    copied_bytes, path = 2 * 3 * 4096 * 14336 * 2, path_on(work, "sdpa", fuses_grouped_heads=True)
+    [experts] = work.of_kind(Experts)
+    assert experts.each(Step(1, 1, 512), path).avoidable_bytes == {Cause.GATHERED_EXPERTS: 2 * copied_bytes}
+    assert memory_need(work, 0, Step(32, 1, 511), 1, path).workspace_bytes == 32 * copied_bytes
+    server = need_of_batch(work, 0, 32, 1, 1, path, together=False)
+    assert server.workspace_bytes < copied_bytes
+
+
+BATCH, HEADS, KV_HEADS, WIDTH = 2, 16, 4, 32
+
+
+def math_path(core: AttentionCore, handed: Heads, static_slots: int = 0) -> ExecutionPath:
+    """Return the path of the math kernel. A static cache masks a token, and any cache masks a prompt after it."""
+    heads = {core.qk_dim: handed}
+    path = ExecutionPath(kernel="math", masked_kernel="math", heads=heads, masked_heads=heads)
+    return replace(path, cache="static", static_cache_len=static_slots) if static_slots else path
+
+
+def attention(
+    dtype: torch.dtype, query: int, keys: int, *, masked: bool, handed: Heads
+) -> tuple[AttentionCore, Callable[[], torch.Tensor]]:
+    """Return a core, and the kernel call that transformers makes for it."""
+    core = AttentionCore("core", dtype, HEADS, KV_HEADS, WIDTH, WIDTH)
+    heads, rows = (KV_HEADS, HEADS // KV_HEADS) if handed == "packed" else (HEADS, query)
+    kv_heads = HEADS if handed == "repeated" else KV_HEADS
+    q = torch.randn(BATCH, heads, rows, WIDTH, dtype=dtype)
+    k, v = (torch.randn(BATCH, kv_heads, keys, WIDTH, dtype=dtype) for _ in range(2))
+    mask = torch.ones(BATCH, 1, query, keys, dtype=torch.bool) if masked else None
+
+    def call() -> torch.Tensor:
+        causal = query > 1 and not masked
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=handed == "grouped")
+
+    return core, call
+
+
+SITUATIONS = pytest.mark.parametrize(
+    ("query", "context", "masked", "handed"),
+    [
+        pytest.param(256, 0, False, "grouped", id="a prompt"),
+        pytest.param(64, 192, True, "repeated", id="a prompt after a cache"),
+        pytest.param(1, 1023, False, "grouped", id="a token"),
+        pytest.param(1, 1023, True, "packed", id="a token on a static cache"),
+        pytest.param(1, 1023, True, "repeated", id="the same up to transformers 5.17"),
+    ],
+)
+
+
+def most_allocated(call: Callable[[], object]) -> int:
+    """Return the peak memory of `call` above the memory before it, by torch's allocator."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    return max(itertools.accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@SITUATIONS
+def test_traffic_and_scratch_are_those_of_torch(
+    dtype: torch.dtype, query: int, context: int, masked: bool, handed: Heads
+) -> None:
+    """Traffic is that of the recorded operators, and scratch memory is what the allocator gave."""
+    keys, step = context + query, Step(BATCH, query, context)
+    core, call = attention(dtype, query, keys, masked=masked, handed=handed)
+    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
+        with Traffic() as recorded:
+            call()
+        given = most_allocated(call)
+    path = math_path(core, handed, static_slots=keys if masked and query == 1 else 0)
+    work = core.each(step, path)
+    cached = BATCH * keys * core.cached_elements * dtype.itemsize
+    operands = work.activation_bytes + cached
+    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
+    if handed == "repeated":  # `repeat_kv` read K and V once and wrote them before the call
+        before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
+        avoidable -= 2 * before
+        operands += before - cached
+        given += before
+    assert float(operands + avoidable) == pytest.approx(recorded.bytes, rel=0.03)
+    assert float(core.scratch_bytes(step, path)) == pytest.approx(given, rel=0.03)
+
+
+@pytest.mark.parametrize("kernel", ["math", "flash", "eager"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("prompt", [64, pytest.param(512, marks=pytest.mark.slow)])
+def test_the_peak_of_a_prefill_is_what_the_allocator_gave(kernel: str, dtype: torch.dtype, prompt: int) -> None:
+    """The model is TinyLlama with a quarter of the width and two layers. At 512 tokens, scores are most of its peak."""
+    sizes = {"hidden_size": 512, "intermediate_size": 1408, "num_attention_heads": 16, "num_key_value_heads": 4}
+    attention = "eager" if kernel == "eager" else "sdpa"
+    model = small_model("Llama", **sizes, vocab_size=1000, attn_implementation=attention).to(dtype)
+    work = walk(model)
+    engine = EagerEngine(model, HOST)
+    ids = torch.zeros(2, prompt, dtype=torch.long)
+    forced = SDPBackend.MATH if kernel == "math" else SDPBackend.FLASH_ATTENTION
+    with sdpa_kernel(forced), torch.no_grad():
+        engine.prefill(ids, prompt)
+        given = most_allocated(lambda: engine.prefill(ids, prompt))
+    path = ExecutionPath(attention="eager") if kernel == "eager" else ExecutionPath(kernel=kernel, masked_kernel=kernel)
+    need = memory_need(work, model_storage_bytes(model), Step(2, prompt, 0), 0, path)
+    assert float(need.cache_bytes + need.workspace_bytes) == pytest.approx(given, rel=0.1)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import cached
-import pictures
 import pytest
 import scoreboard
 import torch
@@ -23,7 +22,7 @@ BOARDS = pytest.mark.parametrize(
     [
         (scoreboard.TABLE, scoreboard.types(), scoreboard.score, 160),
         (cached.TABLE, scoreboard.types(), cached.score, 170),
-        (cached.PICTURES, pictures.types(), cached.score, 69),
+        (cached.PICTURES, cached.picture_types(), cached.score, 69),
     ],
     ids=["torch's counter", "causal caches", "image-text caches"],
 )
@@ -46,7 +45,7 @@ def test_every_difference_has_a_name(
     table: Path, types: list[str], score: Callable[[str], tuple[str, str]], least: int
 ) -> None:
     results = scoreboard.read_table(table)
-    assert set(types) <= set(results), "a new type: run tests/counting/scoreboard.py, cached.py and pictures.py"
+    assert set(types) <= set(results), "a new type: run tests/counting/scoreboard.py and cached.py"
     assert sum(result == "equal" for result, _ in results.values()) >= least
     for name, (result, detail) in results.items():
         assert result == "equal" or detail, name
@@ -95,8 +94,8 @@ def test_a_block_that_runs_again_has_its_bytes_once(model_type: str, unread: int
 
 @pytest.mark.slow
 def test_image_text_types_are_built() -> None:
-    results = {name: pictures.score(name)[0] for name in pictures.types()}
-    worse = [name for name, (before, _) in scoreboard.read_table(pictures.TABLE).items() if before < results[name]]
+    results = {name: cached.built(name)[0] for name in cached.picture_types()}
+    worse = [name for name, (before, _) in scoreboard.read_table(cached.BUILT).items() if before < results[name]]
     assert worse == []
     assert sum(result == "built" for result in results.values()) >= 85
 
@@ -112,5 +111,5 @@ def test_image_text_types_are_built() -> None:
 )
 def test_a_step_of_text_runs_only_the_decoder(model_type: str, parts: list[str]) -> None:
     """The tower of Gemma-3n needs another package, so that its decoder is built alone."""
-    result, left_out = pictures.score(model_type)
+    result, left_out = cached.built(model_type)
     assert (result, left_out.split("; ")) == ("built", parts)

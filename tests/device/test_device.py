@@ -1,20 +1,33 @@
-"""The description of a device."""
+"""The device: its description, its memory, its graphs, and the names of cache arguments in transformers."""
 
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import recorded
 import torch
-from machines import CPU
+import transformers
+from machines import CPU, HOST
+from packaging.version import Version
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaConfig, PreTrainedConfig
 
-from profiler.device import device
+from profiler.device import device, memory
 from profiler.device.device import Device, describe
+from profiler.device.machine import machine_for
+from profiler.device.machine import recorded as profiled
+from profiler.engines.transformers import EagerEngine
+from profiler.loading.cache_argument import argument_name, cache_of, without_cache
 from profiler.run.setup import roof_dtypes
+from profiler.why_slow.call_settings import context_len, settings_of
 
 MIB = 1 << 20
 
@@ -83,3 +96,144 @@ def test_the_dtypes_of_the_roofs_need_no_further_query_of_the_device(monkeypatch
     for capability, half in (("7.5", "float16"), ("8.0", "bfloat16")):
         card = Device("cuda", "a card", 1 << 30, 4 << 20, 40, capability, None)
         assert roof_dtypes(work, request, card) == sorted(["float32", half])
+
+
+# Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.
+SCRIPT = """
+from machines import HOST
+import psutil
+own = psutil.Process()
+blocks = [bytearray(64 << 10) for _ in range(2000)]
+last = blocks.pop()
+blocks.clear()
+before = own.memory_info().rss
+HOST.release()
+print(before - own.memory_info().rss)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="malloc_trim is glibc's")
+def test_freed_memory_returns_to_the_system() -> None:
+    """128 MB of freed blocks below one in use."""
+    path = {"PYTHONPATH": ":".join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, env=path)
+    assert int(done.stdout) > 100e6
+
+
+@pytest.mark.parametrize(("version", "own"), [(1, "4:cpu,memory:"), (2, "0::")])
+@pytest.mark.parametrize("group", ["", "job"])
+def test_cached_files_are_not_memory_in_use(
+    version: int, own: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container of 64 MiB with 60 in use, of which 54 cache a checkpoint that was just read: 58 are available.
+
+    A scheduler limits a job, and the process is in one of its steps, without a limit of its own.
+
+    The files are in the kernel's format (admin-guide/cgroup-v2, cgroup-v1/memory); any real machine has more memory.
+    """
+    names = ("memory.max", "memory.current", "memory.stat")
+    if version == 1:
+        names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat")
+    total = "total_" if version == 1 else ""
+    folder = tmp_path / ("memory" if version == 1 else "") / group
+    (folder / "step").mkdir(parents=True)
+    (tmp_path / "own").write_text(f"3:cpuset:/\n{own}/{group}/step\n")
+    monkeypatch.setattr(memory, "OWN_CGROUPS", tmp_path / "own")
+    stat = f"{total}anon {5 << 20}\n{total}inactive_file {54 << 20}\n{total}active_file {1 << 20}\n"
+    for name, text in zip(names, (f"{64 << 20}\n", f"{60 << 20}\n", stat), strict=True):
+        (folder / name).write_text(text)
+    monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
+    assert HOST.available_bytes() == 58 << 20
+    (folder / names[2]).unlink()
+    assert HOST.available_bytes() == 4 << 20
+
+
+def test_a_peak_that_cannot_begin_again_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some sandboxes have no clear_refs; the peak is then that of the whole process, not of a cell."""
+    machine = machine_for(torch.device("cpu"))
+    monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "none" / "clear_refs")
+    machine.reset_peak()
+    assert machine.peak_bytes() is None
+
+
+def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
+    monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
+    assert HOST.available_bytes() > 1 << 26
+
+
+def test_the_asynchronous_allocator_has_no_unused_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `backend:cudaMallocAsync`, torch refuses a snapshot (c10/cuda/CUDAMallocAsyncAllocator.cpp)."""
+
+    def no_snapshot() -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
+
+    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync", raising=False)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", no_snapshot)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 << 30, 16 << 30))
+    assert memory.available_bytes(torch.device("cuda", 0)) == 5 << 30
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_pool_of_a_graph_outlives_a_lost_device(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The destructor of a pool frees memory, and throws if the device is lost, which ends the process with a signal."""
+    pool = SimpleNamespace(id=(0, 1))
+    machine: Any = recorded.machine(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "MemPool", lambda: pool)
+    before = sys.getrefcount(pool)
+    replay = machine.capture(lambda: torch.ones(1))
+
+    def synchronize(_device: Any = None) -> None:
+        if lost:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    del replay
+    assert sys.getrefcount(pool) - before == (1 if lost else 0)
+
+
+def test_an_error_in_its_exit_leaves_no_profiler_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit synchronises the device before it stops."""
+    failing = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
+    monkeypatch.setattr(torch.profiler.profile, "stop", failing)
+    with pytest.raises(RuntimeError, match="illegal memory access"), profiled(cuda=False):
+        torch.ones(2) + 1
+    assert not torch.autograd._profiler_enabled()
+
+
+RENAMED = Version(transformers.__version__) >= Version("5.24")
+LLAMA = LlamaConfig(
+    hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
+    vocab_size=32,
+)  # fmt: skip
+MAMBA = MambaConfig(hidden_size=32, num_hidden_layers=1, vocab_size=32, state_size=4)
+
+
+@pytest.mark.parametrize(("config", "before"), [(LLAMA, "past_key_values"), (MAMBA, "cache_params")])
+def test_the_name_is_the_argument_of_the_model(config: PreTrainedConfig, before: str) -> None:
+    model = AutoModelForCausalLM.from_config(config)
+    assert argument_name(model) == ("cache" if RENAMED else before)
+    with torch.inference_mode():
+        output = model(torch.zeros(1, 4, dtype=torch.long), use_cache=True)
+    assert cache_of(output) is not None
+
+
+def test_a_step_uses_no_deprecated_name() -> None:
+    engine = EagerEngine(AutoModelForCausalLM.from_config(LLAMA), HOST)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine.decode(engine.prefill(torch.zeros(1, 4, dtype=torch.long), 8))
+
+
+@pytest.mark.parametrize("name", ["past_key_values", "cache"])
+def test_a_watched_forward_accepts_either_name(name: str) -> None:
+    model = AutoModelForCausalLM.from_config(LLAMA)
+    cache = DynamicCache()
+    cache.update(torch.zeros(1, 1, 7, 16), torch.zeros(1, 1, 7, 16), 0)
+    named = {"use_cache": True, name: cache}
+    assert context_len(named) == 7
+    settings = settings_of("forward", model, {**named, name: SimpleNamespace()})
+    assert settings.cache_class == "SimpleNamespace"
+    assert without_cache({**named, "streamer": None}) == {"use_cache": True, "streamer": None}

@@ -1,4 +1,4 @@
-"""NVML through the real nvidia-ml-py, with a substitute (nvml.c) for the driver's library."""
+"""Readings of NVML (nvml.c stands in for the driver's library), of Linux's energy counters, and of a watch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,19 @@ import pytest
 import torch
 
 from profiler.checks import installation as checks
-from profiler.device.telemetry import NoSource, NvmlSource, Watch, idle_power_w, nvml_source, source_for
-from profiler.facts.telemetry import complaints, health
+from profiler.device.telemetry import (
+    HostSource,
+    NoSource,
+    NvmlSource,
+    Rapl,
+    Watch,
+    idle_power_w,
+    nvml_source,
+    source_for,
+)
+from profiler.facts.telemetry import ActiveShares, Reading, Timeline, complaints, health
+from profiler.facts.visits import Visit
+from profiler.grid.cells import Cell
 
 SOURCE = Path(__file__).with_name("nvml.c")
 UUIDS = ("8a3e5c1f-0000-0000-0000-000000000000", "8a3e5c1f-0000-0000-0000-000000000001")
@@ -194,3 +205,95 @@ def test_power_at_rest_over_a_counter_that_ticks(nvml: State) -> None:
     nvml(H100)
     watts = idle_power_w(source_for(CARD), seconds=0.5)
     assert watts == pytest.approx(400, rel=0.25)
+
+
+RANGE_UJ = 262_143_328_850
+"""The range of a Xeon's package: about 2^32 units of 2^-14 J, or 262,144 J."""
+
+
+def zone(root: Path, number: str, name: str, energy_uj: int, range_uj: int | None = RANGE_UJ) -> Path:
+    folder = root / f"intel-rapl:{number}"
+    folder.mkdir()
+    (folder / "name").write_text(f"{name}\n")
+    (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    if range_uj is not None:
+        (folder / "max_energy_range_uj").write_text(f"{range_uj}\n")
+    return folder
+
+
+def used_j(counter: Rapl, *zones: tuple[Path, int]) -> float | None:
+    """Joules between two readings, with these values of the zones at the second."""
+    before_j = counter.energy_j()
+    for folder, energy_uj in zones:
+        (folder / "energy_uj").write_text(f"{energy_uj}\n")
+    after_j = counter.energy_j()
+    return None if before_j is None or after_j is None else after_j - before_j
+
+
+def test_all_packages_count_and_neither_their_parts_nor_the_platform(tmp_path: Path) -> None:
+    """3 J of one package and 4 J of the other; the cores' 2 J are part of it, and the platform's 9 J contain both."""
+    folders = [
+        zone(tmp_path, number, name, 10_000_000)
+        for number, name in (("0", "package-0"), ("1", "package-1"), ("0:0", "core"), ("2", "psys"))
+    ]
+    moved = zip(folders, (13_000_000, 14_000_000, 12_000_000, 19_000_000), strict=True)
+    assert used_j(Rapl(tmp_path), *moved) == pytest.approx(7.0)
+
+
+def test_a_counter_that_wraps_continues(tmp_path: Path) -> None:
+    """0.32885 J up to its range plus 1 J after it is 1.32885 J; the next 2 J count as usual."""
+    package = zone(tmp_path, "0", "package-0", RANGE_UJ - 328_850)
+    counter = Rapl(tmp_path)
+    assert used_j(counter, (package, 1_000_000)) == pytest.approx(1.32885, abs=1e-4)
+    assert used_j(counter, (package, 3_000_000)) == pytest.approx(2.0, abs=1e-4)
+
+
+def test_no_package_or_an_unreadable_one_gives_no_energy(tmp_path: Path) -> None:
+    assert Rapl(tmp_path).energy_j() is None
+    zone(tmp_path, "0", "package-0", 1)
+    (zone(tmp_path, "1", "package-1", 1) / "energy_uj").unlink()
+    assert Rapl(tmp_path).energy_j() is None
+
+
+def test_a_falling_clock_is_reported() -> None:
+    falling = [Reading(clock_hz=1.9e9 - 0.1e9 * step) for step in range(5)]
+    assert "1900 to 1500 MHz" in complaints(falling)[0]
+    assert complaints([Reading(clock_hz=1.9e9)] * 5) == []
+
+
+def test_a_failing_source_does_not_end_a_run() -> None:
+    class Failing(HostSource):
+        def read(self) -> Reading:
+            raise OSError("gone")
+
+    with Watch(Failing(), interval_s=0.01) as watch:
+        time.sleep(0.05)
+    assert watch.readings == []
+
+
+def test_activity_is_only_that_of_the_visits() -> None:
+    """Readings between two visits belong to another cell, and so do those in the first second of a visit."""
+    readings = [
+        Reading(sm_active=share, memory_active=share / 2, clock_hz=1e9, at_unix_s=at)
+        for at, share in ((0.5, 0.1), (1.5, 0.9), (5.0, 0.1), (10.5, 0.1), (11.5, 0.7), (12.0, 0.8))
+    ]
+    shares = Timeline(readings).active([(0.0, 2.0), (10.0, 2.0)])
+    assert (shares.sm, shares.memory) == (0.8, 0.4)
+    assert Timeline(readings).active([(0.0, 1.0)]) == ActiveShares(None, None, clock_hz=1e9), "too short to judge"
+    assert Timeline(readings).active([(20.0, 2.0)]) == ActiveShares(None, None)
+
+
+def test_the_power_cap_of_a_prefill_is_not_the_decode_steps() -> None:
+    """Power is averaged over up to a second, so a reading early in the loop may be about the prefill before it."""
+    cell = Cell(16, 512, 32)
+    visit = Visit(cell, 0, 0.24, (0.03,) * 60, 2.1, (), None, 100.0, ttft_s=0.25, loop_s=1.8)
+    assert visit.spans("prefill")[0] == (100.0, 0.25)
+    [(start, seconds)] = visit.spans("decode")
+    assert (start, seconds) == (pytest.approx(100.3), 1.8)
+    readings = [Reading(throttle=("power cap",), at_unix_s=at) for at in (100.2, 100.5)]
+    readings.append(Reading(throttle=(), at_unix_s=101.8))
+    timeline = Timeline(readings)
+    assert timeline.throttled(visit.spans("prefill"), "prefill") == ("power cap",)
+    assert timeline.throttled(visit.spans("decode"), "decode") == ()
+    late = Timeline([*readings, Reading(throttle=("power cap",), at_unix_s=101.9)])
+    assert late.throttled(visit.spans("decode"), "decode") == ("power cap",)

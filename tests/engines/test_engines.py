@@ -20,7 +20,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
-from profiler.engines.caches import static_cache, unwindowed
 from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
 from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine
 from profiler.errors import CaptureError, RequestError
@@ -172,12 +171,6 @@ def test_a_filled_cache_has_its_depth_and_steps_like_a_prefilled_one(kind: str, 
     shapes = [[tuple(layer.keys.shape) for layer in state.cache.layers] for state in (filled, prefilled)]
     assert shapes[0] == shapes[1]
     assert [int(state.cache.get_seq_length()) for state in (filled, prefilled)] == [33, 33]
-
-
-def test_a_window_as_long_as_the_cache_becomes_a_plain_layer() -> None:
-    model = small_model("Mistral")
-    assert not any(layer.is_sliding for layer in unwindowed(static_cache(model, 16), 16).layers)
-    assert all(layer.is_sliding for layer in unwindowed(static_cache(model, 40), 40).layers)
 
 
 class Breaking(torch.nn.Module):

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
 from unittest import mock
 
 import pytest
 import torch
-import torch.nn.functional as F
 from claims.kernels import UNKNOWN, judged_kernels
 from machines import HOST
 from simulated.truth import H100, RTX_4090, Truth
 from simulated.world import simulated
 
-from profiler.device.clock import time_calls
 from profiler.device.machine import machine_for
 from profiler.facts.roofs import Ceilings
 from profiler.judge.breakdown import TERMS
@@ -53,22 +50,6 @@ def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
         compute={name: replace(roof, per_s=4 * roof.per_s) for name, roof in roofs.compute.items()},
     )
     assert [item.label for item in islice(judged_kernels(HOST, faster, seconds=1.5), 2)] == [UNKNOWN, UNKNOWN]
-
-
-@pytest.mark.timing
-@pytest.mark.slow
-def test_better_kernels_recover_the_time_that_slow_ones_lose() -> None:
-    """As kernel-bound predicts, the products take at most half as long in one call, or with unpacked weights."""
-    rows, weight = torch.randn(16, 4096), torch.randn(4096, 4096)
-    packed = torch.randint(-127, 128, (4096, 4096), dtype=torch.int8)
-
-    def fastest_s(call: Callable[[], object]) -> float:
-        return min(time_calls(call, HOST.clock, 9))
-
-    # The product of the transposes has the same 16 x 4096 x 4096 multiplications.
-    one_call_s = min(fastest_s(lambda: F.linear(rows, weight)), fastest_s(lambda: weight @ rows.t()))
-    assert fastest_s(lambda: [F.linear(row, weight) for row in rows]) > 2 * one_call_s
-    assert fastest_s(lambda: F.linear(rows[0], packed.float() * 0.5)) > 2 * fastest_s(lambda: F.linear(rows[0], weight))
 
 
 # A B200 has 126 MiB of L2 and 8 TB/s (NVIDIA's datasheet), an RTX 4090 72 MiB.

@@ -1,9 +1,9 @@
-"""Variants tried on a short model: which layers are enough, and whether a planted cost is found."""
+"""Variants tried on a short model, also a new one: which layers are enough, and whether a planted cost is found."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,25 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from hurry import with_effort
 from machines import HOST
 from small_models import small_model
 from subjects import MEMORY, subject_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
+import profiler
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import COMPILED, GRAPHED, REPEATED_HEADS, STATIC_CACHE, WITHOUT_CUDNN
-from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.cells import CellEvidence
-from profiler.measure.rounds import Plan
-from profiler.measure.sweep import sweep
+from profiler.measure.subject import Subject
 from profiler.measure.trials import pattern_of, shortened, stack_of, try_variants
-from profiler.measure.variants import variants_of
+from profiler.measure.variants import VARIANTS, Variant, variants_of
 from profiler.predict.operator_arrays import StepArrays, operator_arrays
-from profiler.report.progress import QuietListener
-from profiler.run.options import Options
-from profiler.run.pipeline import execute
-from profiler.run.validate import prepare
 
 
 @pytest.mark.parametrize(("kind", "layers"), [("Llama", 5), ("Gemma3", 18), ("DeepseekV2", 4)])
@@ -195,42 +190,16 @@ def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
         assert form.corners(keys) == (decodes if form.name == STATIC_CACHE else keys)
 
 
+def in_double(subject: Subject) -> Iterator[Variant]:
+    if subject.request.dtype is not torch.float64:
+        yield Variant("a toy dtype", dtype=torch.float64, quant="none")
+
+
 @pytest.mark.slow
-@pytest.mark.timing
-@pytest.mark.usefixtures("brief_roofs")
-def test_a_planted_cost_is_found_where_it_was_tried(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The MLPs of two layers wait 5 ms each in bfloat16, which is 10 ms per step; the model of the run does not wait.
-
-    A trial gives a ratio that is applied to a step of another time, so half of the planted cost is required.
-    """
-    from transformers.models.llama import modeling_llama
-
-    plain = modeling_llama.LlamaMLP.forward
-
-    def waiting(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        if x.dtype is torch.bfloat16:
-            time.sleep(5e-3)
-        return plain(self, x)
-
-    monkeypatch.setattr(modeling_llama.LlamaMLP, "forward", waiting)
-    options: dict[str, Any] = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 4, "budget_s": 120}
-
-    def brief(engines: Any, plan: Plan, **rest: Any) -> Iterator[Visit | Gap]:
-        """A sweep that leaves most of the time to the trials."""
-        return sweep(engines, replace(plan, budget_s=1.0), **rest)
-
-    def evidence_of(name: str, **more: Any) -> Sequence[CellEvidence]:
-        prepared = prepare(Options(model=str(tiny_folder), **options, **more, out=tmp_path / name))
-        return execute(prepared, QuietListener(), brief).document.evidence
-
-    # A saving within the noise of a trial is not reported, so a disturbed run is repeated.
-    runs = ([lever for item in evidence_of(f"run {number}") for lever in item.levers] for number in range(3))
-    found = next((levers for run in runs if (levers := [lever for lever in run if lever.change == "bfloat16"])), [])
-    assert found
-    for lever in found:
-        assert lever.basis == "tried"
-        assert lever.saves_s < -5e-3
-        assert "the step takes" in lever.because
-    assert not any(lever.basis == "tried" for item in evidence_of("not", no_levers=True) for lever in item.levers)
+def test_a_run_tries_and_stores_it(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("profiler.measure.variants.VARIANTS", [in_double, *VARIANTS])
+    with_effort(monkeypatch, trials_share=15.0)
+    run = profile_tiny(no_levers=False)
+    records = map(json.loads, (run.folder / "samples.jsonl").read_text().splitlines())
+    trials = [record for record in records if record.get("form") == "a toy dtype"]
+    assert {trial["phase"] for trial in trials} == {"prefill", "decode"}

@@ -20,8 +20,6 @@ from subjects import of_caches, subject_of
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.counting.attention import AttentionCore
-from profiler.counting.operators import Experts
 from profiler.counting.walk import walk
 from profiler.engines.caches import rewind
 from profiler.engines.registry import ENGINES
@@ -175,19 +173,6 @@ def test_a_window_is_handed_over_as_the_model_hands_it() -> None:
     _, q, k, _, mask = calls[0].args  # type: ignore[attr-defined]
     assert (q.shape[2], k.shape[2]) == (20, 20)
     assert mask.sum() == sum(min(i + 1, 8) for i in range(20)) * mask.shape[0]
-
-
-def test_experts_are_called_with_what_their_router_chose() -> None:
-    model = small_model("Qwen3Moe", num_hidden_layers=3, num_experts=8)
-    step = decode_step(model, 5, batch=3)
-    calls = caught_calls(callable_modules(model, walk(model), 1e9, Step(3, 1, 5)), step)
-    kinds = {type(operator): several for operator, several in calls.items()}
-    assert set(kinds) == {AttentionCore, Experts}
-    for call in kinds[Experts]:
-        hidden, chosen, weights = call.args  # type: ignore[attr-defined]
-        assert hidden.shape == (3, 64)
-        assert chosen.shape == weights.shape == (3, 2)
-    assert len(kinds[Experts]) == 3
 
 
 def test_a_step_ends_with_the_last_call_that_is_wanted_and_leaves_nothing_behind() -> None:

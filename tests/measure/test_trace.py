@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -163,45 +164,13 @@ def test_a_clock_that_is_wrong_gives_no_parts(seconds: tuple[float, ...]) -> Non
         parts(*seconds)
 
 
-@pytest.mark.parametrize(
-    ("symbol", "name"),
-    [
-        (
-            "void at::native::(anonymous namespace)::CatArrayBatchedCopy_alignedK_contig<"
-            "at::native::(anonymous namespace)::OpaqueType<2u>, unsigned int, 4, 64, 64, 16>(int)",
-            "CatArrayBatchedCopy_alignedK_contig",
-        ),
-        (
-            "void at::native::elementwise_kernel<128, 4, void at::native::gpu_kernel_impl_nocast<"
-            "at::native::direct_copy_kernel_cuda(at::TensorIteratorBase&)::{lambda()#3}::operator()() const>(int)",
-            "direct_copy_kernel_cuda",
-        ),
-        (
-            "void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<float, float, float, "
-            "at::native::binary_internal::MulFunctor<float> >, std::array<char*, 3ul> >(int, ...)",
-            "MulFunctor",
-        ),
-        (
-            "void at::native::vectorized_elementwise_kernel<8, at::native::CUDAFunctor_add<c10::BFloat16>, "
-            "std::array<char*, 3ul> >(int, at::native::CUDAFunctor_add<c10::BFloat16>, std::array<char*, 3ul>)",
-            "CUDAFunctor_add",
-        ),
-        (
-            "void at::native::vectorized_elementwise_kernel<8, at::native::(anonymous namespace)::silu_kernel("
-            "at::TensorIteratorBase&)::{lambda()#1}::operator()() const::{lambda()#1}>(int, ...)",
-            "silu_kernel",
-        ),
-        (
-            "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::MeanOps<float, float, "
-            "float, float>, unsigned int, float, 4, 4> >(at::native::ReduceOp<float, ...>)",
-            "MeanOps",
-        ),
-        ("nvjet_tst_64x8_64x16_4x1_v_bz_TNT", "nvjet_tst_64x8_64x16_4x1_v_bz_TNT"),
-        ("triton_poi_fused_add_mul_0", "triton_poi_fused_add_mul_0"),
-    ],
-)  # fmt: skip
-def test_a_kernel_has_the_name_of_what_it_does(symbol: str, name: str) -> None:
-    assert kernel_name(symbol) == name
+with Path(__file__).with_name("kernel_names.csv").open(encoding="utf-8", newline="") as file:
+    KERNELS = list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("row", KERNELS, ids=lambda row: row["name"])
+def test_a_kernel_has_the_name_of_what_it_does(row: dict[str, str]) -> None:
+    assert kernel_name(row["symbol"]) == row["name"]
 
 
 _DELAY_S = 0.02
@@ -252,5 +221,4 @@ def test_the_tax_is_found_where_it_was_planted(
     assert own.generate_s == 0
     claimed = replace(run.document, generate=(replace(tax, visits=2, low_s=tax.tax_s / 2, high_s=2 * tax.tax_s),))
     [line] = generate_lines(replace(run, document=claimed))
-    assert f"transformers {run.document.software['transformers']}'s generate adds" in line
     assert "stopping criteria 2" in line

@@ -12,7 +12,7 @@ import pytest
 
 from profiler.data.published_results import coverages, published
 from profiler.predict.published_efficiency import CardSteps, Shares, attained, basis_for, no_basis
-from tests.left_out import LeftOut, as_published_again, coverages_again, left_out
+from tests.left_out import LeftOut, coverages_again, left_out
 from tests.published_fit import NO_SOURCES, PRIOR_SOURCES, SourceSpread, fit_efficiency, fitted, steps_of
 
 
@@ -63,7 +63,7 @@ def test_ranges_of_16_bits_are_narrower_than_those_of_fewer_bits() -> None:
     compiled, eager = inside_and_width(decodes("compiled", "dense"))[1], inside_and_width(decodes("eager", "dense"))[1]
     assert 1.2 < compiled < 2.2
     assert compiled < eager < 2.6
-    assert compiled < inside_and_width(decodes("compiled", "int4wo", "int8wo"))[1]
+    assert compiled < inside_and_width(decodes("compiled", "int4wo", "int8wo"))[1] < 2.6
     assert eager < inside_and_width(decodes("eager", "nf4"))[1]
     layers = {
         gpu: statistics.median(
@@ -74,20 +74,6 @@ def test_ranges_of_16_bits_are_narrower_than_those_of_fewer_bits() -> None:
         for gpu in ("H20", "A100 80GB SXM")
     }
     assert layers["A100 80GB SXM"] / layers["H20"] == pytest.approx(1.46, abs=0.05)
-
-
-@pytest.mark.slow
-def test_ranges_of_fewer_bits_are_as_wide_as_engines_differ_on_one_card_and_model() -> None:
-    """A width of 1.5 is impossible for 4 and 8 bits.
-
-    Other engines and sources publish figures of the same GPU, model, format and batch. By these, a range that covers
-    nine in ten would be 1.7 wide even if it were fitted to its GPU and model.
-    """
-    width = inside_and_width(decodes("compiled", "int4wo", "int8wo"))[1]
-    differences = as_published_again()
-    assert len(differences) >= 60
-    least_width = math.exp(2 * float(np.quantile(differences, 0.9)))
-    assert 1.5 < least_width < width < 2.6
 
 
 @pytest.mark.slow

@@ -1,11 +1,16 @@
-"""The probes with a fake clock, and once with a real one."""
+"""The probes of the roofs: with a fake clock, over memories with known caches, and once with a real clock."""
 
 from __future__ import annotations
 
 import json
+import math
 import mmap
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,17 +19,23 @@ from docs.schemas import assert_follows
 from hurry import with_effort
 from machines import CPU, HOST, FakeClock, SmallMachine, roof, small
 from memories import SimulatedMachine, SimulatedMemory
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from profiler.device.device import Device
 from profiler.device.machine import Machine
-from profiler.device.memory import page_faults
+from profiler.device.memory import page_faults, storage_bytes
+from profiler.device.telemetry import DeviceSettings, NoSource
 from profiler.errors import NoRoomError
-from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, Roof
+from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, DriftReading, Roof, WeightReadRoof, drift
 from profiler.facts.telemetry import Reading
 from profiler.judge.demand import moved
 from profiler.roofs import gemm as products
-from profiler.roofs.bandwidth import measure_links, measure_page_fault_s
-from profiler.roofs.measure import measure, remeasure_roofs
+from profiler.roofs.bandwidth import _storages, measure_links, measure_page_fault_s, measure_streams, measure_weights
+from profiler.roofs.fixed_work import DriftProbe, measure_host_pace
+from profiler.roofs.measure import cached, measure, remeasure_roofs
 from profiler.roofs.sampler import clocked, sample
+from profiler.run.warnings import roof_warnings
 
 
 @pytest.fixture(scope="module")
@@ -239,3 +250,295 @@ def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  
     # A step of thirty layers calls hundreds of operators: between 0.1 ms and 1 s on any host.
     assert 1e-4 < document["host"]["step_s"] < 1
     assert document["host_index"] == document["host"]["step_s"] / document["reference_host"]["step_s"]
+
+
+MIB = 1 << 20
+
+
+def keeping(cache_bytes: int, cache_bytes_per_s: float, memory_bytes_per_s: float) -> Callable[[int], float]:
+    """A least-recently-used cache, which serves all of a buffer that fits, and nothing of a larger one."""
+    return lambda nbytes: cache_bytes_per_s if nbytes <= cache_bytes else memory_bytes_per_s
+
+
+def falling(nbytes: int) -> float:
+    """A cache shared with neighbours: 133, 111 and 91 GB/s at 64, 128 and 256 MiB, and flat from 1 GiB on."""
+    steps = {64: 133e9, 128: 111e9, 256: 91e9, 512: 75e9}
+    return next((per_s for size, per_s in steps.items() if nbytes <= size * MIB), 62e9)
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "memory_bytes_per_s", "stream_mib"),
+    [
+        (keeping(MIB, 200e9, 40e9), 40e9, 512),  # a flat memory is done with two sizes
+        pytest.param(falling, 62e9, 2048, marks=pytest.mark.slow),  # a curve that falls is followed to its plateau
+        # An MI300X reports 4 MiB and has another cache of 256 MiB, about three times as fast as its memory. All rates
+        # are a hundred times lower here, so the test needs fewer calls.
+        (keeping(256 * MIB, 120e9, 42e9), 42e9, 1024),
+    ],
+    ids=["flat", "falling", "an untold cache"],
+)
+def test_the_curve_is_followed_to_its_plateau(
+    bytes_per_s: Callable[[int], float], memory_bytes_per_s: float, stream_mib: int
+) -> None:
+    """STREAM's rule counts all that a kernel touches: two buffers for a copy, three for a triad."""
+    with SimulatedMemory(bytes_per_s) as memory:
+        found = measure_streams(SimulatedMachine(memory), 1.5)
+    assert [found.memory[name].per_s for name in ("read", "copy", "triad")] == [pytest.approx(memory_bytes_per_s)] * 3
+    for operation in ("sum", "copy_", "add"):
+        assert max(memory.footprints[operation]) == pytest.approx(found.stream_bytes, rel=1e-6)
+    assert (found.stream_bytes, found.plateau, found.beyond_cache) == (stream_mib * MIB, True, True)
+    assert roof_warnings(found) == []
+
+
+def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:
+    """A cache with random replacement, `times` as fast as its memory.
+
+    It keeps the share h = exp(-(1 - h) N / C) of a buffer that is read repeatedly.
+    """
+
+    def per_s(nbytes: int) -> float:
+        hits = 0.0 if nbytes > cache_bytes else 1.0
+        for _ in range(200):
+            hits = hits if nbytes <= cache_bytes else math.exp(-(1 - hits) * nbytes / cache_bytes)
+        return memory_bytes_per_s / (hits / times + 1 - hits)
+
+    return per_s
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "warns"),
+    [(keeping(MIB, 200e9, 25e9), False), (random_replacement(480 * MIB, 3.0, 25e9), True)],
+    ids=["a neighbour's cache", "its own cache"],
+)
+def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
+    bytes_per_s: Callable[[int], float], warns: bool
+) -> None:
+    """A CPU reports its socket's 480 MiB, of which it may have almost nothing.
+
+    There is time for 1 GiB, not for 4 x 480 MiB.
+    """
+    with SimulatedMemory(bytes_per_s) as memory:
+        found = measure_streams(SimulatedMachine(memory, 16 << 30, cache_bytes=480 * MIB), 1.5)
+    assert found.stream_bytes == 1024 * MIB
+    assert bool(roof_warnings(found)) == warns
+
+
+def read(
+    tensors: list[torch.Tensor | None], call_s: float = 20e-6, available_bytes: int = 64 << 30
+) -> WeightReadRoof | None:
+    """Measure with a memory of 60 GB/s and a cache of 1 MiB that takes no time."""
+    memory = SimulatedMemory(lambda nbytes: 60e9 if nbytes > MIB else 1e15, call_s)
+    with memory:
+        return measure_weights(tensors, SimulatedMachine(memory, available_bytes), 0.01)
+
+
+@pytest.mark.parametrize("call_s", [0.0, 20e-6])
+def test_a_stream_in_the_same_pieces_pays_for_the_same_calls(call_s: float) -> None:
+    found = read([torch.empty(1024, 2048) for _ in range(20)], call_s)
+    assert found is not None
+    assert found.nbytes == 20 * 8 * MIB
+    assert found.stream is not None
+    assert found.roof.per_s == found.stream.per_s == pytest.approx(8 * MIB / (8 * MIB / 60e9 + call_s), rel=1e-3)
+
+
+def test_pages_that_are_slower_than_a_streams_show() -> None:
+    """Every second weight takes three times as long to read, so all together are read half as fast."""
+    far = [torch.empty(1024, 2048) for _ in range(10)]
+    lie_far = {part.data_ptr() for part in far}
+
+    class Far(SimulatedMemory):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            is_far = args and isinstance(args[0], torch.Tensor) and args[0].data_ptr() in lie_far
+            before_s = self.now_s
+            found = super().__torch_dispatch__(func, types, args, kwargs)
+            self.now_s += 2 * (self.now_s - before_s) * bool(is_far)
+            return found
+
+    with Far(lambda _: 60e9) as memory:
+        found = measure_weights([*far, *(torch.empty(1024, 2048) for _ in range(10))], SimulatedMachine(memory), 0.01)
+    assert found is not None
+    assert found.stream is not None
+    assert found.roof.per_s / found.stream.per_s == pytest.approx(0.5, rel=1e-3)
+
+
+def test_a_model_that_leaves_no_room_for_such_a_stream_is_read_in_part() -> None:
+    """Weights take 160 MiB, and 400 MiB are free: a tenth of those is 40 MiB, so every fourth weight is read."""
+    found = read([torch.empty(1024, 2048) for _ in range(20)], available_bytes=400 * MIB)
+    assert found is not None
+    assert found.nbytes == 5 * 8 * MIB
+
+
+def test_a_model_that_lies_elsewhere_is_no_witness() -> None:
+    assert read([torch.empty(1024, 2048, device="meta")]) is None
+    assert read([]) is None
+
+
+def test_tied_and_packed_weights_count_as_they_are_stored() -> None:
+    table = nn.Parameter(torch.empty(4096, 512))
+    packed = torch.empty(2 * MIB, dtype=torch.uint8)
+    half, eight = torch.empty(1024, 2048, dtype=torch.bfloat16), torch.empty(2048, 2048).to(torch.float8_e4m3fn)
+    tensors: list[torch.Tensor | None] = [table, table.t(), packed, half, eight, None]
+    found = read(tensors)
+    assert found is not None
+    assert found.nbytes == storage_bytes(tensors) == (8 + 2 + 4 + 4) * MIB
+
+
+def test_weights_are_read_as_whole_words_whatever_they_hold() -> None:
+    """A CPU adds bfloat16 values more slowly than its memory delivers them, so all bytes are read as int64."""
+    half, full = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(64, 32)
+    found = _storages([half, full, half.t()], CPU)
+    assert [(part.dtype, part.nbytes) for part in found] == [(torch.int64, 64 * 32 * 2), (torch.int64, 64 * 32 * 4)]
+
+
+class Threads(TorchDispatchMode):
+    """The numbers of threads of the calls that reach torch's dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen.add(torch.get_num_threads())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+def test_it_steps_in_one_thread() -> None:
+    before = torch.get_num_threads()
+    with Threads() as threads:
+        pace = measure_host_pace(HOST, 0.0)
+    assert (threads.seen, torch.get_num_threads(), len(pace.seconds)) == ({1}, before, 1)
+
+
+@pytest.mark.timing
+def test_it_is_what_a_plain_loop_takes() -> None:
+    """The pace is near the fastest quartile of a user's loop, which excludes disturbances."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 48, "intermediate_size": 48, "num_hidden_layers": 30, "head_dim": 8, "vocab_size": 256}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=6, num_key_value_heads=2)).eval()
+    token, cache, taken, threads = torch.zeros(1, 8, dtype=torch.long), None, [], torch.get_num_threads()
+    torch.set_num_threads(1)
+    with torch.inference_mode():
+        for _ in range(100):
+            before = time.thread_time()
+            output = model(input_ids=token, past_key_values=cache, use_cache=True)
+            token, cache = output.logits[:, -1:].argmax(-1), output.past_key_values
+            taken.append(time.thread_time() - before)
+    torch.set_num_threads(threads)
+    assert 0.5 < measure_host_pace(HOST, 1.0).step_s / sorted(taken)[25] < 2
+
+
+def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
+    steady, slower = DriftReading(10e-3, 5e-3), DriftReading(10e-3, 6e-3)
+    for on_gpu in (False, True):
+        assert drift([steady] * 3 + [slower] * 3, on_gpu=on_gpu) == pytest.approx(0.2)
+        assert drift([steady] * 5 + [slower], on_gpu=on_gpu) == 0.0
+        assert drift([steady], on_gpu=on_gpu) == 0.0
+        assert drift([], on_gpu=on_gpu) == 0.0
+
+
+def test_a_gpus_own_heat_is_no_drift() -> None:
+    """The readings of an H100 in microseconds, some of them right after prefills at its power limit: 0.9 %, not 8 %."""
+    compute = (57.5, 57.6, 57.8, 59.4, 68.1, 58.0, 66.0, 57.8, 62.3)
+    looks = [DriftReading(95e-6, seconds * 1e-6, float(number)) for number, seconds in enumerate(compute)]
+    assert drift(looks, on_gpu=True) < 0.01
+    assert drift(looks, on_gpu=False) > 0.05
+
+
+class Settling(FakeClock):
+    """Seconds of successive calls: slow at first, as after a large prefill, then steady."""
+
+    def seconds(self, marks: Sequence[float]) -> list[float]:
+        return [self.given[min(int(mark) // 8, len(self.given) - 1)] for mark in marks[1:]]
+
+
+class Timeless(Machine):
+    """A machine whose clock stands still, so other processes have no effect on it."""
+
+    def now_s(self) -> float:
+        return 0.0
+
+
+@pytest.fixture
+def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the probe's work small: these tests set its times by hand."""
+    monkeypatch.setattr("profiler.roofs.fixed_work.PROBE_BYTES", 1 << 12)
+    monkeypatch.setattr("profiler.roofs.fixed_work._SIDE", 8)
+
+
+@pytest.mark.usefixtures("small_work")
+def test_a_look_waits_until_the_machine_has_settled() -> None:
+    sentinel = DriftProbe(Timeless(CPU, clock=Settling(1.2e-3, 1.1e-3, 1e-3)))
+    assert sentinel.look().memory == pytest.approx(1e-3)
+    never = DriftProbe(Timeless(CPU, clock=Settling(*(1e-3 * number for number in range(1, 40)))))
+    assert never.look().memory > 4e-3  # it does not wait forever
+
+
+@pytest.mark.usefixtures("small_work")
+def test_a_look_at_a_busy_machine_takes_a_few_calls() -> None:
+    """Calls of 0.4 s: two per burst instead of seven, as many as fit into a second."""
+    clock = Settling(0.4)
+    DriftProbe(Timeless(CPU, clock=clock)).look()
+    quiet = Settling(0.4e-3)
+    DriftProbe(Timeless(CPU, clock=quiet)).look()
+    assert clock.mark() < 0.5 * quiet.mark()
+
+
+class Driven(NoSource):
+    """A GPU that reports its settings."""
+
+    def __init__(self, **settings: float | str) -> None:
+        super().__init__()
+        self._settings = settings
+
+    def facts(self) -> DeviceSettings:
+        return {**self._settings, "pcie_lanes": 16}
+
+
+class Card(Machine):
+    """A GPU by its UUID, one of many of its name."""
+
+    def __init__(self, uuid: str, power_limit_w: float = 700.0, driver: str = "580.95.05") -> None:
+        super().__init__(CPU, source=Driven(power_limit_w=power_limit_w, driver=driver))
+        self._uuid = uuid
+
+    @cached_property
+    def info(self) -> Device:
+        return replace(HOST.info, kind="cuda", name="NVIDIA H100 80GB HBM3", uuid=self._uuid)
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def known(machine: Machine) -> bool:
+    """Whether roofs were cached for this machine; afterwards they are."""
+    found: list[Ceilings | None] = []
+
+    def measure(kept: Ceilings | None) -> Ceilings:
+        found.append(kept)
+        return Ceilings({}, {}, 1, True, measured_at_unix_s=machine.unix_s(), missing={"read": "no room"})
+
+    cached(measure, machine, {"torch": "2.13.0"}, fresh=False)
+    return found[0] is not None
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_two_cards_of_one_name_share_nothing() -> None:
+    first, second = "GPU-2d5f", "GPU-91ab"
+    assert [known(Card(uuid)) for uuid in (first, first, second, second, first)] == [False, True, False, True, True]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_another_power_limit_or_driver_is_another_roof() -> None:
+    """An H100 at 350 W multiplies slower than at 700."""
+    assert [known(Card("GPU-2d5f", watts)) for watts in (700.0, 350.0, 700.0)] == [False, False, True]
+    assert [known(Card("GPU-2d5f", driver=version)) for version in ("590.10", "590.10")] == [False, True]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_cpu_keeps_its_roofs_whatever_its_governor_does() -> None:
+    assert [known(HOST), known(HOST)] == [False, True]
+    assert HOST.info.uuid == ""

@@ -1,20 +1,33 @@
-"""The budget of a run: the time of its parts, by a clock that is set by hand, and the batches that fit it."""
+"""The budget of a run and the batches that fit it; busy neighbours and slow GPUs, of which a run warns."""
 
 from __future__ import annotations
 
+import itertools
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from machines import roof
+from machines import HOST, Others, roof
 
 from profiler import effort
+from profiler.data.datasheets import gpus
+from profiler.device.device import Device
+from profiler.effort import Effort
 from profiler.errors import RequestError
 from profiler.facts.roofs import READ, Ceilings
+from profiler.facts.run_facts import Facts
+from profiler.facts.telemetry import BusyProcess, Contention
+from profiler.judge.judge_run import judge_run
+from profiler.judge.warnings import health_warnings
 from profiler.run import batch_test
 from profiler.run.options import Options
-from profiler.run.stages import RunBudget, RunPart
+from profiler.run.setup import wait_for_neighbours
+from profiler.run.stages import RunBudget, RunPart, Stages
+from profiler.run.warnings import busy_words, device_warnings
 
 EFFORT = replace(
     effort.Effort(), roofs_again_share=0.05, replays_share=0.10, trials_share=0.20, report_share=0.05,
@@ -117,3 +130,123 @@ def test_a_knee_that_is_far_is_no_reason_to_pass_the_budget(tiny_folder: Path, m
     assert (more.grid.batch_sizes[-1], more.warnings) == (int(whole), ())
     with pytest.raises(RequestError, match=r"--budget 0\.01 is too small: batches of up to 2 .* --budget \d+"):
         batch_test.prepare_batch_test(replace(options, budget_s=0.01), "decode")
+
+
+SHEETS = {gpu.gpu: gpu for gpu in gpus()}
+
+
+def card(name: str) -> Device:
+    sheet = SHEETS[name]
+    return Device("cuda", name, sheet.memory_bytes, sheet.l2_bytes, sheet.sm_count, sheet.compute_capability, sheet)
+
+
+def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceilings:
+    return Ceilings({dtype: roof(flops_per_s)}, {"copy": roof(copy_bytes_per_s)}, 1 << 30, beyond_cache=True)
+
+
+@pytest.mark.parametrize(
+    ("threads", "busy", "cores", "warned"),
+    [
+        (2, 0.1, 2, False), (2, 1.0, 2, True), (1, 0.9, 2, False), (1, 1.9, 2, True), (16, 3.0, 16, True),
+        (None, 14.0, 16, False), (None, 15.9, 16, True),
+    ],
+)  # fmt: skip
+def test_others_are_told_of_where_they_take_cores_that_are_needed(
+    threads: int | None, busy: float, cores: int, warned: bool
+) -> None:
+    """A GPU needs one core of its host."""
+    info = Device("cpu", "a CPU", 1 << 30, 1 << 20, threads, None, None) if threads else card("T4")
+    found = busy_words(info.host_threads, Others(busy, cores))
+    assert bool(found) == warned
+    if warned:
+        assert f"other processes keep {busy:.1f} of {cores} cores busy" in found[0]
+
+
+def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel of WSL 2 names itself in /proc/version."""
+    kernel = tmp_path / "version"
+    kernel.write_text("Linux version 5.15.153.1-microsoft-standard-WSL2 (root@941d701f84f1) (gcc 11.2.0)\n")
+    monkeypatch.setattr("profiler.device.device.KERNEL_FILE", kernel)
+    [warning] = device_warnings(card("T4"))
+    assert "may spill to system memory" in warning
+    assert "'Prefer No Sysmem Fallback'" in warning
+    assert device_warnings(Device("cpu", "a CPU", 1 << 30, 1 << 20, 1, None, None)) == []
+    kernel.write_text("Linux version 6.8.0-45-generic (buildd@lcy02-amd64-115)\n")
+    assert device_warnings(card("T4")) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "flops_per_s", "copy_bytes_per_s"),
+    [
+        ("H100 SXM", "bfloat16", 680e12, 3.0e12),
+        ("H200 SXM", "bfloat16", 686e12, 4.3e12),
+        ("L40S", "bfloat16", 170e12, 0.65e12),
+        ("T4", "float16", 24e12, 239.6e9),
+    ],
+)
+def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
+    name: str, dtype: str, flops_per_s: float, copy_bytes_per_s: float
+) -> None:
+    """The rates were measured on real cards of these kinds, over seconds: none is the burst of its first products."""
+    info = card(name)
+    assert health_warnings(info.datasheet, reaching(dtype, flops_per_s, copy_bytes_per_s)) == []
+    [slow] = health_warnings(info.datasheet, reaching(dtype, 0.7 * flops_per_s, copy_bytes_per_s))
+    assert f"this {name} sustains" in slow
+    assert f"{dtype} products" in slow
+    [slow] = health_warnings(info.datasheet, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
+    assert "copies" in slow
+
+
+QUIET = Contention(0.0, 1)
+BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds of each wait between two looks, which take no time here."""
+    seconds: list[float] = []
+    monkeypatch.setattr("profiler.run.setup.time", SimpleNamespace(sleep=seconds.append))
+    return seconds
+
+
+def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
+    """Wait for neighbours with these readings, of which the last one is repeated."""
+    told: list[str] = []
+    readings = itertools.chain(looks, itertools.repeat(looks[-1]))
+    neighbours: Any = SimpleNamespace(look=lambda: next(readings))
+    listener: Any = SimpleNamespace(stage=told.append)
+    return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), told
+
+
+def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
+    found, [stage] = waited(60.0, BUSY, BUSY, QUIET)
+    assert found == []
+    assert len(waits) == 2
+    assert "1.0 of 1 core busy with backup (pid 7)" in stage
+    assert "at most 6 s" in stage
+
+
+def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
+    looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
+    [found], _ = waited(10.0, *looks)
+    assert found.at_unix_s == len(waits), "a look follows each wait"
+    assert sum(waits) == 1.0
+
+
+def busy(facts: Facts, cores: float) -> Facts:
+    visits = {cell: [replace(visit, foreign_cores=cores) for visit in known] for cell, known in facts.visits.items()}
+    return replace(facts, visits=visits, others={**facts.others, Contention: [replace(BUSY, of_cores=2)]})
+
+
+def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(xeon_facts: Facts) -> None:
+    quiet, disturbed = judge_run(xeon_facts), judge_run(busy(xeon_facts, 0.9))
+    assert "This machine was busy: backup (pid 7) kept up to 1.0 of 2 cores busy in" in disturbed.answer[0]
+    assert "no saving is named" in disturbed.answer[1]
+    assert any("save" in sentence for sentence in quiet.answer)
+    assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer[2:])
+    assert {lever.basis for item in disturbed.evidence for lever in item.levers} <= {"tried"}
+
+
+def test_the_systems_own_work_is_no_neighbour(xeon_facts: Facts) -> None:
+    idle = replace(busy(xeon_facts, 0.02), others=xeon_facts.others)
+    assert judge_run(idle).answer == judge_run(xeon_facts).answer

@@ -1,21 +1,29 @@
-"""The files and figures of the main job, end to end, on a real GGUF file."""
+"""The files and figures of the main job, and what it measures besides its cells: dispatch, replays, caches."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pandas as pd
 import pytest
+from hurry import with_effort
+from raw_samples import read_records
 
 import profiler
+from profiler.counting.operators import Linear
+from profiler.facts.dispatch import DispatchSamples
+from profiler.forecast.command import run_facts
+from profiler.judge import judge_run
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CELL_COLUMNS
 from profiler.judge.regimes import Regime
+from profiler.report.changes import packed_lines
+from profiler.run import measure
+from profiler.run import setup as foundation
 from profiler.store.document import document_json
 from profiler.store.folder import read_run
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +35,7 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
     )
 
 
+@pytest.mark.slow
 def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
     names = {path.name for path in gguf_run.folder.iterdir()}
     assert names == {
@@ -37,6 +46,7 @@ def test_all_files_of_the_contract(gguf_run: profiler.Run) -> None:
     assert (gguf_run.cells["status"] == "ok").all()
 
 
+@pytest.mark.slow
 def test_work_is_that_of_the_model(gguf_run: profiler.Run) -> None:
     """SmolLM2-135M: 30 layers, hidden 576, intermediate 1536, 9 query and 3 KV heads of 64, vocabulary 49152, tied."""
     layer = 576 * (576 + 192 + 192) + 576 * 576 + 3 * 576 * 1536
@@ -53,6 +63,7 @@ def test_work_is_that_of_the_model(gguf_run: profiler.Run) -> None:
     assert prefill.model_flops == 2 * 256 * 30 * layer + causal + 2 * 2 * head
 
 
+@pytest.mark.slow
 def test_figures_hold_together(gguf_run: profiler.Run) -> None:
     cells = gguf_run.cells
     assert cells[list(TERMS)].sum(axis=1).to_numpy() == pytest.approx(cells["latency_s"].to_numpy(), rel=1e-9)
@@ -67,7 +78,117 @@ def test_figures_hold_together(gguf_run: profiler.Run) -> None:
     assert (cells["peak_memory_bytes"] > 4 * 134_515_008).all()
 
 
+@pytest.mark.slow
 def test_the_run_reads_back(gguf_run: profiler.Run) -> None:
     again = read_run(gguf_run.folder)
     assert document_json(again.document) == document_json(gguf_run.document)
     pd.testing.assert_frame_equal(again.cells, gguf_run.cells, check_dtype=False, rtol=1e-12)
+
+
+HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
+
+
+@pytest.mark.slow
+def test_dispatch_that_was_held_up_is_measured_again(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process slows the twin's first steps to ten seconds and ends before the cells are timed."""
+    measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
+
+    def at_first_held_up(*arguments: Any) -> list[DispatchSamples]:
+        step_s, in_time = (next(seen),) * 8, measured(*arguments[:5], 60.0, *arguments[6:])
+        return [DispatchSamples(item.engine, item.phase, item.batch_size, step_s) for item in in_time]
+
+    monkeypatch.setattr(foundation, "measure_dispatch", at_first_held_up)
+    run = profile_tiny(batch_sizes=[1, 2])
+    records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
+    assert [item["alone_s"][0] for item in records] == [HELD_UP_S] * 4 + [UNDISTURBED_S] * 4
+    assert (run.cells["dispatch_s"] == UNDISTURBED_S).all()
+    assert run.document.ceilings.dispatch_s == {
+        "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}
+    }
+
+
+@pytest.mark.slow
+def test_dispatch_is_completed_for_the_cells_that_were_measured(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine no time is left for the second batch size before the cells are timed."""
+    measured, budgets_s = foundation.measure_dispatch, iter([0.0, 60.0])
+
+    def at_first_late(*arguments: Any) -> list[DispatchSamples]:
+        return measured(*arguments[:5], next(budgets_s), *arguments[6:])
+
+    monkeypatch.setattr(foundation, "measure_dispatch", at_first_late)
+    run = profile_tiny(batch_sizes=[1, 2], budget_s=60)
+    records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
+    decodes = [item["batch_size"] for item in records if item["phase"] == "decode"]
+    assert decodes[:2] == [1, 2]
+    assert (run.cells["dispatch_s"] > 0).all()
+
+
+def test_a_run_is_judged_twice(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the trials, for what they may save, and at the end. Medians and breakdowns do for all other parts."""
+    judged, advise = list[int](), judge_run.advise_run
+
+    def counted(broken: judge_run.BrokenDown) -> judge_run.Judgement:
+        judged.append(len(broken.cells))
+        return advise(broken)
+
+    monkeypatch.setattr(judge_run, "advise_run", counted)
+    monkeypatch.setattr(measure, "_LEVERS_LEAST_S", 0.0)
+    monkeypatch.setattr(measure, "try_variants", lambda *_, **__: ())
+    run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
+    assert judged == [len(run.results)] * 2
+
+
+@pytest.mark.slow
+def test_linears_are_replayed_at_rows_between_those_of_the_cells(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cells have 1 and 4 sequences, and 8 and 32 rows of prompts: 2 and 16 are replayed and used for forecasts.
+
+    Replays end after their samples, because other processes may use up the time of a short budget.
+    """
+    with_effort(monkeypatch, between_share=600.0)
+    run = profile_tiny(batch_sizes=[1, 4])
+    known = run_facts(run.folder)
+    between = known.trained.measured.between
+    assert between is not None
+    assert between.demanded.steps.tokens.tolist() == [2, 16]
+    sources = {column.operator: column.source for column in between.demanded.columns}
+    linears = {name for name, source in sources.items() if isinstance(source, Linear) and source.rows != "last"}
+    assert linears
+    for name in linears:
+        assert (between.seconds[name] > 0).all(), name
+        assert len(known.trained.fitted.kernels.lines[name].log_sizes) == 6
+    assert set(run.cells["batch_size"]) == {1, 4}
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_a_run_of_packed_weights_times_them_against_dense_ones(profile_tiny: Callable[..., profiler.Run]) -> None:
+    run = profile_tiny(quant="nf4", budget_s=40, no_levers=False)
+    found = run.document.packed_batches
+    assert found is not None
+    assert (found.format, found.dense_dtype) == ("nf4", run.model.dtype)
+    assert [item.batch for item in found.times] == [1, 2, 4, 8, 16, 32, 64, 128, 256][: len(found.times)]
+    assert len(found.times) >= 6, "a busy machine has no time for the largest"
+    assert all(item.packed_s > 0 and item.dense_s > 0 and len(item.ratios) == 3 for item in found.times)
+    [line] = packed_lines(run)
+    assert line in " ".join((run.folder / "report.md").read_text().split())
+
+
+@pytest.mark.cpu
+@pytest.mark.slow
+def test_a_quantised_cache_next_to_a_growing_one(profile_tiny: Callable[..., profiler.Run]) -> None:
+    """Two layers with 64 cached elements per token: 1 byte each instead of 4, for 22 old tokens and a new one."""
+    sizes = {"prompt_lens": [16], "context_lens": [64], "new_tokens": 12}
+    run = profile_tiny(**sizes, cache="dynamic,fp8", budget_s=5)
+    assert run.document.engine.names == ("eager", "fp8-cache")
+    assert {(row.engine, row.status) for row in run.results} >= {("eager", "ok"), ("fp8-cache", "ok")}
+    assert "--engine eager,fp8-cache" in run.document.command
+    rows = {(row.engine, row.key.cell.prompt_len): row for row in run.results if row.phase == "decode"}
+    saved_bytes = rows["eager", 16].model_bytes - rows["fp8-cache", 16].model_bytes
+    assert saved_bytes == 2 * 64 * (4 - 1) * (22 + 1)
+    assert rows["fp8-cache", 16].executed_bytes > rows["eager", 16].executed_bytes
