@@ -39,6 +39,7 @@ _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
 _CODE = re.compile(r"^```\w*\n.*?^```|^    .*?$|`[^`\n]+`", re.DOTALL | re.MULTILINE)
 _COMMAND = re.compile(r"(?:^|`|\$ | {4})roofscope ([a-z-]+)", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
+_PATH = re.compile(r"`((?:tests|profiler|examples|runs/reference|\.ci)/[\w./-]*\w)`")
 OF_OTHERS = {
     "--durations", "--extra-index-url", "--its", "--output-file", "--output-format", "--output-json", "--questions",
     "--report", "--result-filename", "--save-result", "--strict", "--system-site-packages", "--to", "--help",
@@ -218,7 +219,7 @@ def _without_figures(text: str) -> str:
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *DOCS], ids=lambda page: page.stem)
-def test_its_links_have_targets_and_its_commands_and_options_exist(page: Path) -> None:
+def test_its_links_and_files_and_commands_and_options_exist(page: Path) -> None:
     text = page.read_text()
     links = [first or second for first, second in _LINK.findall(re.sub(r"`[^`\n]*`", "", text))]
     for link in links:
@@ -231,6 +232,7 @@ def test_its_links_have_targets_and_its_commands_and_options_exist(page: Path) -
             heads = {anchor(head) for head in re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)}
             assert place in heads, f"{page.name}: {link}"
     code = "\n".join(_CODE.findall(text))
+    assert [path for path in _PATH.findall(text) if not (ROOT / path).exists()] == []
     assert set(_COMMAND.findall(code)) <= set(re.findall("^## (.*)$", pages()["commands.md"], re.MULTILINE))
     assert set(_OPTION.findall(code)) - OF_OTHERS <= set(_OPTION.findall(pages()["commands.md"]))
 
