@@ -237,13 +237,6 @@ def test_its_links_and_files_and_commands_and_options_exist(page: Path) -> None:
     assert set(_OPTION.findall(code)) - OF_OTHERS <= set(_OPTION.findall(pages()["commands.md"]))
 
 
-@pytest.mark.parametrize("report", sorted(ROOT.glob("runs/reference/**/report.md")), ids=lambda file: file.parent.name)
-def test_a_committed_report_has_its_pictures(report: Path) -> None:
-    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", report.read_text())
-    assert pictures
-    assert [name for name in pictures if not (report.parent / name).is_file()] == []
-
-
 def test_a_model_that_the_hub_does_not_provide_is_refused_as_troubleshooting_says(
     roofscope: Callable[..., Any],
 ) -> None:
