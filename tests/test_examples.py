@@ -41,6 +41,17 @@ def test_an_example_asks_what_this_program_takes(name: str) -> None:
         group.get_command(None, command).make_context(command, list(arguments))  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("name", ["skypilot.yaml", "dstack.yml"])
+def test_what_an_example_does_with_its_folders_fails_only_for_want_of_them(
+    name: str, roofscope: Callable[..., Any]
+) -> None:
+    afterwards = re.findall(r"^#   roofscope (.*)$", (EXAMPLES / name).read_text(), re.MULTILINE)
+    assert {line.split()[0] for line in afterwards} == {"compare", "plot", "report"}
+    for line in afterwards:
+        outcome = roofscope(*shlex.split(line, comments=True))
+        assert (outcome.code, "runs/grid-" in outcome.err) == (2, True), outcome.err
+
+
 SKILL = (EXAMPLES / "skill/SKILL.md").read_text()
 
 
