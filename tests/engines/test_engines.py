@@ -377,32 +377,29 @@ def test_the_limit_of_recompilations_is_the_users_again(compiled: Recorded) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "pieces"), [("Llama", 1), ("Mistral", 1), ("Mixtral", None)])
+@pytest.mark.parametrize(
+    ("kind", "slots", "mode", "pieces"),
+    [
+        ("Llama", WINDOW, "reduce-overhead", 1), ("Mistral", WINDOW, "reduce-overhead", 1),
+        ("Mixtral", WINDOW, "reduce-overhead", None), ("Mistral", WINDOW + 8, "default", None),
+    ],
+)  # fmt: skip
 def test_a_shape_is_compiled_once_and_no_position_is_an_input(
-    kind: str, pieces: int | None, compiled: Recorded
+    kind: str, slots: int, mode: str, pieces: int | None, compiled: Recorded
 ) -> None:
-    """A number that changes from step to step would be recorded as one more CUDA graph each time."""
+    """A number that changes from step to step would be recorded as one more CUDA graph each time.
+
+    The host counts the position of a moving window: compiled code may take it as an input, but captures nothing.
+    """
     engine = CompileEngine(small_model(kind), Capturing(CPU))
-    _visits(engine, prompt=6, slots=WINDOW, visits=1)
+    _visits(engine, prompt=slots - 10, slots=slots, visits=1)
     first = len(compiled.compilations)
-    assert pieces is None or first == pieces
-    assert set(compiled.compilations) == {"reduce-overhead"}
-    assert compiled.numbers == []
-    _visits(engine, prompt=6, slots=WINDOW)
-    assert len(compiled.compilations) == first, "later visits reuse the compiled code"
-    _visits(engine, prompt=4, slots=WINDOW)
-    assert len(compiled.compilations) == first, "so does another depth of the same cache"
-
-
-@pytest.mark.slow
-def test_a_moving_window_is_not_captured(compiled: Recorded) -> None:
-    """The host counts its position: compiled code may take it as an input, but each would need another CUDA graph."""
-    engine = CompileEngine(small_model("Mistral"), Capturing(CPU))
-    _visits(engine, prompt=12, slots=24, visits=1, steps=8)
-    assert set(compiled.compilations) == {"default"}
-    first = len(compiled.compilations)
-    _visits(engine, prompt=12, slots=24, steps=8)
-    assert len(compiled.compilations) == first
+    assert pieces in (None, first)
+    assert set(compiled.compilations) == {mode}
+    assert compiled.numbers == [] or slots > WINDOW
+    for prompt in (slots - 10, slots - 12):
+        _visits(engine, prompt=prompt, slots=slots)
+        assert len(compiled.compilations) == first, "later visits and other depths reuse the compiled code"
 
 
 @pytest.mark.slow
