@@ -43,24 +43,6 @@ def test_a_model_larger_than_memory_runs_from_the_disk_and_computes_the_same(
     assert tied or spilled.offloaded_bytes["disk"] == LAYER_BYTES + HEAD_BYTES
 
 
-@pytest.mark.slow
-def test_offloaded_cells_are_marked_and_pay_for_the_link(
-    monkeypatch: pytest.MonkeyPatch, tiny_folder: Path, tmp_path: Path
-) -> None:
-    spill(monkeypatch)
-    monkeypatch.setattr("profiler.run.setup.bytes_without_weights", lambda *_: 0)  # the drift probe has 256 MiB
-    run = profiler.profile(
-        str(tiny_folder), prompt_lens=[16], batch_sizes=[1], new_tokens=8, budget_s=2, out=tmp_path / "r"
-    )
-    assert run.document.model.offloaded_bytes == {"disk": LAYER_BYTES + HEAD_BYTES}
-    assert run.document.model.placement["model.layers.1"] == "disk"
-    assert not set(run.cells["regime"]) & {"memory-bound", "compute-bound", "kernel-bound"}
-    assert all("offloaded" in item.flags for item in run.document.evidence)
-    assert any("disk" in warning and "weights" in warning for warning in run.document.warnings)
-    link = run.document.ceilings.links["disk"].per_s
-    assert run.cells["link_s"].to_numpy() == pytest.approx((LAYER_BYTES + HEAD_BYTES) / link)
-
-
 def test_too_large_for_memory_and_disk_together_is_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
 ) -> None:
