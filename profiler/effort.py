@@ -55,8 +55,6 @@ class Effort:
     """Judging the run and writing its report."""
     neighbours_share: float = 0.1
     """Waiting for other processes to end before anything is timed, at most."""
-    pictures: bool = True
-    """Whether report.html has pictures."""
     script_least_s: float = 30.0
     script_most_s: float = 300.0
     """`why`: least and most seconds after the script; between them as long as the script took."""

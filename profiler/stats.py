@@ -178,8 +178,7 @@ def estimate(visits: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS)
     else:
         resamples = RESAMPLES if everything.size < _MANY_SAMPLES else _RESAMPLES_OF_MANY
         low, high = np.percentile(_resampled_medians(blocks, resamples), [2.5, 97.5]).tolist()
-    by_visits, drift = _half_widths(blocks, spread)
-    least = math.hypot(by_visits, drift)
+    least = _half_width(blocks, spread)
     # The lower end is exponential, since a time is positive.
     return Estimate(median, min(low, median * math.exp(-least)), max(high, median * (1 + least)), everything.size)
 
@@ -219,8 +218,8 @@ def student_t(freedom: float, share: float = 0.95) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
-def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitSpread) -> tuple[float, float]:
-    """Half-widths of the interval, as shares of the median: the part that more visits reduce, and the drift."""
+def _half_width(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitSpread) -> float:
+    """Half-width of the interval as a share of the median: the part that more visits reduce, and the drift."""
     medians = np.array([statistics.median(np.concatenate(blocks).tolist()) for blocks in visits])
     free = medians.size - 1
     freedom = spread.freedom + free
@@ -229,7 +228,7 @@ def _half_widths(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitS
     few = medians.size < _FEW_VISITS
     variance, inefficiency = (moderated, 1.0) if few else (max(own, moderated), _MEDIAN_OVER_MEAN)
     error = math.sqrt(max(0.0, variance - spread.drift**2) / medians.size)
-    return student_t(freedom) * inefficiency * error, _DRIFT_COVERAGE * spread.drift
+    return math.hypot(student_t(freedom) * inefficiency * error, _DRIFT_COVERAGE * spread.drift)
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:

@@ -202,7 +202,7 @@ def numbers(
 
 
 def picture(counted: GridCount, name: str) -> Figure:
-    """Draw a counted grid: `roofline`, `map` or `kv`. All but `kv` need a GPU.
+    """Draw a counted grid: `roofline`, which needs a GPU, or `kv`.
 
     Raises RequestError if the picture needs a GPU and the grid has none, and KeyError for another name.
     """

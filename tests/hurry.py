@@ -14,15 +14,16 @@ from profiler import effort
 HURRIED = replace(
     effort.STANDARD, rounds=2, whole_grid=True, roof_s=0.1, warm_up_s=0.1, more_prefills_s=0.1, drift_calls=1,
     drift_bursts=1, checks_kept_roofs=False, roofs_again_s=0.0, weight_read_s=0.1, host_pace_s=0.1, twin_s=0.1,
-    neighbours_share=0.0, pictures=False,
+    neighbours_share=0.0,
 )  # fmt: skip
-"""Reuse cached roofs, do not wait for other processes, visit each cell twice, measure briefly, and draw nothing."""
+"""Reuse cached roofs, do not wait for other processes, visit each cell twice, and measure briefly."""
 
 
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: object) -> None:
-    """Make every command use `HURRIED` with `settings` replaced. `pictures` draws the pictures of a full run."""
-    all_pictures = {"pictures": effort.Effort().pictures} if pictures else {}
-    patch.setattr(effort, "STANDARD", replace(HURRIED, **all_pictures, **settings))
+    """Make every command use `HURRIED` with `settings` replaced. Pages have pictures only with `pictures`."""
+    patch.setattr(effort, "STANDARD", replace(HURRIED, **settings))
+    if not pictures:
+        patch.setattr("profiler.report.html.inline_svg", lambda *_: "")
     patch.setattr("profiler.roofs.measure._is_outdated", lambda *_: False)
 
 

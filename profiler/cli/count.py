@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from profiler.counting.grid_count import GridCount
     from profiler.data.roof_set import RoofSet
 
-_PLOTS = ("roofline", "map", "kv")
+_PLOTS = ("roofline", "kv")
 _DEFAULT_BATCHES, _DEFAULT_LENS = "1..32*2", "128..2048*2"
 
 

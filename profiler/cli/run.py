@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
-import subprocess
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -102,24 +103,32 @@ def _refuse_gaps(runs: Sequence[Run]) -> None:
 
 
 def started_by_torchrun() -> bool:
-    """Return whether torchrun started this process, without importing torch, which takes a second."""
-    if "torch" not in sys.modules and not sys.argv[0].endswith("__main__.py"):
-        return False
-    import torch.distributed as dist
-
-    return bool(dist.is_available() and dist.is_torchelastic_launched())
+    """Return whether torchrun started this process, like torch's `is_torchelastic_launched`, but without torch."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def start_ranks(ranks: int) -> bool:
     """Run this command line again as `ranks` processes of torchrun, and return True; False under torchrun.
 
-    Exits with `EXIT_INCOMPLETE` if a rank fails.
+    Exits with the code of the rank that failed first. Raises RankError if a signal ended that rank.
     """
     if started_by_torchrun():
         return False
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    if subprocess.run([*torchrun, "-m", "profiler", *sys.argv[1:]], check=False).returncode:
-        raise typer.Exit(EXIT_INCOMPLETE)
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import parse_args
+    from torch.distributed.run import run as torchrun
+
+    logging.disable(logging.CRITICAL)  # the ranks themselves print what there is to say
+    try:
+        torchrun(parse_args(["--standalone", f"--nproc-per-node={ranks}", "-m", "profiler", *sys.argv[1:]]))
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise RankError(f"rank {rank} was ended by {failure.signal_name()}.") from None
+        raise typer.Exit(failure.exitcode) from None
+    except SignalException:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
     return True
 
 

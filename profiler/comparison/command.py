@@ -12,7 +12,7 @@ from profiler.comparison.compare import Comparison, compare_sides
 from profiler.comparison.documents import changes_frame
 from profiler.comparison.gate import Gate
 from profiler.comparison.gate import gate as gate_of
-from profiler.comparison.side import SettingDifference, Side, in_order, read_side
+from profiler.comparison.side import in_order, read_side
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 
@@ -31,19 +31,23 @@ def compare(before: str | PathLike[str], after: str | PathLike[str], *, anyway: 
 
 
 def compared(before: Path, after: Path, *, anyway: bool = False, tp: Sequence[int] = ()) -> Comparison:
-    """Compare two run folders or files of other tools; `tp` as for `_sides`.
+    """Compare two run folders or files of other tools.
 
+    `tp` are the GPUs that shared each step: of both sides, or of each one; empty if the sides say it or nobody knows.
     Raises RequestError if one has no cell or they have none in common, or, unless `anyway`, if they are not comparable.
     """
-    comparison = compare_sides(*_sides((before, after), tp))
+    if len(tp) > 2 or any(gpus < 1 for gpus in tp):
+        raise RequestError("--tp: give one number of GPUs, or one for each of the two sides.")
+    gpus = tp if len(tp) == 2 else 2 * [*tp, 0][:1]
+    comparison = compare_sides(*map(read_side, (before, after), gpus))
     for path, side in ((before, comparison.before), (after, comparison.after)):
         if not side.cells:
             raise RequestError(
                 f"{path} holds no time of a prefill or a decode step with its shape, so there is nothing to compare;"
                 " `roofscope place` reads whole generations and takes shapes as options."
             )
-    if not anyway:
-        refuse(comparison.differences)
+    if not (anyway or comparison.comparable):
+        raise RequestError(f"not comparable: {comparison.refusal}. --anyway shows them side by side.")
     if not comparison.changes:
         first, other = (in_order(list(side.cells))[0].name for side in (comparison.before, comparison.after))
         raise RequestError(
@@ -51,24 +55,6 @@ def compared(before: Path, after: Path, *, anyway: bool = False, tp: Sequence[in
             f" {comparison.only_after}, such as {first} and {other}."
         )
     return comparison
-
-
-def _sides(paths: Sequence[Path], tp: Sequence[int]) -> list[Side]:
-    """The two sides of a comparison.
-
-    `tp` are the GPUs that shared each step: of both sides, or of each one; empty if the sides say it or nobody knows.
-    """
-    if len(tp) > len(paths) or any(gpus < 1 for gpus in tp):
-        raise RequestError("--tp: give one number of GPUs, or one for each of the two sides.")
-    gpus = tp if len(tp) == len(paths) else [*tp, 0][:1] * len(paths)
-    return [read_side(*side) for side in zip(paths, gpus, strict=True)]
-
-
-def refuse(found: Sequence[SettingDifference]) -> None:
-    """Raise RequestError if a difference forbids a verdict."""
-    reasons = [item.words for item in found if item.weight == "refuses"]
-    if reasons:
-        raise RequestError(f"not comparable: {'; '.join(reasons)}. --anyway shows them side by side.")
 
 
 def gated(before: Path, after: Path, max_slowdown: str) -> Gate:

@@ -219,7 +219,7 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    cells = timed_cells(gathered.visits, gathered.looks, busy)
+    cells = _timed_cells(gathered.visits, gathered.looks, busy)
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}
@@ -251,8 +251,8 @@ def match_key(key: CellKey) -> MatchKey:
     return MatchKey(key.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine, ())
 
 
-def timed_cells(
-    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading] = (), busy_elsewhere: float = 0.0
+def _timed_cells(
+    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading], busy_elsewhere: float
 ) -> dict[MatchKey, CellTime]:
     """The time of every cell, estimated from its visits, without a time breakdown.
 
@@ -345,12 +345,12 @@ def side_of_file(file: ForeignFile) -> Side:
         cells[key] = timed
     shared: dict[str, set[str]] = {
         NEW_TOKENS: {str(figure.new_tokens) for figure in steps if figure.new_tokens},
-        "bits per weight": {significant(8 * figure.weight_bytes) for figure in steps if figure.weight_bytes},
+        "bits per weight": {significant(8 * each) for figure in steps if (each := figure.held.weight_bytes)},
     }
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
     if file.gpus:
         settings[GPUS] = str(file.gpus)
-    settings |= file.settings
+    settings = {**settings, **file.settings, **settings}
     return Side(file.name, file.created, file.tool, settings, cells, remarks=file.remarks)
 
 
@@ -358,7 +358,8 @@ def _figure_id(figure: Figure) -> MatchKey:
     # For a server the requested batch is its concurrency limit, however many sequences ran.
     batch_size = figure.cap or figure.batch_size or 1
     prompt_len, context_len = figure.prompt_len or 0, figure.context_len or 0
-    return MatchKey(figure.step_phase, batch_size, prompt_len, context_len, "", figure.settings)
+    phase: Phase = "prefill" if figure.covers == "prefill" else "decode"
+    return MatchKey(phase, batch_size, prompt_len, context_len, "", figure.settings)
 
 
 def _foreign(figure: Figure) -> CellTime:
@@ -368,22 +369,22 @@ def _foreign(figure: Figure) -> CellTime:
     (Biometrika 6, 1908, 1-25). A spread without them proves at least two, and two give the widest interval. A figure
     without a spread gets the interval of one visit with the usual spread. Rounding adds half of the last digit.
     """
-    middle, visits = figure.seconds, figure.repeats
-    low, high = middle - figure.half_width_s, middle + figure.half_width_s
-    samples_s = figure.samples_s
-    if figure.spread_s:
-        spread_s = min(figure.spread_s, _WIDEST * middle)
+    time = figure.time
+    middle, visits, samples_s = time.value, time.repeats, time.values
+    low, high = middle - time.half_width, middle + time.half_width
+    if time.spread:
+        spread_s = min(time.spread, _WIDEST * middle)
         samples_s = (middle - spread_s, middle + spread_s)
     if len(samples_s) > 1:
         time_s = estimate([[value] for value in samples_s])
         middle, visits = time_s.median_s, len(samples_s)
         half = student_t(visits - 1) * stdev(samples_s) / math.sqrt(visits)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
-    elif not figure.half_width_s or not figure.repeats:
+    elif not time.half_width or not time.repeats:
         low, high = min(low, middle * _ONCE.low_s), max(high, middle * _ONCE.high_s)
-        visits = int(figure.repeats == 1)
-    low, high = max(low - figure.rounding_s, 0.01 * middle), high + figure.rounding_s
-    tokens = figure.step_tokens
+        visits = int(time.repeats == 1)
+    low, high = max(low - time.rounding, 0.01 * middle), high + time.rounding
+    tokens = figure.step_tokens or 1.0
     times = (middle / tokens, low / tokens, high / tokens)
     return CellTime(*times, visits, is_foreign=True, new_tokens=figure.new_tokens)
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from profiler.facts.cache_format import CacheFormat
-from profiler.facts.scheduler import OwnedModel, SchedulerIterations
+from profiler.facts.run_facts import OwnedModel
 from profiler.facts.step import CacheKind
 from profiler.grid.cells import PHASES, Cell, Phase
 
@@ -60,16 +60,6 @@ class Engine(Protocol):
     owned: OwnedModel | None = None
     """The model and cache of an engine that owns them; None for others."""
 
-    @property
-    def scheduled(self) -> tuple[SchedulerIterations, ...]:
-        """Iterations of the last call from the engine's scheduler; empty without one."""
-        return ()
-
-    @property
-    def cache_used_bytes(self) -> int | None:
-        """Peak use of the engine's cache during the last call; None if it does not own one."""
-        return None
-
     def prepare(self, batch: int, slots: int) -> None:
         """Prepare a shape before it is timed: compile, capture."""
         return
@@ -89,3 +79,7 @@ class Engine(Protocol):
 
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
         """Return the greedy tokens [batch, new_tokens] of one call; `mark` runs before it and after each token."""
+
+    def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
+        """Return the seconds of a prefill and of decode steps, in place of marks, if the engine owns its model."""
+        raise RuntimeError(f"the steps of {self.name} are timed by marks")

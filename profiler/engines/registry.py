@@ -84,14 +84,15 @@ def check_engine(
 
     `deepened`: some caches are filled directly; `ragged`: prompts are of unequal lengths.
     """
+    engine = {**ENGINES, **OWNING}.get(name)
+    if engine is None:
+        raise RequestError(f"--engine {name!r} is unknown; use {', '.join(engine_names())}, or several: eager,static.")
+    if engine.whole_calls and deepened:
+        raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
     if name in OWNING:
         return
-    if name not in ENGINES:
-        raise RequestError(f"--engine {name!r} is unknown; use {', '.join(engine_names())}, or several: eager,static.")
     if ENGINES[name].pads and not ragged:
         raise RequestError(f"--engine {name} steps prompts of unequal lengths: use --prompt-lens ragged:32..512.")
-    if ENGINES[name].whole_calls and deepened:
-        raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
     if (stored := ENGINES[name].cache_format) is not None:
         quantized_cache(config, stored)
     if not ENGINES[name].replays_as_graph:

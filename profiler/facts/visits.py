@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from profiler.facts.fact import Fact, MergedFacts
-from profiler.facts.scheduler import SchedulerIterations, prefill_iterations
 from profiler.facts.telemetry import HardwareCounters
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.stats import VisitSpread, spread_of
@@ -25,7 +24,8 @@ class Visit(Fact, kind="visit"):
     prefill_s: float | None
     """None if the cache was filled directly."""
     decode_s: tuple[float, ...]
-    """Seconds of each decode step. Readers leave out the first one, which pays for the first growth of the cache."""
+    """Seconds of each decode step. Readers leave out the first one, which pays for the first growth of the cache. Of
+    an engine that owns its model these are means over whole loops; the first loop's is also in place of that step."""
     wall_s: float
     """Host seconds of prefill and loop together, synchronised at both ends."""
     warm_up_s: tuple[float, ...]
@@ -53,10 +53,6 @@ class Visit(Fact, kind="visit"):
     prefill_faults: int = 0
     decode_faults: int = 0
     """Pages that the process touched for the first time in the prefill, and in the whole loop after it."""
-    scheduled: tuple[SchedulerIterations, ...] = ()
-    """Iterations of prefill and loop from the engine's scheduler; empty without one."""
-    cache_used_bytes: int | None = None
-    """Peak use of the cache of an engine that owns it."""
     first_decode_s: tuple[float, ...] = ()
     """Decode steps of the first, untimed loop of this shape in the process (CUDA)."""
     decode_counters: HardwareCounters | None = None
@@ -65,11 +61,6 @@ class Visit(Fact, kind="visit"):
     def merge_into(self, merged: MergedFacts) -> None:
         merged.visits.setdefault(self.cell, []).append(self)
         merged.gaps.pop(self.cell, None)  # a resumed run tries the cell again
-
-    @property
-    def prefill_iterations(self) -> int:
-        """Iterations of the engine's scheduler until all prompts were processed; 0 without a scheduler."""
-        return prefill_iterations(self.scheduled)
 
     @property
     def prefills_s(self) -> tuple[float, ...]:

@@ -110,24 +110,23 @@ EXTREMES_OUT = "the largest batch and the longest context of each phase forecast
 
 
 def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
-    """Forecast a run's model on its device. Raises RequestError or RunError if the run has no basis for it."""
-    engines = read_document(folder).engine.names
-    return forecast_from_facts(run_facts(folder, request.engine if request.engine in engines else ""), request)
+    """Forecast a run's model on its device.
 
-
-def forecast_from_facts(basis: RunFacts, request: ForecastRequest) -> ForecastDocument:
-    """Forecast from a run.
-
-    Raises RequestError for more tokens than the model has positions, or for a variant that the run did not try.
+    Raises RunError for a run that has no basis for it. Raises RequestError for more tokens than the model has
+    positions, or for a variant that the run did not try.
     """
-    folder, document = basis.run.folder, basis.run.document
+    engines = read_document(folder).engine.names
+    basis = run_facts(folder, request.engine if request.engine in engines else "")
+    document = basis.run.document
     if request.prefix:
         raise RequestError(
             f"--prefix {request.prefix}: {folder} measured no prefill after a cached prefix; forecast the model --on a"
             " GPU."
         )
+    grid = _requested_grid(basis, request)
+    check_positions(basis.max_positions, grid.longest_context, SHORTER)
+    forecast = basis.forecast(StepArrays.of(grid.keys))
     facts, trained = basis.facts, basis.trained
-    forecast = _forecast(basis, request)
     forms = _forms(basis, request)
     factor, half_width = _factors(basis, forms, forecast)
     how = "from the time breakdown of its measured cells: roofs, replayed kernels, dispatch and the unexplained rest"
@@ -146,13 +145,6 @@ def forecast_from_facts(basis: RunFacts, request: ForecastRequest) -> ForecastDo
     )
 
 
-def _forecast(basis: RunFacts, request: ForecastRequest) -> Forecast:
-    """Forecast the requested steps on the run's device."""
-    grid = requested_grid(basis, request)
-    check_positions(basis.max_positions, grid.longest_context, SHORTER)
-    return basis.forecast(StepArrays.of(grid.keys))
-
-
 def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
     """The requested variants of the run, by their names in its trials."""
     model, threads = basis.facts.model, basis.facts.device.threads
@@ -168,7 +160,7 @@ def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
     return forms
 
 
-def requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
+def _requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
     """The grid to forecast; by default the run's own with two larger batches."""
     own = basis.facts.grid
     largest = max(own.batch_sizes)

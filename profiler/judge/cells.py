@@ -310,8 +310,6 @@ class EngineDifference(KeyedRecord):
     """Seconds of each term in this engine minus those in the first; empty if one of the breakdowns does not add up."""
     causes: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each cause of avoidable work in this engine minus those in the first."""
-    how: str = ""
-    """How an engine that loads the model itself issues a step."""
     visits: int = 2
     """Visits of the engine with fewer. A single visit does not show how much visits of one cell differ."""
 

@@ -55,7 +55,6 @@ def engine_differences(
                 high_s=-longer.low_s,
                 terms=terms,
                 causes=causes,
-                how=facts.owning_engines.get(key.cell.engine, ""),
                 visits=min(len(phase_samples(key.phase, facts.visits[each.cell])) for each in (base, key)),
             )
         )
@@ -123,8 +122,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
         if tax is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
-        own_visits = facts.visits[replace(key.cell, engine=DEFAULT_ENGINE)]
-        own = phase_samples(key.phase, own_visits)
+        own = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
         rows.append(
             GenerateOverhead(
                 **columns_of(key),
@@ -132,8 +130,8 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
                 tax_s=tax.median_s,
                 low_s=tax.low_s,
                 high_s=tax.high_s,
-                own_s=statistics.median(value for visit in own for value in visit),
-                visits=min(len(own_visits), len(facts.visits[key.cell])),
+                own_s=steady[own].median_s,
+                visits=min(len(facts.visits[each.cell]) for each in (own, key)),
                 parts_s=parts_of(steps, tax.median_s) if steps else {},
                 reads_a_token=steps.reads_a_token if steps else None,
                 streamer_s=(
@@ -177,8 +175,6 @@ def where_it_lies(item: EngineDifference) -> list[str]:
 
 def _term_words(term: str, item: EngineDifference) -> str:
     """A term in words, with its main cause in this difference if there is one."""
-    if term == "dispatch_s" and item.how:
-        return f"dispatch ({item.how})"
     if term == "engine_s":
         return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
     cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")

@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from profiler.data.datasheets import gpus
-from profiler.facts.operators import REST
+from profiler.facts.operators import REST, Cause
 from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import CellKey
 from profiler.judge import answer as advice
-from profiler.judge.breakdown import TERMS, TimeBreakdown
+from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import (
     CellEvidence,
     CellResult,
@@ -67,7 +66,7 @@ class Timed:
     times: Mapping[CellKey, Estimate]
     """By measured cell."""
     steady: Mapping[CellKey, Estimate]
-    """The same without the machine's drift: it changes cells alike that are visited in turn and compared."""
+    """The same without the term of the machine's drift, which changes cells alike that are visited in turn."""
     rows: Mapping[CellKey, CellResult]
     """By cell: its counted work, and its measured or forecast time."""
 
@@ -152,7 +151,7 @@ def advise_run(broken: BrokenDown) -> Judgement:
     every = [
         replace(
             with_nearby_trials(cell, judged),
-            knee=_knee(broken.rows[cell.key], knees),
+            knee=next((knees[series] for series in series_of(broken.rows[cell.key]) if series in knees), None),
             engines=_engines_on(cell.key, differences, facts),
         )
         for cell in judged
@@ -249,30 +248,46 @@ class _CellJudgement:
 def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgement:
     """Break down and judge a cell's time, with the compute roof at the GPU's clock during its visits."""
     facts, time_s = timed.facts, timed.times[key]
-    visits, shares = facts.visits[key.cell], extreme_shares(facts)
+    visits, shares, (flops, nbytes) = facts.visits[key.cell], extreme_shares(facts), total_work(facts.operators[key])
     spans = [span for visit in visits for span in visit.spans(key.phase)]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans, key.phase)
     clock_share = _clock_share(facts, activity)
     if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
         clock_share = 1.0
     noise = _noise(facts, key, slowed, clock_share, time_s)
-    depth_side = sides.get("prompt" if key.phase == "prefill" else "context", "")
-    observed = {
-        "latency_low_s": time_s.low_s, "latency_high_s": time_s.high_s, "noise": noise.grade,
-        "batch_side": sides.get("batch", ""), "depth_side": depth_side, "clock_share": clock_share,
-        "sm_active": activity.sm, "memory_active": activity.memory, "power_capped": POWER_CAP in slowed,
-    }  # fmt: skip
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
     faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, timed.steady)
-    parts, avoidable_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
-    extremes = {}
-    for name, pair in shares.items():
-        scaled = replace(facts, ceilings=facts.ceilings.times(*pair))
-        split, _ = breakdown_of(scaled, key, time_s.median_s, half_width_s, faults, tax)
-        extremes[name] = judge_cell(_measurement(scaled, key, split, observed))
-    measurement = _measurement(facts, key, parts, observed)
-    verdict, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.roofs
+
+    def under(facts: Facts) -> tuple[Measurement, Mapping[Cause, float]]:
+        """The input of a verdict under the roofs of `facts`, and the seconds of avoidable work by cause."""
+        split, avoidable_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
+        measurement = Measurement(
+            split=split,
+            model_flops=flops,
+            model_bytes=nbytes,
+            compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
+            roofs=roofs_of(facts, key),
+            latency_low_s=time_s.low_s,
+            latency_high_s=time_s.high_s,
+            noise=noise.grade,
+            offloaded=facts.model.offloaded,
+            cache_resident=facts.ceilings.cache_resident(nbytes),
+            graph_step_s=_graph_step_s(facts, key, split.latency_s),
+            batch_side=sides.get("batch", ""),
+            depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+            sm_active=activity.sm,
+            memory_active=activity.memory,
+            traffic=counted_traffic(facts, key),
+            power_capped=POWER_CAP in slowed,
+            clock_share=clock_share,
+        )
+        return measurement, avoidable_s
+
+    measurement, avoidable_s = under(facts)
+    scaled = {name: replace(facts, ceilings=facts.ceilings.times(*pair)) for name, pair in shares.items()}
+    extremes = {name: judge_cell(under(each)[0]) for name, each in scaled.items()}
+    verdict, parts, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.split, measurement.roofs
     if noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
         noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
     rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, timed.steady)
@@ -309,23 +324,6 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         confidence=verdict.confidence,
     )
     return _CellJudgement(judged_row, noise, judged, ragged)
-
-
-def _measurement(facts: Facts, key: CellKey, split: TimeBreakdown, observed: Mapping[str, Any]) -> Measurement:
-    """The input of a verdict: the breakdown `split` under the roofs of `facts`, and what was `observed` under any."""
-    flops, nbytes = total_work(facts.operators[key])
-    return Measurement(
-        split=split,
-        model_flops=flops,
-        model_bytes=nbytes,
-        compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-        roofs=roofs_of(facts, key),
-        offloaded=facts.model.offloaded,
-        cache_resident=facts.ceilings.cache_resident(nbytes),
-        graph_step_s=_graph_step_s(facts, key, split.latency_s),
-        traffic=counted_traffic(facts, key),
-        **observed,
-    )
 
 
 def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell, floors_s: Mapping[str, float | None]) -> CellEvidence:
@@ -411,11 +409,6 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
 def _sides(row: CellResult, sides: Mapping[Series, Mapping[int, BoundSide]]) -> dict[str, str]:
     """The side that doubling a cell's size indicates, by axis (for the largest size, doubling to it)."""
     return {series[0]: sides[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in sides}
-
-
-def _knee(row: CellResult, knees: Mapping[Series, float | None]) -> float | None:
-    """The batch from which a cell's step is compute-bound at its depth; None if there is none."""
-    return next((knees[series] for series in series_of(row) if series in knees), None)
 
 
 def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Facts) -> tuple[EngineDifference, ...]:

@@ -15,7 +15,6 @@ from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
 from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
-from profiler.judge.device_health import rank_steps, straggler
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
 from profiler.units import duration, percent, scaled, several
@@ -33,7 +32,6 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_other_traffic(facts, judged),
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
-        *_straggling(facts, judged),
     ]
 
 
@@ -46,17 +44,7 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_moved(facts.ceilings, facts.roofs_again),
         *_parts_exceed(judged),
         *_slow_twin(facts.dispatch.values()),
-        *_in_chunks(facts.visits),
     ]
-
-
-def _straggling(facts: Facts, judged: Sequence[JudgedCell]) -> Iterator[str]:
-    """The rank that all others wait for."""
-    if slowest := straggler(rank_steps(facts, {cell.key: cell.split.latency_s for cell in judged})):
-        yield (
-            f"rank {slowest[0]} is the slowest: its own share of a step takes {percent(slowest[1])} longer than the"
-            " fastest rank's, and all others wait for it; look what else runs on its device."
-        )
 
 
 def health_warnings(sheet: Datasheet | None, ceilings: Ceilings) -> list[str]:
@@ -170,20 +158,6 @@ def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> l
         )
         if rows
     ]
-
-
-def _in_chunks(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[str]:
-    """Prefills that the engine's scheduler split into chunks."""
-    iterations = {cell: of_cell[-1].prefill_iterations for cell, of_cell in visits.items() if of_cell}
-    chunked = {cell: number for cell, number in iterations.items() if number > 1}
-    if chunked:
-        cell, number = max(chunked.items(), key=lambda item: item[1])
-        mixed = any(row.prefill_requests and row.decode_requests for row in visits[cell][-1].scheduled)
-        yield (
-            f"{len(chunked)} prefills went in chunks (most: batch {cell.name} in {number} iterations"
-            f"{', in which sequences that had finished their prompts already decoded' if mixed else ''}):"
-            " their time is that of all the chunks."
-        )
 
 
 def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[str]:

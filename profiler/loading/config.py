@@ -66,14 +66,6 @@ def config_from(content: Mapping[str, Any], name: str) -> Any:
     return config
 
 
-def architecture_of(config: Any) -> str:
-    """Return the name of the model's transformers class, or its model type if transformers has no causal LM for it."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    names = getattr(config, "architectures", None) or [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)]
-    return str(names[0] or config.model_type)
-
-
 def _remove_code(name: str, config: Any) -> None:
     """Remove `auto_map`, which makes transformers run custom code, or prompt for permission at the terminal.
 

@@ -43,7 +43,7 @@ def sweep(
     *,
     machine: Machine,
     prompts: Prompts,
-    own_bytes: Mapping[str, int] | None = None,
+    own_bytes: int = 0,
     fits: Callable[[Cell], str | None] = lambda cell: None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
     before_visits: Callable[[], float] = lambda: 0.0,
@@ -57,8 +57,8 @@ def sweep(
     shuffled rounds (seeded). The engines of a cell are visited one right after the other, every second time in reverse.
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
-    smallest cell is visited in any case, with fewer steps if it is late. In a `whole` plan all cells first get two
-    visits, however long they take. A cell that fails after an earlier visit is visited once more.
+    smallest cell is visited in any case, with fewer steps if it is late and `late_s` is finite. In a `whole` plan all
+    cells first get two visits, however long they take. A cell that fails after an earlier visit is visited once more.
 
     `before_visits` is called before the visits of a cell, and returns how much the machine's own speed has varied so
     far. `fits` returns why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier`
@@ -71,9 +71,9 @@ def sweep(
         else:
             states[outcome.cell].visits.append(outcome)
     start_s = machine.now_s()
-    context = VisitContext(machine, prompts, own_bytes or {}, effort=plan.effort)
+    context = VisitContext(machine, prompts, own_bytes, effort=plan.effort)
     bounded = first = context
-    if not plan.whole:
+    if not plan.whole and plan.late_s < math.inf:
         bounded = replace(context, deadline_s=start_s + plan.budget_s + plan.late_s)
         first = replace(context, hurry_s=start_s + plan.budget_s)
     costs = Costs(plan)
@@ -163,8 +163,8 @@ class VisitContext:
 
     machine: Machine
     prompts: Prompts
-    own_bytes: Mapping[str, int] = field(default_factory=dict)
-    """Bytes held besides what an engine needs, by engine: the profiler's own, and other engines' models."""
+    own_bytes: int = 0
+    """Bytes held besides what an engine needs: the profiler's own, and the models of engines that own theirs."""
     visited: set[Cell] = field(default_factory=set)
     """Cells whose shapes this process has run before; a visit adds its own."""
     effort: Effort = STANDARD
@@ -217,14 +217,15 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
         more = list(itertools.islice(prefills, more_count))
         refuse_impossible_times(itertools.chain.from_iterable(more))
         # Held by the profiler and the engine for other purposes than this cell.
-        peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes.get(engine.name, 0) + engine.kept_bytes
+        peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes
         return replace(
             loop,
             round=round_number,
             warm_up_s=tuple(warm_up_s),
             first_decode_s=first_decode_s,
-            peak_memory_bytes=None if peak_bytes is None else peak_bytes - other_bytes,
-            energy_j=None if before_j is None or after_j is None else after_j - before_j,
+            # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
+            peak_memory_bytes=None if engine.owns_model or peak_bytes is None else peak_bytes - other_bytes,
+            energy_j=None if engine.owns_model or before_j is None or after_j is None else after_j - before_j,
             more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
             more_ttft_s=tuple(ttft_s for _, ttft_s in more),
             preparation_s=preparation_s,
@@ -295,21 +296,24 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
     )
 
 
-def follow(
-    engine: Engine, cell: Cell, steps: int | None, context: VisitContext
-) -> tuple[float | None, tuple[float, ...]]:
-    """Run what rank 0 announced, as rank 0 does; return the seconds of the prefill, and of each decode step."""
-    with torch.inference_mode(), no_gc():
-        if steps is None:
-            return next(_prefills(engine, cell, context))[0], ()
-        loop = run_loop(engine, cell, context, steps=steps)
-    return loop.prefill_s, loop.decode_s
-
-
 def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int) -> Visit:
     """One prefill and its decode steps, for an engine that runs both in one call."""
     machine, clock = context.machine, context.machine.clock
     prompts = context.prompts.of(cell)
+    if engine.owns_model:
+        at_unix_s, start_s = machine.unix_s(), machine.now_s()
+        prefill_s, loops_s = engine.times(prompts, 1 + steps)
+        return Visit(
+            cell=cell,
+            round=0,
+            warm_up_s=(),
+            peak_memory_bytes=None,
+            at_unix_s=at_unix_s,
+            prefill_s=prefill_s,
+            ttft_s=prefill_s,
+            decode_s=(loops_s[0], *loops_s),
+            wall_s=machine.now_s() - start_s,
+        )
     marks: list[Any] = []
     token_readings: list[tuple[float, int]] = []
 
@@ -338,8 +342,6 @@ def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int)
         wall_s=end_s - start_s,
         prefill_faults=faults_between - faults_before,
         decode_faults=page_faults() - faults_between,
-        scheduled=engine.scheduled,
-        cache_used_bytes=engine.cache_used_bytes,
     )
 
 

@@ -1,9 +1,12 @@
-"""`place`: compare the figures of another tool's file with the roofs of a GPU or of this device."""
+"""`place`: compare the figures of another tool's file with the roofs of a GPU or of this device.
+
+The figures get the shapes that the file leaves out, then the floors of what they cover, and become rows with doubts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +18,13 @@ from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import datasheets as datasheet
-from profiler.data.links import link_called, link_of
+from profiler.data.links import Link, link_called, link_of
 from profiler.data.roof_set import RoofSet, datasheet_roofs
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
-from profiler.json_document import view
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import PlacedFile, PlaceRoofs, doubts, placed
-from profiler.predict.operator_arrays import Array
+from profiler.place.place import PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -37,6 +38,55 @@ _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
+_NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
+
+
+@dataclass(frozen=True)
+class _Setup:
+    """What the figures of a file are compared with."""
+
+    file: ForeignFile
+    counted: CountedModel
+    quant: str
+    dtype: str
+    """Of the cache, in which quantised linears also return their results."""
+    under: RoofSet
+    gpu: str
+    """Its name."""
+    gpus: int
+    """That share each step."""
+    stages: int
+    """Groups of them that take turns: they add memory, not speed."""
+
+    link: Link | None
+    """Between the GPUs that share each step."""
+    rank: ModelWork | None
+    """The work of one of them; None if it is not known."""
+
+    @property
+    def room_bytes(self) -> float | None:
+        """Bytes that a model may take of all GPUs; None if they are unknown."""
+        return (self.under.room_bytes or 0) * self.stages or None
+
+    def weight_bytes(self, figure: Figure) -> float:
+        """Bytes of the stored weights."""
+        own = figure.held.weight_bytes
+        return self.counted.work.params * own if own else self.counted.weight_bytes
+
+    def needed_bytes(self, figure: Figure) -> float:
+        """Bytes of the stored weights, and of the cache if it is on the GPU."""
+        held, cores = figure.held, self.counted.work.of_kind(AttentionCore)
+        if held.cache_on_host:
+            return self.weight_bytes(figure)
+        width = held.kv_itemsize / cores[0].itemsize if held.kv_itemsize and cores else 1.0
+        batch, once = figure.batch_size or 1, figure.cached_once
+        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=once))
+        return self.weight_bytes(figure) + width * cache
+
+    def fits(self, figure: Figure) -> bool:
+        """Whether they have room, or need none."""
+        room = self.room_bytes
+        return room is None or figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * room
 
 
 def place(
@@ -58,64 +108,41 @@ def place(
     shapes for a file that names none, in the range grammar: one value for all figures, or one per figure. Raises
     RequestError for an unreadable file, missing shapes, an unknown GPU, link or model.
     """
-    given = {"--prompt-lens": prompt_lens, "--batch-sizes": batch_sizes, "--new-tokens": new_tokens}
-    shapes = {option: parse_in_order(text, option) for option, text in given.items()}
     file = read_foreign(path)
-    figures = _with_shapes(file.figures, shapes)
-    _require_shapes(figures)
+    given = {"--prompt-lens": prompt_lens, "--batch-sizes": batch_sizes, "--new-tokens": new_tokens}
+    figures = _shaped(file.figures, given)
     is_cpu = False
     if here:
         from profiler.device.device import resolve_device  # loads torch, as only --here needs
         from profiler.roofs.measure import here_roofs
 
         is_cpu = resolve_device("auto").type == "cpu"
-    on_gpu = [figure for figure in figures if is_cpu or figure.gpu_layers != 0]
-    if not on_gpu:
-        raise RequestError(
-            f"{path}: no layer was on the GPU (n_gpu_layers 0 or devices none), so its figures are the host's and"
-            " cannot be compared with a GPU's roofs."
-        )
-    named = [value for figure in on_gpu for name, value in figure.settings if name == "device"]
+    figures = [figure for figure in figures if is_cpu or figure.held.gpu_layers != 0]
+    if not figures:
+        raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
+    named = {value for figure in figures for name, value in figure.settings if name == "device"}
     devices = sorted({file.settings.get("device", ""), *named} - {""})
     gpus = _gpus(file, tp, here)
     sheet = None if here else _sheet(gpu, devices)
-    source = resolve(model)
-    precision = file.settings.get("precision", "auto")
+    source, precision = resolve(model), file.settings.get("precision", "auto")
     counted = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True)
-    work = counted.work
-    # The dtype of the cache is also the dtype in which quantised linears return their results.
-    dtype = (work.of_kind(AttentionCore) or work.operators)[0].dtype_name
-    under = here_roofs(work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
-    # Stages work in turn: they add memory, not speed.
+    dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
+    under = here_roofs(counted.work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
-    room_bytes = (under.room_bytes or 0) * stages or None
-    figures = [_of_one_batch(figure, counted, room_bytes) for figure in on_gpu]
-    line, link_s, unknown_link = _linked(sheet, gpus, link, source, figures)
+    messages = _link(sheet, gpus, link)
+    rank, unknown_link = _rank(source, gpus) if messages else (None, "")
+    name = sheet.gpu if sheet else under.device
+    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
+    figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
-    floors = zip(*_floors(work, figures, under, dtype, widths, file.packed_dtype), link_s, strict=True)
-    figures = [_with_offload(figure, work) for figure in figures]
-    fits = [
-        room_bytes is None or figure.weights_on_host or _needs(figure, counted) <= _FULLEST * room_bytes
-        for figure in figures
-    ]
-    rows = [placed(figure, *floor, fit) for figure, floor, fit in zip(figures, floors, fits, strict=True)]
-    in_turn = (
-        f"it ran on {stages * gpus} GPUs that hold layers in turn: the roofs are those of {gpus}, though a prompt in"
-        " chunks may use more at a time."
-    )
-    warnings = [
-        *([in_turn] if stages > 1 else []),
-        *file.remarks,
-        *_mismatches(file, devices, figures, counted, sheet.gpu if sheet else under.device, quant),
-        *_no_room([f for f, fit in zip(figures, fits, strict=True) if not fit], len(rows), counted, under, room_bytes),
-        *unknown_link,
-        *doubts(rows),
-    ]
+    floors = zip(figures, _floors(setup, figures, widths), strict=True)
+    rows = [placed(figure, *floor, setup.fits(figure)) for figure, floor in floors]
+    warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
-    if left_out := len(file.figures) - len(on_gpu):
+    if left_out := len(file.figures) - len(figures):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
-        warnings.append(f"{count} ran with no layer on the GPU (n_gpu_layers 0 or devices none).")
+        warnings.append(f"{count} ran with {_NO_LAYER}.")
     if here and any(row.regime is None for row in rows):
         warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
     if here and file.packed_dtype and any(map(_is_packed, figures)):
@@ -126,63 +153,37 @@ def place(
         model=source.name,
         dtype=dtype,
         quant=quant,
-        stored=_stored(counted, figures, widths, quant, dtype, _product_dtype(file, figures, under, dtype)),
-        roofs=view(PlaceRoofs, under),
+        stored=_stored(setup, figures, widths),
+        roofs=PlaceRoofs(under.name, under.bytes_per_s, under.flops_per_s),
         warnings=warnings,
         gpus=gpus,
-        link=line,
+        link=messages.name if rank and messages else "",
         rows=rows,
     )
 
 
-def _with_shapes(figures: Sequence[Figure], shapes: Mapping[str, Sequence[int]]) -> Sequence[Figure]:
-    """The figures with one value for all of them, or one for each. Raises RequestError for any other number."""
-    given: list[Sequence[int | None]] = []
-    for option, values in shapes.items():
-        if len(values) > 1 and len(values) != len(figures):
+def _shaped(figures: Sequence[Figure], given: Mapping[str, str]) -> list[Figure]:
+    """The figures with one given shape for all of them, or one for each. Raises RequestError for what is missing."""
+    columns: list[Sequence[int | None]] = []
+    for option, text in given.items():
+        values = parse_in_order(text, option) or (None,)
+        if len(values) not in (1, len(figures)):
             raise RequestError(
                 f"{option}: {len(values)} values for {len(figures)} figures; give one, or one per figure in order."
             )
-        given.append(values if len(values) == len(figures) else [values[0] if values else None] * len(figures))
-    return [figure.with_shapes(*own) for figure, *own in zip(figures, *given, strict=True)]
-
-
-def _require_shapes(figures: Sequence[Figure]) -> None:
-    """Raises RequestError with the options to give if shapes are missing."""
-    missing = []
-    if any(figure.batch_size is None and figure.cap is None for figure in figures):
-        missing.append("--batch-sizes")
-    if any(figure.depth is None for figure in figures):
-        missing.append("--prompt-lens")
+        columns.append(values if len(values) == len(figures) else values * len(figures))
+    shaped = [figure.with_shape(*own).of_one_batch() for figure, *own in zip(figures, *columns, strict=True)]
     # The number of steps in a whole decode loop is unknown without the number of its tokens.
-    if any((figure.covers == "generate" and not figure.new_tokens) or figure.loop_tokens == 0 for figure in figures):
-        missing.append("--new-tokens")
-    if missing:
+    is_missing = {
+        "--batch-sizes": any(figure.batch_size is None and figure.cap is None for figure in shaped),
+        "--prompt-lens": any(figure.depth is None for figure in shaped),
+        "--new-tokens": any(
+            figure.shared_by == 0 or (figure.covers == "generate" and not figure.new_tokens) for figure in shaped
+        ),
+    }
+    if missing := [option for option, is_so in is_missing.items() if is_so]:
         raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
-
-
-def _of_one_batch(figure: Figure, counted: CountedModel, room_bytes: int | None) -> Figure:
-    """The figure of one batch of its requests; without a batch size the largest that fits, which needs least."""
-    if figure.batch_size is None:
-        most = figure.cap or 1
-        if room_bytes and (per_sequence := int(cache_bytes(counted.work, 1, _tokens(figure)))):
-            most = min(most, max(1, int((room_bytes - _weight_bytes(figure, counted)) // per_sequence)))
-        note = f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"
-        figure = replace(figure, batch_size=most, notes=(*figure.notes, note))
-    return figure.of_one_batch()
-
-
-def _with_offload(figure: Figure, work: ModelWork) -> Figure:
-    """The figure with a note if a part of its bytes is in the host's memory, so that it need not fit the GPU."""
-    layers = sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
-    few = figure.gpu_layers is not None and figure.gpu_layers < layers
-    parts = [
-        *([f"{figure.gpu_layers} of {layers} layers were on the GPU"] if few else []),
-        *(["experts were in the host's memory"] if figure.weights_on_host and not few else []),
-        *(["the cache was in the host's memory"] if figure.cache_on_host else []),
-    ]
-    notes = [f"{part}: the host's memory has another, lower roof" for part in parts]
-    return replace(figure, weights_on_host=few or figure.weights_on_host, notes=(*figure.notes, *notes))
+    return shaped
 
 
 def _gpus(file: ForeignFile, tp: int, here: bool) -> int:
@@ -205,59 +206,24 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
     return sheets[0]
 
 
-def _linked(
-    sheet: datasheet.Datasheet | None, gpus: int, text: str, source: ModelSource, figures: Sequence[Figure]
-) -> tuple[str, list[float | None], list[str]]:
-    """(the link's name, least seconds of the messages of each figure, a warning if they are not known).
+def _link(sheet: datasheet.Datasheet | None, gpus: int, text: str) -> Link | None:
+    if gpus == 1 and text:
+        raise RequestError(f"--link {text} is the link between several GPUs; give their number with --tp.")
+    return link_called(text, gpus) if text else None if sheet is None or gpus == 1 else link_of(sheet, gpus)
+
+
+def _rank(source: ModelSource, gpus: int) -> tuple[ModelWork | None, str]:
+    """(the work of one of several GPUs, a warning if it is not known).
 
     Messages have the activations' width, so those of packed weights are counted with dense ones.
     """
-    unknown: list[float | None] = [None] * len(figures)
-    if gpus == 1 and text:
-        raise RequestError(f"--link {text} is the link between several GPUs; give their number with --tp.")
-    link = link_called(text, gpus) if text else None if sheet is None or gpus == 1 else link_of(sheet, gpus)
-    if link is None:
-        return "", unknown, []
     reason = ""
     for dtype in ("auto", "bfloat16"):
         try:
-            rank = counted_model(source, dtype, rented=True, ranks=gpus).work
+            return counted_model(source, dtype, rented=True, ranks=gpus).work, ""
         except (RequestError, ModelError) as error:
             reason = str(error)
-            continue
-        steps, *of_phase = _steps(figures)
-        prefill_s, decode_s = (collectives_s(rank, step, ExecutionPath(), link) for step in of_phase)
-        has_prefill = np.array([figure.covers != "decode" for figure in figures])
-        return link.name, (has_prefill * prefill_s + steps * decode_s).tolist(), []
-    return "", unknown, [f"the time of the link between {gpus} GPUs is not known: {reason}"]
-
-
-def _mismatches(
-    file: ForeignFile, devices: Sequence[str], figures: Sequence[Figure], counted: CountedModel, gpu: str, quant: str
-) -> list[str]:
-    """Warnings if the file names another model size, device or precision than the ones it is compared with."""
-    warnings, params = [], counted.work.params
-    for own in sorted({figure.params for figure in figures if figure.params}):
-        if abs(own / params - 1) > _SAME_PARAMS:
-            warnings.append(
-                f"the file's model has {short_count(own)} parameters, but this model has {short_count(params)}."
-            )
-    for device in devices:
-        names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
-        if not any(gpu.lower() in name for name in names):
-            warnings.append(f"the file says that it ran on {device}, not on {gpu}.")
-    settings = [{**file.settings, **dict(figure.settings)} for figure in figures]
-    own_quant = ", ".join(sorted({own.get("quantization", "-") for own in settings} - {"-"}))
-    if own_quant and quant == "none" and counted.published is None and not any(f.weight_bytes for f in figures):
-        warnings.append(
-            f"the file says that its weights were quantised ({own_quant}), but they are counted in {counted.dtype}:"
-            " give --quant, or the quantised model's own folder."
-        )
-    return warnings
-
-
-def _weight_bytes(figure: Figure, counted: CountedModel) -> float:
-    return counted.work.params * figure.weight_bytes if figure.weight_bytes else counted.weight_bytes
+    return None, f"the time of the link between {gpus} GPUs is not known: {reason}"
 
 
 def _tokens(figure: Figure) -> int:
@@ -265,33 +231,29 @@ def _tokens(figure: Figure) -> int:
     return max(1, (figure.depth or 0) + (0 if figure.covers == "prefill" else (figure.new_tokens or 0) // 2))
 
 
-def _needs(figure: Figure, counted: CountedModel) -> float:
-    """Bytes of the stored weights, and of the cache if it is on the GPU."""
-    if figure.cache_on_host:
-        return _weight_bytes(figure, counted)
-    cores = counted.work.of_kind(AttentionCore)
-    width = figure.kv_itemsize / cores[0].itemsize if figure.kv_itemsize and cores else 1.0
-    cache = float(cache_bytes(counted.work, figure.batch_size or 1, _tokens(figure), shared=figure.shared))
-    return _weight_bytes(figure, counted) + cache * width
+def _completed(setup: _Setup, figure: Figure) -> Figure:
+    """The figure with a batch, and with what its machine held in the host's memory.
 
-
-def _no_room(
-    outside: Sequence[Figure], all_count: int, counted: CountedModel, under: RoofSet, room_bytes: int | None
-) -> list[str]:
-    """A sentence about figures whose weights, or weights and cache, exceed the memory of the GPUs."""
-    if not outside or room_bytes is None:
-        return []
-    largest = max(outside, key=lambda figure: _needs(figure, counted))
-    needs, weights = _needs(largest, counted), _weight_bytes(largest, counted)
-    what, instead = f"the weights need {scaled(weights, 'B')}", "or another precision"
-    if weights <= room_bytes:
-        cache = f"the cache of {largest.batch_size} x {_tokens(largest)} tokens"
-        what, instead = f"the weights and {cache} need {scaled(needs, 'B')}", "or a cache in fewer bits"
-    which = "the file" if len(outside) == all_count else f"{len(outside)} of {all_count} figures"
-    return [
-        f"{what}, but {under.device} has room for {scaled(room_bytes, 'B')}: {which} must come from several GPUs"
-        f" (--tp N), another GPU {instead}, and is not judged."
-    ]
+    Without a batch size it is the largest that fits, which needs least.
+    """
+    work, notes = setup.counted.work, []
+    if figure.batch_size is None:
+        most = figure.cap or 1
+        if setup.room_bytes and (per_sequence := int(cache_bytes(work, 1, _tokens(figure)))):
+            most = min(most, max(1, int((setup.room_bytes - setup.weight_bytes(figure)) // per_sequence)))
+        notes = [f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"]
+        figure = replace(figure, batch_size=most).of_one_batch()
+    held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
+    is_few = held.gpu_layers is not None and held.gpu_layers < layers
+    lower = ": the host's memory has another, lower roof"
+    if is_few:
+        notes.append(f"{held.gpu_layers} of {layers} layers were on the GPU{lower}")
+    elif held.weights_on_host:
+        notes.append(f"experts were in the host's memory{lower}")
+    if held.cache_on_host:
+        notes.append(f"the cache was in the host's memory{lower}")
+    held = replace(held, weights_on_host=is_few or held.weights_on_host)
+    return replace(figure, held=held, notes=(*figure.notes, *notes))
 
 
 def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
@@ -300,81 +262,106 @@ def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
     Experts in a published format keep it; what is left of the file's bytes is that of the other weights. If that is no
     possible width, both have the mean.
     """
-    if not figure.weight_bytes:
-        return 0.0, 0.0
-    experts = counted.work.of_kind(Experts)
+    mean, experts, params = figure.held.weight_bytes or 0.0, counted.work.of_kind(Experts), counted.work.params
     weights = sum(op.count * op.num_experts * sum(ins * outs for ins, outs in op.matrices) for op in experts)
-    if counted.published and 0 < weights < counted.work.params:
+    if mean and counted.published and 0 < weights < params:
         packed = sum(op.count * op.num_experts * op.expert_bytes for op in experts)
-        left = (counted.work.params * figure.weight_bytes - packed) / (counted.work.params - weights)
+        left = (params * mean - packed) / (params - weights)
         if _REST_BYTES[0] <= left <= _REST_BYTES[1]:
             return packed / weights, left
-    return figure.weight_bytes, figure.weight_bytes
-
-
-def _is_packed(figure: Figure) -> bool:
-    return 0 < (figure.weight_bytes or 0.0) < DENSE_BYTES
-
-
-def _product_dtype(file: ForeignFile, figures: Sequence[Figure], under: RoofSet, dtype: str) -> str:
-    """The dtype of the products with weights that the file stores in other bits than the model's."""
-    own = "float16" if dtype == "bfloat16" and dtype not in under.flops_per_s else dtype
-    packs = any(map(_is_packed, figures))
-    return file.packed_dtype if packs and under.flops_per_s.get(file.packed_dtype, 0.0) > under.peak(own, own) else own
-
-
-def _stored(
-    counted: CountedModel,
-    figures: Sequence[Figure],
-    widths: Sequence[tuple[float, float]],
-    quant: str,
-    dtype: str,
-    product_dtype: str,
-) -> str:
-    own = sorted({8 * figure.weight_bytes for figure in figures if figure.weight_bytes})
-    if not own:
-        packed = counted.published if quant == "none" else quant
-        return f"in {f'{packed} and ' if packed else ''}{dtype}"
-    bits = " to ".join(dict.fromkeys(significant(width) for width in (own[0], own[-1])))
-    split = ""
-    if counted.work.of_kind(Experts):
-        experts, rest = max(widths)
-        split = (
-            " (a mean: the weights that a token uses may be wider)"
-            if experts == rest
-            else f" ({significant(8 * experts)} in the experts, {significant(8 * rest, 2)} elsewhere)"
-        )
-    return f"at the file's own {bits} bits per weight{split}, products in {product_dtype},"
-
-
-def _steps(figures: Sequence[Figure]) -> tuple[Array, Step, Step]:
-    """(decode steps of each figure, its prefill, its median decode step); arrays are [n] of floats.
-
-    Floats, since counts may exceed int64. A verifying step processes all drafted tokens.
-    """
-    batch, prompt, cached_len, new, shared = (
-        np.array([float(getattr(figure, name) or 0) for figure in figures])
-        for name in ("batch_size", "prompt_len", "context_len", "new_tokens", "shared")
-    )
-    steps = np.array([figure.decode_steps for figure in figures])
-    query = np.array([max(figure.step_tokens, figure.verified_tokens or 1.0) for figure in figures])
-    decode = Step(batch, query, prompt + cached_len + new // 2, shared, asked=query)
-    return steps, Step(batch, np.maximum(1, prompt), cached_len), decode
+    return mean, mean
 
 
 def _floors(
-    work: ModelWork,
-    figures: Sequence[Figure],
-    under: RoofSet,
-    dtype: str,
-    widths: Sequence[tuple[float, float]],
-    packed_dtype: str,
-) -> tuple[list[float], list[float]]:
-    """(compute-bound seconds, memory-bound seconds) of the least time of what each figure covers."""
-    steps, *of_phase = _steps(figures)
-    has_prefill = np.array([figure.covers != "decode" for figure in figures])
-    experts, rest = np.array(widths).T
-    kv = np.array([figure.kv_itemsize or 0.0 for figure in figures])
-    prefill, decode = (roof_times(work, step, under, dtype, rest, kv, experts, packed_dtype) for step in of_phase)
-    compute_s, memory_s = (has_prefill * first + steps * each for first, each in zip(prefill, decode, strict=True))
-    return compute_s.tolist(), memory_s.tolist()
+    setup: _Setup, figures: Sequence[Figure], widths: Sequence[tuple[float, float]]
+) -> list[tuple[float, float, float | None]]:
+    """(compute-bound, memory-bound, messages') least seconds of what each figure covers; None: they are not known.
+
+    A verifying step processes all drafted tokens.
+    """
+    table = [
+        (
+            *(figure.batch_size or 1, figure.prompt_len or 0, figure.context_len or 0, figure.new_tokens or 0),
+            *(figure.cached_once, figure.query_tokens, figure.covers != "decode", figure.decode_steps),
+            *(figure.held.kv_itemsize or 0, *own),
+        )
+        for figure, own in zip(figures, widths, strict=True)
+    ]
+    # Floats, since counts may exceed int64.
+    batch, prompt, context, new, once, query, prefills, steps, kv, experts, rest = np.array(table, np.float64).T
+    prefill = Step(batch, np.maximum(1, prompt), context)
+    decode = Step(batch, query, prompt + context + new // 2, once, asked=query)
+    first, each = (
+        roof_times(setup.counted.work, step, setup.under, setup.dtype, rest, kv, experts, setup.file.packed_dtype)
+        for step in (prefill, decode)
+    )
+    compute_s, memory_s = (prefills * one + steps * other for one, other in zip(first, each, strict=True))
+    link_s: Sequence[float | None] = [None] * len(figures)
+    if setup.rank and setup.link:
+        messages_s = (collectives_s(setup.rank, step, ExecutionPath(), setup.link) for step in (prefill, decode))
+        first_s, each_s = messages_s
+        link_s = (prefills * first_s + steps * each_s).tolist()
+    return list(zip(compute_s.tolist(), memory_s.tolist(), link_s, strict=True))
+
+
+def _doubts(
+    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure]
+) -> Iterator[str]:
+    """What is said of a whole file, and whether it names another model, device or precision, or needs more memory."""
+    file, counted, gpus, room = setup.file, setup.counted, setup.gpus, setup.room_bytes
+    if setup.stages > 1:
+        yield (
+            f"it ran on {setup.stages * gpus} GPUs that hold layers in turn: the roofs are those of {gpus}, though a"
+            " prompt in chunks may use more at a time."
+        )
+    yield from file.remarks
+    for own in sorted({figure.held.params for figure in figures if figure.held.params}):
+        if abs(own / counted.work.params - 1) > _SAME_PARAMS:
+            this = short_count(counted.work.params)
+            yield f"the file's model has {short_count(own)} parameters, but this model has {this}."
+    for device in devices:
+        names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
+        if not any(setup.gpu.lower() in name for name in names):
+            yield f"the file says that it ran on {device}, not on {setup.gpu}."
+    named = {{**file.settings, **dict(figure.settings)}.get("quantization", "-") for figure in figures} - {"-"}
+    is_dense = setup.quant == "none" and counted.published is None
+    if named and is_dense and not any(figure.held.weight_bytes for figure in figures):
+        yield (
+            f"the file says that its weights were quantised ({', '.join(sorted(named))}), but they are counted"
+            f" in {counted.dtype}: give --quant, or the quantised model's own folder."
+        )
+    if room and (outside := [figure for figure, row in zip(figures, rows, strict=True) if not row.fits]):
+        largest = max(outside, key=setup.needed_bytes)
+        weights, needs = (scaled(of(largest), "B") for of in (setup.weight_bytes, setup.needed_bytes))
+        what, instead = f"the weights need {weights}", "or another precision"
+        if setup.weight_bytes(largest) <= room:
+            what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
+            instead = "or a cache in fewer bits"
+        which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
+        yield (
+            f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several GPUs"
+            f" (--tp N), another GPU {instead}, and is not judged."
+        )
+
+
+def _is_packed(figure: Figure) -> bool:
+    return 0 < (figure.held.weight_bytes or 0.0) < DENSE_BYTES
+
+
+def _stored(setup: _Setup, figures: Sequence[Figure], widths: Sequence[tuple[float, float]]) -> str:
+    """The precision of the weights, and of the products with those that a file stores in other bits."""
+    counted, dtype, packed_dtype, peaks = setup.counted, setup.dtype, setup.file.packed_dtype, setup.under.flops_per_s
+    own = sorted({8 * figure.held.weight_bytes for figure in figures if figure.held.weight_bytes})
+    if not own:
+        packed = counted.published if setup.quant == "none" else setup.quant
+        return f"in {f'{packed} and ' if packed else ''}{dtype}"
+    products = "float16" if dtype == "bfloat16" and dtype not in peaks else dtype
+    if any(map(_is_packed, figures)) and peaks.get(packed_dtype, 0.0) > setup.under.peak(products, products):
+        products = packed_dtype
+    bits, split = " to ".join(dict.fromkeys(significant(width) for width in (own[0], own[-1]))), ""
+    if counted.work.of_kind(Experts):
+        experts, rest = max(widths)
+        split = f" ({significant(8 * experts)} in the experts, {significant(8 * rest, 2)} elsewhere)"
+        if experts == rest:
+            split = " (a mean: the weights that a token uses may be wider)"
+    return f"at the file's own {bits} bits per weight{split}, products in {products},"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from operator import attrgetter
 from typing import Literal
 
 from profiler.json_document import Document
@@ -96,35 +95,32 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
     `compute_s` and `memory_s` are the parts of its floor. A foreign figure has no time breakdown, so a low share is
     inconclusive.
     """
-    batch, prompt = figure.batch_size or 0, figure.prompt_len or 0
-    tokens = {"prefill": prompt, "decode": figure.step_tokens, "generate": figure.new_tokens or 0}[figure.covers]
-    attained = (compute_s + memory_s) / figure.seconds
-    bound: RoofSide = "compute" if compute_s > memory_s else "memory"
-    near: Regime = "compute-bound" if bound == "compute" else "memory-bound"
-    is_near = attained >= (COMPUTE_SHARE if bound == "compute" else MEMORY_SHARE)
-    is_valid = fits and attained <= 1 + ROOF_TOLERANCE
+    batch, prompt, time = figure.batch_size or 0, figure.prompt_len or 0, figure.time
+    tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
+    attained = (compute_s + memory_s) / time.value
+    by_compute = compute_s > memory_s
+    regime: Regime = "inconclusive"
+    if attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
+        regime = "compute-bound" if by_compute else "memory-bound"
+    spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
     return PlacedFigure(
         phase=figure.covers,
         batch_size=batch,
         prompt_len=prompt,
         context_len=figure.context_len or 0,
         new_tokens=figure.new_tokens,
-        latency_s=figure.seconds,
-        tokens_per_s=batch * tokens / figure.seconds,
+        latency_s=time.value,
+        tokens_per_s=batch * tokens / time.value,
         floor_s=compute_s + memory_s,
         link_s=link_s,
-        bound=bound,
+        bound="compute" if by_compute else "memory",
         attained=attained,
         fits=fits,
-        regime=(near if is_near else "inconclusive") if is_valid else None,
+        regime=regime if fits and attained <= 1 + ROOF_TOLERANCE else None,
         note="; ".join(_notes(figure, attained, fits)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
-        spread=_spread_s(figure) / figure.seconds if _spread_s(figure) else None,
+        spread=spread / time.value if spread else None,
     )
-
-
-def _spread_s(figure: Figure) -> float:
-    return statistics.stdev(figure.samples_s) if len(figure.samples_s) > 1 else figure.spread_s
 
 
 ROOF_ALLOWS = "faster than the roof allows"
@@ -138,28 +134,22 @@ _SUSPICIONS: dict[Covers, str] = {
 """Likely reasons for a figure above the roof, by what it covers."""
 
 
-def _notes(figure: Figure, attained: float, fits: bool) -> list[str]:
+def _notes(figure: Figure, attained: float, fits: bool) -> Iterator[str]:
     """A suspicion if the figure is too fast, then the notes of its file, then remarks."""
-    notes = list(figure.notes)
     if fits and attained > 1 + ROOF_TOLERANCE:
-        notes.insert(0, f"{ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}")
-    elif fits and figure.may_speculate and figure.covers == "decode" and attained > _SPECULATES_FROM:
-        notes.insert(
-            0,
+        yield f"{ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}"
+    elif fits and figure.step_tokens is None and figure.covers == "decode" and attained > _SPECULATES_FROM:
+        yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
-            " longer, and its share is smaller",
+            " longer, and its share is smaller"
         )
-    chunk, prompt = figure.chunk_tokens, figure.prompt_len or 0
-    if figure.covers == "prefill" and chunk and prompt > chunk:
-        chunks = math.ceil(prompt / chunk)
-        notes.append(f"the prompt ran in {chunks} chunks of {chunk}: weights were read {chunks} times")
-    if figure.weight_bytes:
-        notes.append(f"{8 * figure.weight_bytes:.2f} bits per weight as stored")
-    first, *others = figure.samples_s or (0.0,)
+    yield from figure.notes
+    if figure.held.weight_bytes:
+        yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"
+    first, *others = figure.time.values or (0.0,)
     if len(others) >= _LEAST_OTHERS and first > _MUCH_LONGER * max(others):
         ratio = first / statistics.median(others)
-        notes.append(f"its first repetition took {ratio:.1f} times as long as the others: it may include warm-up")
-    return notes
+        yield f"its first repetition took {ratio:.1f} times as long as the others: it may include warm-up"
 
 
 def doubts(rows: Sequence[PlacedFigure]) -> list[str]:
@@ -186,20 +176,23 @@ _FAR_MORE = 1.5
 def _batch_with_prefill_in_decode(rows: Sequence[PlacedFigure]) -> int | None:
     """The first batch size whose decode steps grow with the prompt by far more than their floors; None if there is
     none."""
-    series: dict[tuple[int, int | None, str], list[tuple[int, float, float]]] = {}
+    series: dict[tuple[int, int | None, str], list[PlacedFigure]] = {}
     for row in rows:
         if row.phase == "decode" and row.prompt_len:
-            key = (row.batch_size, row.new_tokens, row.settings)
-            series.setdefault(key, []).append((row.prompt_len, row.latency_s, row.floor_s))
-    for (batch, *_), points in series.items():
-        first_len, first_s, first_floor_s = min(points, key=itemgetter(0))
-        last_len, last_s, last_floor_s = max(points, key=itemgetter(0))
-        if last_len >= _LONGER_PROMPT * first_len and last_s / first_s > _FAR_MORE * last_floor_s / first_floor_s:
+            series.setdefault((row.batch_size, row.new_tokens, row.settings), []).append(row)
+    for (batch, *_), steps in series.items():
+        first, last = (of(steps, key=attrgetter("prompt_len")) for of in (min, max))
+        is_longer = last.prompt_len >= _LONGER_PROMPT * first.prompt_len
+        if is_longer and last.latency_s / first.latency_s > _FAR_MORE * last.floor_s / first.floor_s:
             return batch
     return None
 
 
-_CAPTION = "floor: the least time that the work needs; by: what sets the floor; attained: floor / time"
+_CAPTIONS = {
+    "what": "floor: the least time that the work needs; by: what sets the floor; attained: floor / time",
+    "spread": "spread: standard deviation of the repetitions",
+    "link": "link: about the least time of the messages over {link}, not in the floor",
+}
 
 
 def placed_section(file: PlacedFile) -> Section:
@@ -207,52 +200,40 @@ def placed_section(file: PlacedFile) -> Section:
 
     A share of a roof that is not the model's is not shown.
     """
-    title = f"{file.tool}: {file.model} {file.stored} under the roofs of {file.roofs.name}"
-    names = _names(file.rows)
-    columns = {
+    rows, names = file.rows, _names(file.rows)
+    columns: dict[str, Sequence[str]] = {
         "what": names,
-        "time": [duration(row.latency_s) for row in file.rows],
-        "spread": ["-" if row.spread is None else f"{100 * row.spread:.1f} %" for row in file.rows],
-        "tok/s": [significant(row.tokens_per_s) for row in file.rows],
-        "floor": [duration(row.floor_s) for row in file.rows],
-        "link": ["-" if row.link_s is None else duration(row.link_s) for row in file.rows],
-        "by": [row.bound for row in file.rows],
-        "attained": [f"{significant(100 * row.attained, 2)} %" if row.fits else "-" for row in file.rows],
-        "regime": [row.regime or ("above the roof" if row.fits else "does not fit") for row in file.rows],
+        "time": [duration(row.latency_s) for row in rows],
+        "spread": ["-" if row.spread is None else f"{100 * row.spread:.1f} %" for row in rows],
+        "tok/s": [significant(row.tokens_per_s) for row in rows],
+        "floor": [duration(row.floor_s) for row in rows],
+        "link": ["-" if row.link_s is None else duration(row.link_s) for row in rows],
+        "by": [row.bound for row in rows],
+        "attained": [f"{significant(100 * row.attained, 2)} %" if row.fits else "-" for row in rows],
+        "regime": [row.regime or ("above the roof" if row.fits else "does not fit") for row in rows],
     }
-    caption = _CAPTION
-    if all(row.spread is None for row in file.rows):
-        del columns["spread"]
-    else:
-        caption += "; spread: standard deviation of the repetitions"
-    if not file.link:
-        del columns["link"]
-    else:
-        caption += f"; link: about the least time of the messages over {file.link}, not in the floor"
-    rows = [list(row) for row in zip(*columns.values(), strict=True)]
-    table = text_table(list(columns), rows, texts=("by", "regime"), wrapped=("what",), caption=caption)
+    shown = [name for name, cells in columns.items() if name not in ("spread", "link") or set(cells) != {"-"}]
+    caption = "; ".join(_CAPTIONS[name].format(link=file.link) for name in shown if name in _CAPTIONS)
+    cells = [list(row) for row in zip(*(columns[name] for name in shown), strict=True)]
+    table = text_table(shown, cells, texts=("by", "regime"), wrapped=("what",), caption=caption)
+    title = f"{file.tool}: {file.model} {file.stored} under the roofs of {file.roofs.name}"
     warnings = Lines([f"warning: {text}" for text in file.warnings])
-    return Section("", [Sentences([title]), warnings, table, Lines(list(_note_lines(file.rows, names)))])
+    return Section("", [Sentences([title]), warnings, table, Lines(list(_note_lines(rows, names)))])
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:
     """A name for each row; decode steps of one context also have their number of tokens."""
-    counts = Counter(map(_name, rows))
-    return [
-        _name(
-            row, f" + {row.new_tokens}" if row.phase == "decode" and row.new_tokens and counts[_name(row)] > 1 else ""
-        )
-        for row in rows
-    ]
+    counts = Counter(_name(row, "") for row in rows)
+    tokens = [f" + {row.new_tokens}" if row.new_tokens else "" for row in rows]
+    return [_name(row, each if counts[_name(row, "")] > 1 else "") for row, each in zip(rows, tokens, strict=True)]
 
 
-def _name(row: PlacedFigure, generated: str = "") -> str:
-    settings = f", {row.settings}" if row.settings else ""
+def _name(row: PlacedFigure, generated: str) -> str:
+    settings, batch = f", {row.settings}" if row.settings else "", f"{row.phase} {row.batch_size} x"
     if row.phase == "decode":
-        return f"decode {row.batch_size} x {row.prompt_len + row.context_len}{generated}{settings}"
-    context = f" after {row.context_len}" if row.context_len else ""
-    generated = f" + {row.new_tokens}" if row.phase == "generate" else ""
-    return f"{row.phase} {row.batch_size} x {row.prompt_len}{generated}{context}{settings}"
+        return f"{batch} {row.prompt_len + row.context_len}{generated}{settings}"
+    new = f" + {row.new_tokens}" if row.phase == "generate" else ""
+    return f"{batch} {row.prompt_len}{new}{f' after {row.context_len}' if row.context_len else ''}{settings}"
 
 
 def _note_lines(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:
@@ -261,7 +242,6 @@ def _note_lines(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[
     for row, name in zip(rows, names, strict=True):
         for note in filter(None, row.note.split("; ")):
             by_note.setdefault(note, []).append(name)
-    ordered = sorted(by_note.items(), key=lambda item: (ROOF_ALLOWS not in item[0], -len(item[1])))
-    for note, figures in ordered:
-        every = f"all {len(rows)} figures" if len(figures) == len(rows) else f"{len(figures)} figures like {figures[0]}"
-        yield f"{figures[0] if len(figures) == 1 else every}: {note}"
+    for note, noted in sorted(by_note.items(), key=lambda item: (ROOF_ALLOWS not in item[0], -len(item[1]))):
+        every = f"all {len(rows)} figures" if len(noted) == len(rows) else f"{len(noted)} figures like {noted[0]}"
+        yield f"{noted[0] if len(noted) == 1 else every}: {note}"

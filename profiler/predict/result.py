@@ -17,8 +17,8 @@ BETWEEN_CELLS = "between measured cells"
 
 
 @dataclass(frozen=True)
-class StepShape:
-    """The shape of a forecast step."""
+class ForecastCell:
+    """The forecast of one cell."""
 
     phase: Phase
     """`prefill` or `decode`."""
@@ -28,22 +28,6 @@ class StepShape:
     """Prompt tokens per sequence."""
     context_len: int
     """Cached tokens before the step; for a prefill, those of `--prefix`."""
-
-    @property
-    def depth(self) -> int:
-        """Tokens of the prompt, or of a cache that no prompt filled."""
-        return self.prompt_len or self.context_len
-
-    @property
-    def name(self) -> str:
-        """Such as `decode 1 x 64`."""
-        return f"{self.phase} {self.batch_size} x {self.depth}"
-
-
-@dataclass(frozen=True)
-class ForecastCell(StepShape):
-    """The forecast of one cell."""
-
     latency_s: float
     """Forecast time of the whole prompt, or of one decode step."""
     low_s: float
@@ -62,6 +46,16 @@ class ForecastCell(StepShape):
     """Whether they fit, but the cell runs out of memory if free memory is in pieces."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each term of the time breakdown, including the unexplained rest."""
+
+    @property
+    def depth(self) -> int:
+        """Tokens of the prompt, or of a cache that no prompt filled."""
+        return self.prompt_len or self.context_len
+
+    @property
+    def name(self) -> str:
+        """Such as `decode 1 x 64`."""
+        return f"{self.phase} {self.batch_size} x {self.depth}"
 
 
 @dataclass(frozen=True)

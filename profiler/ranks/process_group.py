@@ -8,23 +8,19 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 
 from profiler.data.links import Link, MessageTime, fit_link
 from profiler.device.clock import now_s, time_calls
 from profiler.device.device import make_current
 from profiler.device.machine import Machine
 from profiler.errors import RankError, RoofscopeError, first_line
-from profiler.patching import patched
 
 _PATIENCE = timedelta(hours=2)
 """The other ranks wait while rank 0 works without them."""
@@ -40,16 +36,6 @@ _WARM_CALLS = 3
 _WEIGHTS_BYTES = 8 << 20
 _THREADS = Path("/proc/self/task")
 _GLOO_LOOP = "gloo_tcp_loop"
-_SMALL_ELEMENTS = 512
-_FORWARDING_S = 100e-6
-"""Time for gloo's threads on this core to forward the message to the others. A rank that works on at once would delay
-it until its next exchange, and the ranks would work one after the other."""
-
-
-@dataclass(frozen=True)
-class _Peer:
-    host: str
-    pid: int
 
 
 class ProcessGroup:
@@ -69,8 +55,9 @@ class ProcessGroup:
         self.mesh = dist.init_device_mesh(self.device.type, (self.size,), mesh_dim_names=("tp",))
         # A separate group for orders: they must not mix with the model's messages, and need no card.
         self._orders = dist.new_group(backend="gloo", timeout=_PATIENCE)
-        self._peers: list[_Peer] = [_Peer("", 0)] * self.size
-        dist.all_gather_object(self._peers, _Peer(socket.gethostname(), os.getpid()), group=self._orders)
+        self._peers = [("", 0)] * self.size
+        """Host and process id of each rank."""
+        dist.all_gather_object(self._peers, (socket.gethostname(), os.getpid()), group=self._orders)
         if self.rank == 0:
             signal.signal(signal.SIGTERM, handler)
 
@@ -86,7 +73,7 @@ class ProcessGroup:
         """
         if self.device.type != "cpu":
             return False
-        here = [rank for rank, peer in enumerate(self._peers) if peer.host == self._peers[self.rank].host]
+        here = [rank for rank, (host, _) in enumerate(self._peers) if host == self._peers[self.rank][0]]
         cores, number = sorted(os.sched_getaffinity(0)), here.index(self.rank)
         first, last = number * len(cores) // len(here), (number + 1) * len(cores) // len(here)
         for thread in _THREADS.iterdir():
@@ -97,15 +84,10 @@ class ProcessGroup:
         return True
 
     @property
-    def one_clock(self) -> bool:
-        """Whether all ranks are on one host, and so share its clock."""
-        return len({peer.host for peer in self._peers}) == 1
-
-    @property
     def helper_pids(self) -> tuple[int, ...]:
         """Process ids of the other ranks on this host."""
-        own = self._peers[self.rank]
-        return tuple(peer.pid for peer in self._peers if peer.host == own.host and peer.pid != own.pid)
+        own_host, own_pid = self._peers[self.rank]
+        return tuple(pid for host, pid in self._peers if host == own_host and pid != own_pid)
 
     def order(self, order: object) -> None:
         """Send the next order to the other ranks (rank 0). Raises RankError if one of them is gone."""
@@ -120,13 +102,6 @@ class ProcessGroup:
         except RuntimeError:
             return None
         return orders[0]
-
-    def gather(self, value: object) -> list[Any]:
-        """Return the values of all ranks on rank 0, elsewhere an empty list. Raises RankError if a rank is gone."""
-        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        with self.together():
-            dist.gather_object(value, values, dst=0, group=self._orders)
-        return values or []
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -152,133 +127,67 @@ class ProcessGroup:
         here = socket.gethostname()
         deadline_s = now_s() + _NOTICE_S
         while True:
-            ranks = tuple(rank for rank, peer in enumerate(self._peers) if peer.host == here and _gone(peer.pid))
+            ranks = tuple(rank for rank, (host, pid) in enumerate(self._peers) if host == here and _gone(pid))
             if ranks or now_s() > deadline_s:
                 return ranks
             time.sleep(0.05)
-
-    def meet(self) -> None:
-        """Wait for all ranks, with a message as small as one of a decode step.
-
-        Raises RankError if one of them is gone.
-        """
-        with self.together():
-            self._orders.allreduce([torch.zeros(_SMALL_ELEMENTS)]).wait()
-        time.sleep(_FORWARDING_S)
 
     def close(self) -> None:
         """End the group."""
         dist.destroy_process_group()
 
     def measure_link(self, machine: Machine) -> Link:
-        """Measure latency and bandwidth of all-reduces between the ranks, on all of them at once.
+        """Measure latency and bandwidth of all-reduces of 1 KiB to 64 MiB between the ranks, on all of them at once.
 
-        It takes some 4 s: 17 messages, 1 KiB to 64 MiB. Raises RankError if a rank is gone.
+        It takes some 4 s. Times are means, like those of nccl-tests: a step makes dozens of calls and pays for all of
+        them, slow ones included. Raises RankError if a rank is gone.
         """
         with self.together():
-            points = self.measure_exchange(machine, _LINK_S)
+            points = [self._message_time(nbytes, machine, _LINK_S / len(SWEEP_BYTES)) for nbytes in SWEEP_BYTES]
         name = "gloo" if self.device.type == "cpu" else "NCCL"
         return fit_link(f"{name}, {self.size} ranks", points, "measured in this run")
 
-    def measure_exchange(self, machine: Machine, budget_s: float) -> tuple[MessageTime, ...]:
-        """Time all-reduces of 1 KiB to 64 MiB on all ranks, from the arrival of the last rank.
-
-        Returns means, like nccl-tests: a step makes dozens of calls and pays for all of them, slow ones included.
-        """
-        return tuple(self._exchange(nbytes, machine, budget_s / len(SWEEP_BYTES)) for nbytes in SWEEP_BYTES)
-
-    def _exchange(self, nbytes: int, machine: Machine, budget_s: float) -> MessageTime:
+    def _message_time(self, nbytes: int, machine: Machine, budget_s: float) -> MessageTime:
         message = torch.ones(nbytes // 4, dtype=torch.float32, device=self.device)
-        seconds = partial(self._in_a_row_s if machine.clock.ahead else self._in_a_step_s, message, machine)
-        seconds(_WARM_CALLS if nbytes < _LARGE_BYTES else 1)
+        self._exchange_s(message, machine, _WARM_CALLS if nbytes < _LARGE_BYTES else 1)
         started_s = machine.now_s()
-        seconds(1)
+        self._exchange_s(message, machine, 1)
         # All ranks must make the same number of calls, so rank 0 decides for how many there is time.
         affordable = int(budget_s / max(machine.now_s() - started_s, 1e-9))
         calls = torch.tensor([max(_LEAST_CALLS, min(_MOST_CALLS, affordable))])
         dist.broadcast(calls, src=0, group=self._orders)
-        return MessageTime(self.size, nbytes, seconds(int(calls)))
+        return MessageTime(self.size, nbytes, self._exchange_s(message, machine, int(calls)))
 
-    def _in_a_row_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
-        """Mean seconds of `calls` consecutive ones, where the host runs ahead: its submission takes no extra time."""
-        machine.clock.synchronize()
-        exchange = partial(dist.all_reduce, message)
-        seconds_s = time_calls(exchange, machine.clock, 1, group=calls, drop_first=False)
-        seconds = torch.tensor(seconds_s, dtype=torch.float64)
-        # A rank that arrives early waits for the others; the time of the last one is the exchange.
+    def _exchange_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
+        """Mean seconds of `calls` exchanges, each from the arrival of the last rank to the departure of the first.
+
+        Where the host runs ahead, they follow each other: submission takes no extra time, and the last rank waits
+        least. Elsewhere each follows a read that displaces the core's caches, as a layer's weights do.
+        """
+        exchange, weights = partial(dist.all_reduce, message), torch.ones(_WEIGHTS_BYTES // 4)
+        if machine.clock.ahead:
+            machine.clock.synchronize()
+            times_s = time_calls(exchange, machine.clock, 1, group=calls, drop_first=False)
+            seconds = torch.tensor(times_s, dtype=torch.float64)
+        else:
+            begun_s, ended_s = [], []
+            for _ in range(calls):
+                weights.sum()
+                begun_s.append(machine.now_s())
+                exchange()
+                ended_s.append(machine.now_s())
+            begun, ended = torch.tensor([begun_s, ended_s], dtype=torch.float64)
+            if len({host for host, _ in self._peers}) == 1:  # and so one clock
+                dist.all_reduce(begun, op=dist.ReduceOp.MAX, group=self._orders)
+                dist.all_reduce(ended, op=dist.ReduceOp.MIN, group=self._orders)
+            seconds = ended - begun
         dist.all_reduce(seconds, op=dist.ReduceOp.MIN, group=self._orders)
-        return float(seconds)
-
-    def _in_a_step_s(self, message: torch.Tensor, machine: Machine, calls: int) -> float:
-        """Mean seconds of `calls` exchanges, each after a read that displaces the core's caches, as a layer's weights
-        do. Each counts from the arrival of the last rank to the departure of the first."""
-        weights, begun_s, ended_s = torch.ones(_WEIGHTS_BYTES // 4), [], []
-        for _ in range(calls):
-            weights.sum()
-            begun_s.append(machine.now_s())
-            dist.all_reduce(message)
-            ended_s.append(machine.now_s())
-        ranks: list[Any] = [None] * self.size
-        dist.all_gather_object(ranks, (begun_s, ended_s), group=self._orders)
-        begun_ranks_s, ended_ranks_s = map(np.array, zip(*ranks, strict=True))
-        return float(np.mean(in_common_s(begun_ranks_s, ended_ranks_s, one_clock=self.one_clock)))
-
-
-def in_common_s(begun_s: NDArray[np.float64], ended_s: NDArray[np.float64], *, one_clock: bool) -> NDArray[np.float64]:
-    """Return the seconds in which all ranks were in an exchange: [rank, ...] -> [...].
-
-    With one clock, from the arrival of the last rank (`begun_s`) to the departure of the first (`ended_s`). With one
-    clock per host, the shortest stay, which is that of the rank that arrived last.
-    """
-    if one_clock:
-        return np.asarray(ended_s.min(axis=0) - begun_s.max(axis=0))
-    return np.asarray((ended_s - begun_s).min(axis=0))
-
-
-@contextlib.contextmanager
-def silent(group: ProcessGroup, machine: Machine) -> Iterator[list[tuple[float, float]]]:
-    """Skip all exchanges within: sums stay partial, and a gathered tensor repeats this rank's piece.
-
-    This isolates the time of a rank's work. The functions that transformers (5.23) and DTensor call are replaced by
-    name. Hosts that wait for their exchanges meet instead (`ProcessGroup.meet`). Ranks that share a core then begin and
-    end each piece as in a real step, and the next piece finds equally cold caches.
-
-    Yields when this rank reached and left each exchange, in seconds of its host's clock, in order. The list stays empty
-    if the host runs ahead of its device: it does not know when the device reached the exchange.
-    """
-    import torch.distributed._functional_collectives as functional
-
-    stays_s: list[tuple[float, float]] = []
-
-    def skip() -> None:
-        if not machine.clock.ahead:
-            reached_s = machine.now_s()
-            group.meet()
-            stays_s.append((reached_s, machine.now_s()))
-
-    def reduce(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
-        skip()
-        return tensor
-
-    def gather(tensor: torch.Tensor, gather_dim: int, *_: object, **__: object) -> torch.Tensor:
-        skip()
-        return torch.cat([tensor] * group.size, dim=gather_dim)
-
-    gathers = [name for name in ("all_gather_single", "all_gather_tensor") if hasattr(functional, name)]
-    in_functional = {"all_reduce": reduce, **dict.fromkeys(gathers, gather)}
-    with patched(dist, all_reduce=reduce), patched(functional, **in_functional):
-        yield stays_s
+        return float(seconds.mean())
 
 
 def _gone(pid: int) -> bool:
     """Whether a process has ended, zombies included: one that its parent has not waited for keeps its pid."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
-    try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (OSError, IndexError):
-        return False
+    except OSError:
+        return True

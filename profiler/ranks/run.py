@@ -10,19 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from profiler.counting.operators import ModelWork
 from profiler.counting.tensor_parallel import walk_rank
-from profiler.data.links import Link
-from profiler.device.contention import ForeignLoad
+from profiler.device.clock import no_gc
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import idle_power_w, source_for
-from profiler.engines.base import DecodeState, Engine
+from profiler.engines.base import DecodeState
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.measurements import RankSteps
 from profiler.facts.roofs import Ceilings
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
@@ -32,18 +27,17 @@ from profiler.loading.request import dtype_name
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.rounds import Plan
 from profiler.measure.subject import Subject, execution_paths
-from profiler.measure.sweep import VisitContext, follow, sweep
-from profiler.ranks.process_group import ProcessGroup, in_common_s, silent
-from profiler.ranks.share import Share, load_share
+from profiler.measure.sweep import sweep
+from profiler.ranks.process_group import ProcessGroup
+from profiler.ranks.share import load_share
 from profiler.roofs.measure import measure
 from profiler.run.document import opening
 from profiler.run.fact_log import open_log
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
-from profiler.run.setup import LOOK, UNSEEN, roof_dtypes
+from profiler.run.setup import roof_dtypes
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun
-from profiler.run.warnings import busy_words
 from profiler.store.folder import Run
 from profiler.store.writer import RunStore
 
@@ -53,67 +47,16 @@ OWN_CORES = (
 )
 _TWIN_SHARE, _TWIN_MOST_S = 0.02, 1.5
 """The share of the budget, and the seconds at most, for each measurement of dispatch."""
-_OWN_STEPS = 6
-"""Decode steps in each pass over a rank's share of a cell."""
-_PASSES = 3
-"""Such passes, after one that warms the shapes up."""
 
 
 @dataclass(frozen=True)
 class Order:
-    """What the other ranks do next."""
+    """What the other ranks do next: a prefill of a cell with decode steps, the roofs and the link, or the end."""
 
-    kind: Literal["step", "alone", "roofs", "end"]
+    kind: Literal["step", "roofs", "end"]
     cell: Cell | None = None
     steps: int | None = None
     dtypes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class RankTiming:
-    """One rank's pass over its share of a cell without exchanges: the prefill, or filling the cache, then each step.
-
-    Ranks whose hosts wait for their exchanges meet in each instead.
-    """
-
-    prefill_s: float | None
-    decode_s: tuple[float, ...]
-    stays_s: tuple[tuple[float, float], ...]
-    """When this rank reached and left each exchange, as many in each step (`silent`)."""
-
-    @property
-    def timed_s(self) -> NDArray[np.float64]:
-        """[step], the prefill first; NaN for a prefill that is not timed."""
-        return np.array([math.nan if self.prefill_s is None else self.prefill_s, *self.decode_s])
-
-
-def own_work(engine: Engine, cell: Cell, steps: int, bench: VisitContext, group: ProcessGroup) -> RankTiming:
-    """Return the timing of this rank's share of a cell while all ranks work at once."""
-    with silent(group, bench.machine) as stays_s:
-        prefill_s, decode_s = follow(engine, cell, steps, bench)
-    return RankTiming(prefill_s, decode_s, tuple(stays_s))
-
-
-def rank_shares(cell: Cell, every: Sequence[Sequence[RankTiming]], *, one_clock: bool = True) -> RankSteps:
-    """Return the ranks' shares of a cell: the time of each, and the time until the last rank is done.
-
-    A rank's own share is what it spends outside of exchanges. The time of all is what they do not spend in exchanges
-    all at once. `every` has the passes of each rank, whose medians count.
-    """
-    timed_s = np.array([[timing.timed_s for timing in passes] for passes in every])  # [rank, pass, step]
-    stays_s = np.array([[timing.stays_s for timing in passes] for passes in every])
-    begun_s, ended_s = np.moveaxis(stays_s.reshape(*timed_s.shape, -1, 2), -1, 0)  # [rank, pass, step, exchange]
-    own_s = timed_s - (ended_s - begun_s).sum(axis=3)
-    last_s = timed_s.max(axis=0) - in_common_s(begun_s, ended_s, one_clock=one_clock).sum(axis=2)  # [pass, step]
-    prefills = slice(0, 0) if every[0][0].prefill_s is None else slice(0, 1)
-    settled = min(2, timed_s.shape[2] - 1)  # the first step pays for the cache's growth
-    return RankSteps(
-        cell,
-        tuple(np.median(own_s[:, :, prefills], axis=1).ravel().tolist()),
-        tuple(np.median(np.median(own_s[:, :, 1:], axis=2), axis=1).tolist()),
-        prefill_last_s=float(np.median(last_s[:, prefills], axis=0).sum()),
-        decode_last_s=float(np.median(np.median(last_s[:, settled:], axis=1))),
-    )
 
 
 class LeadingEngine(EagerEngine):
@@ -144,50 +87,35 @@ class Ranks:
         skeleton: Any = plan(replace(request, weights="random"), copy.deepcopy(prepared.config))
         self.group = group
         self.machine = machine
-        self.work: ModelWork = walk_rank(skeleton, group.size, group.rank)
-        self.share: Share = load_share(request, prepared.config, group, skeleton)
-        self.own_cores: bool = group.share_cores()
-        self.bench = VisitContext(machine, prepared.prompts)
-        self._engine = EagerEngine(self.share.joined, machine)
+        self.prompts = prepared.prompts
+        self.work = walk_rank(skeleton, group.size, group.rank)
+        self.joined, self.alone = load_share(request, prepared.config, group, skeleton)
+        self.own_cores = group.share_cores()
 
-    def roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
-        """Return this device's roofs while all ranks measure theirs, and the link between them (rank 0)."""
-        self.group.order(Order("roofs", dtypes=tuple(dtypes)))
-        return self._roofs(dtypes)
-
-    def own_steps(self, cells: Sequence[Cell]) -> Iterator[RankSteps]:
-        """Yield the time of each rank's share of each cell, all at once and without exchanges (rank 0)."""
-        for cell in cells:
-            self.group.order(Order("alone", cell))
-            every = self.group.gather(self._share_timings(cell))
-            yield rank_shares(cell, every, one_clock=self.group.one_clock)
+    def roofs(self, dtypes: Sequence[str]) -> Ceilings:
+        """Return this device's roofs while all ranks measure theirs, with the link between them."""
+        if self.group.rank == 0:
+            self.group.order(Order("roofs", dtypes=tuple(dtypes)))
+        dtype = dtype_name(self.alone.request.dtype)
+        roofs = measure(self.machine, list(dtypes), model_dtype=dtype)
+        link = self.group.measure_link(self.machine)
+        return replace(roofs.only(list(dtypes), dtype, self.machine.info.datasheet), collective=link)
 
     def follow(self) -> None:
         """Follow the orders of rank 0, until it ends the run or is gone."""
+        engine = EagerEngine(self.joined, self.machine)
         while (order := self.group.next_order()) is not None and order.kind != "end":
             if order.kind == "roofs":
-                self._roofs(order.dtypes)
-            elif order.kind == "alone":
-                self.group.gather(self._share_timings(order.cell))
-            else:
-                follow(self._engine, order.cell, order.steps, self.bench)
-
-    def _roofs(self, dtypes: Sequence[str]) -> tuple[Ceilings, Link]:
-        roofs = measure(self.machine, list(dtypes), model_dtype=dtype_name(self.share.alone.request.dtype))
-        return roofs, self.group.measure_link(self.machine)
-
-    def _share_timings(self, cell: Cell) -> list[RankTiming]:
-        """This rank's passes over its share of a cell, without the one that warms up."""
-        steps = min(_OWN_STEPS, cell.decode_steps)
-        timings = [own_work(self._engine, cell, steps, self.bench, self.group) for _ in range(1 + _PASSES)]
-        return timings[1:]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RankSession(Session):
-    """The session of rank 0."""
-
-    ranks: Ranks
+                self.roofs(order.dtypes)
+                continue
+            cell = order.cell
+            with torch.inference_mode(), no_gc():
+                if cell.prompt_len:
+                    state = engine.prefill(self.prompts.of(cell).to(self.machine.device), cell.slots)
+                else:
+                    state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
+                for _ in range(order.steps or 0):
+                    state = engine.decode(state)
 
 
 def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup, *, spent_s: float = 0.0) -> Run:
@@ -200,9 +128,6 @@ def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup
         session = _set_up(prepared, store, listener, fallbacks, group, spent_s)
         with keeping_what_was_measured(session) as ending, _lost_rank_first(group):
             time_cells(session, _patient_sweep)
-            session.stages.begin("ranks", "timing each rank's own share")
-            visited = session.ledger.gathered.visits
-            session.ledger.extend(session.ranks.own_steps([cell for cell in prepared.grid.cells if cell in visited]))
             explain_cells(session)
             group.order(Order("end"))
             measure_options(session, prepared.out)
@@ -234,37 +159,29 @@ def _set_up(
     fallbacks: list[Fallback],
     group: ProcessGroup,
     spent_s: float,
-) -> RankSession:
+) -> Session:
     """Set up rank 0: the work of its share, roofs measured by all ranks at once, the link, and dispatch."""
     machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
     prepared = replace(prepared, request=replace(prepared.request, device=group.device))
     budget, grid = budget_of(replace(prepared, whole=True), machine, spent_s), prepared.grid
     stages = Stages(listener, machine, left_s=budget.to_end_s)
     idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
-    foreign = stages.tried(LOOK, UNSEEN, partial(ForeignLoad, group.helper_pids))
     stages.begin("loading", f"loading {prepared.request.source.name} over {group.size} ranks")
     ranks = Ranks(prepared, group, machine)
     stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
-    held_bytes, loaded = machine.allocated_bytes(), ranks.share.alone
-    dtypes = roof_dtypes(ranks.work, prepared.request, machine.info)
-    roofs, link = ranks.roofs(dtypes)
-    engines = {name: LeadingEngine(ranks.share.joined, machine, group) for name in grid.engines}
-    paths = execution_paths(loaded, ranks.work, engines, grid, prepared.prompts)
-    subject = Subject(machine, loaded, ranks.work, engines, paths, grid, prepared.prompts, held_bytes)
-    own = roofs.only(list(dtypes), dtype_name(loaded.request.dtype), machine.info.datasheet)
-    ceilings = replace(own, collective=link)
+    held_bytes, loaded, work = machine.allocated_bytes(), ranks.alone, ranks.work
+    ceilings = ranks.roofs(roof_dtypes(work, prepared.request, machine.info))
+    engines = {name: LeadingEngine(ranks.joined, machine, group) for name in grid.engines}
+    paths = execution_paths(loaded, work, engines, grid, prepared.prompts)
+    subject = Subject(machine, loaded, work, engines, paths, grid, prepared.prompts, held_bytes)
     twin_s = min(_TWIN_SHARE * prepared.budget_s, _TWIN_MOST_S)
     dispatch = measure_dispatch(loaded, prepared.config, machine, grid.batch_sizes, grid.engines, twin_s)
-    warnings = [*prepared.warnings, *([OWN_CORES] if ranks.own_cores else [])]
-    with stages.optional(LOOK, UNSEEN):
-        warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
-    prepared = replace(prepared, warnings=tuple(warnings))
+    if ranks.own_cores:
+        prepared = replace(prepared, warnings=(*prepared.warnings, OWN_CORES))
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
     document = replace(document, ranks=group.size)
     ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch])
-    return RankSession(
-        prepared, subject, document, ledger, stages, budget, fallbacks=fallbacks, forecasts=False, ranks=ranks
-    )
+    return Session(prepared, subject, document, ledger, stages, budget, fallbacks=fallbacks, forecasts=False)
 
 
 def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:

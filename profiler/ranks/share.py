@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,18 +21,13 @@ from profiler.packages import need
 from profiler.ranks.process_group import ProcessGroup
 
 
-@dataclass(frozen=True)
-class Share:
-    """The share of a model on one rank."""
+def load_share(
+    request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module
+) -> tuple[nn.Module, LoadedModel]:
+    """Load this rank's share, together with the other ranks; `skeleton` is the share on meta.
 
-    joined: nn.Module
-    """transformers' tensor parallel model; a step needs all ranks."""
-    alone: LoadedModel
-    """The rank's tensors as a narrower model that does not communicate."""
-
-
-def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton: nn.Module) -> Share:
-    """Load this rank's share, together with the other ranks. Fills `skeleton`, which is the share on meta.
+    Returns transformers' tensor parallel model, of which a step needs all ranks, and `skeleton` with this rank's
+    tensors, which does not communicate.
 
     Raises ModelError if the checkpoint does not load over the ranks, RequestError if accelerate is missing.
     """
@@ -41,27 +36,18 @@ def load_share(request: ModelRequest, config: Any, group: ProcessGroup, skeleton
     with quiet_libraries():
         try:
             joined = (_random if request.weights == "random" else _checkpoint)(request, config, group)
+            joined.eval()
+            _fill(skeleton, joined)
         except (RequestError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             name = request.source.name
             raise ModelError(f"{name} does not load over {group.size} ranks: {first_line(error)}.") from error
-        joined.eval()
-        _copy_mapped_slices(joined)
-        _fill(skeleton, joined)
     load_s = now_s() - start_s
     with group.together():
         first_call_s = first_call(joined, request)
-    return Share(
-        joined,
-        LoadedModel(
-            module=skeleton,
-            request=request,
-            load_s=load_s,
-            first_call_s=first_call_s,
-            revision=getattr(joined.config, "_commit_hash", None),
-        ),
-    )
+    revision = getattr(joined.config, "_commit_hash", None)
+    return joined, LoadedModel(skeleton, request, load_s, first_call_s=first_call_s, revision=revision)
 
 
 def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
@@ -71,7 +57,7 @@ def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
     where, extra = pretrained_location(request.source)
     if request.attn:
         extra["attn_implementation"] = request.attn
-    return auto_class(config).from_pretrained(
+    joined = auto_class(config).from_pretrained(
         where,
         config=copy.deepcopy(config),
         dtype=request.dtype,
@@ -81,94 +67,82 @@ def _checkpoint(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
         **extra,
     )
 
+    def own(_name: str, local: torch.Tensor, _is_shard: bool) -> torch.Tensor:
+        """A copy of a slice that is a view of a memory-mapped file (CPU), so that memory holds the share only."""
+        whole_bytes = local.untyped_storage().nbytes()
+        return local if whole_bytes == local.nbytes else local.clone(memory_format=torch.contiguous_format)
+
+    _replace_parameters(joined, own)
+    return joined
+
 
 def _random(request: ModelRequest, config: Any, group: ProcessGroup) -> Any:
     """Build a sharded model with random weights. Each rank draws its own shards; replicated weights are equal."""
     from accelerate import init_empty_weights
-    from torch.distributed.tensor import DTensor
     from transformers.distributed.configuration_utils import DistributedConfig
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
     from transformers.initialization import no_init_weights, no_tie_weights
 
     with init_empty_weights(include_buffers=False), no_init_weights(), no_tie_weights():
-        module: Any = from_config(copy.deepcopy(config), request.dtype, request.attn)
-    tp_plan = module._resolve_parallel_plans(DistributedConfig(tp_size=group.size))[0]
-    apply_tensor_parallelism(module, group.mesh, tp_plan)
-    module.tie_weights()
-    parameters: dict[int, nn.Parameter] = {}
-    for name, owner in module.named_modules():
-        for key, param in list(owner.named_parameters(recurse=False)):
-            if id(param) not in parameters:
-                is_shard = isinstance(param, DTensor)
-                local = param.to_local() if is_shard else param
-                seed = zlib.crc32(f"{name}.{key}".encode()) + (group.rank if is_shard else 0)
-                # Random values for matrices, ones for the weights of norms, and zeros for biases.
-                values = torch.empty(local.shape, dtype=local.dtype, device=group.device)
-                if values.is_floating_point() and values.dim() > 1:
-                    values.normal_(std=STD, generator=torch.Generator(group.device).manual_seed(seed))
-                else:
-                    values.fill_(1.0 if values.is_floating_point() and key.endswith("weight") else 0.0)
-                parameters[id(param)] = as_loaded(_shard_like(param, values) if is_shard else values)
-            owner._parameters[key] = parameters[id(param)]
+        joined: Any = from_config(copy.deepcopy(config), request.dtype, request.attn)
+    tp_plan = joined._resolve_parallel_plans(DistributedConfig(tp_size=group.size))[0]
+    apply_tensor_parallelism(joined, group.mesh, tp_plan)
+    joined.tie_weights()
+
+    def drawn(name: str, local: torch.Tensor, is_shard: bool) -> torch.Tensor:
+        """Random values for matrices, ones for the weights of norms, and zeros for biases."""
+        values = torch.empty(local.shape, dtype=local.dtype, device=group.device)
+        if values.dim() > 1:
+            seed = zlib.crc32(name.encode()) + (group.rank if is_shard else 0)
+            return values.normal_(std=STD, generator=torch.Generator(group.device).manual_seed(seed))
+        return values.fill_(1.0 if name.endswith("weight") else 0.0)
+
+    _replace_parameters(joined, drawn)
+    for owner in joined.modules():
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(group.device)
-    return module
+    return joined
 
 
-def _shard_like(param: Any, local: torch.Tensor) -> torch.Tensor:
-    """Return a DTensor with the layout of `param` whose local shard is `local`."""
+def _replace_parameters(joined: nn.Module, values_of: Callable[[str, torch.Tensor, bool], torch.Tensor]) -> None:
+    """Replace each parameter by the values for (its name, this rank's part, whether it is a shard); ties stay."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
-        local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
-    )
-
-
-def _copy_mapped_slices(joined: nn.Module) -> None:
-    """Copy each slice that is a view of a memory-mapped file (CPU), so that the rank's memory is its share only."""
-    from torch.distributed.tensor import DTensor
-
-    copies: dict[int, nn.Parameter] = {}
-    for owner in joined.modules():
+    made: dict[int, nn.Parameter] = {}
+    for name, owner in joined.named_modules():
         for key, param in list(owner.named_parameters(recurse=False)):
-            local = param.to_local() if isinstance(param, DTensor) else param.data
-            if local.untyped_storage().nbytes() == local.nbytes:
-                continue
-            if id(param) not in copies:
-                contiguous = local.clone(memory_format=torch.contiguous_format)
-                copies[id(param)] = as_loaded(
-                    _shard_like(param, contiguous) if isinstance(param, DTensor) else contiguous
-                )
-            owner._parameters[key] = copies[id(param)]
+            if id(param) not in made:
+                is_shard = isinstance(param, DTensor)
+                values = values_of(f"{name}.{key}", param.to_local() if is_shard else param.data, is_shard)
+                if is_shard:
+                    layout = {"shape": param.shape, "stride": param.stride(), "run_check": False}
+                    values = DTensor.from_local(values, param.device_mesh, param.placements, **layout)
+                made[id(param)] = as_loaded(values)
+            owner._parameters[key] = made[id(param)]
 
 
-def _fill(module: Any, joined: Any) -> None:
-    """Replace the meta tensors of `module` by the rank's tensors of `joined`. Raises ModelError if a shape differs."""
+def _fill(skeleton: Any, joined: Any) -> None:
+    """Replace the meta tensors of `skeleton` by the rank's tensors of `joined`.
+
+    Without gradients, transformers passes a shard on as a tensor that does not require them, and torch chooses another
+    kernel for the LM head (`as_loaded`). The standalone model must run the same kernel.
+    """
     from torch.distributed.tensor import DTensor
 
-    sources = dict(joined.named_parameters(remove_duplicate=False))
-    buffers = dict(joined.named_buffers(remove_duplicate=False))
-    parameters: dict[int, nn.Parameter] = {}
-    for name, owner in module.named_modules():
-        prefix = f"{name}." if name else ""
-        for key, param in list(owner.named_parameters(recurse=False)):
-            source = sources[prefix + key]
-            local = source.to_local() if isinstance(source, DTensor) else source.data
-            if local.shape != param.shape:
-                raise ModelError(
-                    f"{prefix}{key} has the shape {tuple(local.shape)}, but the plan has {tuple(param.shape)}."
-                )
-            if id(source) not in parameters:
-                # Without gradients, transformers passes a shard on as a tensor that does not require them, and torch
-                # chooses another kernel for the LM head (`as_loaded`). The standalone model must run the same kernel.
-                parameters[id(source)] = nn.Parameter(local, False) if isinstance(source, DTensor) else as_loaded(local)
-            owner._parameters[key] = parameters[id(source)]
-        for key, _ in list(owner.named_buffers(recurse=False)):
-            owner._buffers[key] = buffers[prefix + key]
-    rows = module.get_input_embeddings().weight.shape[0]
-
-    def wrap_token_ids(_: nn.Module, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (args[0] % rows, *args[1:])
-
-    module.get_input_embeddings().register_forward_pre_hook(wrap_token_ids)
-    module.eval()
+    own: dict[int, nn.Parameter] = {}
+    for name, source in joined.named_parameters(remove_duplicate=False):
+        if id(source) not in own:
+            is_shard = isinstance(source, DTensor)
+            own[id(source)] = nn.Parameter(source.to_local(), False) if is_shard else as_loaded(source.data)
+        owner, _, key = name.rpartition(".")
+        module = skeleton.get_submodule(owner)
+        if module._parameters[key].shape != own[id(source)].shape:
+            raise ModelError(f"the shape of {name} is {tuple(own[id(source)].shape)}, not that of transformers' plan.")
+        module._parameters[key] = own[id(source)]
+    for name, buffer in joined.named_buffers(remove_duplicate=False):
+        owner, _, key = name.rpartition(".")
+        skeleton.get_submodule(owner)._buffers[key] = buffer
+    embeddings = skeleton.get_input_embeddings()
+    rows = embeddings.weight.shape[0]
+    embeddings.register_forward_pre_hook(lambda _, args: (args[0] % rows, *args[1:]))
+    skeleton.eval()

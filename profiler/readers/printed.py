@@ -7,8 +7,7 @@ tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from profiler.readers.values import Record
 
@@ -17,6 +16,16 @@ _END = re.compile(r"^.*={20,}\s*$", re.MULTILINE)
 _TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n.*={20,}")
 _LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
 _PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
+# Options of the command with their defaults. Its parser takes underscores for dashes (vllm/utils/argparse_utils.py).
+_OPTIONS = {
+    "input_len": ("--input[-_]len", "32"),
+    "output_len": ("--output[-_]len", "128"),
+    "batch_size": ("--batch[-_]size", "8"),
+    "tp": ("(?:-tp|--tensor[-_]parallel[-_]size)", None),
+    "pp": ("(?:-pp|--pipeline[-_]parallel[-_]size)", None),
+}
+# A variable, or a file of options, may have any option.
+_HIDDEN = re.compile(r"\$|--config\b")
 _COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)(?P<options>(?:[^\n\\]|\\\s*\n)*)")
 _SERVING_KEYS = {
     "Backend": "backend",
@@ -39,29 +48,27 @@ _SERVING_KEYS = {
     },
 }
 _SERVING_NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
-_ASKED = ("Maximum request concurrency", "Traffic request rate")
-# By section and key of the JSON report.
+_ASKED = {label: _SERVING_KEYS[label] for label in ("Maximum request concurrency", "Traffic request rate")}
+# Paths of keys in the JSON report.
 _TRTLLM_KEYS = {
-    "Model": ("engine", "model"),
-    "Quantization": ("engine", "quantization"),
-    "TensorRT LLM Version": ("engine", "version"),
-    "TP Size": ("world_info", "tp_size"),
-    "PP Size": ("world_info", "pp_size"),
-    "Number of requests": ("request_info", "num_requests"),
-    "Number of Sequences": ("request_info", "num_requests"),
-    "Average Input Length (tokens)": ("request_info", "avg_input_length"),
-    "Average Output Length (tokens)": ("request_info", "avg_output_length"),
-    "Request Throughput (req/sec)": ("performance", "request_throughput_req_s"),
-    "Total Output Throughput (tokens/sec)": ("performance", "system_output_throughput_tok_s"),
-    "Token Throughput (tokens/sec)": ("performance", "system_output_throughput_tok_s"),
-    "Total Token Throughput (tokens/sec)": ("performance", "system_total_throughput_tok_s"),
-    "Total Latency (ms)": ("performance", "total_latency_ms"),
-    "Average request latency (ms)": ("performance", "avg_request_latency_ms"),
-    "Average time-to-first-token [TTFT] (ms)": ("streaming_metrics", "avg_ttft_ms"),
-    "Average time-per-output-token [TPOT] (ms)": ("streaming_metrics", "avg_tpot_ms"),
-    "[AL] AVERAGE": ("decoding_stats", "acceptance_length"),
-    "Dataset Path": ("dataset", "path"),
-}  # fmt: skip
+    "Model": "engine.model",
+    "Quantization": "engine.quantization",
+    "TensorRT LLM Version": "engine.version",
+    "TP Size": "world_info.tp_size",
+    "PP Size": "world_info.pp_size",
+    "Average Input Length (tokens)": "request_info.avg_input_length",
+    "Average Output Length (tokens)": "request_info.avg_output_length",
+    "Request Throughput (req/sec)": "performance.request_throughput_req_s",
+    "Total Output Throughput (tokens/sec)": "performance.system_output_throughput_tok_s",
+    "Token Throughput (tokens/sec)": "performance.system_output_throughput_tok_s",
+    "Total Token Throughput (tokens/sec)": "performance.system_total_throughput_tok_s",
+    "Total Latency (ms)": "performance.total_latency_ms",
+    "Average request latency (ms)": "performance.avg_request_latency_ms",
+    "Average time-to-first-token [TTFT] (ms)": "streaming_metrics.avg_ttft_ms",
+    "Average time-per-output-token [TPOT] (ms)": "streaming_metrics.avg_tpot_ms",
+    "[AL] AVERAGE": "decoding_stats.acceptance_length",
+    "Dataset Path": "dataset.path",
+}
 
 
 def printed_records(text: str) -> list[Record]:
@@ -69,16 +76,16 @@ def printed_records(text: str) -> list[Record]:
     return [*_serving(text), *_latency(text), *_trtllm(text)]
 
 
-def _labelled(text: str, labels: Iterable[str]) -> Mapping[str, str]:
-    """The values after labels, whatever a log or a container prints before them; of several the last.
+def _labelled(text: str, labels: Mapping[str, str]) -> dict[str, str | None]:
+    """The values after labels, by their keys, whatever a log or a container prints before them; of several the last.
 
     A longer label may end with another one, as "Total Token Throughput" does.
     """
-    found = {}
-    for label in labels:
+    found: dict[str, str | None] = {}
+    for label, key in labels.items():
         line = rf"(?:^|[^A-Za-z\s])[ \t]*{re.escape(label)}\s*: +(\S.*?)\s*$"
         if values := re.findall(line, text, re.MULTILINE):
-            found[label] = values[-1]
+            found[key] = values[-1]
     return found
 
 
@@ -87,35 +94,37 @@ def _serving(text: str) -> Iterator[Record]:
     before, *blocks = _SERVING.split(text)
     for block in blocks:
         body, *rest = _END.split(block, maxsplit=1)
-        found = {**_labelled(before, _ASKED), **_labelled(body, _SERVING_KEYS)}
+        record = dict.fromkeys(_SERVING_NEEDED) | _labelled(before, _ASKED) | _labelled(body, _SERVING_KEYS)
         before = "".join(rest)
-        record: dict[str, Any] = dict.fromkeys(_SERVING_NEEDED)
-        record |= {_SERVING_KEYS[label]: value for label, value in found.items()}
         if record.get("max_concurrency") in ("not set", "None"):
             del record["max_concurrency"]
         # Of the two tools only SGLang prints its backend; only its JSON has this key.
-        yield {**record, "sharegpt_output_len": None} if "Backend" in found else record
+        yield {**record, "sharegpt_output_len": None} if "backend" in record else record
 
 
 def _latency(text: str) -> Iterator[Record]:
     """Reports of `vllm bench latency`, with the shape that the command before them names."""
     for report in _LATENCY.finditer(text):
         commands = [found["options"] for found in _COMMAND.finditer(text, 0, report.start())]
-        yield {
-            "avg_latency": report["mean"],
-            "latencies": None,
-            "percentiles": dict(_PERCENTILE.findall(report["rest"])),
-            "command": commands[-1] if commands else None,
-        }
+        options = {name: _option(commands[-1], *option) for name, option in _OPTIONS.items()} if commands else {}
+        percentiles = dict(_PERCENTILE.findall(report["rest"]))
+        yield {"avg_latency": report["mean"], "latencies": None, "percentiles": percentiles, **options}
+
+
+def _option(command: str, option: str, default: str | None) -> str | None:
+    """The value of an option of a command; None if it is no number, or may be where the text does not show it."""
+    if given := re.findall(rf"(?<!\S){option}[\s=\\]+(\S*)", command):
+        value = given[-1].strip("'\"")
+        return value if value.isdecimal() else None
+    return None if _HIDDEN.search(command) else default
 
 
 def _trtllm(text: str) -> Iterator[Record]:
     reports = len(_TRTLLM.findall(text))
-    found = _labelled(text, _TRTLLM_KEYS) if reports else {}
-    record: dict[str, dict[str, str]] = {"performance": {}, "request_info": {}}
-    for label, (section, key) in _TRTLLM_KEYS.items():
-        if label in found:
-            record.setdefault(section, {})[key] = found[label]
+    record: dict[str, dict[str, str | None]] = {"performance": {}, "request_info": {}}
+    for path, value in _labelled(text, _TRTLLM_KEYS).items() if reports else ():
+        section, _, key = path.partition(".")
+        record.setdefault(section, {})[key] = value
     if averages := re.search(r"\bAVG:\s+([\d.]+)\s+([\d.]+)", text, re.MULTILINE):
         record["request_info"] |= {"avg_input_length": averages[1], "avg_output_length": averages[2]}
     # Of several reports it is not known which line belongs to which one, so their reader refuses them.

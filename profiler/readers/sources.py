@@ -8,7 +8,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 
@@ -57,18 +57,12 @@ def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
 
     Each is asked for only if no reader knew the one before. Raises RequestError for broken JSON or CSV.
     """
-    is_json = _BEGINS_JSON.match(text)
-    for group in iter([[_objects(path, text, strict=True)]]) if is_json else _within(path, text):
-        yield [
-            Source(visible_in(list(source.records)), source.text, source.remarks, source.fault)
-            for source in group
-            if source.records
-        ]
+    for group in [[_objects(path, text, strict=True)]] if _BEGINS_JSON.match(text) else _within(path, text):
+        yield [replace(each, records=visible_in(list(each.records))) for each in group if each.records]
 
 
 def _within(path: Path, text: str) -> Iterator[list[Source]]:
-    unquoted = _QUOTED.sub("", text)
-    yield [*_tables(path, unquoted, "|"), Source(printed_records(text), text)]
+    yield [*_tables(path, _QUOTED.sub("", text), "|"), Source(printed_records(text), text)]
     yield [_objects(path, text, strict=False)]
     for delimiter in _DELIMITERS:
         yield _tables(path, text, delimiter)
@@ -78,9 +72,9 @@ def text_of(path: Path) -> str:
     """The text of a result file, with plain line ends. Raises RequestError for a file that cannot be read."""
     if path.is_dir():
         raise RequestError(f"{path} is a folder; give a result file (a run's own: `roofscope judge` or `compare`).")
+    if path.exists() and not (path.is_file() or path.is_fifo()):
+        raise RequestError(f"{path} is not a regular file.")
     try:
-        if path.exists() and not (path.is_file() or path.is_fifo()):
-            raise RequestError(f"{path} is not a regular file.")
         size = path.stat().st_size
         with path.open("rb") as file:
             # The size of a pipe is unknown.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from profiler.errors import RequestError
@@ -30,27 +30,32 @@ COUNTS = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _OF_MODEL = ("precision", "model's name", "size", "params", "model_size", "parameters")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Measured:
     """A positive number with what a file says about its precision."""
 
     value: float
     spread: float = 0.0
-    """Standard deviation of the repetitions; 0 if the file does not say."""
+    """Standard deviation of the repetitions; 0 if the file does not say. Tools divide by n or by n - 1."""
     rounding: float = 0.0
     """Half a unit of the last digit that is printed."""
     values: tuple[float, ...] = ()
     """Each repetition, if the file has them."""
+    repeats: int = 0
+    """Number of repetitions; 0 if the file does not say."""
+    half_width: float = 0.0
+    """Half width of the 95 % interval, if a clock is coarser than the repetitions tell."""
 
     def times(self, factor: float) -> Measured:
-        values = tuple(factor * value for value in self.values)
-        return Measured(factor * self.value, factor * self.spread, factor * self.rounding, values)
+        """The number and all that belongs to it, multiplied."""
+        names = ("value", "spread", "rounding", "half_width")
+        scaled: dict[str, Any] = {name: factor * getattr(self, name) for name in names}
+        return replace(self, values=tuple(factor * value for value in self.values), **scaled)
 
     def of(self, amount: float) -> Measured:
         """`amount` divided by this rate: seconds for tokens. Spread and rounding keep their share."""
-        each = amount / self.value
         values = tuple(amount / value for value in self.values)
-        return Measured(each, each * self.spread / self.value, each * self.rounding / self.value, values)
+        return replace(self.times(amount / self.value / self.value), values=values)
 
 
 def measured(
@@ -74,7 +79,7 @@ def measured(
     # Half a unit of the last digit of a printed number: 0.05 for `99.9`, 0.5 for `120`.
     digits, _, power = found["mean"].lower().partition("e") if found else ("", "", "")
     rounding = 0.5 * 10.0 ** (int(power or 0) - len(digits.partition(".")[2])) if found else 0.0
-    return Measured(number, deviation, factor * rounding, each)
+    return Measured(number, deviation if not each else 0.0, factor * rounding, each, len(each))
 
 
 def _plain(value: object, what: str) -> float:
@@ -101,40 +106,62 @@ def whole_of(value: object, what: str, least: int = 0) -> int:
     return int(number)
 
 
-def inner(record: Record, path: str) -> Any:
-    """The value at a path of keys in nested mappings, such as `metrics.latency.median`; None if there is none."""
-    value: Any = record
+def inner(record: object, path: str) -> Any:
+    """The value at a path of keys, such as `metrics.latency.median`; None if there is none.
+
+    `*` is any key. Of a list of mappings it is the list of their values.
+    """
+    value = record
     for name in path.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
+        if isinstance(value, list):
+            value = [found for item in value if (found := inner(item, name)) is not None]
+        elif not isinstance(value, Mapping):
+            return None
+        else:
+            value = list(value.values()) if name == "*" else value.get(name)
     return value
 
 
-def first_of(record: Record, *paths: str) -> Any:
+def has(record: Record, paths: str) -> bool:
+    """Whether a record has a key at one of `paths`, which have ` | ` between them, whatever its value."""
+    for parent, _, name in (path.rpartition(".") for path in paths.split(" | ")):
+        found = inner(record, parent) if parent else record
+        if any(isinstance(item, Mapping) and name in item for item in (found if isinstance(found, list) else [found])):
+            return True
+    return False
+
+
+def first_of(record: Record, paths: str) -> Any:
     """The first value at one of `paths` that is not empty; None without one."""
-    return next((value for path in paths if (value := inner(record, path)) not in (None, "", [], {})), None)
+    return next(
+        (value for path in paths.split(" | ") if (value := inner(record, path)) not in (None, "", [], {})), None
+    )
 
 
-def number_at(record: Record, *paths: str) -> float | None:
+def number_at(record: Record, paths: str) -> float | None:
     """The first positive number at one of `paths`; None if all are missing or 0, which tools write for "not measured".
 
-    Raises RequestError naming the path of anything else.
+    `a / b` is the ratio of two numbers. Raises RequestError naming the path of anything else.
     """
-    for path in paths:
+    for path in paths.split(" | "):
+        path, _, divisor = path.partition(" / ")
         value = inner(record, path)
         if value not in (None, "") and _plain(value, path):
-            return number_of(value, path)
+            return number_of(value, path) / (needed(record, divisor) if divisor else 1.0)
     return None
 
 
-def needed(record: Record, *paths: str) -> float:
+def needed(record: Record, paths: str) -> float:
     """The same; raises RequestError naming the first path if there is no number."""
-    number = number_at(record, *paths)
-    return number_of(inner(record, paths[0]), paths[0]) if number is None else number
+    number = number_at(record, paths)
+    first = re.split(r" [|/] ", paths)[0]
+    return number_of(inner(record, first), first) if number is None else number
 
 
-def texts(named: Mapping[str, object]) -> dict[str, str]:
-    """Settings as short texts, without those that are None or empty."""
-    return {name: escaped(value).strip() for name, value in named.items() if value not in (None, "")}
+def whole_at(record: Record, paths: str, least: int = 1) -> int | None:
+    """The first value at one of `paths` as an integer; None if all are missing. Raises RequestError if it is none."""
+    value = first_of(record, paths)
+    return None if value is None else whole_of(value, paths.rpartition(".")[2], least)
 
 
 def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Settings]]:
@@ -154,14 +181,10 @@ def apart(rows: Sequence[Mapping[str, object]]) -> tuple[dict[str, str], list[Se
 
 
 def _setting(value: object) -> str:
-    """A setting as a short text, booleans as 0 or 1, since formats differ between `true` and 1."""
-    return "" if value is None else escaped(int(value) if isinstance(value, bool) else value).strip()
-
-
-def not_read(names: Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    """A remark that names the columns of a table that no reader knows; none if all are known."""
-    unknown = [escaped(name) for name in names if name and name not in known]
-    return (f"columns that are not read: {', '.join(unknown)}.",) if unknown else ()
+    """A setting as a short text: booleans as 0 or 1, since formats differ, and each item of a list once."""
+    items = value if isinstance(value, list) else [value]
+    texts = [escaped(int(item) if isinstance(item, bool) else item).strip() for item in items]
+    return ", ".join(text for text in dict.fromkeys(texts) if text != "None")
 
 
 def escaped(value: object) -> str:

@@ -16,7 +16,6 @@ from profiler.facts.measurements import (
     BatchTimes,
     Drafting,
 )
-from profiler.facts.scheduler import OwnedModel
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
@@ -64,7 +63,9 @@ def ran(run: Run) -> Section | None:
     if path := run.document.counting.paths.get(f"{first_engine(run)} decode"):
         kept = _CACHE_WORDS[path.cache] + (f": {path.cache_format.name}" if path.cache_format else "")
         rows.append(("cache", kept, _instead(first, *_CACHES, COMPILED)))
-    rows += [(name, _owned(item), "") for name, item in run.document.engine.owned.items()]
+    for name, item in run.document.engine.owned.items():
+        cache = f"{scaled(item.cache_bytes, 'B')} reserved for its cache"
+        rows.append((name, f"{item.version}; {cache}; loaded, compiled and warm after {duration(item.load_s)}", ""))
     if device.kind == "cpu":
         fewer = f"{device.threads // 2} of {device.threads} threads"
         rows.append(("threads", str(device.threads), _instead(first, fewer)))
@@ -73,17 +74,6 @@ def ran(run: Run) -> Section | None:
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
     blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run))]
     return Section("What ran", blocks, "reported by the libraries on this device", FULL)
-
-
-def _owned(item: OwnedModel) -> str:
-    """Return version, chosen kernels, memory and load time of an engine that owns its model."""
-    chosen = f"attention {item.attention}, linears {item.linears}; " if item.attention else ""
-    return (
-        f"{item.version}, {item.how}; {chosen}{scaled(item.weight_bytes, 'B')} of weights;"
-        f" {scaled(item.cache_bytes, 'B')} reserved for {item.cache_tokens} tokens in blocks of {item.block_tokens},"
-        f" {scaled(item.cache_used_bytes, 'B')} used at most; up to {item.tokens_an_iteration} tokens per iteration;"
-        f" loaded, compiled and warm after {duration(item.load_s)}"
-    )
 
 
 def _first_tried(run: Run) -> CellEvidence | None:
@@ -193,8 +183,8 @@ def other_gpus(run: Run) -> TextTable:
 def engines(run: Run) -> Section:
     """What engines save compared with the first, what `generate` adds, and what drafts give."""
     blocks: list[Block] = [_saved(run), Lines([*no_claim_lines(run), *generate_lines(run)])]
-    if waterfalls(run):
-        blocks.insert(0, Picture("waterfall", "From the first engine's time to another's, term by term", (run,)))
+    if len({cell.engine for cell in run.measured}) > 1:
+        blocks.insert(0, Picture("waterfall", "The smallest step of each engine, term by term", (run,)))
     drafts = Lines([_drafting_line(run.document.drafting)] if run.document.drafting else [])
     note = f"measured in turns, compared with {run.document.engine.names[0]}, with our own loop, or without drafts"
     return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL)
@@ -215,11 +205,6 @@ def _saved(run: Run) -> TextTable:
 def engine_claims(run: Run) -> list[EngineDifference]:
     """Return the differences between engines that exceed noise."""
     return [item for item in run.document.engine.differences if item.is_claim]
-
-
-def waterfalls(run: Run) -> list[EngineDifference]:
-    """Return the engine differences that the time breakdowns of both engines explain."""
-    return [item for item in engine_claims(run) if item.terms]
 
 
 def no_claim_lines(run: Run) -> list[str]:
@@ -294,11 +279,11 @@ def _drafting_line(found: Drafting) -> str:
 
 
 def conditions(run: Run) -> Section:
-    """What padding takes at each batch size, which experts real prompts use, and what the ranks exchange."""
+    """What padding takes at each batch size, which experts real prompts use, and the link between ranks."""
     times_s = {result.key: result.latency_s for result in run.measured}
     steps = [step for step in run.document.ragged if step.batch_size > 1]
     padding = [line for step in steps for line in _ragged_step_lines(step, times_s[step.key])]
-    note = "measured: padded steps and the same shape without a mask, routed experts, and each rank's own share"
+    note = "measured: padded steps and the same shape without a mask, routed experts, and the link between ranks"
     ranks = Lines(_ranks_lines(run), media=FULL)
     experts = [line for line in [_experts_line(run)] if line]
     return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note)
@@ -357,20 +342,11 @@ def _experts_line(run: Run) -> str | None:
 
 
 def _ranks_lines(run: Run) -> list[str]:
-    """Return the ranks and their link, and for each step the ranks' times, the link's time and their sum."""
+    """Return one line on the ranks and their link; none for a run on one device."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
         return []
-    lines = [
+    return [
         f"{run.document.ranks} ranks, each with {scaled(run.model.storage_bytes, 'B')} of weights, by {link.name}:"
         f" {duration(link.alpha_s)} per message and {scaled(link.bus_bytes_per_s, 'B/s')} (busbw)"
     ]
-    for step in run.document.rank_steps:
-        times = ", ".join(duration(seconds) for seconds in step.own_s)
-        hides = f", which hides {duration(step.hidden_s)} of the host's dispatch" if step.hidden_s else ""
-        lines.append(
-            f"{step.key.name}: the ranks' own shares take {times}, {duration(step.last_s)} waiting for the last at each"
-            f" exchange, the link {duration(step.exchanged_s)}{hides}:"
-            f" {duration(step.predicted_s)} predicted, {duration(step.measured_s)} measured"
-        )
-    return lines

@@ -35,13 +35,8 @@ def explanation(term: str, run: Run | None = None) -> str:
     if key is None:
         hint = near_misses(term.lower(), tuple(names))
         raise RequestError(f"{term!r} is not in the glossary.{hint} `roofscope explain` lists all terms.")
-    figures = _figures(key, run) if run is not None else None
+    figures = _FIGURES[key](run) if run is not None and key in _FIGURES else None
     return f"{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
-
-
-def _figures(term: str, run: Run) -> str | None:
-    """Return a run's figures for a term; None if the run or the term has none."""
-    return _FIGURES[term](run) if term in _FIGURES else None
 
 
 def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "decode") -> str | None:

@@ -32,9 +32,8 @@ from profiler.report.blocks import (
 from profiler.report.columns import columns_with_values
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
-from profiler.report.time_breakdown import breakdown_bars, terms_of
 from profiler.store.folder import Run
-from profiler.units import duration, unbroken
+from profiler.units import unbroken
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> str:
@@ -44,8 +43,7 @@ def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> 
     ]
     sortable = any(isinstance(block, CellsTable) for section, _ in shown for block in section.blocks)
     template = _templates().get_template("page.html.j2")
-    colors = {column: term.page_color for column, term in TERMS.items()}
-    return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable, colors=colors)
+    return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable)
 
 
 def link_from(run: Run, folder: Path) -> str:
@@ -99,14 +97,7 @@ def _(block: CellsTable) -> Markup:
 
 @_render_block.register
 def _(block: BreakdownChart) -> Markup:
-    measured = block.run.measured
-    bars = breakdown_bars(measured, len(measured))
-    note = f"{len(bars)} of {len(measured)} cells; all are in cells.csv." if len(bars) < len(measured) else ""
-    # All bars are on one scale.
-    low = min((segment.start for bar in bars for segment in bar.segments), default=0.0)
-    high = max((segment.end for bar in bars for segment in bar.segments), default=1.0)
-    terms = {term: TERMS[term].name for term in terms_of(bars)}
-    return _macro("bars", terms=terms, bars=bars, low=low, percent=100 / (high - low), duration=duration, note=note)
+    return inline_svg([block.run], "split", "The terms of the time of cells, as shares")
 
 
 _PAINT = re.compile(r'\b(?:style|fill|stroke)="[^"]*"')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from profiler.facts.measurements import WITHOUT_CUDNN
@@ -19,9 +18,7 @@ from profiler.report.blocks import (
     Sentences,
     ShellCommand,
 )
-from profiler.report.device import host_words
 from profiler.report.selection import first_engine, of_phase
-from profiler.stats import MOST_FOREIGN_CORES
 from profiler.store.folder import Run
 from profiler.units import clock_time, duration, percent, scaled, several, short_count
 
@@ -59,20 +56,15 @@ def warnings(run: Run) -> Section:
 
 
 def setting(run: Run) -> Section:
-    """The model, the device, its roofs and its host."""
+    """The model, the device and its roofs."""
     device, prompts = run.document.device, run.document.grid.prompts
+    precision = run.model.precision + (", random weights" if run.model.weights == "random" else "")
     lines = [
-        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision_line(run)}, on {device.name}",
+        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {device.name}",
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
         "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
-    host = [line for line in [host_line(run)] if line]
-    return Section("", [Lines(lines, "paragraph"), Lines(host, "dim", media=FULL)])
-
-
-def precision_line(run: Run) -> str:
-    """Return `float32, random weights`: the precision and the origin of the weights, for a heading."""
-    return f"{run.model.precision}{', random weights' if run.model.weights == 'random' else ''}"
+    return Section("", [Lines(lines, "paragraph")])
 
 
 def roofs_lines(run: Run) -> list[str]:
@@ -100,25 +92,6 @@ def _of_sheet(roof: Roof, peak: float | None) -> str:
     if not roof.measured:
         return " (the datasheet's, not measured)"
     return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
-
-
-def host_line(run: Run) -> str | None:
-    """Return how the host's pace compares, and the shortest step of an engine that dispatches every operator.
-
-    None without a measured pace, or if other processes used the CPU, which slows dispatch.
-    """
-    ceilings, replayed = run.document.ceilings, run.document.engine.replay_as_graph
-    readings = run.document.health.readings
-    elsewhere = readings.busy_cores_elsewhere if readings else None
-    if ceilings.host is None or (elsewhere is not None and elsewhere.median > MOST_FOREIGN_CORES):
-        return None
-    decodes = [phases.get("decode", {}) for name, phases in ceilings.dispatch_s.items() if name not in replayed]
-    least_s = min((seconds for by_batch in decodes for seconds in by_batch.values()), default=math.inf)
-    steps_s = [item.latency_s for item in run.measured if item.phase == "decode" and item.engine not in replayed]
-    if least_s > min(steps_s, default=math.inf) or least_s == math.inf:
-        return host_words(ceilings.host)
-    otherwise = ", a graph can" if run.document.device.kind == "cuda" else ""
-    return f"{host_words(ceilings.host)}; no eager engine can go below {duration(least_s)} per step here{otherwise}"
 
 
 # A smaller share of a step, taken by the measurement itself, has no figure.

@@ -84,10 +84,8 @@ class BarListener(QuietListener):
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
         visit, left = _words(progress)
-        total_s = progress.elapsed_s + progress.left_s or 1.0
-        self._bars.update(
-            self._task, description=visit, detail=left, refresh=True, completed=progress.elapsed_s, total=total_s
-        )
+        done_s, total_s = progress.elapsed_s, progress.elapsed_s + progress.left_s or 1.0
+        self._bars.update(self._task, completed=done_s, total=total_s, description=visit, detail=left, refresh=True)
 
 
 def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:

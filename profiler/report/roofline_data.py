@@ -102,10 +102,8 @@ def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:
     """Return the fastest point of the curve and the largest one served by a cache; empty if no size is faster."""
     memory = ceilings.ceilings.memory_bytes_per_s
     cached = [point for point in ceilings.curve if point.bytes_per_s > RESIDENT_GAIN * memory]
-    if not cached:
-        return []
-    fastest, largest = max(cached, key=lambda point: point.bytes_per_s), cached[-1]
-    return [fastest] if fastest == largest else [fastest, largest]
+    fastest = sorted(cached, key=lambda point: -point.bytes_per_s)[:1]
+    return list(dict.fromkeys([*fastest, *cached[-1:]]))
 
 
 def point_words(result: CellResult) -> str:

@@ -52,10 +52,6 @@ class Segment:
     def end(self) -> float:
         return self.start + abs(self.share)
 
-    @property
-    def words(self) -> str:
-        return f"{self.name} {100 * self.share:.1f} %"
-
 
 @dataclass(frozen=True)
 class BreakdownBar:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import singledispatch
 
 from profiler.report.blocks import (
@@ -13,7 +12,6 @@ from profiler.report.blocks import (
     CellsTable,
     Lines,
     Picture,
-    Section,
     Sentences,
     ShellCommand,
     TextTable,
@@ -33,38 +31,27 @@ Guard = Callable[[str], AbstractContextManager[object]]
 """Returns the context in which a named file is written; the context may tolerate failures."""
 
 
-def write_reports(runs: Sequence[Run], guard: Guard = nullcontext, *, draw: bool = True) -> None:
-    """Write report.html and report.md into each run's folder; the page has pictures if `draw`."""
+def write_reports(runs: Sequence[Run], guard: Guard = nullcontext) -> None:
+    """Write report.html and report.md into each run's folder."""
     for run in runs:
         with guard("report.html"):
-            replace_file(run.folder / "report.html", html_report(run, draw=draw))
+            replace_file(run.folder / "report.html", html_report(run))
         with guard("report.md"):
             replace_file(run.folder / "report.md", markdown_report(run))
 
 
-def html_report(run: Run, *, draw: bool = True) -> str:
-    """Return the report of a run as one HTML document, without pictures unless `draw`."""
-    sections = run_sections(run)
-    if not draw:
-        sections = [
-            section and replace(section, blocks=[block for block in section.blocks if not isinstance(block, Picture)])
-            for section in sections
-        ]
+def html_report(run: Run) -> str:
+    """Return the report of a run as one HTML document."""
     document = run.document
     unfinished = " · interrupted" if not document.finished else ""
     subtitle = f"{utc_minute(document.created)} · roofscope {document.roofscope}{unfinished}"
-    return html_page(f"{run.model.id} on {document.device.name}", subtitle, sections)
+    return html_page(f"{run.model.id} on {document.device.name}", subtitle, run_sections(run))
 
 
 def markdown_report(run: Run) -> str:
     """Return the report of a run as Markdown, which names the commands that draw its pictures."""
-    return _markdown_page(f"{run.model.id} on {run.document.device.name}", run_sections(run))
-
-
-def _markdown_page(title: str, sections: Sequence[Section | None]) -> str:
-    """Return the sections as one Markdown document, which names the commands that draw its pictures."""
-    lines = [f"# {markdown_text(title)}", ""]
-    for section in visible_sections(sections, "markdown"):
+    lines = [f"# {markdown_text(f'{run.model.id} on {run.document.device.name}')}", ""]
+    for section in visible_sections(run_sections(run), "markdown"):
         if section.title:
             lines += [f"## {markdown_text(section.title)}", ""]
         if section.note:

@@ -12,7 +12,6 @@ from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import view
 from profiler.judge.cells import columns_of
-from profiler.judge.device_health import rank_steps
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
@@ -37,16 +36,12 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         by_engine.setdefault(cell.engine, []).extend(visits)
     preparation_s = {name: sum(visit.preparation_s for visit in visits) for name, visits in by_engine.items()}
     ended_by = [document.ended_by] if document.ended_by else []
-    used_bytes = {name: max(visit.cache_used_bytes or 0 for visit in visits) for name, visits in by_engine.items()}
-    owned = {
-        name: replace(item, cache_used_bytes=used_bytes.get(name, 0)) for name, item in document.engine.owned.items()
-    }
     remarks = run_remarks(facts, judgement.judged)
     document = replace(
         document,
         schema_version=SCHEMA_VERSION,
         finished=finished or document.finished,
-        engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences, owned=owned),
+        engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences),
         ceilings=replace(
             document.ceilings,
             dispatch_s=dispatch_seconds(facts.dispatch) or document.ceilings.dispatch_s,
@@ -60,7 +55,6 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
         packed_batches=gathered.latest(PackedBatches),
-        rank_steps=rank_steps(facts, {result.key: result.latency_s for result in judgement.cells}),
         generate=judgement.generate,
         ragged=judgement.ragged,
         experts_touched=tuple(

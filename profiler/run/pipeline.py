@@ -42,7 +42,6 @@ from profiler.run.setup import (
     MachineChecks,
     load_subject,
     measure_foundation,
-    other_bytes,
     wait_for_neighbours,
 )
 from profiler.run.stages import Listener, RunBudget, RunPart, Stages
@@ -189,7 +188,9 @@ def time_cells(session: Session, visits: Sweep) -> None:
         budget.extend(expected_sweep_s(plan))
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     checks = MachineChecks(machine, ledger, stages, session.neighbours)  # the drift probe's buffers are not a cell's
-    own_bytes = other_bytes(subject.engines, machine.allocated_bytes() - subject.held_bytes, subject.model_bytes)
+    owned = [engine.owned for engine in subject.engines.values() if engine.owned]
+    own_bytes = machine.allocated_bytes() - subject.held_bytes
+    own_bytes += sum(model.weight_bytes + model.cache_bytes for model in owned)
     gathered = ledger.gathered
     # Cells without a number are tried again: what they lacked, such as memory, may be available now.
     earlier = [visit for visits in gathered.visits.values() for visit in visits]
@@ -246,10 +247,9 @@ def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
     def guard(name: str) -> AbstractContextManager[None]:
         return stages.optional(name, "the file is left out")
 
-    draw = effort.STANDARD.pictures
-    write_reports([run], guard, draw=draw)
+    write_reports([run], guard)
     if len(stages.missing) > len(document.missing):
         write_document(run.folder, replace(document, missing=tuple(stages.missing)))
         run = judge_folder(run.folder, finished=run.document.finished)
-        write_reports([run], guard, draw=draw)
+        write_reports([run], guard)
     return run

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -23,7 +22,6 @@ from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES, OWNING
 from profiler.engines.transformers import PaddedEngine
-from profiler.engines.vllm import VllmRequirements
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
 from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings, swing
@@ -31,14 +29,12 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.facts.telemetry import Contention
 from profiler.grid.cells import PHASES, Grid, Phase
 from profiler.grid.ragged import PADDED_ENGINE
-from profiler.loading.config import pretrained_location
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.dispatch import measure_dispatch
 from profiler.measure.subject import Subject, execution_paths
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
-from profiler.quant.storage import model_storage_bytes
 from profiler.roofs.bandwidth import measure_links, measure_weights
 from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe, measure_host_pace
 from profiler.roofs.measure import cached, measure
@@ -234,15 +230,6 @@ def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[
     return sorted({"float32", device.sixteen_bit_dtype, dtype_name(request.dtype), *used})
 
 
-# A sequence takes whole blocks of a paged cache, each of at most this many tokens (vLLM: 128 on a CPU, 16 on CUDA).
-_BLOCK = 256
-# Margin over the blocks that the grid needs, and the largest share of the free memory.
-_CACHE_MARGIN = 1.1
-_CACHE_SHARE = 0.8
-# Tokens by which some sequences are ahead of others if a prefill is split into chunks.
-_AHEAD = 16
-
-
 def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, machine: Machine) -> dict[str, Engine]:
     """Return the engines by name, in the order of the grid. Raises RequestError if one refuses the model."""
     names = prepared.grid.engines
@@ -250,44 +237,15 @@ def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, ma
     if PADDED_ENGINE in engines:
         engines[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
     for name in (name for name in names if name in OWNING):
-        engines[name] = OWNING[name](_vllm_requirements(prepared, loaded, work, machine), machine)
+        engines[name] = OWNING[name](loaded, machine, prepared.grid, _paged_cache_bytes(prepared.grid, work, machine))
     return {name: engines[name] for name in names}
 
 
-def other_bytes(engines: Mapping[str, Engine], own_bytes: int, model_bytes: int) -> dict[str, int]:
-    """Return the bytes held for other purposes than each engine's own, by engine.
+def _paged_cache_bytes(grid: Grid, work: ModelWork, machine: Machine) -> int:
+    """Bytes of a paged cache for any cell of the grid, with a tenth more; at most 80 % of the free memory.
 
-    These are the profiler's own, other engines' models and caches, and the loaded model if the engine has its own copy.
+    A sequence takes whole blocks, which have 256 tokens or fewer (vLLM: 128 on a CPU, 16 on CUDA).
     """
-    owned = {name: item.owned.weight_bytes + item.owned.cache_bytes for name, item in engines.items() if item.owned}
-    return {
-        name: own_bytes
-        + sum(nbytes for other, nbytes in owned.items() if other != name)
-        + (model_bytes if engine.owns_model else 0)
-        for name, engine in engines.items()
-    }
-
-
-def _vllm_requirements(
-    prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, machine: Machine
-) -> VllmRequirements:
-    request, grid = prepared.request, prepared.grid
-    limit = getattr(prepared.config.get_text_config(), "max_position_embeddings", None)
-    longest = grid.longest_context + _AHEAD
-    # A paged cache that holds any cell of the grid, in blocks of up to `_BLOCK` tokens.
     token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
-    blocks = max(cell.batch_size * -(-(cell.slots - cell.prefix + _AHEAD) // _BLOCK) for cell in grid.cells)
-    blocks += -(-grid.prefix // _BLOCK)
-    needed_bytes = int(_CACHE_MARGIN * (blocks + 1) * _BLOCK * token_bytes)
-    return VllmRequirements(
-        config=copy.deepcopy(prepared.config),
-        architecture=type(loaded.module).__name__,
-        checkpoint=str(pretrained_location(request.source)[0]) if request.weights == "checkpoint" else None,
-        dtype=dtype_name(request.dtype),
-        most_sequences=max(grid.batch_sizes),
-        longest_context=longest if limit is None else min(longest, limit),
-        weight_bytes=model_storage_bytes(loaded.module),
-        cache_bytes=min(needed_bytes, int(_CACHE_SHARE * machine.available_bytes())),
-        trust_remote_code=request.trust_remote_code,
-        prefix=grid.prefix,
-    )
+    blocks = 1 + max(cell.batch_size * -(-cell.slots // 256) for cell in grid.cells)
+    return int(min(1.1 * blocks * 256 * token_bytes, 0.8 * machine.available_bytes()))

@@ -23,7 +23,7 @@ from profiler.facts.step import Attention
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, too_few
 from profiler.grid.ranges import check_positions, make_grid, parse_values
-from profiler.loading.config import architecture_of, load_config
+from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.prompts import Prompts, load_tokenizer, read_prompts
 from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_positions, resolve_dtype
@@ -112,13 +112,7 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, device)
     if OWNING.keys() & set(engines):
-        check_vllm(
-            device=device,
-            quant=quant,
-            kind=source.kind,
-            deepened=bool(grid.context_lens),
-            architecture=architecture_of(config),
-        )
+        check_vllm(device, quant, source.kind)
     if source.kind == "gguf" and quant != "none":
         raise RequestError(
             f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"

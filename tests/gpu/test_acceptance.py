@@ -14,7 +14,6 @@ import pytest
 import torch
 from claims import formats
 from claims.bench import Attempt, Bench, Check
-from hurry import with_effort
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -32,7 +31,6 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> 
 def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # One format that converts by groups, one by rows; other tests cover each.
     monkeypatch.setattr(formats, "SHARES", {name: formats.SHARES[name] for name in ("nf4", "int8wo")})
-    with_effort(monkeypatch, pictures=("roofline",))
     monkeypatch.setattr("profiler.run.batch_test.MOST_SEQUENCES", 64)  # the limit of a doubling is not judged here
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -64,91 +66,57 @@ EMULATED = replace(
     WIDE, memory_bytes_per_s=20e9, compute_flops_per_s=180e9, sixteen_bit_flops_per_s=20e9, can_graph=False
 )
 """A Zen 3 core without bfloat16 units: 180 GFLOP/s in float32, 20 GFLOP/s in bfloat16, and 20 GB/s."""
-ZEN3_PREFILL = replace(cell(linears(16e9, 0.5e9), compute_s=89e-3), roof_bytes_per_s=20e9)
-ZEN3_DECODE = replace(cell(linears(0.25e9, 0.5e9), weights_s=25e-3), roof_bytes_per_s=20e9)
-DENSE = replace(SETTING, four_bit_dense_from_rows=5)
+SETTINGS = {"WIDE": WIDE, "FLOAT32": FLOAT32, "EMULATED": EMULATED}
 
 HOST_BOUND = cell(weights_s=2e-3, dispatch_s=9e-3)
-UNSURE = cell(weights_s=10e-3, dispatch_s=3e-3)
-WAITING = replace(cell(weights_s=4.3e-3, dispatch_s=20.7e-3), host_pace_s=25e-3)
-FOUR_STEP = cell(linears(1e9, 28e9, 2e9), weights_s=28e-3, kv_s=2e-3)
 CORE = OperatorWork("core", "attention", 32, "bfloat16", 0, 0, kv_bytes=0, activation_bytes=0)
-TWO_KERNELS = replace(
-    cell(CORE, weights_s=5e-3, kernel_s=4e-3), lost_s={"core": 1e-3, "linears": 1e-3}, small_kernels_s=2e-3
-)
 PRODUCT = OperatorWork("linears", "mlp", 32, "bfloat16", 0, int(1e9), kv_bytes=0, activation_bytes=int(14e9))
-BLOCKS, HEAD = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864), 151_936 * 896
-QWEN = [
-    OperatorWork(name, group, 1, "bfloat16", 1, 2 * weights, 0, 0)
-    for name, group, weights in (("linears", "mlp", BLOCKS), ("head", "lm_head", HEAD))
-]
-IN_BLOCKS = replace(SETTING, weights=float(BLOCKS))
-COPIES = {Cause.CACHE_COPIES: 3e-3, Cause.REPEATED_HEADS: 2e-3, Cause.ATTENTION_MATRIX: 1e-3, Cause.OPERANDS: 5e-3}
 REDUCED = OperatorWork("all_reduce", COLLECTIVE, 64, "bfloat16", 0, 0, 0, 0)
-QUANTISED = cell(weights_s=9e-3, kv_s=2e-3, parts={Cause.CACHE_CONVERSION: 3e-3, Cause.CONVERTED_READS: 1e-3})
 FOUR_BITS = cell(weights_s=13e-3, dequantise_s=145e-3, kernel_s=8e-3, verdict=KERNEL_BOUND)
+CASES = list(csv.DictReader(Path(__file__).with_name("levers.csv").read_text().splitlines()))
 
 
-@pytest.mark.parametrize(
-    ("change", "saves_s", "of", "setting"),
-    [
-        # 14 GB become 7e9 x 4.5 / 8 = 3.94 GB. Where the kernel writes a dense copy, 28 GB more are moved.
-        ("4-bit weights", 14e-3 * (1 - 4.5 / 16), cell(weights_s=14e-3), SETTING),
-        ("4-bit weights", 14e-3 * (1 - 4.5 / 16), cell(batch=4, weights_s=14e-3), DENSE),
-        ("4-bit weights", 0, cell(batch=8, weights_s=14e-3), DENSE),
-        ("4-bit weights", 0, cell(compute_s=50e-3), SETTING),
-        # A link of 10 ms may no longer be crossed, or the weights of a GGUF file or of several ranks are not packed.
-        ("4-bit weights", 14e-3 * (1 - 4.5 / 16) + 10e-3, cell(weights_s=14e-3, link_s=10e-3), SETTING),
-        ("4-bit weights", 0, cell(weights_s=14e-3), replace(SETTING, packs=False)),
-        ("4-bit weights", 0, cell(REDUCED, weights_s=14e-3, link_s=10e-3), SETTING),
-        # 28 GB of float32 weights and 2 GB of cache are halved; 4-bit kernels multiply in 16 bits, so halve the cache.
-        ("a 16-bit dtype", 15e-3, FOUR_STEP, FLOAT32),
-        ("4-bit weights", 30e-3 - 28e-3 * 4.5 / 32 - 1e-3, FOUR_STEP, FLOAT32),
-        # 64 tokens with 0.5 GB of weights need 8 GFLOP x 2: 89 ms at 180 GFLOP/s, and 800 ms at 20 GFLOP/s.
-        ("a 16-bit dtype", 0, ZEN3_PREFILL, EMULATED),
-        ("a 16-bit dtype", 12.5e-3, ZEN3_DECODE, EMULATED),
-        ("a 16-bit dtype", 6e-3, cell(linears(160e9, 1e6), compute_s=8e-3), FLOAT32),
-        ("a 16-bit dtype", 0, cell(linears(160e9, 1e6), compute_s=8e-3), replace(WIDE, sixteen_bit_flops_per_s=4e12)),
-        # Qwen2.5-0.5B (config.json): 357,826,560 of 493,961,216 weights become 4.5 bits; the head stays.
-        ("4-bit weights", 10e-3 * 357_826_560 / 493_961_216 * (1 - 4.5 / 16), cell(*QWEN, weights_s=10e-3), IN_BLOCKS),
-        # A saving within its interval is no lever; nor is a graph where the host waits for the GPU in each linear.
-        (GRAPHED, 3e-3, UNSURE, SETTING),
-        (GRAPHED, 0, replace(UNSURE, split=replace(UNSURE.split, half_widths_s={"dispatch_s": 4e-3})), SETTING),
-        (GRAPHED, 9e-3, HOST_BOUND, SETTING),
-        (GRAPHED, 0, replace(HOST_BOUND, waits=True), SETTING),
-        # Dispatch was measured as 392 ms on a disturbed machine, but the step takes 288 ms, 20 of them for bytes.
-        (GRAPHED, 268e-3, cell(weights_s=20e-3, dispatch_s=392e-3, unexplained_s=-124e-3), SETTING),
-        # The device saves no more than the host's pace leaves: none of 25 ms, or 2 of 14 ms.
-        (GRAPHED, 20.7e-3, WAITING, SETTING),
-        ("4-bit weights", 0, WAITING, SETTING),
-        ("4-bit weights", 2e-3, replace(cell(weights_s=14e-3), host_pace_s=12e-3), SETTING),
-        ("a static cache", 3e-3, cell(weights_s=1e-3, parts=COPIES), SETTING),
-        ("a fused attention kernel", 3e-3, cell(weights_s=1e-3, parts=COPIES), SETTING),
-        # A static cache rolls a full window as a dynamic one does, and is no lever for itself.
-        ("a static cache", 8e-3, cell(weights_s=2e-3, parts={Cause.CACHE_COPIES: 8e-3}), SETTING),
-        ("a static cache", 0, cell(weights_s=2e-3, parts={Cause.ROLLED_WINDOWS: 8e-3}), SETTING),
-        ("an 8-bit KV cache", 4e-3, cell(kv_s=8e-3), SETTING),
-        ("an 8-bit KV cache", 6e-3, cell(kv_s=8e-3), replace(SETTING, cache_bits=32.0)),
-        ("a dynamic cache", 4e-3, QUANTISED, SETTING),
-        ("an 8-bit KV cache", 0, QUANTISED, SETTING),
-        ("a static cache", 0, QUANTISED, SETTING),
-        # 50 us of page faults are half a thousandth of the step.
-        ("keeping freed memory", 10e-3, cell(compute_s=90e-3, parts={Cause.PAGE_FAULTS: 10e-3}), SETTING),
-        ("keeping freed memory", 0, cell(compute_s=90e-3, parts={Cause.PAGE_FAULTS: 50e-6}), SETTING),
-        # nf4 through a dense copy at batch 8; what attention and small kernels lose is not that of other products.
-        ("a kernel that multiplies the packed weights", 145e-3, FOUR_BITS, SETTING),
-        ("other kernels for these shapes", 8e-3, replace(FOUR_BITS, lost_s={"mlp.up_proj": 8e-3}), SETTING),
-        ("other kernels for these shapes", 1e-3, TWO_KERNELS, SETTING),
-        ("another attention kernel", 1e-3, TWO_KERNELS, SETTING),
-        # 148 of 468 ms of a prefill are intermediates; on an H100, products read and write 14 of 53 ms of them.
-        ("fusing element-wise", 148e-3, cell(compute_s=320e-3, parts={Cause.OPERANDS: 148e-3}), SETTING),
-        ("fusing element-wise", 39e-3, cell(PRODUCT, compute_s=165e-3, parts={Cause.OPERANDS: 53e-3}), SETTING),
-        # 34 of 76 ms of a decode step are MLA's expanded keys.
-        ("attention on the latent", 34e-3, cell(weights_s=42e-3, parts={Cause.LATENT_EXPANDED: 34e-3}), SETTING),
-    ],
-)  # fmt: skip
-def test_a_change_saves_what_arithmetic_gives(change: str, saves_s: float, of: JudgedCell, setting: Setting) -> None:
-    assert saved(levers(of, setting), change) == pytest.approx(saves_s)
+def pairs(text: str) -> dict[str, str]:
+    return dict(item.split("=") for item in text.split() if "=" in item)
+
+
+def operators_of(case: dict[str, str]) -> list[OperatorWork]:
+    """Operators by name, or as `name FLOPs weight_bytes kv_bytes`."""
+    named = {"core": CORE, "product": PRODUCT, "all_reduce": REDUCED}
+    found = []
+    for words in filter(None, case["work"].split("|")):
+        name, *amounts = words.split()
+        flops, weight_bytes, kv_bytes = (int(float(amount)) for amount in [*amounts, 0, 0, 0][:3])
+        group = "lm_head" if name == "head" else "mlp"
+        found.append(named.get(name) or OperatorWork(name, group, 1, "float32", flops, weight_bytes, kv_bytes, 0))
+    return found
+
+
+def step_of(case: dict[str, str]) -> JudgedCell:
+    known = pairs(case["step"])
+    step = cell(
+        *operators_of(case),
+        batch=int(known.pop("batch", 1)),
+        verdict=KERNEL_BOUND if known.pop("kernel_bound", "") else MEMORY_BOUND,
+        parts={Cause[name]: float(ms) / 1e3 for name, ms in pairs(case["avoidable_ms"]).items()},
+        **{f"{name}_s": float(ms) / 1e3 for name, ms in pairs(case["terms_ms"]).items()},
+    )
+    if half_width_ms := known.pop("half_width_ms", ""):
+        step = replace(step, split=replace(step.split, half_widths_s={"dispatch_s": float(half_width_ms) / 1e3}))
+    lost = dict(item.split(":") for item in known.pop("lost_ms", "").split(";") if item)
+    step = replace(step, lost_s={name: float(ms) / 1e3 for name, ms in lost.items()})
+    return replace(step, **{name: float(value) for name, value in known.items()})
+
+
+def setting_of(case: dict[str, str]) -> Setting:
+    base = SETTINGS.get(case["setting"].partition(" ")[0], SETTING)
+    return replace(base, **{name: float(value) for name, value in pairs(case["setting"]).items()})
+
+
+@pytest.mark.parametrize("case", CASES, ids=[f"{case['change']}: {case['reason']}" for case in CASES])
+def test_a_change_saves_what_arithmetic_gives(case: dict[str, str]) -> None:
+    change = GRAPHED if case["change"] == "GRAPHED" else case["change"]
+    assert saved(levers(step_of(case), setting_of(case)), change) == pytest.approx(float(case["saves_ms"]) / 1e3)
 
 
 def test_the_largest_saving_is_first() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.machine_speed import at_median_speed, swing_words
+from profiler.judge.scaling import SIZE_OF
+from profiler.store.folder import read_document, read_facts, read_gathered
 
 VISITS = 4
 Pace = Callable[[float], float]
@@ -93,6 +96,24 @@ def test_a_probe_that_swings_by_itself_or_once_a_round_changes_no_time(xeon_fact
     assert not swings
     assert steadied.visits == swung.visits
     assert swing_words(swung) == []
+
+
+def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share() -> None:
+    """Every second round takes a tenth longer, and the probe does not show it. A time's interval includes that."""
+    folder = Path("runs/reference/smollm2-135m-epyc")
+    document = read_document(folder)
+    facts = read_facts(folder, document, read_gathered(folder, document))
+    round_s = 2.0 * len(facts.visits)
+    drifted = judge_run(on_machine(facts, lambda at_s: 1.1 if int(at_s / round_s) % 2 else 1.0, steady))
+    for test in drifted.scaling:
+        spans = {
+            getattr(cell, SIZE_OF[test.axis]): math.log(cell.latency_high_s / cell.latency_low_s)
+            for cell in drifted.cells
+            if test.holds(cell)
+        }
+        for item in test.doublings:
+            of_both = math.hypot(spans[item.smaller], spans[item.larger])
+            assert (item.high - item.low) * math.log(item.larger / item.smaller) < 0.97 * of_both
 
 
 def test_a_sentence_names_the_swing_that_was_divided_out(xeon_facts: Facts) -> None:

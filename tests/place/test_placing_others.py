@@ -91,13 +91,6 @@ def test_a_speculative_generation_has_fewer_steps(tmp_path: Path) -> None:
     assert row.attained < 1
 
 
-def test_speculation_of_a_vllm_server_is_read(tmp_path: Path) -> None:
-    """vLLM's spec_decode_acceptance_length: 10 ms per token are steps of 25 ms."""
-    speculating = {"median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}
-    _, decode = place(changed(tmp_path / "f", "vllm-serve.json", speculating), "llama-3.1-8b", gpu="H100 SXM").rows
-    assert decode.latency_s == pytest.approx(25e-3)
-
-
 def test_a_prompt_from_a_cache_is_not_prefilled(tmp_path: Path) -> None:
     """Of 1,024 tokens 922 are cached: 102 are computed, 2 x 7.5e9 FLOPs each, less than reading 15 GB takes."""
     prefill, decode = place(served(tmp_path / "f", cache_hit_rate=0.9), "llama-3.1-8b", gpu="H100 SXM").rows

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import profiler.ranks.process_group as machine_ranks
 import profiler.ranks.run as job
@@ -36,9 +37,11 @@ def fake_roofs(*_: Any, **__: Any) -> Ceilings:
 
 def write_state(ranks: Any, found: Path) -> None:
     """Write each rank's tokens, bytes, frozen parameters, products, cores and scheduling as JSON, on rank 0."""
-    joined, alone = ranks.share.joined, ranks.share.alone.module
+    joined, alone = ranks.joined, ranks.alone.module
     tokens = greedy_tokens(EagerEngine(joined, ranks.machine), IDS, 12)
-    every = ranks.group.gather(
+    every: list[Any] = [None] * ranks.group.size
+    dist.all_gather_object(
+        every,
         {
             "tokens": tokens.tolist(),
             "bytes": sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(joined)}.values()),
@@ -46,7 +49,7 @@ def write_state(ranks: Any, found: Path) -> None:
             "products": [products_of(part) for part in (joined, alone)],
             "cores": sorted(os.sched_getaffinity(0)),
             "loops": [os.sched_getscheduler(int(thread.name)) == os.SCHED_BATCH for thread in _loops()],
-        }
+        },
     )
     if ranks.group.rank == 0:
         found.write_text(json.dumps({name: [one[name] for one in every] for name in every[0]}))
@@ -83,7 +86,7 @@ def run(found: Path) -> None:
 
     job.Ranks.__init__ = init  # type: ignore[method-assign]
     job.measure = fake_roofs  # type: ignore[attr-defined]
-    job.measure_dispatch = lambda *_, **__: []  # type: ignore[attr-defined]
+    job.measure_dispatch = lambda *_: []  # type: ignore[attr-defined]
     machine_ranks._LINK_S = 0.3
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
     measuring.remeasure_roofs = lambda *_, **__: RoofsRemeasured({}, {})  # type: ignore[attr-defined]

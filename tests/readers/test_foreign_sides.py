@@ -124,16 +124,6 @@ def test_loads_of_a_server_are_distinguished(tmp_path: Path) -> None:
     assert times == {(("max_concurrency", "4"),): pytest.approx(0.06), (("max_concurrency", "64"),): pytest.approx(0.9)}
 
 
-def test_configurations_of_one_shape_are_distinguished(tmp_path: Path) -> None:
-    """transformers' benchmark_v2 runs a shape with several attentions."""
-    [result, *_] = record("transformers.json").values()
-    names = ("sdpa", "eager")
-    results = {name: {**result, "config": {**result["config"], "attn_implementation": name}} for name in names}
-    path = tmp_path / "t.json"
-    path.write_text(json.dumps(results))
-    assert {asked.settings for asked in read_side(path).cells} == {(("attn_implementation", name),) for name in names}
-
-
 @pytest.mark.parametrize(("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("9.00", "1.00")])
 def test_a_rate_without_a_spread_is_inconclusive(before: str, after: str, tmp_path: Path) -> None:
     """llama-bench's tables have a mean and a standard deviation, which is 0.00 for a single repetition."""
@@ -230,13 +220,18 @@ def test_gpus_and_quantisation_that_differ_are_named(tmp_path: Path) -> None:
 
 
 def test_settings_of_every_record_count(tmp_path: Path) -> None:
-    """SGLang's --output-file appends, and exports of AIPerf may be joined: what differs tells records apart."""
+    """SGLang's --output-file appends, exports of AIPerf may be joined, and benchmark_v2 runs a shape with several
+    attentions: what differs tells records apart."""
+    [result, *_] = record("transformers.json").values()
+    attentions = {name: result | {"config": result["config"] | {"attn_implementation": name}} for name in "ab"}
     for name, setting, changes in (
-        ("sglang-mtp.jsonl", "quantization", {each: {"server_info": {"quantization": each}} for each in ("fp8", "w4")}),
-        ("aiperf.json", "model's name", {each: {"input_config": {"model": [each]}} for each in "ab"}),
+        ("sglang-mtp.jsonl", "quantization", [{"server_info": {"quantization": each}} for each in "ab"]),
+        ("aiperf.json", "model's name", [{"input_config": {"model": [each]}} for each in "ab"]),
     ):
-        side = read_side(changed(tmp_path / "f", name, *changes.values()))
-        assert {cell.settings for cell in side.cells} == {((setting, value),) for value in changes}
+        changed(tmp_path / "f", name, *changes)
+        assert {cell.settings for cell in read_side(tmp_path / "f").cells} == {((setting, value),) for value in "ab"}
+    (tmp_path / "t").write_text(json.dumps(attentions))
+    assert {dict(cell.settings)["attn_implementation"] for cell in read_side(tmp_path / "t").cells} == {"a", "b"}
     unequal = ({"server_info": {"tp_size": gpus}} for gpus in (1, 8))
     with pytest.raises(RequestError, match="unequal numbers of GPUs"):
         read_side(changed(tmp_path / "f", "sglang-mtp.jsonl", *unequal))

@@ -14,7 +14,8 @@ from foreign_files import FILES, changed, record
 
 from profiler.errors import RequestError
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import Figure
+from profiler.readers.figures import Figure, Held
+from profiler.readers.values import Measured
 
 
 def figures(name: str) -> tuple[Figure, ...]:
@@ -24,9 +25,9 @@ def figures(name: str) -> tuple[Figure, ...]:
 def test_llama_bench_has_sizes_and_spreads() -> None:
     """96,576,768 bytes for 134,515,008 parameters: 5.74 bits each, though the file's name says 4; 159.18 ± 33.97."""
     by_csv, by_md = figures("llama-bench.csv")[1], figures("llama-bench.md")[2]
-    assert [8 * (item.weight_bytes or 0) for item in (by_csv, by_md)] == pytest.approx([5.744, 5.744], abs=1e-2)
-    assert by_md.spread_s / by_md.seconds == pytest.approx(33.97 / 159.18)
-    assert by_md.rounding_s / by_md.seconds == pytest.approx(0.005 / 159.18)
+    assert [8 * (item.held.weight_bytes or 0) for item in (by_csv, by_md)] == pytest.approx([5.744, 5.744], abs=1e-2)
+    assert by_md.time.spread / by_md.time.value == pytest.approx(33.97 / 159.18)
+    assert by_md.time.rounding / by_md.time.value == pytest.approx(0.005 / 159.18)
 
 
 def test_llama_bench_keeps_every_repetition() -> None:
@@ -34,8 +35,8 @@ def test_llama_bench_keeps_every_repetition() -> None:
         for index, figure in enumerate(figures(name)):
             row = record(name, index)
             steps = row["n_gen"] if not row["n_prompt"] else 1
-            assert figure.samples_s == pytest.approx([value / 1e9 / steps for value in row["samples_ns"]])
-            assert figure.repeats == 3
+            assert figure.time.values == pytest.approx([value / 1e9 / steps for value in row["samples_ns"]])
+            assert figure.time.repeats == 3
 
 
 with (Path(__file__).parent / "figures.csv").open() as table:
@@ -53,7 +54,7 @@ def test_each_tool_is_detected_by_its_content(name: str, tmp_path: Path) -> None
         for size in ("covers", "batch_size", "prompt_len", "context_len", "new_tokens"):
             value = getattr(figure, size)
             assert row[size] in ("*", "" if value is None else str(value)), size
-        assert not row["seconds"] or figure.seconds == pytest.approx(float(row["seconds"]), rel=5e-4)
+        assert not row["seconds"] or figure.time.value == pytest.approx(float(row["seconds"]), rel=5e-4)
 
 
 def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> None:
@@ -63,17 +64,17 @@ def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> N
         measurements = result["measurements"]
         pairs = zip(measurements["e2e_latency"], measurements["time_to_first_token"], strict=True)
         step_s = sorted(whole_s - first_s for whole_s, first_s in pairs)[2] / 15
-        assert decode.seconds == pytest.approx(step_s, rel=0.03)
-        assert decode.seconds / sorted(measurements["inter_token_latency"])[2] == pytest.approx(16 / 15)
+        assert decode.time.value == pytest.approx(step_s, rel=0.03)
+        assert decode.time.value / sorted(measurements["inter_token_latency"])[2] == pytest.approx(16 / 15)
         assert "divides the time of 15 steps by 16" in " ".join(decode.notes)
 
 
 def test_a_coarse_clock_widens_the_interval() -> None:
     """On a machine with an uptime of 18 hours, float32 timestamps have steps of 2^-7 s = 7.8 ms."""
     prefill, decode, *_ = figures("transformers.json")
-    assert prefill.half_width_s >= 2**-7
-    assert decode.half_width_s >= 2**-7 / 15
-    assert not prefill.samples_s, "five equal samples would claim an interval of no width"
+    assert prefill.time.half_width >= 2**-7
+    assert decode.time.half_width >= 2**-7 / 15
+    assert not prefill.time.values, "five equal samples would claim an interval of no width"
     assert "steps by 7.81 ms" in prefill.notes[0]
 
 
@@ -86,22 +87,9 @@ def test_a_fine_clock_keeps_its_samples(tmp_path: Path) -> None:
     path = tmp_path / "fine.json"
     path.write_text(json.dumps(content))
     prefill, decode, *_ = read_foreign(path).figures
-    assert prefill.samples_s == tuple(first_s)
+    assert prefill.time.values == tuple(first_s)
     # The scheduler of continuous batching stamps only tokens: 16 of them, 15 steps, divided by 15.
-    assert decode.seconds == pytest.approx(0.0185546875)
-
-
-@pytest.mark.parametrize(
-    ("name", "config", "cap"),
-    [
-        # docs.nvidia.com/aiperf, export schema 1.3; genai-perf's own tests have the second.
-        ("aiperf.json", {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}, 2),
-        ("genai-perf.json", {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}, 32),
-    ],
-)
-def test_other_versions_have_their_concurrency_elsewhere(name: str, config: object, cap: int, tmp_path: Path) -> None:
-    file, other = read_foreign(changed(tmp_path / name, name, {"input_config": config})), read_foreign(FILES / name)
-    assert (file.tool, file.settings["model's name"], file.figures[1].cap) == (other.tool, "m", cap)
+    assert decode.time.value == pytest.approx(0.0185546875)
 
 
 def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
@@ -122,94 +110,99 @@ def test_a_whole_decode_loop_is_divided_into_steps() -> None:
     """optimum-benchmark times the 15 steps after the first token as one, and divides batch x 15 tokens by that time."""
     report = record("optimum.json")["report"]["decode"]
     decode = figures("optimum.json")[1]
-    assert decode.samples_s == pytest.approx([value / 15 for value in report["latency"]["values"]])
+    assert decode.time.values == pytest.approx([value / 15 for value in report["latency"]["values"]])
     assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
-
-
-def optimum(path: Path, **changes: dict[str, object]) -> Path:
-    """optimum-benchmark's file with other values in parts of its configuration."""
-    config = record("optimum.json")["config"]
-    return changed(path, "optimum.json", {"config": config | {name: config[name] | changes[name] for name in changes}})
-
-
-@pytest.mark.parametrize(
-    ("gpus", "device", "named"),
-    [
-        (["NVIDIA L4"] * 8, "cuda", "NVIDIA L4"),
-        (["NVIDIA L4", "Tesla T4"], "cuda", "NVIDIA L4, Tesla T4"),
-        (["NVIDIA L4"], "cpu", "AMD EPYC"),
-    ],
-)
-def test_the_gpus_of_optimum_benchmark_are_a_list(gpus: list[str], device: str, named: str, tmp_path: Path) -> None:
-    """It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus)."""
-    file = read_foreign(optimum(tmp_path / "f", environment={"gpu": gpus}, backend={"device": device}))
-    assert file.settings["device"] == named
-
-
-@pytest.mark.parametrize("name", ["num_beams", "num_return_sequences"])
-def test_beams_and_answers_are_sequences(name: str, tmp_path: Path) -> None:
-    """Two prompts with four beams each run as eight sequences from the prefill on."""
-    options = record("optimum.json")["config"]["scenario"]["generate_kwargs"]
-    file = read_foreign(optimum(tmp_path / "f", scenario={"generate_kwargs": options | {name: 4}}))
-    assert [(figure.covers, figure.batch_size) for figure in file.figures] == [("prefill", 8), ("decode", 8)]
-    assert file.figures[1].seconds == pytest.approx(figures("optimum.json")[1].seconds)
 
 
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
-    content = record("genai-perf.json")
-    content["time_to_first_token"] = content["request_latency"]
-    del content["inter_token_latency"]
-    path = tmp_path / "genai.json"
-    path.write_text(json.dumps(content))
+    whole = record("genai-perf.json")["request_latency"]
+    path = changed(tmp_path / "f", "genai-perf.json", {"time_to_first_token": whole, "inter_token_latency": None})
     with pytest.raises(RequestError, match="without --streaming"):
         read_foreign(path)
 
 
-def test_a_cap_is_not_the_batch(tmp_path: Path) -> None:
-    """One request per second of 128 tokens of 10 ms each: 1.28 decode at a time by Little's law, below the cap of 256.
+# 300 requests of 200 tokens in a minute, of which half take 8 ms a token and wait 0.2 s.
+SKEWED = {"max_concurrency": None, "completed": 300, "duration": 60.0, "total_output_tokens": 60_000}
+SKEWED |= {"mean_tpot_ms": 24.0, "median_tpot_ms": 8.0, "mean_ttft_ms": 2000.0, "median_ttft_ms": 200.0}
+ONE_PER_S = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0, "median_tpot_ms": 10.0}
+ONE_PER_S |= {"total_input_tokens": 153600, "total_output_tokens": 38400}
+# 20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed.
+FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959_400, "accept_length": None}
+UNSAID = {"accept_length": None}
 
-    AIPerf counts them itself: 3.18 of 4, where its 328 tokens/s at 10.0 ms give 3.28.
-    """
-    load = {"request_rate": 1.0, "max_concurrency": 256, "completed": 300, "duration": 300.0}
-    lengths = {"total_input_tokens": 153600, "total_output_tokens": 38400, "median_tpot_ms": 10.0}
-    decode = read_foreign(changed(tmp_path / "f", "vllm-serve.json", load | lengths)).figures[1]
-    assert (decode.batch_size, decode.cap) == (1, 256)
-    assert "below the 256 that were allowed" in decode.notes[0]
-    # 304 tokens/s at 10.65 ms per token: 3.2 at a time, of the four that were requested.
-    decode = read_foreign(changed(tmp_path / "f", "vllm-serve.json", {"max_concurrency": None})).figures[1]
-    assert decode.batch_size == 3 == round(304.4 * 0.01065)
-    assert "estimated" in decode.notes[0]
-    counted = figures("aiperf.json")[1]
-    assert (counted.batch_size, counted.cap) == (3, 4)
-    assert "counted by the tool" in counted.notes[0]
-    fewer = {"effective_decode_concurrency": {"unit": "requests", "avg": 1.2}}
-    assert read_foreign(changed(tmp_path / "f", "aiperf.json", fewer)).figures[1].batch_size == 1
+
+def optimum(**parts: dict[str, object]) -> dict[str, object]:
+    """The configuration of optimum-benchmark's file with other values in parts of it."""
+    config = record("optimum.json")["config"]
+    return {"config": config | {name: config[name] | changes for name, changes in parts.items()}}
+
+
+def on(device: str, *gpus: str) -> dict[str, object]:
+    return optimum(environment={"gpu": gpus}, backend={"device": device})
+
+
+def answers(**options: int) -> dict[str, object]:
+    return optimum(scenario={"generate_kwargs": {"max_new_tokens": 16, **options}})
+
+
+LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
+PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
 
 
 @pytest.mark.parametrize(
-    ("server", "batch_size"),
-    [({"dp_size": 8}, 30), ({"dp_size": 8, "enable_dp_attention": True}, 243), ({"dp_size": 2, "pp_size": 4}, 30)],
-)
-def test_replicas_and_stages_have_a_batch_each(server: dict[str, object], batch_size: int, tmp_path: Path) -> None:
-    """20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed; each of eight replicas decodes 30."""
-    load = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 1_838_000, "accept_length": None}
-    its = {"server_info": {"tp_size": 8, **server}}
-    decode = read_foreign(changed(tmp_path / "f", "sglang-mtp.jsonl", load | its, index=1)).figures[1]
-    assert (decode.batch_size, decode.cap) == (batch_size, 256)
-
-
-def test_littles_law_needs_the_mean(tmp_path: Path) -> None:
-    """1,000 tokens/s of a mean of 24 ms are 24 sequences in flight, though half of the requests take 8 ms a token.
-
-    5 requests/s that wait 2 s on average are 10, though half of them wait 0.2 s. Without a mean, the median is used.
-    """
-    load = {"max_concurrency": None, "completed": 300, "duration": 60.0, "total_output_tokens": 60_000}
-    times = {"mean_tpot_ms": 24.0, "median_tpot_ms": 8.0, "mean_ttft_ms": 2000.0, "median_ttft_ms": 200.0}
-    path = changed(tmp_path / "f", "vllm-serve.json", load | times, load | times | {"mean_tpot_ms": None})
-    prefill, skewed, _, without = read_foreign(path).figures
-    assert (skewed.batch_size, skewed.seconds, without.batch_size) == (24, pytest.approx(8e-3), 8)
-    assert "queueing: 10 requests wait" in prefill.notes[-1]
+    ("name", "changes", "covers", "expected", "note"),
+    [
+        # By Little's law 1.28 requests of 128 tokens of 10 ms each decode at a time: a cap is not the batch.
+        ("vllm-serve.json", ONE_PER_S, "decode", {"batch_size": 1, "cap": 256}, "below the 256 that were allowed"),
+        # 304.4 tokens/s at 10.65 ms per token: 3.2 at a time, of the four that were requested.
+        ("vllm-serve.json", {"max_concurrency": None}, "decode", {"batch_size": 3, "cap": None}, "estimated"),
+        # AIPerf counts them itself: 3.18 of 4, where its 328 tokens/s at 10.0 ms give 3.28.
+        ("aiperf.json", {}, "decode", {"batch_size": 3, "cap": 4}, "counted by the tool"),
+        ("aiperf.json", {"effective_decode_concurrency": {"avg": 1.2}}, "decode", {"batch_size": 1}, "counted"),
+        # The law needs the mean: 1,000 tokens/s of 24 ms are 24 in flight. Without a mean, the median is used.
+        ("vllm-serve.json", SKEWED, "decode", {"batch_size": 24, "seconds": 8e-3}, ""),
+        ("vllm-serve.json", SKEWED | {"mean_tpot_ms": None}, "decode", {"batch_size": 8}, ""),
+        # 5 requests/s that wait 2 s on average are 10.
+        ("vllm-serve.json", SKEWED, "prefill", {"seconds": 0.2}, "queueing: 10 requests wait"),
+        # Replicas and stages have a batch each: one of eight decodes 30.
+        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8}}, "decode", {"batch_size": 30, "cap": 256}, "by 8"),
+        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 2, "pp_size": 4}}, "decode", {"batch_size": 30}, ""),
+        ("sglang-mtp.jsonl", FULL | {"server_info": {"dp_size": 8, "enable_dp_attention": True}}, "decode",
+         {"batch_size": 243}, ""),
+        # A time between arrivals of 3.5 times the time per token: several tokens arrive at once.
+        ("sglang-mtp.jsonl", UNSAID, "decode", {"step_tokens": None, "seconds": 5.124e-3}, "3.5 at a time"),
+        ("sglang-mtp.jsonl", UNSAID | {"server_info": {"speculative_algorithm": None}}, "decode",
+         {"step_tokens": 1.0}, ""),
+        # The file names six drafted tokens.
+        ("sglang-mtp.jsonl", {}, "decode", {"query_tokens": 6.0}, "processes 6"),
+        # 10 ms per token of 2.5 per step.
+        ("vllm-serve.json", {"median_tpot_ms": 10.0, "spec_decode_acceptance_length": 2.5}, "decode",
+         {"seconds": 25e-3}, "gives 2.5 tokens"),
+        # Other versions have it elsewhere: docs.nvidia.com/aiperf, export schema 1.3; genai-perf's own tests.
+        ("aiperf.json", {"input_config": LOADGEN}, "decode", {"cap": 2, "model's name": "m"}, ""),
+        ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
+        # It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus).
+        ("optimum.json", on("cuda", *["NVIDIA L4"] * 8), "decode", {"device": "NVIDIA L4"}, ""),
+        ("optimum.json", on("cuda", "NVIDIA L4", "Tesla T4"), "decode", {"device": "NVIDIA L4, Tesla T4"}, ""),
+        ("optimum.json", on("cpu", "NVIDIA L4"), "decode", {"device": "AMD EPYC"}, ""),
+        # Two prompts with four beams, or answers, each run as eight sequences from the prefill on.
+        ("optimum.json", answers(num_beams=4), "prefill", {"batch_size": 8}, "as 4 sequences"),
+        ("optimum.json", answers(num_return_sequences=4), "decode", {"batch_size": 8, "seconds": 1.19}, "as 4"),
+        # One prompt for all four sequences.
+        ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
+        ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),
+    ],
+)  # fmt: skip
+def test_what_a_figure_is_follows_from_several_keys(
+    name: str, changes: dict[str, object], covers: str, expected: dict[str, object], note: str, tmp_path: Path
+) -> None:
+    file = read_foreign(changed(tmp_path / "f", name, changes))
+    figure = next(figure for figure in file.figures if figure.covers == covers)
+    assert (file.tool, note in " ".join(figure.notes)) == (read_foreign(FILES / name).tool, True)
+    for what, value in expected.items():
+        found = figure.time.value if what == "seconds" else file.settings.get(what) or getattr(figure, what)
+        assert found == (pytest.approx(value, rel=1e-3) if isinstance(value, float) else value), what
 
 
 BROKEN = {
@@ -291,16 +284,16 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
     note = "no phase named: read as decode steps only"
     assert list(read_foreign(path).figures) == [
         # 100 tokens/s are 99.5 to 100.5; 0.5 s are 0.45 to 0.55, and 0.25 s 0.245 to 0.255.
-        Figure("decode", 0.02, 2, 64, None, 32, rounding_s=0.0001, repeats=5, may_speculate=True),
-        Figure("prefill", 0.5, 1, 128, 9, None, rounding_s=0.05),
-        Figure("decode", 0.25, 4, None, 248, 16, rounding_s=0.005, may_speculate=True, notes=(note,)),
+        Figure("decode", Measured(0.02, rounding=0.0001, repeats=5), 2, 64, None, 32, step_tokens=None),
+        Figure("prefill", Measured(0.5, rounding=0.05), 1, 128, 9, None),
+        Figure("decode", Measured(0.25, rounding=0.005), 4, None, 248, 16, step_tokens=None, notes=(note,)),
     ]
     names = names.strip() + ",samples_s,bits_per_weight\n"
     rows = [*rows[:1], "ok,decode,1,64,,32,0.02,,,0.019; 0.02;0.022,4.5"]
     path.write_text(names + "\n".join(rows))
     assert list(read_foreign(path).figures)[1] == Figure(
-        "decode", 0.02, 1, 64, None, 32, (0.019, 0.02, 0.022), rounding_s=0.005, repeats=3, weight_bytes=4.5 / 8,
-        may_speculate=True, settings=(("bits per weight", "4.5"),),
+        "decode", Measured(0.02, 0.0, 0.005, (0.019, 0.02, 0.022), 3), 1, 64, None, 32,
+        step_tokens=None, held=Held(weight_bytes=4.5 / 8), settings=(("bits per weight", "4.5"),),
     )  # fmt: skip
     for broken, message in (
         ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a positive number: -1"),

@@ -65,15 +65,16 @@ def test_the_picture_follows_the_page(old_page: str) -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_every_term_has_a_colour_and_a_runs_terms_are_in_the_legend(old_page: str) -> None:
-    """A term without a rule in the page's style would be an invisible bar."""
+def test_every_term_has_a_colour_of_the_page_and_a_runs_terms_are_in_the_legend(old_page: str) -> None:
+    """A colour that the page does not know would be the same in the dark."""
     [style] = re.findall(r"<style>.*?</style>", old_page, re.DOTALL)
-    classes = {name for _tag, attrs in Page(old_page).tags for name in (attrs.get("class") or "").split()}
-    rules = {f"p-{term.removesuffix('_s')}" for term in TERMS}
-    assert all(f".{name} {{ background: " in style for name in rules)
+    assert all(f"--{term.page_color}: #" in style for term in TERMS.values())
+    split = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[1]
+    assert not re.search(r"#[0-9a-f]{6}", split)
     # An eager run on one device converts, pads and fetches nothing, and has no engine term.
     present = ("weights", "kv", "compute", "kernel", "avoidable", "dispatch", "unexplained")
-    assert {name for name in classes if name.startswith("p-")} == {f"p-{name}" for name in present}
+    names = {TERMS[f"{name}_s"].name for name in present}
+    assert names == {term.name for term in TERMS.values()} & {words.strip() for words in Page(split).text}
 
 
 def test_nothing_is_fetched(old_page: str) -> None:

@@ -10,14 +10,11 @@ from made_runs import evidence, key, old_run, result, whole_run, with_document
 
 from profiler.errors import RequestError
 from profiler.facts.measurements import BatchTimes, PackedBatches
-from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, HostPace
-from profiler.facts.telemetry import ReadingRange, health
 from profiler.facts.visits import Visit
 from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
 from profiler.report.cells import common_noise_lines, own_noise, visited_once
 from profiler.report.changes import engines, levers, no_claim_lines, other_gpus, packed_lines
 from profiler.report.glossary import GLOSSARY, explanation
-from profiler.report.overview import host_line
 from profiler.report.time_breakdown import activity_lines, terms_table
 from profiler.store.folder import Run
 
@@ -41,37 +38,6 @@ def test_a_single_cell_shares_nothing(run: Run) -> None:
     one = with_document(run, evidence=run.document.evidence[:1])
     assert common_noise_lines(one) == []
     assert own_noise(one) == {KEYS[0]}
-
-
-@pytest.mark.parametrize(("kind", "end"), [("cuda", ", a graph can"), ("cpu", "")])
-@pytest.mark.parametrize(
-    ("index", "pace"), [(1.9, "1.9x slower than"), (0.5, "2.0x faster than"), (1.02, "as fast as")]
-)
-def test_the_host_is_compared_with_the_reference(run: Run, kind: str, end: str, index: float, pace: str) -> None:
-    """The dispatch time of a recorded step is not a lower bound for an eager step; only a GPU can record steps."""
-    steps = {"eager": {"decode": {1: 31e-3, 8: 33e-3}}, "graph": {"decode": {1: 1e-3}}}
-    document = run.document
-    items = with_document(
-        run,
-        ceilings=replace(document.ceilings, host=HostPace(index * REFERENCE_HOST_STEP_S), dispatch_s=steps),
-        engine=replace(document.engine, replay_as_graph=("graph",)),
-        device=replace(document.device, kind=kind),
-    )
-    assert host_line(items) == (
-        f"this host dispatches {pace} the reference, an {REFERENCE_HOST}; no eager engine can go below 31.0 ms per step"
-        f" here{end}"
-    )
-    assert host_line(run) is None
-
-
-def test_a_busy_host_is_not_compared_with_the_reference(run: Run) -> None:
-    """Other processes slow dispatch, so neither the pace nor the shortest step describes the host."""
-    document = run.document
-    ceilings = replace(document.ceilings, host=HostPace(2 * REFERENCE_HOST_STEP_S))
-    for cores, quiet in ((0.05, True), (1.0, False)):
-        readings = replace(health([]), busy_cores_elsewhere=ReadingRange(cores, cores, cores))
-        items = with_document(run, ceilings=ceilings, health=replace(document.health, readings=readings))
-        assert (host_line(items) is not None) == quiet
 
 
 def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:

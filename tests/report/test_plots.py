@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from cases import slow_except
 from made_runs import PRECISIONS, REFERENCE, WHOLE, key, result, whole_run, with_document
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from profiler.errors import RequestError
-from profiler.judge.cells import EngineDifference, columns_of
 from profiler.report.plots import PLOTS, draw, save
 from profiler.report.plots.style import font_families
 from profiler.store.folder import Run, read_run
 
+ENGINES = ("eager", "graph")
 H100 = read_run(REFERENCE / "mistral-7b-h100")
 
 
@@ -77,44 +78,27 @@ def test_text_does_not_overlap(name: str) -> None:
     _assert_texts_apart(draw([read_run(WHOLE)], name))
 
 
-def _two_engines(name: str, saves_s: float, half_width_s: float, **terms: float) -> Run:
-    """A step of 20 ms of eager, and one of another engine that saves `saves_s`."""
-    other = key(engine=name)
-    ends = {"low_s": saves_s - half_width_s, "high_s": saves_s + half_width_s}
-    difference = EngineDifference(**columns_of(other), against="eager", saves_s=saves_s, **ends, terms=terms)
-    run = replace(whole_run(), results=(result(key(), 20e-3), result(other, 20e-3 - saves_s)))
-    record = replace(run.document.engine, names=("eager", name), differences=(difference,))
-    return with_document(run, engine=record)
-
-
-def test_a_waterfall_of_engines_falls_from_one_time_to_the_other() -> None:
-    """A step of 20 ms takes 14 ms without dispatch (-8) and copies (-1) but with an engine term (+3)."""
-    run = _two_engines("vllm", 6e-3, 1e-3, dispatch_s=-8e-3, avoidable_s=-1e-3, engine_s=3e-3)
-    [axes] = draw([run], "waterfall").axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == [
-        "eager", "avoidable work", "dispatch", "engine", "vllm",
-    ]  # fmt: skip
-    spans = [(round(bar.get_y(), 6), round(bar.get_y() + bar.get_height(), 6)) for bar in axes.patches]
-    assert spans == [(0, 20), (19, 20), (11, 19), (11, 14), (0, 14)]
-    assert axes.get_ylim()[0] == 0
-
-
-def test_a_waterfall_of_engines_draws_only_claims_and_says_where_its_axis_is_cut() -> None:
-    """The axis is cut for a gain of 0.2 ms beyond noise. For -0.1 to 0.5 ms the first engine's own step is drawn."""
-    [axes] = draw([_two_engines("static", 2e-4, 1e-4, dispatch_s=-2e-4)], "waterfall").axes
-    assert 18 < axes.get_ylim()[0] < 19.8
-    assert "axis cut at 19" in axes.get_title(loc="left")
-    [axes] = draw([_two_engines("static", 2e-4, 3e-4, dispatch_s=-2e-4)], "waterfall").axes
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["", "weights", "measured"]
-    assert round(axes.patches[-1].get_height(), 6) == 20
+def _spans(axes: Axes) -> list[tuple[float, float]]:
+    return [(round(bar.get_y(), 6), round(bar.get_y() + bar.get_height(), 6)) for bar in axes.patches]
 
 
 def test_a_step_rises_term_by_term_to_its_time() -> None:
-    """4.8 ms of weights, then 15.2 ms of dispatch: 20 ms."""
-    cell = result(key(), 20e-3, weights_s=4.8e-3, dispatch_s=15.2e-3)
-    [axes] = draw([replace(whole_run(), results=(cell,))], "waterfall").axes
-    spans = [(round(bar.get_y(), 6), round(bar.get_y() + bar.get_height(), 6)) for bar in axes.patches]
-    assert spans == [(0, 0), (0, 4.8), (4.8, 20), (0, 20)]
+    """4.8 ms of weights, 15.5 ms of dispatch and -0.3 ms unexplained: 20 ms. Terms below 0.2 % are not drawn."""
+    terms = {"weights_s": 4.8e-3, "kv_s": 3e-5, "dispatch_s": 15.5e-3, "unexplained_s": -3e-4}
+    [axes] = draw([replace(whole_run(), results=(result(key(), 20e-3, **terms),))], "waterfall").axes
+    assert _spans(axes) == [(0, 4.8), (4.8, 20.3), (20, 20.3), (0, 20)]
+    labels = [label.get_text() for label in axes.get_xticklabels()]
+    assert labels == ["weights", "dispatch", "unexplained", "measured"]
+
+
+def test_the_smallest_step_of_each_engine_is_on_one_scale() -> None:
+    """Of eager and graph at batch 1 and 2, both at batch 1; prefills are no steps of it."""
+    keys = [key(phase, batch, engine=name) for phase in ("prefill", "decode") for batch in (1, 2) for name in ENGINES]
+    run = replace(whole_run(), results=tuple(result(of, 20e-3 if of.cell.engine == "eager" else 8e-3) for of in keys))
+    eager, graph = draw([run], "waterfall").axes
+    assert [axes.get_title(loc="left") for axes in (eager, graph)] == ["decode 1 x 64", "decode 1 x 64 (graph)"]
+    assert eager.get_ylim() == graph.get_ylim() == (0, pytest.approx(21))
+    assert _spans(graph)[-1] == (0, 8)
 
 
 def test_a_map_names_the_regime_and_the_speed_of_each_cell() -> None:

@@ -42,11 +42,12 @@ from profiler.report.progress import QuietListener
 from profiler.run.options import Options
 from profiler.run.screens import warnings_of
 from profiler.run.stages import Stages
-from profiler.run.validate import repeating
+from profiler.run.validate import prepare_resume, repeating
 from profiler.store.document import SCHEMA_VERSION
-from profiler.store.folder import Run, read_run
+from profiler.store.folder import Run, read_document, read_run
 from profiler.store.samples import read_facts_of
 
+ROOT = Path(__file__).parents[2]
 OTHER_THAN_DEFAULT = {
     "model": "smollm2-135m", "prompt_lens": "32,64", "prompts": Path("my prompts.txt"),
     "context_lens": "128", "batch_sizes": "3", "new_tokens": 9,
@@ -159,7 +160,18 @@ def test_a_model_and_its_draft_are_quoted_and_without_their_folder(tiny_folder: 
     assert str(tmp_path) not in command
 
 
-ROOT = Path(__file__).parents[2]
+def test_a_run_with_a_cached_prefix_is_not_resumed(tmp_path: Path) -> None:
+    """An older version measured one with vLLM; its cells have a context that no option gives any more."""
+    document = (ROOT / "runs/reference/smollm2-135m-2-cores/run.json").read_text()
+    old = document.replace('"finished": true', '"finished": false').replace(
+        '"new_tokens":', '"prefix": 16, "new_tokens":', 1
+    )
+    (tmp_path / "run.json").write_text(old)
+    assert read_document(tmp_path).grid.prefix == 16
+    with pytest.raises(RunError, match="ran prompts with a cached prefix"):
+        prepare_resume(tmp_path, Options())
+
+
 CELL = Cell(1, 8, 8)
 
 

@@ -13,7 +13,6 @@ from raw_samples import read_records
 
 import profiler
 from profiler.counting.operators import Linear
-from profiler.effort import Effort
 from profiler.facts.dispatch import DispatchSamples
 from profiler.forecast.command import run_facts
 from profiler.judge import judge_run
@@ -31,11 +30,9 @@ from profiler.store.folder import read_run
 def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profiler.Run:
     """Profile the real SmolLM2-135M through the Python interface."""
     folder = tmp_path_factory.mktemp("runs") / "gguf"
-    with pytest.MonkeyPatch.context() as patch:
-        with_effort(patch, pictures=Effort().pictures)
-        return profiler.profile(
-            str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True, out=folder
-        )
+    return profiler.profile(
+        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True, out=folder
+    )
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from profiler.errors import RequestError, near_misses
 from profiler.report.plots.charts import breakdown_chart, doubling, memory, regime_map, throughput, waterfall
 from profiler.report.plots.roofline import operators, roofline
 from profiler.report.plots.style import styled
-from profiler.report.plots.theory import NEED_GPU
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 
@@ -56,11 +55,11 @@ def save(runs: Sequence[Run], name: str, path: Path) -> None:
 
 
 def check_gpus(grid: GridCount, name: str, asked: str, add: str) -> None:
-    """Raise RequestError if a picture of THEORY_PLOTS needs a GPU and the counted grid has none.
+    """Raise RequestError for the roofline of a counted grid without a GPU; `kv` needs none.
 
     `asked` is how the reader asked for the picture, and `add` is what adds a GPU there.
     """
-    if name in NEED_GPU and not grid.gpus:
+    if name == "roofline" and not grid.gpus:
         raise RequestError(f"{asked} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
 
 

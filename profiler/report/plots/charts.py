@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,20 +14,16 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from profiler.errors import RequestError
-from profiler.grid.cells import PHASES, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
-from profiler.report.changes import waterfalls
 from profiler.report.plots.style import (
     REGIME_COLOR,
     depth_column,
     depth_label,
-    distinct_names,
     log_axes,
     panel_grid,
     phases_of,
-    short,
     title,
     with_forecasts,
 )
@@ -81,10 +76,11 @@ def throughput(*runs: Run) -> Figure:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return a name per run: its precision, and its device if the runs have several."""
+    """Return a name per run: its precision, its device if the runs have several, and its folder if names are equal."""
     several = len({run.document.device.name for run in runs}) > 1
-    places = [f" on {run.document.device.name}" if several else "" for run in runs]
-    return distinct_names(runs, [short(run.model.precision + place) for run, place in zip(runs, places, strict=True)])
+    names = [run.model.precision + (f" on {run.document.device.name}" if several else "") for run in runs]
+    folders = [f" ({run.folder.name})" if names.count(name) > 1 else "" for run, name in zip(runs, names, strict=True)]
+    return [name + folder for name, folder in zip(names, folders, strict=True)]
 
 
 def _lines(axes: Axes, cells: pd.DataFrame, *, legend: bool = False) -> None:
@@ -156,8 +152,7 @@ def memory(run: Run) -> Figure:
     return figure
 
 
-NO_ROOM = "no room"
-_FACES = {**REGIME_COLOR, NO_ROOM: "#BBBBBB", "forecast": "#FAFAFA"}
+_FACES = {**REGIME_COLOR, "forecast": "#FAFAFA"}
 _MOST_BREAKDOWNS_A_PHASE = 12
 # Width of the longest regime with its margin, and of an axis with its label.
 _WORD_INCHES = 1.05
@@ -170,31 +165,28 @@ def regime_map(run: Run) -> Figure:
     Forecast cells have no regime.
     """
     cells = with_forecasts(run)
-    cells["regime"] = cells["regime"].where(cells["status"] == "ok", "forecast")
-    cells["regime"] += [f"\n{significant(rate)}/s" for rate in cells["tokens_per_s"]]
+    regimes = cells["regime"].where(cells["status"] == "ok", "forecast")
+    speeds = [significant(rate) for rate in cells["tokens_per_s"]]
+    words = regimes.str.removesuffix("-bound") + "\n" + speeds + "/s"
+    cells = cells.assign(code=[float(list(_FACES).index(regime)) for regime in regimes], words=words)
     phases = phases_of(cells)
     columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
     width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
     figure, panels = panel_grid(1, len(phases), width, 4.6, f"{title(run)}: regimes and tokens/s")
+    colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
     for axes, phase in zip(panels, phases, strict=True):
-        regime_panel(axes, cells[cells["phase"] == phase], phase)
+        depth = depth_column(phase)
+        of_phase = cells[cells["phase"] == phase].drop_duplicates(["batch_size", depth])
+        batches, depths = (evenly(sorted(of_phase[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
+        shown = of_phase[of_phase["batch_size"].isin(batches) & of_phase[depth].isin(depths)]
+        codes, texts = (shown.pivot(index="batch_size", columns=depth, values=name)[::-1] for name in ("code", "words"))
+        text = {"annot": texts.fillna(""), "fmt": "", "annot_kws": {"size": 9, "color": "#111111"}}
+        sns.heatmap(codes, linewidths=1, ax=axes, **text, **colors)
+        axes.tick_params(axis="y", rotation=0)
+        axes.set_xlabel(depth_label(phase) + of_all(len(depths), of_phase[depth].nunique()))
+        axes.set_ylabel("batch" + of_all(len(batches), of_phase["batch_size"].nunique()))
         axes.set_title(phase, fontsize=11)
     return figure
-
-
-def regime_panel(axes: Axes, cells: pd.DataFrame, phase: Phase) -> None:
-    """Draw the regimes of a phase's cells over batch and depth; what follows a line end is no part of a regime."""
-    depth = depth_column(phase)
-    batches, depths = (evenly(sorted(cells[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
-    shown = cells[cells["batch_size"].isin(batches) & cells[depth].isin(depths)]
-    texts = shown.pivot_table(index="batch_size", columns=depth, values="regime", aggfunc="first")[::-1]
-    codes = texts.map(lambda text: list(_FACES).index(text.partition("\n")[0]), na_action="ignore").astype(float)
-    words = texts.map(lambda text: text.replace("-bound", ""), na_action="ignore").fillna("")
-    colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
-    sns.heatmap(codes, annot=words, fmt="", annot_kws={"size": 9, "color": "#111111"}, linewidths=1, ax=axes, **colors)
-    axes.tick_params(axis="y", rotation=0)
-    axes.set_xlabel(depth_label(phase) + of_all(len(depths), cells[depth].nunique()))
-    axes.set_ylabel("batch" + of_all(len(batches), cells["batch_size"].nunique()))
 
 
 def breakdown_chart(run: Run) -> Figure:
@@ -220,67 +212,39 @@ def breakdown_chart(run: Run) -> Figure:
     return figure
 
 
-_PANELS_A_PHASE = 2
 _TOTAL_COLOR = "#888888"
-# A term that changed by less than this share of the step is not drawn.
+# A term below this share of the step is not drawn.
 _WORTH_DRAWING = 0.002
 
 
-@dataclass(frozen=True)
-class Panel:
-    """One cell: its two times, and the change of each term between them, in seconds."""
-
-    name: str
-    ends: tuple[str, str]
-    times_s: tuple[float, float]
-    terms: Mapping[str, float]
-
-
 def waterfall(run: Run) -> Figure:
-    """Return steps term by term: those in which an engine differs most from the first, or the first engine's own.
+    """Return steps term by term, from nothing to the measured time.
 
-    A run of one engine, or whose engines differ by no more than noise, has the smallest and the largest cell of each
-    phase.
+    These are the smallest step of each engine. A run of one engine has the smallest and the largest step of each phase.
     """
-    results, panels = run.by_key(), []
-    for phase in reversed(PHASES):
-        differences = [item for item in waterfalls(run) if item.phase == phase]
-        for item in sorted(differences, key=lambda item: -abs(item.saves_s))[:_PANELS_A_PHASE]:
-            first = replace(item.key, cell=replace(item.key.cell, engine=item.against))
-            ends = (results[first].latency_s, results[item.key].latency_s)
-            name = f"{phase} {item.batch_size} x {item.key.cell.depth}"
-            panels.append(Panel(name, (item.against, item.engine), ends, item.terms))
-    for cell in [] if panels else selected_cells(run):
-        terms = {term: getattr(cell, term) for term in TERMS}
-        panels.append(Panel(cell.key.name, ("", "measured"), (0.0, cell.latency_s), terms))
-    figure, row = panel_grid(1, len(panels), 3.4, 4.2, f"{title(run)}: term by term")
-    for axes, panel in zip(row, panels, strict=True):
-        _draw(axes, panel)
+    cells = selected_cells(run)
+    with_engines = len({cell.engine for cell in run.measured}) > 1
+    if with_engines:
+        smallest = cells[0].key
+        cells = [
+            cell
+            for cell in run.measured
+            if replace(cell.key, cell=replace(cell.key.cell, engine=smallest.cell.engine)) == smallest
+        ]
+    figure, row = panel_grid(1, len(cells), 3.4, 4.2, f"{title(run)}: term by term")
+    for axes, cell in zip(row, cells, strict=True):
+        seconds = {name: getattr(cell, name) for name in TERMS}
+        shown = [name for name in TERMS if abs(seconds[name]) > _WORTH_DRAWING * cell.latency_s]
+        at_s = 0.0
+        for position, name in enumerate(shown):
+            bar: Any = {"color": TERMS[name].color, "hatch": TERMS[name].hatch}
+            axes.bar(position, 1e3 * abs(seconds[name]), bottom=1e3 * min(at_s, at_s + seconds[name]), **bar)
+            at_s += seconds[name]
+        axes.bar(len(shown), 1e3 * cell.latency_s, color=_TOTAL_COLOR)
+        names = [*(TERMS[name].name for name in shown), "measured"]
+        axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
+        axes.set_title(cell.key.name, fontsize=10)
+        if with_engines:  # on one scale, to be compared
+            axes.set_ylim(0, 1.05e3 * max(cell.latency_s for cell in cells))
     row[0].set_ylabel("ms")
     return figure
-
-
-def _draw(axes: Axes, panel: Panel) -> None:
-    total_s, after_s = panel.times_s
-    worth_s = _WORTH_DRAWING * max(panel.times_s)
-    moved = {name: panel.terms[name] for name in TERMS if abs(panel.terms.get(name, 0.0)) > worth_s}
-    names = [panel.ends[0], *(TERMS[name].name for name in moved), panel.ends[1]]
-    axes.bar(0, 1e3 * total_s, color=_TOTAL_COLOR)
-    at_s = least_s = total_s
-    for position, (name, gain) in enumerate(moved.items(), 1):
-        term = TERMS[name]
-        axes.bar(position, 1e3 * abs(gain), bottom=1e3 * min(at_s, at_s + gain), color=term.color, hatch=term.hatch)
-        axes.plot([position - 1, position], [1e3 * at_s] * 2, color=_TOTAL_COLOR, lw=0.8)
-        at_s += gain
-        least_s = min(least_s, at_s)
-    axes.bar(len(names) - 1, 1e3 * after_s, color=_TOTAL_COLOR)
-    axes.set_xticks(range(len(names)), names, rotation=60, ha="right")
-    # The axis begins at zero. If changes are small compared with the whole, it begins just below them, and slashes mark
-    # the cut at the feet of the whole bars.
-    least_ms = 1e3 * (min(least_s, after_s) - 2 * sum(map(abs, moved.values())) - 0.02 * total_s)
-    axes.set_ylim(max(0.0, least_ms))
-    foot = axes.get_xaxis_transform()
-    for at, height in itertools.product((0, len(names) - 1), (0.015, 0.04)) if least_ms > 0 else ():
-        axes.plot([at - 0.45, at + 0.45], [height - 0.01, height + 0.01], transform=foot, color="white", lw=2)
-    cut = f"\n(axis cut at {significant(least_ms)} ms)" if least_ms > 0 else ""
-    axes.set_title(panel.name + cut, fontsize=10)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -36,41 +36,36 @@ _LARGEST_AREA = 2400.0
 """Points squared of a group that takes the whole step."""
 
 
-@dataclass(frozen=True)
-class _Stroke:
-    color: str
-    dashes: tuple[Dashes, ...]
-    """One per line of this kind, repeated if there are more lines."""
-    width: float
-
-
-_STROKES: dict[RoofKind, _Stroke] = {
-    "measured": _Stroke(INK, ("-",), 2.0),
-    "other": _Stroke(INK, (":", (0, (1, 4)), (0, (3, 3))), 1.2),
-    "datasheet": _Stroke(_SHEET_COLOR, ("--",), 2.0),
-    "link": _Stroke("#CC79A7", ("-.", (0, (8, 2, 1, 2))), 2.0),
-    "cache": _Stroke("#009E73", ((0, (1, 2)), (0, (4, 2, 1, 2))), 1.2),
+_STROKES: dict[RoofKind, tuple[str, float, tuple[Dashes, ...]]] = {
+    "measured": (INK, 2.0, ("-",)),
+    "other": (INK, 1.2, (":", (0, (1, 4)), (0, (3, 3)))),
+    "datasheet": (_SHEET_COLOR, 2.0, ("--",)),
+    "link": ("#CC79A7", 2.0, ("-.", (0, (8, 2, 1, 2)))),
+    "cache": ("#009E73", 1.2, ((0, (1, 2)), (0, (4, 2, 1, 2)))),
 }
+"""Colour, width and dashes of a kind of line: one per line of this kind, repeated if there are more."""
 
 
 def roofline(run: Run) -> Figure:
     """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
 
-    Roofs and points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
+    The axes contain every point, every plateau, and the ridges of measured roofs, datasheets and caches. Roofs and
+    points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
     """
     figure, axes = plt.subplots(figsize=(7.2, 6.2))
     lines, points = roof_lines(run), run.measured
-    _frame_cells(axes, lines, points)
-    counts: dict[RoofKind, int] = {}
+    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
+    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
+    frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
+    left = {kind: itertools.cycle(dashes) for kind, (_, _, dashes) in _STROKES.items()}
     for number, line in enumerate(lines):
-        stroke, nth = _STROKES[line.kind], counts.get(line.kind, 0)
-        counts[line.kind] = nth + 1
-        dashes = stroke.dashes[nth % len(stroke.dashes)]
-        plot_roof(axes, line, color=stroke.color, ls=dashes, lw=stroke.width, label=line.label, gid=f"roof-{number}")
+        color, width, _ = _STROKES[line.kind]
+        style = {"color": color, "lw": width, "ls": next(left[line.kind]), "label": line.label}
+        plot_roof(axes, line, **style, gid=f"roof-{number}")
     if lines:
         draw_ridge(axes, lines[0])
-    for phase, style in PHASE_STYLE.items():
-        _draw_points(axes, points, phase, style.color, style.marker)
+    for phase, look in PHASE_STYLE.items():
+        _draw_points(axes, points, phase, look.color, look.marker)
     axes.set_title(title(run))
     # Below the axes, where it hides no point.
     figure.legend(loc="outside lower center", ncols=2, frameon=False, handlelength=3.2)
@@ -85,13 +80,6 @@ def frame(axes: Axes, xs: Sequence[float], ys: Sequence[float], ylabel: str) -> 
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "FLOP/s", 1)))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_minor_formatter(NullFormatter())
-
-
-def _frame_cells(axes: Axes, lines: Sequence[RoofLine], points: Sequence[CellResult]) -> None:
-    """Set axes that contain every point, every plateau, and the ridges of measured and datasheet roofs."""
-    ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
-    ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
-    frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
 
 
 def plot_roof(axes: Axes, line: RoofLine, **style: Any) -> None:

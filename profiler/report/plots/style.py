@@ -24,6 +24,7 @@ from profiler.store.folder import Run, cells_frame
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
 # Fonts with the characters of Chinese, Japanese and Korean names, which matplotlib's own lacks.
 _WIDE_FONTS = re.compile("CJK|Noto Sans SC|WenQuanYi|Droid Sans Fallback|YaHei|PingFang|Hiragino|Arial Unicode")
+_MOST_TITLE = 100
 Dashes = str | tuple[int, tuple[float, ...]]
 
 
@@ -87,22 +88,8 @@ def phases_of(cells: pd.DataFrame) -> list[Phase]:
 
 def title(run: Run) -> str:
     """Return model, precision and device, cut to the length of a title."""
-    return short(f"{run.model.id}, {run.model.precision}, on {run.document.device.name}")
-
-
-def distinct_names(runs: Sequence[Run], names: Sequence[str]) -> list[str]:
-    """Return a name per run, with its folder where two runs would have the same name."""
-    return [
-        f"{name} ({run.folder.name})" if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)
-    ]
-
-
-def short(text: str) -> str:
-    """Return a text cut to `_MOST_TITLE` characters, as a title that leaves room for the picture."""
+    text = f"{run.model.id}, {run.model.precision}, on {run.document.device.name}"
     return text if len(text) <= _MOST_TITLE else f"{text[:_MOST_TITLE]}..."
-
-
-_MOST_TITLE = 100
 
 
 def panel_grid(rows: int, columns: int, width: float, height: float, heading: str) -> tuple[Figure, list[Axes]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -13,9 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from profiler.grid.cells import PHASES
 from profiler.report.blocks import evenly
-from profiler.report.plots.charts import NO_ROOM, regime_panel
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_ends, plot_roof
 from profiler.report.plots.style import (
     PHASE_STYLE,
@@ -34,7 +31,6 @@ from profiler.units import scaled
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GpuFloors, GridCount
 
-_MOST_LINES = 5
 _OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (0, (1, 4)))
 
 
@@ -51,14 +47,9 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     return figure
 
 
-def _own_roof(grid: GridCount, gpu: GpuFloors) -> RoofLine:
-    """The roof of the model's dtype."""
-    return RoofLine("measured", grid.dtype, gpu.roofs.bytes_per_s, gpu.roofs.peak(grid.dtype, grid.dtype))
-
-
 def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> None:
     roofs, points = gpu.roofs, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
-    own = _own_roof(grid, gpu)
+    own = RoofLine("measured", grid.dtype, roofs.bytes_per_s, roofs.peak(grid.dtype, grid.dtype))
     frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *roofs.flops_per_s.values()], "speed at most")
     (low, high), (_, top) = axes.get_xlim(), axes.get_ylim()
     axes.axvspan(low, own.ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
@@ -103,25 +94,6 @@ def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.D
     return pd.DataFrame({"phase": list(grid.phases), **columns, **figures})
 
 
-def theory_map(grid: GridCount) -> Figure:
-    """The side that binds each point, over batch and length: a row of panels per GPU, a column per phase."""
-    phases = [phase for phase in PHASES if phase in grid.phases]
-    figure, panels = panel_grid(len(grid.gpus), len(phases), 6.4, 4.2, _title(grid))
-    for axes, (gpu, phase) in zip(panels, itertools.product(grid.gpus, phases), strict=True):
-        regimes = [
-            NO_ROOM if not fits else f"{bound}-bound\n(tight)" if tight else f"{bound}-bound"
-            for bound, fits, tight in zip(gpu.bound, gpu.fits, gpu.tight, strict=True)
-        ]
-        points = _points(grid, regime=regimes)
-        regime_panel(axes, points[points["phase"] == phase], phase)
-        axes.set_title(f"{phase}, {gpu.roofs.name}", fontsize=11)
-    return figure
-
-
-def _sizes(column: pd.Series) -> list[int]:
-    return evenly(sorted({int(size) for size in column}), MOST_SIZES)
-
-
 def theory_kv(grid: GridCount) -> Figure:
     """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its room."""
     figure, panels = panel_grid(1, max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
@@ -141,12 +113,12 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
     points = _points(grid, needs_bytes=needs_bytes)
     phase = phases_of(points)[-1]
     points = points[points["phase"] == phase]
-    shown = points[points["batch_size"].isin(evenly(sorted(set(grid.batch_size.tolist())), _MOST_LINES))]
-    named = shown.assign(line="batch " + shown["batch_size"].astype(str))
+    named = points.assign(line="batch " + points["batch_size"].astype(str))
     sns.lineplot(named, x="depth", y="needs_bytes", hue="line", style="line", markers=True, errorbar=None, ax=axes)
     axes.axhline(grid.weight_bytes, color="#888888", lw=1)
     _line_name(axes, grid.weight_bytes, "weights", "black", va="top")
-    log_axes(axes, _sizes(points["depth"]), "tokens per sequence", "weights, KV cache and workspace")
+    depths = evenly(sorted(set(points["depth"].tolist())), MOST_SIZES)
+    log_axes(axes, depths, "tokens per sequence", "weights, KV cache and workspace")
     axes.set_ylim(0.9 * grid.weight_bytes, 1.2 * max(room_bytes, points["needs_bytes"].max()))
     log_ticks(axes.yaxis, lambda value: scaled(value, "B", 3))
     axes.legend(title=None, fontsize=9, loc="upper left")
@@ -164,8 +136,6 @@ def _title(grid: GridCount) -> str:
 
 THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {
     "roofline": theory_roofline,
-    "map": theory_map,
     "kv": theory_kv,
 }
-"""Pictures of `count --plot`. All but `kv` need a GPU."""
-NEED_GPU = frozenset({"roofline", "map"})
+"""Pictures of `count --plot`."""

@@ -1,0 +1,286 @@
+"""What a row of the table of formats says: how a kind of file is recognised, and where it has what.
+
+A place is a path of keys, `metrics.latency.median`. ` | ` is between paths of which the first with a value counts, and
+` / ` between two numbers whose ratio it is (`readers/values.py`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+
+from profiler.errors import RequestError
+from profiler.readers.figures import Covers, Figure, ForeignFile
+from profiler.readers.sources import Source
+from profiler.readers.values import (
+    SECONDS,
+    Measured,
+    Record,
+    apart,
+    escaped,
+    first_of,
+    has,
+    inner,
+    measured,
+    needed,
+    number_at,
+    number_of,
+    whole_at,
+)
+
+# Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
+_CHUNKED = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format:
+    """A kind of JSON file or table. Its reader gets at least one record."""
+
+    tool: str
+    """Its name in messages."""
+    has: Collection[str]
+    """Paths of keys that its first record has, whatever their values."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """The keys of columns that a table calls otherwise."""
+    known: str = ""
+    """A pattern of the other columns that are read; a remark names all others. Empty: files with keys of all kinds."""
+    records: Callable[[Source], Sequence[Record]] = lambda source: source.records
+    """The results in a file. Raises RequestError for several reports."""
+    more: Callable[[Record], Record] = lambda record: {}
+    """What a result says in more than a path, as further keys; a `remark` is a sentence about the whole file."""
+    figures: Callable[[Record], Sequence[Figure]]
+    """The figures of one result: `Steps`, `Client`, or a function."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Where the settings of a result are, by the name that a comparison uses; of a mapping, each key is a setting."""
+    created: str = ""
+    gpus: str = ""
+    """Where the number of GPUs is that shared each step."""
+    stages: str = ""
+    """Where the number of pipeline stages is."""
+    packed_dtype: str = ""
+    """See `ForeignFile`."""
+    repeated: bool = False
+    """Whether results of equal settings are repetitions."""
+
+    def knows(self, source: Source) -> bool:
+        """Whether a source is of this kind."""
+        first = self._renamed(source.records)[0]
+        return all(has(first, paths) for paths in self.has)
+
+    def read(self, sources: Sequence[Source]) -> ForeignFile:
+        """The content of a file's sources of this kind. Raises RequestError for a broken one.
+
+        Figures carry the settings in which their records differ, and the number of their table if none of them tells
+        two figures apart; the file has the settings that all share.
+        """
+        if fault := next((source.fault for source in sources if source.fault), ""):
+            raise RequestError(fault)
+        records, remarks = [], []
+        for number, source in enumerate(sources, 1):
+            for result in self.records(replace(source, records=self._renamed(source.records))):
+                more = self.more(result)
+                remarks.append(more.get("remark"))
+                records.append({**result, "table": number, **more})
+        shared, figures = self._figures(records, self.settings)
+        if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
+            shared, figures = self._figures(records, {"table": "table", **self.settings})
+        gpus, *others = dict.fromkeys((whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records)
+        if others:
+            raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
+        remarks += [remark for source in sources for remark in source.remarks]
+        names = [name for name in sources[0].records[0] if name and name not in self.columns] if self.known else []
+        if unknown := [escaped(name) for name in names if not re.fullmatch(self.known, name)]:
+            remarks.insert(0, f"columns that are not read: {', '.join(unknown)}.")
+        return ForeignFile(
+            self.tool,
+            _joined(figures) if self.repeated else figures,
+            created=escaped(first_of(records[0], self.created) or ""),
+            settings=shared,
+            gpus=gpus[0],
+            stages=gpus[1],
+            packed_dtype=self.packed_dtype,
+            remarks=tuple(filter(None, dict.fromkeys(remarks))),
+        )
+
+    def _renamed(self, records: Sequence[Record]) -> Sequence[Record]:
+        return [{self.columns.get(name, name): value for name, value in row.items()} for row in records]
+
+    def _figures(self, records: Sequence[Record], settings: Mapping[str, str]) -> tuple[dict[str, str], list[Figure]]:
+        """(the settings that all records share, the figures with those that differ)."""
+        rows: list[dict[str, object]] = []
+        for record in records:
+            rows.append({})
+            for name, paths in settings.items():
+                value = first_of(record, paths)
+                rows[-1].update(value if isinstance(value, Mapping) else {name: value})
+        shared, differing = apart(rows)
+        pairs = zip(records, differing, strict=True)
+        return shared, [replace(each, settings=own) for record, own in pairs for each in self.figures(record)]
+
+
+def _joined(figures: Sequence[Figure]) -> list[Figure]:
+    """One figure for all that have the same settings, with a repetition for each."""
+    runs: dict[tuple[object, ...], list[Figure]] = {}
+    for figure in figures:
+        runs.setdefault((figure.covers, figure.settings), []).append(figure)
+    samples = [tuple(figure.time.value for figure in same) for same in runs.values()]
+    times = [Measured(median(values), values=values, repeats=len(values)) for values in samples]
+    return [replace(same[0], time=time_s) for same, time_s in zip(runs.values(), times, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Paths:
+    """Where the lengths of sequences and the times are. What a file does not name is empty."""
+
+    prompt_len: str = "input_len"
+    new_tokens: str = "output_len"
+    times: Mapping[Covers, str]
+    """By what it covers, a time or a list of repetitions, whose median is the time."""
+    unit: float = 1.0
+    """Of the times, in seconds, if the file does not name it next to them."""
+    cap: str = ""
+    """The most sequences or requests allowed at a time."""
+    acceptance: str = ""
+    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(_Paths):
+    """Where the times of batches of a known shape are. A record may have further `notes` by what they are about."""
+
+    batch_size: str = "batch_size"
+    context_len: str = ""
+    repeats: int = 0
+    """How often a time was measured, if the file has no repetitions; 0: it does not say."""
+    shared_by: str = ""
+    """The number of sequences that shared a generation, or of tokens of a decode loop, if it is not one batch's."""
+    notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
+
+    def __call__(self, record: Record) -> list[Figure]:
+        """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
+        batch, prompt, new = (whole_at(record, paths) for paths in (self.batch_size, self.prompt_len, self.new_tokens))
+        context = whole_at(record, self.context_len, 0)
+        cap, acceptance = whole_at(record, self.cap), first_of(record, self.acceptance) if self.acceptance else -1
+        figures = []
+        for covers, paths in self.times.items():
+            if time_s := seconds_at(record, paths, self.unit):
+                time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
+                notes = (*(inner(record, f"notes.{covers}") or ()), *self.notes.get(covers, ()))
+                figure = Figure(covers, time_s, batch, prompt, context, new, cap=cap, notes=notes)
+                if covers != "prefill":
+                    shared_by = whole_at(record, self.shared_by, least=int(covers == "generate"))
+                    figure = speculated(replace(figure, shared_by=shared_by), acceptance)
+                figures.append(figure.of_one_batch())
+        return figures
+
+
+def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
+    """The first time at one of `paths` in seconds; None if it was not measured.
+
+    `unit` is in seconds, and gives way to the one that is next to the time. Raises RequestError for what is no time.
+    """
+    for path in paths.split(" | "):
+        value = inner(record, path)
+        if isinstance(value, Measured):
+            return value
+        if isinstance(value, list) and value:
+            time = measured(median(number_of(item, path) for item in value), path, values=value)
+        elif not isinstance(value, list) and (number := number_at(record, path)):
+            time = Measured(number) if " / " in path else measured(value, path)
+        else:
+            continue
+        return time.times(SECONDS.get(str(inner(record, f"{path.rpartition('.')[0]}.unit")), unit))
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client(_Paths):
+    """Where the client of a loaded server writes its means and medians.
+
+    Its times are those to the first token (`prefill`) and per token after it (`decode`), the typical before the mean.
+    """
+
+    output_per_s: str
+    """New tokens of all requests per second."""
+    mean_tpot: str = ""
+    """The mean time per token, if it is not the last of its paths."""
+    itl: str = ""
+    """The typical time between arrivals, of one token or several."""
+    decoding: str = ""
+    """Requests that decoded at a time, if the tool counted them."""
+    verified: str = ""
+    """Tokens per sequence that a step processes."""
+    groups: str = ""
+    """Groups of GPUs, replicas or pipeline stages, that have a batch each at a time."""
+    unstreamed: str = ""
+    """What to do about a file without a time per token; empty if a prefill alone has a use."""
+
+    def __call__(self, record: Record) -> list[Figure]:
+        """The figures of a prefill and a decode step, as the client measures them.
+
+        Without a count, the batch of a decode step follows from the rate and the mean time per token (Little,
+        Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first token;
+        without a mean, from the median. It is never more than the cap. Raises RequestError for a broken record.
+        """
+        ttft, tpot = self.times["prefill"], self.times["decode"]
+        means = [paths.split(" | ")[-1] for paths in (ttft, self.mean_tpot or tpot)]
+        ttft_s, tpot_s, itl_s, mean_ttft_s, mean_tpot_s = (
+            time.value if (time := seconds_at(record, paths, self.unit)) else 0.0
+            for paths in (ttft, tpot, self.itl, *means)
+        )
+        if not tpot_s and self.unstreamed:
+            raise RequestError(f"it has no time between tokens{self.unstreamed}.")
+        if not ttft_s and not tpot_s:
+            return []
+        cap, acceptance = first_of(record, self.cap), first_of(record, self.acceptance)
+        most = math.inf if cap is None else number_of(cap, "the concurrency")
+        counted, groups = number_at(record, self.decoding), whole_at(record, self.groups) or 1
+        per_s = needed(record, self.output_per_s)
+        batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
+        prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_len, self.new_tokens))
+        shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new)
+        figures = []
+        if ttft_s:
+            notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]
+            if (waiting := round(per_s / new * (mean_ttft_s or ttft_s))) > 1:
+                notes.append(f"queueing: {waiting} requests wait for their first token at a time")
+            figures.append(replace(shape, notes=tuple(notes)))
+        if tpot_s:
+            of_group, chunk = max(1, round(batch / groups)), itl_s / tpot_s
+            how = "counted by the tool" if counted else "estimated from rate x time per token"
+            below = "" if math.isinf(most) else f", below the {most:g} that were allowed"
+            notes = [f"batch {how}{below}" if round(batch) < most else "batch assumed to equal the concurrency"]
+            if of_group < round(batch):
+                notes.append(f"divided by {groups}, as so many replicas or pipeline stages have a batch each")
+            if most > 1:
+                notes.append("prefills of other requests may run in between")
+            if acceptance is None and chunk > _CHUNKED:
+                notes.append(
+                    f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"
+                )
+            limit = None if cap is None else max(1, round(most))
+            time_s = Measured(tpot_s, repeats=1)
+            decode = replace(shape, covers="decode", time=time_s, batch_size=of_group, cap=limit, notes=tuple(notes))
+            figures.append(speculated(decode, acceptance, number_at(record, self.verified)))
+        return figures
+
+
+def speculated(figure: Figure, acceptance: object, verified: float | None = None) -> Figure:
+    """A decode step, timed per token, or a generation, with the tokens that a step gives by speculative decoding.
+
+    `acceptance` is their number as the file has it: -1 without speculation, None if it does not say. `verified` are the
+    tokens per sequence that a step processes. Raises RequestError for an impossible number.
+    """
+    if acceptance in (None, "", -1):
+        return replace(figure, step_tokens=None if acceptance is None else 1.0)
+    tokens = max(1.0, number_of(acceptance, "the acceptance length"))
+    if tokens == 1:
+        return figure
+    processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
+    note = f"a decode step gives {tokens:.3g} tokens per sequence by speculation, and {processed}"
+    time = figure.time.times(tokens) if figure.covers == "decode" else figure.time
+    query_tokens = max(tokens, verified or 1.0)
+    return replace(figure, time=time, step_tokens=tokens, query_tokens=query_tokens, notes=(*figure.notes, note))
