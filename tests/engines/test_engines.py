@@ -18,6 +18,7 @@ from machines import CPU, HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
+import profiler
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
 from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
@@ -415,3 +416,21 @@ def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count
     assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips
     assert len(compiled.compilations) == 3
     assert compiled.numbers == []
+
+
+class ToyEngine(EagerEngine):
+    """The eager engine under another name: a new engine is one class and one entry."""
+
+    name = "toy"
+
+
+@pytest.mark.slow
+def test_a_new_engine_is_named_measured_and_reported(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
+    with pytest.raises(RequestError, match="toy"):
+        check_engine("unknown", on_cuda=False, config=None, longest_context=64)
+    run = profile_tiny(engine="toy")
+    assert {(row.engine, row.status) for row in run.results} == {("toy", "ok")}
+    assert "toy" in (run.folder / "report.md").read_text()
