@@ -1,12 +1,14 @@
-"""Imports point one way, diagnosis is pure, and reports need neither torch nor a GPU."""
+"""Imports point one way and are declared; diagnosis is pure; reports need neither torch nor a GPU."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -157,3 +159,55 @@ def test_a_run_is_judged_and_reported_again_without_torch_to_the_byte(tiny_folde
     assert (tmp_path / "report.html").stat().st_size > 5000
     assert all(words in done.stdout for words in ("Decode at batch 1 is", "evidence", "speed-up"))
     assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+ROOT = Path(__file__).parents[1]
+RUN = "runs/reference/smollm2-135m-zen4"
+IMPORTED_AS = {"nvidia-ml-py": "pynvml"}
+"""The module of a package that has another name."""
+NOT_IMPORTED = {"pyarrow": "pandas needs it for Parquet"}
+"""Declared packages that the product does not import, with the reason."""
+BUILT_ON = {"torch", "transformers", "accelerate", "bitsandbytes", "nvidia-ml-py", "pandas", "seaborn"}
+"""The packages on which roofscope is to be built."""
+_PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[><=!~\[ ]", text)[0] for text in requirements}
+
+
+REQUIRED = _names(_PROJECT["dependencies"])
+OPTIONAL = _names(_PROJECT["optional-dependencies"]["formats"] + _PROJECT["optional-dependencies"]["vllm"])
+
+
+IMPORTED = {name.split(".")[0] for path in MODULES.values() for name in imports(path)}
+IMPORTED -= {*sys.stdlib_module_names, "profiler"}
+
+
+def _module(package: str) -> str:
+    return IMPORTED_AS.get(package, package.replace("-", "_"))
+
+
+def test_every_required_package_is_imported_or_has_a_reason() -> None:
+    unused = {package for package in REQUIRED if _module(package) not in IMPORTED}
+    assert unused == set(NOT_IMPORTED)
+    assert len(NOT_IMPORTED) <= 2
+
+
+def test_every_imported_package_is_declared() -> None:
+    declared = {_module(package) for package in REQUIRED | OPTIONAL}
+    assert declared >= IMPORTED
+
+
+def test_the_packages_that_it_is_built_on_are_required_and_used() -> None:
+    assert REQUIRED - set(NOT_IMPORTED) >= BUILT_ON
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["count", "smollm2-135m", "--gpu", "T4"]], ids=["help", "count"])
+def test_commands_that_draw_nothing_import_no_plotting_library(arguments: list[str]) -> None:
+    """`test_judging_draws_nothing` is the same of `judge`."""
+    without = "import sys; sys.modules |= dict.fromkeys(('matplotlib', 'seaborn')); "
+    code = without + f"sys.argv = ['roofscope', *{arguments!r}]; from profiler.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

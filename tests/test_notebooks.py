@@ -12,10 +12,6 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 from lessons import NOTEBOOKS, computed, pictures
 from nbclient import NotebookClient
 
-import profiler
-from profiler import theory
-from profiler.data.datasheets import gpus
-
 # What a reader must find in the outputs: datasheets and arithmetic, not this package's word.
 FIGURES = {
     "01_arithmetic_intensity": ["295.3", "682.67", "346", "62.7", "4,294,967,296", "125.3"],
@@ -54,65 +50,6 @@ def test_what_is_kept_is_what_was_computed(path: Path) -> None:
     assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
     assert path.stat().st_size < 1_500_000
     assert f"](../notebooks/{path.name})" in INDEX.read_text(encoding="utf-8")
-
-
-def _sentences(number: int) -> str:
-    cells = nbformat.read(NOTEBOOKS[number - 1], 4).cells
-    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-
-
-def test_sentences_say_what_the_arithmetic_gives() -> None:
-    """Figures in sentences follow from arithmetic if no output has them, or only with other digits."""
-    ridges = {gpu.gpu: gpu.ridge_flops_per_byte("float16") for gpu in gpus() if gpu.year >= 2017}
-    written_out = 8_673_820_672 / 138_412_032
-    assert {name for name, ridge in ridges.items() if ridge and ridge < written_out} == {"H20", "H20-3e"}
-    assert "since the V100 but two**: the H20 and the H20-3e" in _sentences(1)
-    assert f"{14.29 / 4.26:.1f} times fewer" in _sentences(2)
-    assert f"{16 / 4.5:.1f} times)" in _sentences(2)
-    # One sequence of 2048: 4 FLOPs a pair, head and dimension, over Q and O of 32 heads and K and V of 8, 2 bytes each.
-    attention = 4 * (2048 * 2049 / 2) * 32 / ((2 * 32 + 2 * 8) * 2048 * 2)
-    assert f"that attention has {attention:.0f} FLOP/byte" in _sentences(5)
-    assert f"it would have {attention:.0f}" in _sentences(3)
-    # Over only K and V, and a product over its two operands and its result.
-    assert f"{4 * (2048 * 2049 / 2) * 32 / (2 * 8 * 2048 * 2):.0f} is attention over only K and V" in _sentences(5)
-    layer = next(
-        tokens
-        for tokens in range(1, 1000)
-        if theory.matmul(tokens, 4096, 4096, "float16").intensity > 312e12 / 2.039e12
-    )
-    assert f"changes sides at {layer}: notebook 01" in _sentences(3)
-    # All FLOPs of a step against all its bytes, as one operator: later than the sum over operators says.
-    llama, a100 = theory.model_work("llama-2-7b", dtype="float16"), theory.gpu("A100 80GB SXM")
-    steps = ((batch, llama.work(theory.Step(batch, 1, 128))) for batch in range(1, 2000))
-    overlapped = next(batch for batch, work in steps if work.intensity > a100.ridge_flops_per_byte("float16"))
-    assert f"That gives {overlapped} for 128 tokens" in _sentences(3)
-    sustained = theory.gpu("T4").sustained_flops_per_s
-    assert f"a T4 sustains {sustained / 1e12:.0f} (notebook 04" in _sentences(2)
-    assert f"sustains {100 * sustained / 65e12:.0f} % of its peak" in _sentences(4)
-    mlp = 2 * 2048 * 14336 * 4096 / (2 * (2048 * 4096 + 4096 * 14336 + 2048 * 14336))
-    assert f"a matrix of that MLP {mlp:.0f}" in _sentences(5)
-
-
-def test_sentences_about_measurements_say_what_was_measured() -> None:
-    """Figures of committed runs and of other notebooks, where a sentence quotes them."""
-    runs = Path(__file__).parents[1] / "runs/reference"
-    by_engine = {
-        name: {cell.engine: cell for cell in profiler.read_run(runs / name).measured if cell.phase == "decode"}
-        for name in ("mistral-7b-h100-engines", "smollm2-135m-h100")
-    }
-    eager = by_engine["mistral-7b-h100-engines"]["eager"]
-    assert f"takes an H100 {1e3 * eager.latency_s:.0f} ms. Its bytes need {1e3 * eager.weights_s:.0f}" in _sentences(9)
-    assert round(eager.attained, 1) == 0.2
-    assert "a fifth of what an H100's memory can do (notebook 02)" in _sentences(3)
-    assert by_engine["smollm2-135m-h100"]["eager"].attained < 0.01
-    four_bit = {c.engine: c for c in profiler.read_run(runs / "mistral-7b-nf4-h100").measured if c.phase == "decode"}
-    assert "eager decode step on an H100 slower (notebook 02)" in _sentences(9)
-    assert four_bit["eager"].latency_s > eager.latency_s
-    link = theory.link("nvlink4", 8).half_bytes(8)
-    assert f"about {link / 1e6:.1f} MB. That is {link / (4096 * 2):.0f} tokens" in _sentences(8)
-    rented = "".join(str(cell.get("outputs", "")) for cell in nbformat.read(NOTEBOOKS[5], 4).cells)
-    low, high = re.search(r"A100 80GB SXM +eager +([0-9.]+) +[0-9.]+ +([0-9.]+)", rented).groups()  # type: ignore[union-attr]
-    assert f"Eager transformers take {float(low):.0f} to {float(high):.0f} ms there" in _sentences(4)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

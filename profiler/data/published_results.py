@@ -154,7 +154,7 @@ def _words(kind: EngineKind, format_: str) -> str:
 
 @cache
 def coverages() -> tuple[Coverage, ...]:
-    """Return all rows of published_coverage.csv; `python -m tests.left_out` computes them from published.csv."""
+    """Return all rows of published_coverage.csv; `python -m tests.published_fit` computes them from published.csv."""
     return rows_of("published_coverage.csv", Coverage)
 
 

@@ -184,7 +184,7 @@ def _table() -> dict[tuple[EngineKind, str], Efficiency]:
 def attained(kind: EngineKind, family: str) -> Efficiency:
     """The efficiency of an engine kind with a format family, fitted to all published figures.
 
-    `python -m tests.left_out` fits published.csv and writes the table.
+    `python -m tests.published_fit` fits published.csv and writes the table.
     """
     return _table()[kind, family]
 

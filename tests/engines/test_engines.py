@@ -18,6 +18,7 @@ from machines import CPU, HOST, small
 from small_models import small_model
 from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 
+import profiler
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
 from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
@@ -377,32 +378,29 @@ def test_the_limit_of_recompilations_is_the_users_again(compiled: Recorded) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "pieces"), [("Llama", 1), ("Mistral", 1), ("Mixtral", None)])
+@pytest.mark.parametrize(
+    ("kind", "slots", "mode", "pieces"),
+    [
+        ("Llama", WINDOW, "reduce-overhead", 1), ("Mistral", WINDOW, "reduce-overhead", 1),
+        ("Mixtral", WINDOW, "reduce-overhead", None), ("Mistral", WINDOW + 8, "default", None),
+    ],
+)  # fmt: skip
 def test_a_shape_is_compiled_once_and_no_position_is_an_input(
-    kind: str, pieces: int | None, compiled: Recorded
+    kind: str, slots: int, mode: str, pieces: int | None, compiled: Recorded
 ) -> None:
-    """A number that changes from step to step would be recorded as one more CUDA graph each time."""
+    """A number that changes from step to step would be recorded as one more CUDA graph each time.
+
+    The host counts the position of a moving window: compiled code may take it as an input, but captures nothing.
+    """
     engine = CompileEngine(small_model(kind), Capturing(CPU))
-    _visits(engine, prompt=6, slots=WINDOW, visits=1)
+    _visits(engine, prompt=slots - 10, slots=slots, visits=1)
     first = len(compiled.compilations)
-    assert pieces is None or first == pieces
-    assert set(compiled.compilations) == {"reduce-overhead"}
-    assert compiled.numbers == []
-    _visits(engine, prompt=6, slots=WINDOW)
-    assert len(compiled.compilations) == first, "later visits reuse the compiled code"
-    _visits(engine, prompt=4, slots=WINDOW)
-    assert len(compiled.compilations) == first, "so does another depth of the same cache"
-
-
-@pytest.mark.slow
-def test_a_moving_window_is_not_captured(compiled: Recorded) -> None:
-    """The host counts its position: compiled code may take it as an input, but each would need another CUDA graph."""
-    engine = CompileEngine(small_model("Mistral"), Capturing(CPU))
-    _visits(engine, prompt=12, slots=24, visits=1, steps=8)
-    assert set(compiled.compilations) == {"default"}
-    first = len(compiled.compilations)
-    _visits(engine, prompt=12, slots=24, steps=8)
-    assert len(compiled.compilations) == first
+    assert pieces in (None, first)
+    assert set(compiled.compilations) == {mode}
+    assert compiled.numbers == [] or slots > WINDOW
+    for prompt in (slots - 10, slots - 12):
+        _visits(engine, prompt=prompt, slots=slots)
+        assert len(compiled.compilations) == first, "later visits and other depths reuse the compiled code"
 
 
 @pytest.mark.slow
@@ -418,3 +416,21 @@ def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count
     assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips
     assert len(compiled.compilations) == 3
     assert compiled.numbers == []
+
+
+class ToyEngine(EagerEngine):
+    """The eager engine under another name: a new engine is one class and one entry."""
+
+    name = "toy"
+
+
+@pytest.mark.slow
+def test_a_new_engine_is_named_measured_and_reported(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
+    with pytest.raises(RequestError, match="toy"):
+        check_engine("unknown", on_cuda=False, config=None, longest_context=64)
+    run = profile_tiny(engine="toy")
+    assert {(row.engine, row.status) for row in run.results} == {("toy", "ok")}
+    assert "toy" in (run.folder / "report.md").read_text()

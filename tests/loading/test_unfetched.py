@@ -1,7 +1,4 @@
-"""A run of a local model opens no connection, not even in 4 bits on a CPU, where a kernel could be downloaded.
-
-A run of a model on a hub connects to that hub only.
-"""
+"""Packages that are missing or broken disable only their features; a run of a hub's model connects to that hub only."""
 
 from __future__ import annotations
 
@@ -12,20 +9,89 @@ import subprocess
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
-from hostile_models import MARK, remote_code
+from hidden import hide
+from hostile_models import config, gguf, layers, named
+from loaded import on_meta
 
+from profiler import packages
+from profiler.errors import RequestError
+from profiler.loading.config import _flatten_tensor_state_dict, load_config
+from profiler.loading.source import resolve
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, import_bitsandbytes
+from profiler.quant.checkpoints import published_format
+from profiler.quant.registry import can_quantise, need_library
+
+FEATURES = {
+    "bitsandbytes": "--quant nf4", "torchao": "--quant int8wo", "gguf": "a GGUF file",
+    "compressed-tensors": "a checkpoint stored as compressed-tensors",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("package", FEATURES)
+def test_a_feature_without_its_package_says_how_to_install_it(
+    package: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
+) -> None:
+    """The GGUF file has the header of a model of one layer; the checkpoint's weights are 8-bit integers."""
+    model = tmp_path / ("tiny.gguf" if package == "gguf" else "tiny")
+    if package == "gguf":
+        model.write_bytes(gguf(0, 2, named(b"llama") + layers(b"llama", 1)))
+    elif package == "compressed-tensors":
+        shutil.copytree(tiny_folder, model)
+        weights = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
+        groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+        options = {"quant_method": package, "format": "pack-quantized", "config_groups": groups}
+        config(quantization_config=options)(model)
+        assert published_format(load_config(resolve(str(model)))) == package
+    hide(monkeypatch, package)
+    feature = FEATURES[package]
+    done = roofscope("count", *(("gpt2", *feature.split()) if "--" in feature else (str(model),)))
+    assert (done.code, done.err.strip()) == (2, f"roofscope: {feature} needs {package}: pip install {package}.")
+
+
+def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao 0.15 to 0.17 have no `PrototypeInt4WeightOnlyConfig`, which int4wo uses on a CPU (torchao 0.18)."""
+    monkeypatch.setattr(packages, "requirement_texts", lambda: ["torch>=2.7", "torchao>=0.18; extra == 'formats'"])
+    monkeypatch.setattr(metadata, "version", {"torchao": "0.17.0", "torch": "2.13.0"}.__getitem__)
+    with pytest.raises(RequestError, match=r"torchao 0\.17\.0 is too old for it: pip install 'torchao>=0\.18'\.$"):
+        need_library("int4wo")
+    assert not can_quantise("int4wo"), "no lever tries it"
+
+
+def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchao 0.18 imports a name that came with torch 2.10; with torch 2.7 to 2.9 that raises ImportError."""
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(RequestError, match=r"torchao .* cannot be imported with torch .*newer torch"):
+        on_meta("smollm2-135m", quant="int8wo")
+
+
+def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This happens if its CUDA runtime is missing."""
+    broken = Mock(side_effect=ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"))
+    monkeypatch.setattr("profiler.quant.bitsandbytes.import_bitsandbytes", broken)
+    with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
+        on_meta("smollm2-135m", quant="nf4")
+
+
+def test_the_replacement_of_torchaos_import_calls_torchaos_function() -> None:
+    """Models are counted without torchao, and transformers' quantizer still saves with torchao's own function."""
+    support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
+    state = {"weight": torch.arange(3.0)}
+    assert str(_flatten_tensor_state_dict(state)) == str(support.flatten_tensor_state_dict(state))
+
 
 TESTS = Path(__file__).parents[1]
-# Reports the target of each connection, each name that is looked up, and at the end whether bitsandbytes was imported.
+# Reports the target of each connection, and each name that is looked up.
 WATCHED = """
-import atexit, os, sys
+import os, sys
 
 def watch(event, arguments):
     if event in ("socket.connect", "socket.getaddrinfo"):
@@ -33,7 +99,6 @@ def watch(event, arguments):
         os.write(2, f"TO {where[0]}:{where[1]}\\n".encode())
 
 sys.addaudithook(watch)
-atexit.register(lambda: "bitsandbytes" in sys.modules and os.write(2, b"USED bitsandbytes\\n"))
 import pytest
 from hurry import hurry
 from profiler.cli.app import main
@@ -41,8 +106,6 @@ hurry(pytest.MonkeyPatch())
 main()
 """
 GRID = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
-# If this package is installed, bitsandbytes requests a kernel from it while it is imported.
-KERNELS = "import socket\ndef get_kernel(*_, **__): socket.create_connection(('huggingface.co', 443))\n"
 
 
 @pytest.mark.parametrize("loaded", [None, types.ModuleType("kernels")])
@@ -81,21 +144,6 @@ def _errors_of(command: tuple[str, ...], environment: dict[str, str], folder: Pa
     done = subprocess.run(watched, capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("arguments", [("--no-levers",), ("--quant", "nf4")])
-def test_a_local_model_connects_to_nothing(tiny_folder: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    """Code next to the weights does not run either. Without a trial of 4 bits, their library is not imported."""
-    (tmp_path / "kernels.py").write_text(KERNELS)
-    folder = shutil.copytree(tiny_folder, tmp_path / "model")
-    remote_code()(folder)
-    environment = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-    errors = _errors_of(("run", str(folder), *GRID, *arguments, "--out", str(tmp_path / "run")), environment, tmp_path)
-    assert "TO " not in errors
-    assert ("USED bitsandbytes" in errors) == ("nf4" in arguments), "its import takes half a second and 40 MB"
-    assert (tmp_path / "run" / "report.html").is_file()
-    assert not (folder / MARK).exists()
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from subjects import PLANTED, subject_of
 
 from profiler.errors import RequestError
@@ -29,22 +26,6 @@ NEW_TOKENS, PROMPT_LEN = 16, 48
 def subject(short_folder: Path) -> Subject:
     """Six layers of a real model, which repeat themselves, on a grid of two batches."""
     return subject_of(str(short_folder), batch_sizes=[1, 8], new_tokens=NEW_TOKENS)[0]
-
-
-@pytest.fixture(scope="module")
-def first_layers(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model's own first three layers."""
-    folder = tmp_path_factory.mktemp("draft") / "three-layers"
-    shutil.copytree(short_folder, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
-    kept = {
-        name: tensor
-        for name, tensor in load_file(short_folder / "model.safetensors").items()
-        if not name.startswith(("model.layers.3", "model.layers.4", "model.layers.5"))
-    }
-    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
 
 
 def draft_for(subject: Subject, name: str) -> Draft:
@@ -96,24 +77,17 @@ def looked_up(text: list[int]) -> list[int]:
 
 @pytest.mark.slow
 def test_a_draft_that_is_the_model_itself_is_always_right(subject: Subject, short_folder: Path) -> None:
-    """All drafts are accepted, so there are far fewer steps than tokens."""
+    """All drafts are accepted, so there are far fewer steps than tokens. A draft costs a step of the model."""
     found = drafting(subject, str(short_folder))
     check(found)
     assert found.accepted == found.drafted
     assert found.steps < NEW_TOKENS / 4
-
-
-@pytest.mark.slow
-def test_its_own_first_layers(subject: Subject, first_layers: Path) -> None:
-    found = drafting(subject, str(first_layers))
-    check(found)
-    assert sum(found.drafted) > sum(found.accepted)
     # Roofs of 1e10: a float32 weight takes 4 bytes and 2 FLOPs per row, so from 2 rows on arithmetic binds the linears.
     one, eight = found.floors
     rows = 1 + one.drafted
     assert one.verifying_s == pytest.approx(max(1, rows / 2) * one.one_token_s, rel=0.05)
     assert eight.verifying_s == pytest.approx(rows * eight.one_token_s, rel=0.05)
-    assert one.drafting_s < one.drafted * one.one_token_s < 2.1 * one.drafting_s
+    assert one.drafting_s == pytest.approx(one.drafted * one.one_token_s, rel=0.05)
 
 
 def test_speedup_and_verdict() -> None:

@@ -12,8 +12,17 @@ import pytest
 
 from profiler.data.published_results import coverages, published
 from profiler.predict.published_efficiency import CardSteps, Shares, attained, basis_for, no_basis
-from tests.left_out import LeftOut, coverages_again, left_out
-from tests.published_fit import NO_SOURCES, PRIOR_SOURCES, SourceSpread, fit_efficiency, fitted, steps_of
+from tests.published_fit import (
+    NO_SOURCES,
+    PRIOR_SOURCES,
+    LeftOut,
+    SourceSpread,
+    coverages_again,
+    fit_efficiency,
+    fitted,
+    left_out,
+    steps_of,
+)
 
 
 def inside_and_width(left_out: list[LeftOut]) -> tuple[float, float]:
@@ -48,7 +57,7 @@ def test_ranges_cover_nine_in_ten_figures_of_sources_that_they_have_not_seen() -
 
 @pytest.mark.slow
 def test_the_table_of_coverages_is_computed_from_the_figures() -> None:
-    """If it differs, `python -m tests.left_out` writes it again."""
+    """If it differs, `python -m tests.published_fit` writes it again."""
     assert coverages() == coverages_again()
     assert sum(row.figures for row in coverages()) == len(published())
 
@@ -78,7 +87,7 @@ def test_ranges_of_16_bits_are_narrower_than_those_of_fewer_bits() -> None:
 
 @pytest.mark.slow
 def test_the_table_of_efficiencies_is_the_fit_to_the_published_figures() -> None:
-    """If it differs, `python -m tests.left_out` writes it again."""
+    """If it differs, `python -m tests.published_fit` writes it again."""
     for row in fitted():
         kept, found = (
             {name: value for name, value in vars(each).items() if name not in ("kind", "family")}

@@ -20,7 +20,6 @@ from hurry import with_effort
 from machines import CPU, HOST, FakeClock, SmallMachine, roof, small
 from memories import SimulatedMachine, SimulatedMemory
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from profiler.device.device import Device
 from profiler.device.machine import Machine
@@ -388,26 +387,6 @@ def test_weights_are_read_as_whole_words_whatever_they_hold() -> None:
     half, full = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(64, 32)
     found = _storages([half, full, half.t()], CPU)
     assert [(part.dtype, part.nbytes) for part in found] == [(torch.int64, 64 * 32 * 2), (torch.int64, 64 * 32 * 4)]
-
-
-class Threads(TorchDispatchMode):
-    """The numbers of threads of the calls that reach torch's dispatcher."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        self.seen.add(torch.get_num_threads())
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.slow
-def test_it_steps_in_one_thread() -> None:
-    before = torch.get_num_threads()
-    with Threads() as threads:
-        pace = measure_host_pace(HOST, 0.0)
-    assert (threads.seen, torch.get_num_threads(), len(pace.seconds)) == ({1}, before, 1)
 
 
 @pytest.mark.timing

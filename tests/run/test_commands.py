@@ -1,26 +1,51 @@
-"""The command in a report repeats its run; one command runs several precisions, with the worst exit code."""
+"""The command in a report repeats its run; failures affect only their part of a run, or end it; damaged run folders."""
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 import shutil
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
 from dataclasses import fields, replace
+from errno import ENOSPC
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest import mock
 
+import pandas as pd
 import pytest
 import torch
+from hurry import with_effort
+from machines import HOST, small
+from raw_samples import read_records
 
-from profiler.errors import RequestError, RunError
+import profiler
+from profiler.engines.transformers import EagerEngine
+from profiler.errors import DeviceError, RankError, RequestError, RunError
+from profiler.facts.visits import Gap
+from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
+from profiler.loading.prompts import Prompts
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
+from profiler.measure import trials
+from profiler.measure.sweep import VisitContext, visit, warm_up
 from profiler.quant.registry import QuantOptions
+from profiler.ranks.process_group import ProcessGroup
+from profiler.report.progress import QuietListener
 from profiler.run.options import Options
 from profiler.run.screens import warnings_of
+from profiler.run.stages import Stages
 from profiler.run.validate import prepare_resume, repeating
+from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import Run, read_document, read_run
+from profiler.store.samples import read_facts_of
 
 ROOT = Path(__file__).parents[2]
 OTHER_THAN_DEFAULT = {
@@ -145,3 +170,208 @@ def test_a_run_with_a_cached_prefix_is_not_resumed(tmp_path: Path) -> None:
     assert read_document(tmp_path).grid.prefix == 16
     with pytest.raises(RunError, match="ran prompts with a cached prefix"):
         prepare_resume(tmp_path, Options())
+
+
+CELL = Cell(1, 8, 8)
+
+
+def failing(error: BaseException) -> Any:
+    """An engine whose first call raises."""
+    return SimpleNamespace(name="eager", prepare=mock.Mock(side_effect=error))
+
+
+def visited(error: BaseException) -> Any:
+    return visit(failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))
+
+
+def no_memory() -> BaseException:
+    """Return torch's error for more bytes than a 47-bit address space has."""
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 55, dtype=torch.uint8)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (RuntimeError("recompile_limit reached\nwith more"), "RuntimeError: recompile_limit reached"),
+        (RequestError("this engine cannot."), "this engine cannot."),
+    ],
+)
+def test_a_cell_that_raises_is_a_gap_with_its_type_and_first_line(error: Exception, reason: str) -> None:
+    assert visited(error) == Gap(CELL, "failed", reason)
+
+
+@pytest.mark.parametrize(
+    "error", [no_memory(), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")]
+)
+def test_an_allocator_that_has_no_memory_is_out_of_memory(error: Exception) -> None:
+    assert visited(error) == Gap(CELL, "oom", "out of memory")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("it is lost"), RankError("rank 1 ended")])
+def test_what_ends_a_run_ends_it(error: BaseException) -> None:
+    with pytest.raises(type(error)):
+        visited(error)
+    with pytest.raises(type(error)):
+        warm_up(failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)
+    with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
+        raise error
+
+
+def test_a_stage_that_fails_is_told_and_what_it_held_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tensor of the failed step is freed before memory is released, although its error is still being handled."""
+    held: list[weakref.ref[torch.Tensor]] = []
+    alive: list[object] = []
+    machine, listener = small(), mock.Mock()
+    monkeypatch.setattr(machine, "release", lambda: alive.append(held[0]()))
+
+    def step() -> None:
+        tensor = torch.ones(4)
+        held.append(weakref.ref(tensor))
+        raise AttributeError("no attribute 'cos'")
+
+    stages = Stages(listener, machine)
+    with stages.optional("the replays", "kernels have no times"):
+        step()
+    listener.stage.assert_called_once_with(
+        "the replays failed (AttributeError: no attribute 'cos'): kernels have no times."
+    )
+    assert [part.what for part in stages.missing] == ["the replays"]
+    assert alive == [None]
+
+
+def test_whatever_a_rank_raises_in_a_step_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the other ranks would wait for the rest of the step."""
+    monkeypatch.setattr(ProcessGroup, "failure", lambda _self, error: RankError(f"reported {error}"))
+    group = object.__new__(ProcessGroup)
+    for error in (RuntimeError("x"), AttributeError("x")):
+        with pytest.raises(RankError, match="reported x"), group.together():
+            raise error
+    with pytest.raises(RequestError, match="a wrong request"), group.together():
+        raise RequestError("a wrong request")
+
+
+@pytest.mark.ci
+def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch of one is measured, judged and reported, although other parts of the run fail.
+
+    The model raises AttributeError at a batch of two, variants raise unexpected errors, the roofs cannot be measured
+    again, and the disk is full at a picture.
+    """
+    prefill = EagerEngine.prefill
+    tried: list[object] = []
+
+    def fails_at_two(self: EagerEngine, ids: torch.Tensor, slots: int) -> Any:
+        if ids.shape[0] == 2:
+            raise AttributeError("no attribute 'cos'")
+        return prefill(self, ids, slots)
+
+    def unforeseen(*_: object, **__: object) -> Any:
+        raise KeyError("what nobody foresaw")
+
+    monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
+    monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
+    monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
+    full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
+    monkeypatch.setattr("profiler.report.write.html_report", full)
+    with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
+    run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
+    assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
+    assert run.document.finished
+    assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
+    assert tried, "a variant was tried and then skipped"
+    missing = {part.what: part.why for part in run.document.missing}
+    assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
+    assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"
+    assert "report.html" in (run.folder / "report.md").read_text()
+    assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
+    assert all(what.startswith("trying ") for what in missing)
+    assert {part.sentence for part in run.document.missing} < set(run.document.warnings)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> profiler.Run:
+    """A copy of a committed run."""
+    return read_run(shutil.copytree(ROOT / "runs/reference/smollm2-135m-zen5-bfloat16", tmp_path / "copy"))
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """After SIGKILL in a sweep and a torn last line, --resume loses no visit and repeats none."""
+    folder = tmp_path / "killed"
+    options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
+    command = [sys.executable, ROOT / "tests" / "hurry.py", "run", tiny_folder, *options, "--out", folder, "--quiet"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    samples = folder / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
+        time.sleep(0.01)
+    process.kill()
+    process.communicate(timeout=60)
+    before = samples.read_text().splitlines()
+    assert len(read_run(folder).cells) == 12, "the table is written during the sweep"
+    assert roofscope("export", str(folder)).code == 0
+    with samples.open("a") as file:
+        file.write('{"kind": "visit", "batch_')
+
+    refused = roofscope("run", "--resume", str(folder))
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "path again" in refused.err
+    other = roofscope("run", "gpt2", "--resume", str(folder), "--quiet")
+    assert other.code == 2
+    assert "it profiled tiny-llama" in other.err
+
+    done = roofscope("run", str(tiny_folder), "--resume", str(folder), "--budget", "1", "--quiet")
+    assert done.code == 0, done.err
+    run = read_run(folder)
+    assert run.document.finished
+    assert (run.cells["status"] == "ok").all()
+    after = samples.read_text().splitlines()
+    assert after[: len(before)] == before
+    visits = [(one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one]
+    assert len(visits) == len(set(visits)), "no visit is repeated"
+    assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run is not changed"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("run.json", "{", "run.json"),
+        ("run.json", '{"schema_version": 6}', "run.json"),
+        ("run.json", json.dumps({"schema_version": SCHEMA_VERSION + 1, "something_new": 1}), "newer roofscope"),
+        ("run.json", '{"schema_version": 5}', r"roofscope 0\.3\.0"),
+        ("cells.csv", "phase\nprefill\n", "batch_size"),
+        ("cells.csv", None, "cells.csv"),
+        ("run.json", None, "run.json"),
+    ],
+)
+def test_a_damaged_folder_says_which_file_and_another_schema_which_release(
+    stored: profiler.Run, name: str, content: str | None, says: str
+) -> None:
+    file = stored.folder / name
+    file.unlink() if content is None else file.write_text(content)
+    with pytest.raises(RunError, match=says):
+        read_run(stored.folder)
+
+
+def test_a_damaged_sample_is_named_by_its_line(stored: profiler.Run) -> None:
+    samples = stored.folder / "samples.jsonl"
+    lines = samples.read_text().splitlines()
+    samples.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
+    with pytest.raises(RunError, match="line 2"):
+        read_facts_of(stored.folder)
+    assert len(read_run(stored.folder).cells) == len(stored.cells), "the table can still be read"
+
+
+def test_a_run_without_a_later_column_is_read(stored: profiler.Run) -> None:
+    """What a run did not record is not known; a table without times is damaged."""
+    copy = stored.folder
+    frame = pd.read_csv(copy / "cells.csv")
+    frame.drop(columns="visits").to_csv(copy / "cells.csv", index=False)
+    assert {result.visits for result in read_run(copy).results} == {None}
+    frame.drop(columns="latency_s").to_csv(copy / "cells.csv", index=False)
+    with pytest.raises(RunError, match="latency_s"):
+        read_run(copy)
