@@ -117,7 +117,8 @@ def count_grid(
     """Count the prefill of every prompt length and the decode step after every context, at every batch size.
 
     The first `prefix` tokens of every prompt are cached. Raises RequestError for more than MOST_GRID_POINTS points, for
-    a length beyond the model's limit, and for a prefix that is not shorter than each length.
+    a length beyond the model's limit, for a prefix that is not shorter than each length, and for more work than 64-bit
+    integers can count.
     """
     number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
     if number > MOST_GRID_POINTS:
@@ -126,6 +127,9 @@ def count_grid(
     check_positions(counted.max_positions, longest, "shorter --prompt-lens or --context-lens")
     if prefix:
         check_prefix(prefix, min((*prompt_lens, *context_lens)))
+    largest = counted.work.work(Step(max(batch_sizes), longest, prefix)).model_flops
+    if largest > np.iinfo(np.int64).max:
+        raise RequestError(f"a step of batch {max(batch_sizes)} is more work than 64-bit integers can count.")
     prefills = [(batch, prompt, prefix) for batch in batch_sizes for prompt in prompt_lens]
     decodes = [(batch, 0, context) for batch in batch_sizes for context in context_lens]
     batch, prompt, context = np.array([*prefills, *decodes], dtype=np.int64).reshape(-1, 3).T

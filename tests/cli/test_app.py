@@ -109,6 +109,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--prompt-lens", "9001"), "is 9002 tokens, but this model's limit is 8192"),
         (("count", SMALL, "--batch-sizes", "1", "--crosscheck"), "--crosscheck: for one step"),
         (("count", SMALL, "--plot", "roofline", "--batch-sizes", "1"), "needs a GPU"),
+        (("count", "llama-3.1-70b", "--batch-sizes", "1024", "--prompt-lens", "131071"), "64-bit integers"),
         (("forecast", SMALL), "is not a run folder"),
         pytest.param(("forecast", EPYC, "--quant", "fp4"), "no basis for fp4", marks=pytest.mark.slow),
         (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),

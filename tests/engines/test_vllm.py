@@ -155,8 +155,7 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
             rows[name, item.phase, str(item.batch_size)]["latency_s"] for name in (item.against, item.engine)
         )
         assert not item.terms or sum(item.terms.values()) == pytest.approx(float(after) - float(before))
-    explained = any(item.is_claim and item.terms for item in differences)
-    assert ("roofscope plot . waterfall" in (run.folder / "report.md").read_text()) == explained
+    assert "roofscope plot . waterfall" in (run.folder / "report.md").read_text()
     assert "reserved for its cache" in (run.folder / "report.html").read_text()
     before_json = (run.folder / "cells.csv").read_bytes()
     assert judge_folder(run.folder).folder == run.folder

@@ -42,7 +42,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         with (
             mock.patch("profiler.cli.run._prepared"),
             mock.patch("profiler.run.pipeline.execute", return_value=run),
-            mock.patch("profiler.report.write.save"),
             mock.patch("profiler.report.write.html_report", return_value=""),
         ):
             yield

@@ -275,6 +275,7 @@ def test_tables_for_other_programs() -> None:
 def test_pictures_are_drawn(roofscope, results: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     """A text that matplotlib would read as mathematics, or that a font lacks, is drawn as it is."""
     copied = Path(shutil.copytree(results, tmp_path / "run"))
-    outcome = roofscope("report", str(copied))
-    assert outcome.code == 0, outcome.err
+    for arguments in (["report", str(copied)], ["plot", str(copied), "roofline"]):
+        outcome = roofscope(*arguments)
+        assert outcome.code == 0, outcome.err
     assert (copied / "roofline.png").read_bytes().startswith(b"\x89PNG")
