@@ -181,11 +181,15 @@ def dispatch_of_twin(
     batch_sizes: Sequence[int],
     engines: Sequence[str],
 ) -> list[DispatchSamples]:
-    """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget."""
+    """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget.
+
+    Sizes at which no cell fits into memory are left out.
+    """
     twin_s, machine = budget.dispatch_s(len(PHASES) * len(batch_sizes) * len(engines)), subject.machine
     guard = partial(stages.optional, *_DISPATCH)
     with guard():
-        return measure_dispatch(subject.loaded, prepared.config, machine, batch_sizes, engines, twin_s, guard)
+        sizes = subject.fitting(batch_sizes)  # the twin needs memory, too
+        return measure_dispatch(subject.loaded, prepared.config, machine, sizes, engines, twin_s, guard)
     return []
 
 
