@@ -83,7 +83,7 @@ class Subject:
             )
             for operator, name in self.names.items()
         )
-        if not self.engines[key.cell.engine].owns_model:
+        if not self.engines[key.cell.engine].owned:
             return works
         # Of an engine that owns its model only the work that the algorithm needs is known.
         return tuple(replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={}) for work in works)

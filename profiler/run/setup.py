@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler import effort
 from profiler.counting.attention_kernel import path_here
-from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
+from profiler.counting.memory_need import cache_bytes, memory_need
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.contention import Neighbours
@@ -246,10 +246,9 @@ def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, ma
 
 
 def _paged_cache_bytes(grid: Grid, work: ModelWork, machine: Machine) -> int:
-    """Bytes of a paged cache for any cell of the grid, with a tenth more; at most 80 % of the free memory.
+    """Bytes of a paged cache for any cell of the grid; at most 80 % of the free memory.
 
-    A sequence takes whole blocks, which have 256 tokens or fewer (vLLM: 128 on a CPU, 16 on CUDA).
+    A sequence takes whole blocks of at most 256 tokens, and one more block stays empty.
     """
-    token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
-    blocks = 1 + max(cell.batch_size * -(-cell.slots // 256) for cell in grid.cells)
-    return int(min(1.1 * blocks * 256 * token_bytes, 0.8 * machine.available_bytes()))
+    needed = max(cache_bytes(work, cell.batch_size, cell.slots + 512) for cell in grid.cells)
+    return int(min(needed, 0.8 * machine.available_bytes()))
