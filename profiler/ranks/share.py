@@ -69,7 +69,7 @@ def _joined(share: Any, request: ModelRequest, group: ProcessGroup) -> Any:
     )
     with torch.no_grad():
         for param in joined.parameters():
-            local = param.to_local() if isinstance(param, DTensor) else param
+            local = param._local_tensor if isinstance(param, DTensor) else param  # `to_local` makes a view of it
             if is_random and local is param:
                 dist.broadcast(local.data, src=0)  # as in a checkpoint, every rank has the same copy of what is not cut
             elif local.untyped_storage().nbytes() != local.nbytes:
