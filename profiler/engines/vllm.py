@@ -91,12 +91,10 @@ class VllmEngine(Engine):
         steps, loops_s = new_tokens - 1, list[float]()
         while not loops_s or (len(loops_s) < _LOOPS and self._now_s() - marks[1] < _LOOPS_S):
             _, one_s, least, cached = self._generate(ids_BS, 1)
-            _, all_s, iterations, still_cached = self._generate(ids_BS, new_tokens)
-            if (iterations - least, still_cached) != (steps, cached):
-                raise NoRoomError(
-                    f"vLLM ran {iterations - least} iterations for {steps} steps of {len(ids_BS)} sequences: some"
-                    " waited for others or were preempted, since its cache was full."
-                )
+            _, all_s, most, still_cached = self._generate(ids_BS, new_tokens)
+            if (most - least, still_cached) != (steps, cached):
+                ran = f"vLLM ran {most - least} iterations for {steps} steps of {len(ids_BS)} sequences"
+                raise NoRoomError(f"{ran}: some waited for others or were preempted, since its cache was full.")
             loops_s.append((all_s - one_s) / steps)
         return marks[1] - marks[0], (loops_s[0], *loops_s)
 
@@ -136,7 +134,7 @@ def check_vllm(device: torch.device, quant: str, kind: str) -> None:
         f"needs vLLM, which is not installed; {install_command('vllm')}": plain == for_cpu == MISSING,
         f"needs a vLLM for the device {device.type}; {install_command('vllm')}": is_for_cpu != (device.type == "cpu"),
     }
-    for why in (why for why, applies in refused.items() if applies):
+    if why := next((why for why, applies in refused.items() if applies), None):
         raise RequestError(f"--engine vllm {why}.")
 
 
