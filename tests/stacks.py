@@ -23,10 +23,11 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 _OPTIONAL = ("bitsandbytes", "compressed-tensors", "gguf", "torchao")
@@ -112,15 +113,9 @@ class Step:
     """
 
 
-@dataclass(frozen=True)
-class Result:
-    """How a step ended."""
-
-    step: str
-    outcome: str
-    """ok, refused (as it must be), failed, or not run."""
-    reason: str
-    took_s: float
+def result(step: str, outcome: str, reason: str, began_s: float) -> dict[str, Any]:
+    """How a step ended: ok, refused (as it must be), failed, or not run."""
+    return {"step": step, "outcome": outcome, "reason": reason, "took_s": time.monotonic() - began_s}
 
 
 def requirements(stack: str, wheel: Path, folder: Path) -> list[str]:
@@ -220,7 +215,7 @@ def _tiny_model(folder: Path) -> Path:
     return path
 
 
-def done(step: Step, work: Path, environment: Mapping[str, str], without: Sequence[str]) -> Result:
+def done(step: Step, work: Path, environment: Mapping[str, str], without: Sequence[str]) -> dict[str, Any]:
     """Run a step. Its output is kept in the folder `logs` next to `work`."""
     began_s = time.monotonic()
     where = ROOT if "pytest" in step.command else work
@@ -229,11 +224,10 @@ def done(step: Step, work: Path, environment: Mapping[str, str], without: Sequen
             step.command, cwd=where, env=environment, capture_output=True, text=True, timeout=_HANGS_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return Result(step.name, "failed", f"it did not end in {_HANGS_S} s", time.monotonic() - began_s)
+        return result(step.name, "failed", f"it did not end in {_HANGS_S} s", began_s)
     log = work.with_name("logs") / f"{re.sub(r'[^a-z0-9.]+', '-', step.name.lower())}.txt"
     log.write_text(f"{' '.join(step.command)}\nexit code {ended.returncode}\n{ended.stdout}\n{ended.stderr}")
-    outcome, reason = judged(step, ended, without)
-    return Result(step.name, outcome, reason, time.monotonic() - began_s)
+    return result(step.name, *judged(step, ended, without), began_s)
 
 
 def judged(step: Step, ended: subprocess.CompletedProcess[str], without: Sequence[str]) -> tuple[str, str]:
@@ -267,34 +261,33 @@ def tried(stack: str, folder: Path) -> bool:
     began_s = time.monotonic()
     results, versions = [], {}
 
-    def add(result: Result) -> None:
-        results.append(result)
-        reason = f": {result.reason[:300]}" if result.reason else ""
-        print(f"{result.outcome:8}{stack}: {result.step} ({result.took_s:.0f} s){reason}", flush=True)
+    def add(found: dict[str, Any]) -> None:
+        results.append(found)
+        reason = f": {found['reason'][:300]}" if found["reason"] else ""
+        print(f"{found['outcome']:8}{stack}: {found['step']} ({found['took_s']:.0f} s){reason}", flush=True)
 
     try:
         commands = install(stack, folder, environment)
         versions = json.loads(subprocess.check_output([commands / "python", "-c", _VERSIONS], env=environment))
-        add(Result("install", "ok", "", time.monotonic() - began_s))
+        add(result("install", "ok", "", began_s))
     except (RuntimeError, FileNotFoundError, subprocess.CalledProcessError) as error:
-        outcome = "not run" if _is_missing(asked.python) else "failed"
-        add(Result("install", outcome, str(error), time.monotonic() - began_s))
+        add(result("install", "not run" if _is_missing(asked.python) else "failed", str(error), began_s))
     if versions:
         # One thread each: steps run in parallel, and none makes a claim about time.
         environment |= {"XDG_CACHE_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         end = partial(done, work=work, environment=environment, without=asked.without)
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             for group in steps(commands, work, asked):
-                for result in pool.map(end, group):
-                    add(result)
+                for found in pool.map(end, group):
+                    add(found)
     kept = {
         "date": datetime.now(UTC).date().isoformat(),
         "purpose": asked.purpose,
         "versions": versions,
-        "results": [asdict(result) for result in results],
+        "results": results,
     }
     (folder / "stack.json").write_text(json.dumps(kept, indent=1))
-    return bool(versions) and all(result.outcome != "failed" for result in results)
+    return bool(versions) and all(found["outcome"] != "failed" for found in results)
 
 
 def _is_missing(python: str) -> bool:

@@ -424,13 +424,17 @@ class ToyEngine(EagerEngine):
     name = "toy"
 
 
-@pytest.mark.slow
-def test_a_new_engine_is_named_measured_and_reported(
-    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_messages_name_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
     with pytest.raises(RequestError, match="toy"):
         check_engine("unknown", on_cuda=False, config=None, longest_context=64)
+
+
+@pytest.mark.slow
+def test_a_run_measures_and_reports_a_new_engine(
+    profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
     run = profile_tiny(engine="toy")
     assert {(row.engine, row.status) for row in run.results} == {("toy", "ok")}
     assert "toy" in (run.folder / "report.md").read_text()

@@ -329,12 +329,6 @@ def test_no_wider_copy_of_the_model_ever_exists(quant: str, least_gb: float, mos
     assert least_gb < float(out.stdout) < most_gb
 
 
-FORMATS: list[tuple[Quant, QuantOptions, bool]] = [
-    *(("nf4", options, fused) for options in (PLAIN, QuantOptions(double=True)) for fused in (False, True)),
-    *((quant, PLAIN, False) for quant in ("fp4", "int8", "int8wo", "int4wo", "fp8")),
-]
-
-
 def layout(layer: Any) -> dict[str, Any]:
     """Describe a quantised weight by attribute: shape, dtype, bytes and order of tensors; other values unchanged."""
     weight = layer.weight
@@ -363,9 +357,9 @@ def layout(layer: Any) -> dict[str, Any]:
     return parts
 
 
-@pytest.mark.parametrize(("quant", "options", "fused"), FORMATS)
+@pytest.mark.parametrize(("quant", "fused", "options"), [case[:3] for case in SHARES], ids=name_of)
 def test_random_weights_have_the_layout_of_quantised_ones(
-    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, options: QuantOptions, fused: bool
+    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, options: QuantOptions
 ) -> None:
     """After the first step, tensors have the same shape, order, dtype and storage, and other attributes are equal.
 

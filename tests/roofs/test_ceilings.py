@@ -17,8 +17,7 @@ import pytest
 import torch
 from docs.schemas import assert_follows
 from hurry import with_effort
-from machines import CPU, HOST, FakeClock, SmallMachine, roof, small
-from memories import SimulatedMachine, SimulatedMemory
+from machines import CPU, HOST, FakeClock, SimulatedMachine, SimulatedMemory, SmallMachine, roof, small
 from torch import nn
 
 from profiler.device.device import Device

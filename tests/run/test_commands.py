@@ -192,21 +192,16 @@ def no_memory() -> BaseException:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("error", "status", "reason"),
     [
-        (RuntimeError("recompile_limit reached\nwith more"), "RuntimeError: recompile_limit reached"),
-        (RequestError("this engine cannot."), "this engine cannot."),
+        (RuntimeError("recompile_limit reached\nwith more"), "failed", "RuntimeError: recompile_limit reached"),
+        (RequestError("this engine cannot."), "failed", "this engine cannot."),
+        (no_memory(), "oom", "out of memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `f`"), "oom", "out of memory"),
     ],
 )
-def test_a_cell_that_raises_is_a_gap_with_its_type_and_first_line(error: Exception, reason: str) -> None:
-    assert visited(error) == Gap(CELL, "failed", reason)
-
-
-@pytest.mark.parametrize(
-    "error", [no_memory(), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")]
-)
-def test_an_allocator_that_has_no_memory_is_out_of_memory(error: Exception) -> None:
-    assert visited(error) == Gap(CELL, "oom", "out of memory")
+def test_a_cell_that_raises_is_a_gap_with_its_reason(error: Exception, status: Any, reason: str) -> None:
+    assert visited(error) == Gap(CELL, status, reason)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("it is lost"), RankError("rank 1 ended")])
