@@ -111,12 +111,12 @@ class Subject:
         Ranks that share a CPU's memory all need it at once. Whether free memory is in pieces is not known before a GPU
         tries it; a driver that spills must not be tried.
         """
-        need = self._need(cell)
-        needed_bytes = (need.peak_bytes - self.model_bytes) * (1 + len(self.engines[cell.engine].helper_pids))
+        need, ranks = self._need(cell), 1 + len(self.engines[cell.engine].helper_pids)
+        needed_bytes = ranks * (need.peak_bytes - self.model_bytes)
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
         room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
         if self.machine.may_spill:
-            room -= int(need.fragmentation_bytes)
+            room -= ranks * int(need.fragmentation_bytes)
         if needed_bytes > room:
             return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, room) / 1e9:.1f} GB is left"
         return None
