@@ -241,14 +241,8 @@ def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, ma
     if PADDED_ENGINE in engines:
         engines[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
     for name in (name for name in names if name in OWNING):
-        engines[name] = OWNING[name](loaded, machine, prepared.grid, _paged_cache_bytes(prepared.grid, work, machine))
+        # A sequence takes whole blocks of at most 256 tokens, and one more block stays empty.
+        most_bytes = max(cache_bytes(work, cell.batch_size, cell.slots + 512) for cell in prepared.grid.cells)
+        room_bytes = int(min(most_bytes, 0.8 * machine.available_bytes()))
+        engines[name] = OWNING[name](loaded, machine, prepared.grid, room_bytes)
     return {name: engines[name] for name in names}
-
-
-def _paged_cache_bytes(grid: Grid, work: ModelWork, machine: Machine) -> int:
-    """Bytes of a paged cache for any cell of the grid; at most 80 % of the free memory.
-
-    A sequence takes whole blocks of at most 256 tokens, and one more block stays empty.
-    """
-    needed = max(cache_bytes(work, cell.batch_size, cell.slots + 512) for cell in grid.cells)
-    return int(min(needed, 0.8 * machine.available_bytes()))
