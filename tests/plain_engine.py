@@ -18,7 +18,7 @@ class PlainEngine:
     cache = "dynamic"
     keeps_last_logits = True
     whole_calls = False
-    owns_model = False
+    owned = None
     kept_bytes = 0
     helper_pids = ()
 

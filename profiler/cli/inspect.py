@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from profiler.cli.options import OnDevice, Output, asks
-from profiler.cli.run import start_ranks
+from profiler.cli.run import group_of
 from profiler.errors import RequestError
 from profiler.options import argument, option
 
@@ -66,26 +66,16 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
 
 
 def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
-    from profiler.device.device import gpu_count, resolve_device
+    from profiler.device.device import resolve_device
 
     if ranks < 2:
         raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
-    kind = resolve_device(device).type
-    if kind == "cuda" and ranks > gpu_count():
-        raise RequestError(
-            f"--link {ranks}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu."
-        )
-    if start_ranks(ranks):
+    group = group_of("--link", ranks, resolve_device(device).type)
+    if group is None:
         return
     from profiler.device.machine import machine_for
-    from profiler.ranks.process_group import ProcessGroup
 
-    group = ProcessGroup(kind)
-    if group.size != ranks:
-        raise RequestError(f"torchrun started {group.size} processes; use --link {group.size}.")
-    group.share_cores()
     link = group.measure_link(machine_for(group.device))
-    group.close()
     if group.rank:
         return
     from profiler.report.blocks import Lines, Section

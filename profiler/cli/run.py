@@ -45,8 +45,14 @@ def run(options: Options, interrupted: Resume, progress: Progress, output: LongO
     start_s, resume, group = time.time(), interrupted.resume, None
     precisions, devices = listed(options.quant), listed(options.device)
     if options.tp != 1 or started_by_torchrun():
-        group = _group_of(options, resume)
+        prepared = _prepared(options, resume)
+        group = group_of("--tp", options.tp, prepared.request.device.type)
         if group is None:
+            return
+        if group.rank:
+            from profiler.ranks.run import follow_rank
+
+            follow_rank(prepared, group)
             return
     if len(precisions) > 1:
         if resume is not None:
@@ -107,21 +113,36 @@ def started_by_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def start_ranks(ranks: int) -> bool:
-    """Run this command line again as `ranks` processes of torchrun, and return True; False under torchrun.
+def group_of(option: str, ranks: int, device_type: str) -> ProcessGroup | None:
+    """Return this process's group if torchrun started it; else start torchrun with this command line, and return None.
 
-    Exits with the code of the rank that failed first. Raises RankError if a signal ended that rank.
+    Raises RequestError for more ranks than GPUs, RankError if a signal ended a rank. Exits with the code of the rank
+    that failed first.
     """
-    if started_by_torchrun():
-        return False
+    from profiler.device.device import gpu_count
+
+    if device_type == "cuda" and ranks > gpu_count():
+        raise RequestError(
+            f"{option} {ranks}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu."
+        )
+    if not started_by_torchrun():
+        _run_torchrun(ranks)
+        return None
+    from profiler.ranks.process_group import ProcessGroup
+
+    if (started := int(os.environ["WORLD_SIZE"])) != ranks:
+        raise RequestError(f"torchrun started {started} processes; use {option} {started}.")
+    return ProcessGroup(device_type)
+
+
+def _run_torchrun(ranks: int) -> None:
+    from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.run import parse_args
-    from torch.distributed.run import run as torchrun
 
     logging.disable(logging.CRITICAL)  # the ranks themselves print what there is to say
     try:
-        torchrun(parse_args(["--standalone", f"--nproc-per-node={ranks}", "-m", "profiler", *sys.argv[1:]]))
+        torchrun.main(["--standalone", f"--nproc-per-node={ranks}", "-m", "profiler", *sys.argv[1:]])
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         if failure.exitcode < 0:
@@ -129,29 +150,6 @@ def start_ranks(ranks: int) -> bool:
         raise typer.Exit(failure.exitcode) from None
     except SignalException:
         raise typer.Exit(EXIT_INTERRUPTED) from None
-    return True
-
-
-def _group_of(options: Options, resume: Path | None) -> ProcessGroup | None:
-    """Return the process group that this process leads, or None if the run is finished.
-
-    It is finished if this process started the ranks, or followed as one of them. Raises RequestError for options that
-    do not work with tensor parallelism.
-    """
-    from profiler.ranks.process_group import ProcessGroup
-
-    prepared = _prepared(options, resume)
-    if start_ranks(options.tp):
-        return None
-    group = ProcessGroup(prepared.request.device.type)
-    if group.size != options.tp:
-        raise RequestError(f"torchrun started {group.size} processes; use --tp {group.size}.")
-    if group.rank == 0:
-        return group
-    from profiler.ranks.run import follow_rank
-
-    follow_rank(prepared, group)
-    return None
 
 
 def _run_devices(options: Options, devices: list[str], progress: Progress, output: LongOutput) -> None:

@@ -38,8 +38,6 @@ class Engine(Protocol):
     sliding window that the host moves."""
     keeps_cache: ClassVar[bool] = False
     """Whether the cache of a shape is emptied and reused between prefills, instead of newly created."""
-    owns_model: ClassVar[bool] = False
-    """Whether it loads the model and its cache itself, so that its kernels are hidden."""
     pads: ClassVar[bool] = False
     """Whether prompts of unequal lengths are padded to the longest, with a mask."""
     whole_calls: ClassVar[bool] = False
@@ -58,7 +56,7 @@ class Engine(Protocol):
     """How often a step returns from its compiled code to Python; None if nothing is compiled."""
 
     owned: OwnedModel | None = None
-    """The model and cache of an engine that owns them; None for others."""
+    """The model and cache of an engine that loads them itself, so that its kernels are hidden; None for others."""
 
     def prepare(self, batch: int, slots: int) -> None:
         """Prepare a shape before it is timed: compile, capture."""
@@ -81,5 +79,8 @@ class Engine(Protocol):
         """Return the greedy tokens [batch, new_tokens] of one call; `mark` runs before it and after each token."""
 
     def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
-        """Return the seconds of a prefill and of decode steps, in place of marks, if the engine owns its model."""
+        """Return the seconds of a prefill and of decode steps, in place of marks, if the engine owns its model.
+
+        The first decode step is one that readers leave out (`Visit.decode_s`).
+        """
         raise RuntimeError(f"the steps of {self.name} are timed by marks")

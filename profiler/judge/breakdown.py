@@ -362,13 +362,9 @@ def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
     It includes its scheduler, its sampler, its launches and the losses of its kernels. It is 0 for a step above its
     roof.
     """
-    off_s = parts.half_widths_s.get("unexplained_s", 0.0)
-    return replace(
-        parts,
-        engine_s=max(0.0, parts.unexplained_s),
-        unexplained_s=min(0.0, parts.unexplained_s),
-        half_widths_s={**parts.half_widths_s, "engine_s": off_s},
-    )
+    rest_s, off_s = parts.unexplained_s, parts.half_widths_s.get("unexplained_s", 0.0)
+    off_s_by_term = {**parts.half_widths_s, "engine_s": off_s}
+    return replace(parts, engine_s=max(0.0, rest_s), unexplained_s=min(0.0, rest_s), half_widths_s=off_s_by_term)
 
 
 def break_down(

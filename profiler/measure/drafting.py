@@ -15,7 +15,6 @@ from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
-from profiler.engines.registry import OWNING
 from profiler.errors import RequestError
 from profiler.facts.measurements import DraftFloor, Drafting
 from profiler.facts.roofs import Ceilings
@@ -50,11 +49,8 @@ class Draft:
 def draft_of(name: str, request: ModelRequest, config: Any, grid: Grid) -> Draft:
     """Check a request for drafts before anything is loaded.
 
-    Raises RequestError for random weights, which accept no draft, for a draft model of another vocabulary, and for
-    engines without `generate`.
+    Raises RequestError for random weights, which accept no draft, and for a draft model of another vocabulary.
     """
-    if OWNING.keys() & set(grid.engines):
-        raise RequestError(f"--draft {name} tries transformers' generate; leave out --draft or {', '.join(OWNING)}.")
     if request.weights != "checkpoint":
         raise RequestError(
             f"--draft {name}: {request.source.name} has random weights here, which accept no draft; give a checkpoint,"

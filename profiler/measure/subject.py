@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
@@ -83,7 +83,7 @@ class Subject:
             )
             for operator, name in self.names.items()
         )
-        if not self.engines[key.cell.engine].owns_model:
+        if not self.engines[key.cell.engine].owned:
             return works
         # Of an engine that owns its model only the work that the algorithm needs is known.
         return tuple(replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={}) for work in works)
@@ -108,17 +108,23 @@ class Subject:
     def no_room(self, cell: Cell) -> str | None:
         """Return why a cell cannot fit into memory, or None. The weights are already loaded.
 
-        Whether free memory is in pieces is not known before a GPU tries it; a driver that spills must not be tried.
+        Ranks that share a CPU's memory all need it at once. Whether free memory is in pieces is not known before a GPU
+        tries it; a driver that spills must not be tried.
         """
-        need = self._need(cell)
-        needed_bytes = need.peak_bytes - self.model_bytes
+        need, ranks = self._need(cell), 1 + len(self.engines[cell.engine].helper_pids)
+        needed_bytes = ranks * (need.peak_bytes - self.model_bytes)
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
         room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
         if self.machine.may_spill:
-            room -= int(need.fragmentation_bytes)
+            room -= ranks * int(need.fragmentation_bytes)
         if needed_bytes > room:
             return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, room) / 1e9:.1f} GB is left"
         return None
+
+    def fitting(self, batch_sizes: Iterable[int]) -> list[int]:
+        """Return the batch sizes at which a cell of the grid fits into memory."""
+        fits = {cell.batch_size for cell in self.grid.cells if self.no_room(cell) is None}
+        return [size for size in batch_sizes if size in fits]
 
     def model_facts(self, grid: Grid) -> ModelFacts:
         """Return the model's entry in run.json."""

@@ -224,8 +224,8 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
             warm_up_s=tuple(warm_up_s),
             first_decode_s=first_decode_s,
             # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
-            peak_memory_bytes=None if engine.owns_model or peak_bytes is None else peak_bytes - other_bytes,
-            energy_j=None if engine.owns_model or before_j is None or after_j is None else after_j - before_j,
+            peak_memory_bytes=None if engine.owned or peak_bytes is None else peak_bytes - other_bytes,
+            energy_j=None if engine.owned or before_j is None or after_j is None else after_j - before_j,
             more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
             more_ttft_s=tuple(ttft_s for _, ttft_s in more),
             preparation_s=preparation_s,
@@ -300,20 +300,11 @@ def _run_whole(engine: Engine, cell: Cell, context: VisitContext, *, steps: int)
     """One prefill and its decode steps, for an engine that runs both in one call."""
     machine, clock = context.machine, context.machine.clock
     prompts = context.prompts.of(cell)
-    if engine.owns_model:
+    if engine.owned:
         at_unix_s, start_s = machine.unix_s(), machine.now_s()
         prefill_s, loops_s = engine.times(prompts, 1 + steps)
-        return Visit(
-            cell=cell,
-            round=0,
-            warm_up_s=(),
-            peak_memory_bytes=None,
-            at_unix_s=at_unix_s,
-            prefill_s=prefill_s,
-            ttft_s=prefill_s,
-            decode_s=(loops_s[0], *loops_s),
-            wall_s=machine.now_s() - start_s,
-        )
+        wall_s = machine.now_s() - start_s
+        return Visit(cell, 0, prefill_s, loops_s, wall_s, (), None, at_unix_s, ttft_s=prefill_s)
     marks: list[Any] = []
     token_readings: list[tuple[float, int]] = []
 

@@ -96,7 +96,7 @@ def explain_cells(session: Session) -> None:
         return
     visited, engines = session.ledger.gathered.visits, session.subject.engines
     cells = [cell for cell in session.prepared.grid.cells if cell in visited]
-    measured = [cell for cell in cells if not engines[cell.engine].owns_model]
+    measured = [cell for cell in cells if not engines[cell.engine].owned]
     _replay(session, measured)
     with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
         budget_s = session.budget.part_s(RunPart.GENERATE)
@@ -249,7 +249,7 @@ def forecast_missing_cells(session: Session) -> None:
         return
     with session.stages.optional("the forecast of cells that were not measured", "they have no time"):
         facts, results = ledger.facts, list(time_run(ledger.facts).rows.values())
-        for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
+        for name in (name for name, engine in subject.engines.items() if not engine.owned):
             paths = {phase: subject.paths[name, phase] for phase in PHASES}
 
             def count(keys: Sequence[CellKey], paths: Paths = paths) -> OperatorArrays:
@@ -263,7 +263,7 @@ def measure_options(session: Session, folder: Path) -> None:
     options, subject = session.prepared.options, session.subject
     if (options.breakdown or options.trace) and not subject.loaded.offloaded:
         session.stages.begin("looking inside", "looking inside a step")
-        for name in (name for name, engine in subject.engines.items() if not engine.owns_model):
+        for name in (name for name, engine in subject.engines.items() if not engine.owned):
             with session.stages.optional(f"the breakdown of {name}'s steps", "its steps are not broken down"):
                 cells = [cell for cell in session.ledger.gathered.visits if cell.engine == name]
                 for cell in cells:

