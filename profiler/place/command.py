@@ -109,7 +109,7 @@ def place(
     RequestError for an unreadable file, missing shapes, an unknown GPU, link or model.
     """
     file = read_foreign(path)
-    given = {"--prompt-lens": prompt_lens, "--batch-sizes": batch_sizes, "--new-tokens": new_tokens}
+    given = {"--batch-sizes": batch_sizes, "--prompt-lens": prompt_lens, "--new-tokens": new_tokens}
     figures = _shaped(file.figures, given)
     is_cpu = False
     if here:
@@ -172,14 +172,12 @@ def _shaped(figures: Sequence[Figure], given: Mapping[str, str]) -> list[Figure]
                 f"{option}: {len(values)} values for {len(figures)} figures; give one, or one per figure in order."
             )
         columns.append(values if len(values) == len(figures) else values * len(figures))
-    shaped = [figure.with_shape(*own).of_one_batch() for figure, *own in zip(figures, *columns, strict=True)]
+    shaped = [figure.with_shape(*own) for figure, *own in zip(figures, *columns, strict=True)]
     # The number of steps in a whole decode loop is unknown without the number of its tokens.
     is_missing = {
         "--batch-sizes": any(figure.batch_size is None and figure.cap is None for figure in shaped),
         "--prompt-lens": any(figure.depth is None for figure in shaped),
-        "--new-tokens": any(
-            figure.shared_by == 0 or (figure.covers == "generate" and not figure.new_tokens) for figure in shaped
-        ),
+        "--new-tokens": any((figure.covers == "generate" and not figure.new_tokens) for figure in shaped),
     }
     if missing := [option for option, is_so in is_missing.items() if is_so]:
         raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
@@ -242,7 +240,7 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
         if setup.room_bytes and (per_sequence := int(cache_bytes(work, 1, _tokens(figure)))):
             most = min(most, max(1, int((setup.room_bytes - setup.weight_bytes(figure)) // per_sequence)))
         notes = [f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"]
-        figure = replace(figure, batch_size=most).of_one_batch()
+        figure = figure.with_shape(most)
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     is_few = held.gpu_layers is not None and held.gpu_layers < layers
     lower = ": the host's memory has another, lower roof"

@@ -48,7 +48,6 @@ _SERVING_KEYS = {
     },
 }
 _SERVING_NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
-_ASKED = {label: _SERVING_KEYS[label] for label in ("Maximum request concurrency", "Traffic request rate")}
 # Paths of keys in the JSON report.
 _TRTLLM_KEYS = {
     "Model": "engine.model",
@@ -76,12 +75,12 @@ def printed_records(text: str) -> list[Record]:
     return [*_serving(text), *_latency(text), *_trtllm(text)]
 
 
-def _labelled(text: str, labels: Mapping[str, str]) -> dict[str, str | None]:
+def _labelled(text: str, labels: Mapping[str, str]) -> dict[str, str]:
     """The values after labels, by their keys, whatever a log or a container prints before them; of several the last.
 
     A longer label may end with another one, as "Total Token Throughput" does.
     """
-    found: dict[str, str | None] = {}
+    found: dict[str, str] = {}
     for label, key in labels.items():
         line = rf"(?:^|[^A-Za-z\s])[ \t]*{re.escape(label)}\s*: +(\S.*?)\s*$"
         if values := re.findall(line, text, re.MULTILINE):
@@ -94,12 +93,12 @@ def _serving(text: str) -> Iterator[Record]:
     before, *blocks = _SERVING.split(text)
     for block in blocks:
         body, *rest = _END.split(block, maxsplit=1)
-        record = dict.fromkeys(_SERVING_NEEDED) | _labelled(before, _ASKED) | _labelled(body, _SERVING_KEYS)
+        record = dict.fromkeys(_SERVING_NEEDED, "") | _labelled(before + body, _SERVING_KEYS)
         before = "".join(rest)
         if record.get("max_concurrency") in ("not set", "None"):
             del record["max_concurrency"]
         # Of the two tools only SGLang prints its backend; only its JSON has this key.
-        yield {**record, "sharegpt_output_len": None} if "backend" in record else record
+        yield {**record, "sharegpt_output_len": ""} if "backend" in record else record
 
 
 def _latency(text: str) -> Iterator[Record]:
@@ -108,7 +107,7 @@ def _latency(text: str) -> Iterator[Record]:
         commands = [found["options"] for found in _COMMAND.finditer(text, 0, report.start())]
         options = {name: _option(commands[-1], *option) for name, option in _OPTIONS.items()} if commands else {}
         percentiles = dict(_PERCENTILE.findall(report["rest"]))
-        yield {"avg_latency": report["mean"], "latencies": None, "percentiles": percentiles, **options}
+        yield {"avg_latency": report["mean"], "latencies": "", "percentiles": percentiles, **options}
 
 
 def _option(command: str, option: str, default: str | None) -> str | None:
@@ -121,7 +120,7 @@ def _option(command: str, option: str, default: str | None) -> str | None:
 
 def _trtllm(text: str) -> Iterator[Record]:
     reports = len(_TRTLLM.findall(text))
-    record: dict[str, dict[str, str | None]] = {"performance": {}, "request_info": {}}
+    record: dict[str, dict[str, str]] = {"performance": {}, "request_info": {}}
     for path, value in _labelled(text, _TRTLLM_KEYS).items() if reports else ():
         section, _, key = path.partition(".")
         record.setdefault(section, {})[key] = value
