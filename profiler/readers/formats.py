@@ -46,15 +46,11 @@ class Format:
     records: Callable[[Source], Sequence[Record]] = lambda source: source.records
     """The results in a file. Raises RequestError for several reports."""
     more: Callable[[Record], Record] = lambda record: {}
-    """What a result says in more than a path, as further keys; a `remark` is a sentence about the whole file."""
+    """What a result says in more than a path, as further keys: a `remark` about the whole file, `gpus`, `stages`."""
     figures: Callable[[Record], Sequence[Figure]]
     """The figures of one result: `Steps`, `Client`, or a function."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Where the settings of a result are, by the name that a comparison uses; of a mapping, each key is a setting."""
-    gpus: str = ""
-    """Where the number of GPUs is that shared each step."""
-    stages: str = ""
-    """Where the number of pipeline stages is."""
     packed_dtype: str = ""
     """See `ForeignFile`."""
     repeated: bool = False
@@ -79,7 +75,7 @@ class Format:
         shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
-        gpus, *others = {(whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records}
+        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in records}
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
         remarks = [*(each.get("remark") for each in records), *(each for source in sources for each in source.remarks)]
@@ -135,8 +131,6 @@ class Steps:
     """How often a time was measured, if the file has no repetitions; 0: it does not say."""
     requests: str = ""
     """The number of sequences that shared a generation, if it is not one batch's."""
-    cap: str = ""
-    """The most sequences at a time."""
     acceptance: str = ""
     """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
@@ -151,8 +145,9 @@ class Steps:
             if time_s := seconds_at(record, paths, self.unit):
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
                 notes = (*(inner(record, f"notes.{covers}") or ()), *self.notes.get(covers, ()))
-                shape = Figure(covers, time_s, batch, prompt, context, new, requests=requests, notes=notes)
-                figure = replace(shape, cap=whole_at(record, self.cap)).with_shape()
+                figure = Figure(
+                    covers, time_s, batch, prompt, context, new, requests=requests, notes=notes
+                ).with_shape()
                 figures.append(figure if covers == "prefill" else speculated(figure, acceptance))
         return figures
 

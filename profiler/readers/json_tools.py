@@ -11,7 +11,8 @@ from dataclasses import replace
 from statistics import median
 
 from profiler.grid.cells import PHASES
-from profiler.readers.formats import Client, Format, Steps, seconds_at
+from profiler.readers.figures import Figure
+from profiler.readers.formats import Client, Format, Steps, seconds_at, speculated
 from profiler.readers.values import Measured, Record, first_of, inner, measured, needed, number_at, whole_at, whole_of
 from profiler.units import duration
 
@@ -115,8 +116,11 @@ def _of_server(record: Record) -> Record:
     is_pinned = again is not None and again < needed(record, "total_output_tokens") / 2
     is_sweep = "run_number" in record
     swept = {name: value for name, value in record.items() if name not in _LOAD and not _RESULTS.fullmatch(name)}
+    stages = whole_at(record, _PP) or 1
     return {
-        "groups": replicas * (whole_at(record, _PP) or 1),
+        "gpus": whole_at(record, _TP),
+        "stages": stages,
+        "groups": replicas * stages,
         # A server whose settings have the algorithm, but without a value, does not speculate.
         "unspeculated": -1 if server.get("speculative_algorithm", "unsaid") is None else None,
         "verified": 1 + needed(record, "spec_decode_draft_tokens") / drafts if drafts else None,
@@ -149,8 +153,6 @@ _SERVING = Format(
     | {name: f"server_info.{name}" for name in ("pp_size", "dp_size", "quantization")}
     | {"draft tokens": "server_info.speculative_num_draft_tokens"}
     | {name: name for name in (*_LOAD, "swept")},
-    gpus=_TP,
-    stages=_PP,
 )
 
 _TRTLLM_CLIENT = Client(
@@ -163,26 +165,10 @@ _TRTLLM_CLIENT = Client(
     acceptance="acceptance",
     groups="world_info.pp_size",
 )
-_TRTLLM_WHOLE = Steps(
-    batch_size="",
-    prompt_len="prompt_len",
-    new_tokens="new_tokens",
-    times={"generate": "performance.total_latency_ms"},
-    unit=1e-3,
-    repeats=1,
-    requests="requests",
-    cap="at_once",
-    acceptance="acceptance",
-    notes={"generate": (f"{_WHOLE}, without --streaming",)},
-)
 
 
 def _of_trtllm(report: Record) -> Record:
-    """Its lengths, which the rates have, too, and a dataset may only promise; and what its GPUs share.
-
-    Without `--streaming` only the time of the whole run is known. All requests are sent at once unless a concurrency is
-    given, so that a request's own latency is mostly the queue.
-    """
+    """Its lengths, which the rates have, too, and a dataset may only promise; and what its GPUs share."""
     rate, out = "performance.request_throughput_req_s", "performance.system_output_throughput_tok_s"
     new = needed(report, f"request_info.avg_output_length | {out} / {rate}")
     all_per_request = f"performance.system_total_throughput_tok_s / {rate}"
@@ -194,13 +180,9 @@ def _of_trtllm(report: Record) -> Record:
     gpus, stages = (whole_at(report, f"world_info.{name}") for name in ("tp_size", "pp_size"))
     is_streamed = number_at(report, _TRTLLM_CLIENT.per_token) is not None
     paths = "decoding_stats.acceptance_length | decoding_stats.acceptance_length_percentiles.average"
-    whole_ms, per_ms = needed(report, "performance.total_latency_ms"), needed(report, rate) / 1e3
-    in_flight = per_ms * (number_at(report, "performance.avg_request_latency_ms") or whole_ms)
     return {
         "prompt_len": max(1, round(prompt)),
         "new_tokens": max(1, round(new)),
-        "requests": max(1, round(per_ms * whole_ms)),
-        "at_once": max(1, round(min(number_at(report, "world_info.max_batch_size") or math.inf, in_flight))),
         "remark": f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average{though}.",
         # The report has a section on decoding only with speculative decoding.
         "acceptance": first_of(report, paths) or -1,
@@ -211,17 +193,31 @@ def _of_trtllm(report: Record) -> Record:
     }
 
 
+def _of_whole_run(report: Record) -> list[Figure]:
+    """Without `--streaming` only the time of the whole run is known.
+
+    All requests are sent at once unless a concurrency is given, so a request's own latency is mostly the queue.
+    """
+    whole_ms = needed(report, "performance.total_latency_ms")
+    per_s = needed(report, "performance.request_throughput_req_s")
+    in_flight = per_s * (number_at(report, "performance.avg_request_latency_ms") or whole_ms) / 1e3
+    at_once = max(1, round(min(number_at(report, "world_info.max_batch_size") or math.inf, in_flight)))
+    shape = (None, report["prompt_len"], None, report["new_tokens"])
+    requests, notes = max(1, round(per_s * whole_ms / 1e3)), (f"{_WHOLE}, without --streaming",)
+    time_s = Measured(whole_ms / 1e3, repeats=1)
+    whole = Figure("generate", time_s, *shape, requests=requests, cap=at_once, notes=notes)
+    return [speculated(whole, report["acceptance"])]
+
+
 # `--report_json` (tensorrt_llm/bench/dataclasses/reporting.py).
 _TRTLLM = Format(
     tool="trtllm-bench",
-    has=("performance.total_latency_ms", "request_info"),
+    has=("performance.total_latency_ms", "performance.request_throughput_req_s"),
     records=lambda source: [source.only],
     more=_of_trtllm,
-    figures=lambda report: (_TRTLLM_CLIENT if report["is_streamed"] else _TRTLLM_WHOLE)(report),
+    figures=lambda report: (_TRTLLM_CLIENT if report["is_streamed"] else _of_whole_run)(report),
     settings={"model's name": "engine.model", "quantization": "engine.quantization", "TensorRT LLM": "engine.version"}
     | {"tp_size": "world_info.tp_size", "device": "machine.name"},
-    gpus="gpus",
-    stages="stages",
 )
 
 # Batches of a known shape.
@@ -239,10 +235,7 @@ def _of_optimum(record: Record) -> Record:
     options = inner(config, "scenario.generate_kwargs") or {}
     copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
     loop_s = seconds_at(record, "report.decode.latency.values | report.decode.latency.mean", 1.0)
-    # It polls its child without a pause on a core that the model may need.
-    polls = inner(config, "launcher.name") == "process"
-    notes = ["its launcher kept one core busy during the measurement"] if polls else []
-    notes += [f"each prompt runs as {copies} sequences: beams, or answers"] if copies > 1 else []
+    notes = [f"each prompt runs as {copies} sequences: beams, or answers"] if copies > 1 else []
     # Of the GPUs of the machine, any number may have run.
     on_cpu = inner(config, "backend.device") == "cpu"
     return {
@@ -279,8 +272,6 @@ _VLLM_LATENCY = Format(
     tool="vllm bench latency",
     has=("avg_latency", "latencies", "percentiles"),
     figures=Steps(times={"generate": "latencies | percentiles.50 | avg_latency"}, notes={"generate": (_WHOLE,)}),
-    gpus="tp",
-    stages="pp",
 )
 _VLLM_THROUGHPUT = Format(
     tool="vllm bench throughput",

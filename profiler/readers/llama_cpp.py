@@ -161,8 +161,6 @@ _JSON = Format(
     records=_of_machine,
     figures=_figures,
     settings={"settings": "settings"},
-    gpus="gpus",
-    stages="stages",
     packed_dtype=_PACKED_DTYPE,
 )
 LLAMA_BENCH = (_JSON, replace(_JSON, has=("test", "t/s", "precision | size | params | backends")))

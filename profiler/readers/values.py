@@ -92,10 +92,12 @@ def whole_of(value: object, what: str, least: int = 0) -> int:
 
 
 def inner(record: object, path: str) -> Any:
-    """The value at a path of keys, such as `metrics.latency.median`; None if there is none.
+    """The value at a path of keys, such as `metrics.latency.median`, or at a key with this name; None if there is none.
 
     `*` is any key. Of a list of mappings it is the list of their values.
     """
+    if isinstance(record, Mapping) and path in record:
+        return record[path]
     value = record
     for name in path.split("."):
         if isinstance(value, list):
