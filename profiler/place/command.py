@@ -80,11 +80,12 @@ class _Setup:
             return self.weight_bytes(figure)
         width = held.kv_itemsize / cores[0].itemsize if held.kv_itemsize and cores else 1.0
         batch, once = figure.batch_size or 1, figure.cached_once
-        return self.weight_bytes(figure) + width * cache_bytes(self.counted.work, batch, _tokens(figure), shared=once)
+        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=once))
+        return self.weight_bytes(figure) + width * cache
 
     def fits(self, figure: Figure) -> bool:
         """Whether they have room, or need none."""
-        return figure.held.weights_on_host or bool(self.needed_bytes(figure) <= _FULLEST * self.room_bytes)
+        return figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * self.room_bytes
 
 
 def place(

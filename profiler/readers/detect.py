@@ -46,13 +46,17 @@ def read_foreign(path: Path) -> ForeignFile:
         sources = [replace(each, records=visible_in(list(each.records))) for each in group if each.records]
         first = first or next((", ".join(map(str, source.records[0])) for source in sources), "")
         if file := _read(path, sources):
-            break
-    else:
-        has = f" (it has {escaped(first)[:120]})" if first else ""
-        raise RequestError(_refusal(path, text) or f"{path} is not a known result file{has}; use one of {tools()}.")
-    if not file.figures:
-        raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
-    return replace(file, name=str(path))
+            if not file.figures:
+                raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
+            return replace(file, name=str(path))
+    for pattern, what, option in _REFUSED:
+        if re.search(pattern, text, re.MULTILINE):
+            raise RequestError(
+                f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
+                f" with {CSV_COLUMNS}."
+            )
+    has = f" (it has {escaped(first)[:120]})" if first else ""
+    raise RequestError(f"{path} is not a known result file{has}; use one of {tools()}.")
 
 
 def _read(path: Path, sources: Sequence[Source]) -> ForeignFile | None:
@@ -68,14 +72,3 @@ def _read(path: Path, sources: Sequence[Source]) -> ForeignFile | None:
         raise RequestError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise RequestError(f"{path} is damaged: {type(error).__name__}: {escaped(error)}.") from None
-
-
-def _refusal(path: Path, text: str) -> str | None:
-    """What to do with a text that is known, but has no shapes; None for any other."""
-    for pattern, what, option in _REFUSED:
-        if re.search(pattern, text, re.MULTILINE):
-            return (
-                f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
-                f" with {CSV_COLUMNS}."
-            )
-    return None

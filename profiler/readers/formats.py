@@ -110,9 +110,8 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
     runs: dict[tuple[object, ...], list[Figure]] = {}
     for figure in figures:
         runs.setdefault((figure.covers, figure.settings), []).append(figure)
-    samples = [tuple(figure.time.value for figure in same) for same in runs.values()]
-    times = [Measured(median(values), values=values, repeats=len(values)) for values in samples]
-    return [replace(same[0], time=time_s) for same, time_s in zip(runs.values(), times, strict=True)]
+    pairs = [(same[0], tuple(figure.time.value for figure in same)) for same in runs.values()]
+    return [replace(first, time=Measured(median(all_s), values=all_s, repeats=len(all_s))) for first, all_s in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +128,6 @@ class Steps:
     """Of the times, in seconds, if the file does not name it next to them."""
     repeats: int = 0
     """How often a time was measured, if the file has no repetitions; 0: it does not say."""
-    requests: str = ""
-    """The number of sequences that shared a generation, if it is not one batch's."""
     acceptance: str = ""
     """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
@@ -138,17 +135,15 @@ class Steps:
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
         batch, prompt, new = (whole_at(record, paths) for paths in (self.batch_size, self.prompt_len, self.new_tokens))
-        context, requests = whole_at(record, self.context_len, 0), whole_at(record, self.requests)
-        acceptance = first_of(record, self.acceptance) if self.acceptance else -1
+        context, acceptance = whole_at(record, self.context_len, 0), first_of(record, self.acceptance)
         figures = []
         for covers, paths in self.times.items():
             if time_s := seconds_at(record, paths, self.unit):
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
                 notes = (*(inner(record, f"notes.{covers}") or ()), *self.notes.get(covers, ()))
-                figure = Figure(
-                    covers, time_s, batch, prompt, context, new, requests=requests, notes=notes
-                ).with_shape()
-                figures.append(figure if covers == "prefill" else speculated(figure, acceptance))
+                figure = Figure(covers, time_s, batch, prompt, context, new, notes=notes)
+                is_plain = covers == "prefill" or not self.acceptance
+                figures.append(figure if is_plain else speculated(figure, acceptance))
         return figures
 
 
@@ -173,30 +168,30 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Client:
-    """Where the client of a loaded server writes its means and medians: the typical value, then the mean."""
+    """Where the client of a loaded server writes its means and medians: the typical value, then the mean.
 
-    prompt_len: str
-    new_tokens: str
+    A record may have further keys: `verified`, the tokens per sequence that a step processes, and `groups`, the groups
+    of GPUs, replicas or pipeline stages, that have a batch each at a time.
+    """
+
+    prompt_len: str = "prompt_len"
+    new_tokens: str = "new_tokens"
     output_per_s: str
     """New tokens of all requests per second."""
     to_first: str
     """The time to the first token."""
     per_token: str
     """The time per token after the first."""
-    unit: float = 1.0
-    """As in `Steps`."""
-    cap: str = ""
+    unit: float = 1e-3
+    """Of the times, in seconds, if the file does not name it next to them."""
+    cap: str = "cap"
     """The most requests allowed at a time."""
-    acceptance: str = ""
-    """As in `Steps`."""
+    acceptance: str = "acceptance"
+    """Tokens per step, as in `Steps`."""
     itl: str = ""
     """The typical time between arrivals, of one token or several."""
     decoding: str = ""
     """Requests that decoded at a time, if the tool counted them."""
-    verified: str = ""
-    """Tokens per sequence that a step processes."""
-    groups: str = ""
-    """Groups of GPUs, replicas or pipeline stages, that have a batch each at a time."""
     streams_by: str = ""
     """The option without which a file has no time per token; empty if a prefill alone has a use."""
 
@@ -218,7 +213,7 @@ class Client:
             return []
         cap, acceptance = first_of(record, self.cap), first_of(record, self.acceptance)
         most = math.inf if cap is None else number_of(cap, "the concurrency")
-        counted, groups = number_at(record, self.decoding), whole_at(record, self.groups) or 1
+        counted, groups = number_at(record, self.decoding), whole_at(record, "groups") or 1
         per_s = needed(record, self.output_per_s)
         batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
         prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_len, self.new_tokens))
@@ -239,13 +234,10 @@ class Client:
             if most > 1:
                 notes.append("prefills of other requests may run in between")
             if acceptance is None and chunk > _CHUNKED:
-                notes.append(
-                    f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"
-                )
-            limit = None if cap is None else max(1, round(most))
-            time_s = Measured(tpot_s, repeats=1)
+                notes += [f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"]
+            limit, time_s = None if cap is None else max(1, round(most)), Measured(tpot_s, repeats=1)
             decode = replace(shape, covers="decode", time=time_s, batch_size=of_group, cap=limit, notes=tuple(notes))
-            figures.append(speculated(decode, acceptance, number_at(record, self.verified)))
+            figures.append(speculated(decode, acceptance, number_at(record, "verified")))
         return figures
 
 

@@ -38,8 +38,6 @@ _AIPERF = Format(
         output_per_s="output_token_throughput.avg",
         to_first="time_to_first_token.p50 | time_to_first_token.avg",
         per_token="inter_token_latency.p50 | inter_token_latency.avg",
-        unit=1e-3,
-        cap="cap",
         decoding="effective_decode_concurrency.avg",
         streams_by="--streaming",
     ),
@@ -65,7 +63,6 @@ _GUIDELLM = Format(
         output_per_s="metrics.output_tokens_per_second.successful.mean",
         to_first="metrics.time_to_first_token_ms.successful.median",
         per_token=f"{_PER_TOKEN}.median | {_PER_TOKEN}.mean",
-        unit=1e-3,
         cap="config.strategy.streams | metrics.request_concurrency.successful.mean",
     ),
     settings={"model's name": "args.model | args.backend_kwargs.model", "load": "config.strategy"},
@@ -82,6 +79,7 @@ _INFERENCE_PERF = Format(
         output_per_s="successes.throughput.output_tokens_per_sec",
         to_first=f"{_LATENCY}.time_to_first_token.median | {_LATENCY}.time_to_first_token.mean",
         per_token=f"{_LATENCY}.time_per_output_token.median | {_LATENCY}.time_per_output_token.mean",
+        unit=1.0,
         cap="load_summary.concurrency",
         streams_by="`streaming: true` in the tool's `api` settings",
     ),
@@ -109,21 +107,21 @@ def _of_server(record: Record) -> Record:
     `enable_dp_attention` all GPUs of `tp_size` have one model. vLLM's expert layers form a group of all replicas' GPUs
     (docs.vllm.ai, serving/data_parallel_deployment).
     """
-    server, drafts = record.get("server_info") or {}, number_at(record, "spec_decode_num_drafts")
+    server, stages = record.get("server_info") or {}, whole_at(record, _PP) or 1
     replicas = 1 if server.get("enable_dp_attention") else whole_at(record, _DP) or 1
+    drafted = number_at(record, "spec_decode_draft_tokens / spec_decode_num_drafts")
     # The texts have far fewer tokens than were generated, while the drafts were accepted.
-    again = number_at(record, "total_output_tokens_retokenized") if record.get("accept_length") else None
-    is_pinned = again is not None and again < needed(record, "total_output_tokens") / 2
-    is_sweep = "run_number" in record
+    kept = number_at(record, "total_output_tokens_retokenized / total_output_tokens")
+    is_pinned = bool(record.get("accept_length") and kept and kept < 1 / 2)
     swept = {name: value for name, value in record.items() if name not in _LOAD and not _RESULTS.fullmatch(name)}
-    stages = whole_at(record, _PP) or 1
+    is_sweep = "run_number" in record
     return {
         "gpus": whole_at(record, _TP),
         "stages": stages,
         "groups": replicas * stages,
         # A server whose settings have the algorithm, but without a value, does not speculate.
         "unspeculated": -1 if server.get("speculative_algorithm", "unsaid") is None else None,
-        "verified": 1 + needed(record, "spec_decode_draft_tokens") / drafts if drafts else None,
+        "verified": 1 + drafted if drafted else server.get("speculative_num_draft_tokens"),
         "swept": swept if is_sweep else None,
         "remark": _PINNED if is_pinned else _SHARED if is_sweep and replicas > 1 else "",
     }
@@ -142,12 +140,9 @@ _SERVING = Format(
         output_per_s="total_output_tokens / duration",
         to_first="median_ttft_ms | mean_ttft_ms",
         per_token="median_tpot_ms | mean_tpot_ms",
-        unit=1e-3,
         itl="median_itl_ms | mean_itl_ms",
         cap="max_concurrency",
         acceptance="accept_length | spec_decode_acceptance_length | unspeculated",
-        verified="verified | server_info.speculative_num_draft_tokens",
-        groups="groups",
     ),
     settings={"model's name": "model_id", "server": "backend", "tp_size": _TP}
     | {name: f"server_info.{name}" for name in ("pp_size", "dp_size", "quantization")}
@@ -156,14 +151,9 @@ _SERVING = Format(
 )
 
 _TRTLLM_CLIENT = Client(
-    prompt_len="prompt_len",
-    new_tokens="new_tokens",
     output_per_s="performance.system_output_throughput_tok_s",
     to_first="streaming_metrics.avg_ttft_ms",
     per_token="streaming_metrics.avg_tpot_ms",
-    unit=1e-3,
-    acceptance="acceptance",
-    groups="world_info.pp_size",
 )
 
 
@@ -187,6 +177,7 @@ def _of_trtllm(report: Record) -> Record:
         # The report has a section on decoding only with speculative decoding.
         "acceptance": first_of(report, paths) or -1,
         "is_streamed": is_streamed,
+        "groups": stages,
         # Pipeline stages take turns in one step, and work at the same time on those of a whole run.
         "gpus": (gpus or 1) * (1 if is_streamed else stages or 1) if gpus or stages else None,
         "stages": stages if is_streamed else 1,
@@ -276,12 +267,14 @@ _VLLM_LATENCY = Format(
 _VLLM_THROUGHPUT = Format(
     tool="vllm bench throughput",
     has=("elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"),
-    figures=Steps(
-        times={"generate": "elapsed_time"},
-        repeats=1,
-        requests="num_requests",
-        notes={"generate": (_WHOLE, "its tokens/s include the prompts' tokens")},
-    ),
+    figures=lambda record: [
+        Figure(
+            "generate",
+            Measured(needed(record, "elapsed_time"), repeats=1),
+            requests=whole_at(record, "num_requests"),
+            notes=(_WHOLE, "its tokens/s include the prompts' tokens"),
+        )
+    ],
 )
 
 _SGLANG_SHAPE = ("batch_size", "input_len", "output_len")
@@ -334,15 +327,12 @@ _SGLANG_SERVER = Format(
     ),
 )
 
+# A clock is fine enough if its step is at most this share of the time.
 _FINE = 0.01
-"""A clock is fine enough if its step is at most this share of the time."""
 # The finest step that is looked for is 2^-13 s = 0.12 ms; a finer one cannot be distinguished from chance.
 _CLOCKS_S = [2.0**-power for power in range(14)]
 # Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
-_NO_SETTINGS = {
-    *("batch_size", "sequence_length", "num_tokens_to_generate", "name", "warmup_iterations"),
-    "measurement_iterations",
-}
+_NO_SETTINGS = re.compile("batch_size|sequence_length|num_tokens_to_generate|name|(warmup|measurement)_iterations")
 _IN_LOOP = "the loop of `generate`, including sampling, stop checks and the streamer"
 
 
@@ -370,7 +360,7 @@ def _of_transformers(result: Record) -> Record:
             if step_s > _FINE * time_s.value:
                 why = "(float32 timestamps on a machine with a long uptime)"
                 notes[phase].insert(0, f"a clock that steps by {duration(step_s)} {why}")
-    options = {name: value for name, value in config.items() if name not in _NO_SETTINGS}
+    options = {name: value for name, value in config.items() if not _NO_SETTINGS.fullmatch(name)}
     return {"config": config, "options": options, "times": times, "notes": notes}
 
 

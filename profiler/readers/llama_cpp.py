@@ -115,17 +115,15 @@ def _figures(row: Record) -> list[Figure]:
     notes = ["prompt and generation in one figure"] if prompt and new else []
     if math.isnan(kv_bytes):
         notes.append("the type of its cache is unknown: counted with the bytes of the model's dtype")
-    if not new:
-        usual = {"n_batch": 2048, "n_ubatch": 512}
-        notes += _chunks(usual | {name: value for name, value in row.items() if value}, prompt)
+    notes += _chunks(row, prompt) if not new else []
     size, params = (_amount(first_of(row, paths)) for paths in ("model_size | size", "parameters | params"))
     held = Held(
         weight_bytes=size / params if size and params else None,
         params=round(params) if params else None,
         kv_itemsize=None if math.isnan(kv_bytes) else kv_bytes,
         gpu_layers=row["gpu_layers"],
-        weights_on_host=_is_set(row, "n_cpu_moe") or "CPU" in str(row.get("tensor_buft_overrides") or ""),
-        cache_on_host=_is_set(row, "no_kv_offload"),
+        weights_on_host=str(row.get("n_cpu_moe") or 0) != "0" or "CPU" in str(row.get("tensor_buft_overrides") or ""),
+        cache_on_host=str(row.get("no_kv_offload") or 0) != "0",
     )
     covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
     time_s = time_s if prompt else time_s.times(1 / new)
@@ -142,16 +140,9 @@ def _amount(value: object) -> float | None:
 
 def _chunks(row: Record, prompt: int) -> list[str]:
     """A note if a prompt ran in several chunks, which are never longer than a batch (src/llama-context.cpp)."""
-    if not row.get("n_ubatch"):
-        return []
-    chunk = min(whole_of(row.get(name) or row["n_ubatch"], name, 1) for name in ("n_batch", "n_ubatch"))
+    chunk = min(whole_of(row.get(name) or usual, name, 1) for name, usual in (("n_batch", 2048), ("n_ubatch", 512)))
     count = math.ceil(prompt / chunk)
     return [f"the prompt ran in {count} chunks of {chunk}: weights were read {count} times"] if count > 1 else []
-
-
-def _is_set(row: Record, name: str) -> bool:
-    """Whether a number or a switch is neither 0 nor false."""
-    return str(row.get(name) or "0") != "0"
 
 
 _JSON = Format(
@@ -188,27 +179,24 @@ def _batched_figures(row: Record) -> list[Figure]:
     batch = whole_at(row, "pl") or 1
     # A cache that is not unified has a copy of a shared prompt for each sequence.
     is_kept_once = batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new)
-    is_shared = is_kept_once or str(row.get("is_pp_shared")) == "1"
-    # One sequence after the other: as many steps for each, at batch 1.
-    is_separate = str(row.get("is_tg_separate", 0)) == "1"
+    sequences = 1 if is_kept_once or str(row.get("is_pp_shared")) == "1" else batch
+    # A sweep decodes before it adds the row's prompt to its cache.
     is_sweep = "pl" not in row
     cached = whole_of(row["n_kv"], "N_KV") if is_sweep else None
     layers = int(row.get("n_gpu_layers", -1))
-    held = Held(gpu_layers=layers if layers >= 0 else None)
+    held, once = Held(gpu_layers=layers if layers >= 0 else None), "measured once"
     figures = []
     if prompt:
-        time_s = replace(measured(row["t_pp"], "T_PP"), repeats=1)
-        notes = ("measured once", *_chunks(row, prompt))
-        sequences = 1 if is_shared else batch
+        time_s, notes = replace(measured(row["t_pp"], "T_PP"), repeats=1), (once, *_chunks(row, prompt))
         figures.append(Figure("prefill", time_s, sequences, prompt, cached, new or None, held=held, notes=notes))
     if new:
-        steps, sequences = (new * batch, 1) if is_separate else (new, batch)
-        time_s = replace(measured(row["t_tg"], "T_TG").times(1 / steps), repeats=1)
-        # A sweep decodes before it adds the row's prompt to its cache.
-        shape = (sequences, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
-        notes = ("measured once", *(["all sequences share the prompt's cache"] if is_kept_once else []))
-        once = prompt if is_kept_once else 0
-        figures.append(Figure("decode", time_s, *shape, cached_once=once, held=held, notes=notes))
+        # With -sgs one sequence after the other: as many steps for each, at batch 1.
+        together = 1 if str(row.get("is_tg_separate")) == "1" else batch
+        time_s = replace(measured(row["t_tg"], "T_TG").times(together / batch / new), repeats=1)
+        shape = (together, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
+        notes = (once, *(["all sequences share the prompt's cache"] if is_kept_once else []))
+        shared = prompt if is_kept_once else 0
+        figures.append(Figure("decode", time_s, *shape, cached_once=shared, held=held, notes=notes))
     return figures
 
 

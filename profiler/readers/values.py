@@ -16,7 +16,8 @@ Settings = tuple[tuple[str, str], ...]
 """Pairs of a name and a value, as texts."""
 
 _LONGEST_TEXT = 200
-_MOST = 1e15
+# No time, rate, size or count is outside of these.
+_LEAST, _MOST = 1e-18, 1e15
 SECONDS = {"s": 1.0, "sec": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 """Units of time that JSON names next to a number."""
 # What names a model, in order of preference.
@@ -65,29 +66,24 @@ def measured(value: object, what: str, *, values: object = None, spread: object 
     return Measured(number, number_of((printed[0] if printed else spread) or 0.0, what, 0.0), rounding)
 
 
-def _plain(value: object, what: str) -> float:
-    """A number; nan for what is none. Raises RequestError for a missing one."""
+def number_of(value: object, what: str, least: float = _LEAST) -> float:
+    """`value`, a number or a text, as a number of a size that can be measured. Raises RequestError naming `what`."""
     if value in (None, ""):
         raise RequestError(f"{what} is missing.")
     try:
-        return float(value)  # type: ignore[arg-type]
+        number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
-        return math.nan
-
-
-def number_of(value: object, what: str, least: float = 1e-18) -> float:
-    """`value`, a number or a text, as a number of a size that can be measured. Raises RequestError naming `what`."""
-    number = _plain(value, what)
+        number = math.nan
     if not least <= number < _MOST:
-        raise RequestError(f"{what} is not a positive number below {_MOST:g}: {escaped(value)}.")
+        raise RequestError(f"{what} is not a number from {least:g} to {_MOST:g}: {escaped(value)}.")
     return number
 
 
 def whole_of(value: object, what: str, least: int = 0) -> int:
     """`value`, a number or a text, as an integer of at least `least`. Raises RequestError naming `what`."""
-    number = _plain(value, what)
-    if not number.is_integer() or not least <= number < _MOST:
-        raise RequestError(f"{what} is not an integer of at least {least}: {escaped(value)}.")
+    number = number_of(value, what, least)
+    if not number.is_integer():
+        raise RequestError(f"{what} is not an integer: {escaped(value)}.")
     return int(number)
 
 
@@ -128,7 +124,7 @@ def number_at(record: Record, paths: str) -> float | None:
     for path in paths.split(" | "):
         path, _, divisor = path.partition(" / ")
         value = inner(record, path)
-        if value not in (None, "") and _plain(value, path):
+        if value not in (None, "") and number_of(value, path, 0.0):
             return number_of(value, path) / (needed(record, divisor) if divisor else 1.0)
     return None
 

@@ -278,9 +278,9 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
         step_tokens=None, held=Held(weight_bytes=4.5 / 8), settings=(("bits per weight", "4.5"),),
     )  # fmt: skip
     for broken, message in (
-        ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a positive number below 1e+15: -1"),
-        ("ok,decode,2,64,,32,nan,,", "row 1: latency_s is not a positive number below 1e+15: nan"),
-        ("ok,decode,2,6.5,,32,1,,", "row 1: prompt_len is not an integer of at least 0: 6.5"),
+        ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a number from 1e-18 to 1e+15: -1"),
+        ("ok,decode,2,64,,32,nan,,", "row 1: latency_s is not a number from 1e-18 to 1e+15: nan"),
+        ("ok,decode,2,6.5,,32,1,,", "row 1: prompt_len is not an integer: 6.5"),
         ("ok,decode,,64,,32,1,,", "row 1: batch_size is missing"),
         ("ok,prefill,2,,64,,1,,", "row 1: a prefill of 0 tokens has no time"),
         ("ok,train,2,64,,32,1,,", "row 1: 'train' is not a phase"),
