@@ -168,10 +168,10 @@ def place(
 
 def _shaped(figures: Sequence[Figure], given: Mapping[str, str]) -> list[Figure]:
     """The figures with the shape given where the file names none. Raises RequestError for what is missing."""
-    sizes = {option: parse_in_order(text, option) or (None,) for option, text in given.items()}
-    if several_given := [option for option, values in sizes.items() if len(values) > 1]:
-        raise RequestError(f"{several_given[0]}: give one number; figures of several shapes need a file each.")
-    shaped = [figure.with_shape(*(values[0] for values in sizes.values())) for figure in figures]
+    sizes = [parse_in_order(text, option) or (None,) for option, text in given.items()]
+    if any(len(values) > 1 for values in sizes):
+        raise RequestError(f"{' and '.join(given)}: give one number each; figures of several shapes need a file each.")
+    shaped = [figure.with_shape(*(values[0] for values in sizes)) for figure in figures]
     is_missing = {
         "--batch-sizes": any(figure.batch_size is None and figure.cap is None for figure in shaped),
         "--prompt-lens": any(figure.depth is None for figure in shaped),
@@ -198,13 +198,10 @@ def _rank(source: ModelSource, gpus: int) -> tuple[ModelWork | None, str]:
 
     Messages have the activations' width, so those of packed weights are counted with dense ones.
     """
-    reason = ""
-    for dtype in ("auto", "bfloat16"):
-        try:
-            return counted_model(source, dtype, rented=True, ranks=gpus).work, ""
-        except (RequestError, ModelError) as error:
-            reason = str(error)
-    return None, f"the time of the link between {gpus} GPUs is not known: {reason}"
+    try:
+        return counted_model(source, "bfloat16", rented=True, ranks=gpus).work, ""
+    except (RequestError, ModelError) as error:
+        return None, f"the time of the link between {gpus} GPUs is not known: {error}"
 
 
 def _tokens(figure: Figure) -> int:
@@ -226,14 +223,10 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
         figure = figure.with_shape(most)
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     is_few = held.gpu_layers is not None and held.gpu_layers < layers
-    lower = ": the host's memory has another, lower roof"
-    if is_few:
-        notes.append(f"{held.gpu_layers} of {layers} layers were on the GPU{lower}")
-    elif held.weights_on_host:
-        notes.append(f"experts were in the host's memory{lower}")
-    if held.cache_on_host:
-        notes.append(f"the cache was in the host's memory{lower}")
+    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "experts were in the host's memory"
     held = replace(held, weights_on_host=is_few or held.weights_on_host)
+    on_host = [weights] * held.weights_on_host + ["the cache was in the host's memory"] * held.cache_on_host
+    notes += [f"{what}: the host's memory has another, lower roof" for what in on_host]
     return replace(figure, held=held, notes=(*figure.notes, *notes))
 
 
