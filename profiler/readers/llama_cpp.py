@@ -83,7 +83,8 @@ def _gpus(row: Record, above: Sequence[str]) -> list[str]:
     By default all ran, but no integrated one beside others (src/llama.cpp). A GPU whose share in `tensor_split` is 0
     did not; shares that are left out at its end are 0, and a single 0 is the default.
     """
-    listed = list(above) or [name for name in str(row.get("gpu_info") or "").split(", ") if name]
+    # Until 2024 names had `/` between them, which is also in the names of some GPUs, before a digit.
+    listed = list(above) or [name for name in re.split(r", |/(?=[A-Z])", str(row.get("gpu_info") or "")) if name]
     if (named := str(row.get("devices") or "auto")) == "auto":
         ran = [name for name in listed if not _INTEGRATED.search(name)] or listed
     else:

@@ -98,8 +98,8 @@ def _tables(text: str, delimiter: str) -> list[Source]:
             numbered = [(reader.line_num - 1, [cell.strip() for cell in row]) for row in reader]
         except csv.Error:
             return []
-    # A line with one bar is text.
-    numbered = [(at, row) for at, row in numbered if len(row) > 1 + (delimiter == "|")]
+    # A line with one bar is text, unless it begins with it.
+    numbered = [(at, row) for at, row in numbered if len(row) > 1 + (delimiter == "|" and bool(row[0]))]
     rows = [row for _, row in numbered]
     heads = [at for at, below in enumerate(rows[1:]) if _is_rule(below)]
     if not heads and rows:

@@ -116,6 +116,7 @@ def test_a_generation_of_llama_bench_has_a_step_for_each_token(new: int, tmp_pat
     [
         ({"split_mode": "row"}, 2, 1),
         ({"split_mode": "row", "devices": "CUDA1"}, 1, 1),
+        ({"split_mode": "row", "gpu_info": f"{A100}/{A100}"}, 2, 1),
         ({"split_mode": "layer", "devices": "auto"}, 1, 2),
         ({"split_mode": "layer", "devices": "CUDA0/CUDA1"}, 1, 2),
         ({"split_mode": "layer", "tensor_split": "1.00"}, 1, 1),
