@@ -44,7 +44,6 @@ _AIPERF = Format(
     settings={
         "model's name": "input_config.models.items.name | input_config.endpoint.model_names | input_config.model_names"
         " | input_config.model",
-        "AIPerf": "aiperf_version",
         "concurrency": "cap",
     },
 )
@@ -254,7 +253,6 @@ _OPTIMUM = Format(
         "attention": "config.backend.attn_implementation",
         "device": "device",
         "transformers": "config.environment.transformers_version",
-        "optimum-benchmark": "config.environment.optimum_benchmark_version",
     },
 )
 
@@ -262,6 +260,7 @@ _OPTIMUM = Format(
 _VLLM_LATENCY = Format(
     tool="vllm bench latency",
     has=("avg_latency", "latencies", "percentiles"),
+    more=lambda record: {"gpus": first_of(record, _TP), "stages": first_of(record, _PP)},
     figures=Steps(times={"generate": "latencies | percentiles.50 | avg_latency"}, notes={"generate": (_WHOLE,)}),
 )
 _VLLM_THROUGHPUT = Format(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from profiler.errors import RequestError
 from profiler.readers.figures import Figure
@@ -53,13 +54,13 @@ def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
         prompt, context = prompts.get(key, (0, depth))
         shape = (many, prompt or None, context if context or not prompt else None)
         if is_prefill:
-            by_rate = total.of(many * prompt) if many > 1 and total else None
+            time_s = total.of(many * prompt) if many > 1 and total else wait and wait.times(1e-3)
             notes = (_HTTP, "until the last first token") if many > 1 else (_HTTP,)
-            if time_s := by_rate or (wait and wait.times(1e-3)):
-                tests.append({**row, "figure": Figure("prefill", time_s, *shape, notes=notes)})
-        elif time_s := each.of(1) if each else total and total.of(many):
-            figure = Figure("decode", time_s, *shape, size or None, step_tokens=None, notes=(_HTTP,))
-            tests.append({**row, "figure": figure})
+            figure = time_s and Figure("prefill", time_s, *shape, notes=notes)
+        else:
+            time_s = each.of(1) if each else total and total.of(many)
+            figure = time_s and Figure("decode", time_s, *shape, size or None, step_tokens=None, notes=(_HTTP,))
+        tests += [{**row, "figure": figure}] if figure else []
     return tests
 
 
@@ -73,19 +74,11 @@ def _cell(row: Record, *names: str) -> Measured | None:
     return None
 
 
-LLAMA_BENCHY = (
-    Format(
-        tool="llama-benchy",
-        has=("test", "ttfr (ms) | est_ppt (ms) | t/s (total)"),
-        records=lambda source: _tests(source.records, is_cached="ctx_" in str([row["test"] for row in source.records])),
-        figures=lambda test: [test["figure"]],
-        settings={"model's name": "model"},
-    ),
-    Format(
-        tool="llama-benchy",
-        has=("latency_mode", "benchmarks"),
-        records=_as_table,
-        figures=lambda test: [test["figure"]],
-        settings={"model's name": "model", "llama-benchy": "version"},
-    ),
+_TABLE = Format(
+    tool="llama-benchy",
+    has=("test", "ttfr (ms) | est_ppt (ms) | t/s (total)"),
+    records=lambda source: _tests(source.records, is_cached="ctx_" in str([row["test"] for row in source.records])),
+    figures=lambda test: [test["figure"]],
+    settings={"model's name": "model"},
 )
+LLAMA_BENCHY = (_TABLE, replace(_TABLE, has=("latency_mode", "benchmarks"), records=_as_table))

@@ -16,14 +16,9 @@ _END = re.compile(r"^.*={20,}\s*$", re.MULTILINE)
 _TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n.*={20,}")
 _LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
 _PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
-# Options of the command with their defaults. Its parser takes underscores for dashes (vllm/utils/argparse_utils.py).
-_OPTIONS = {
-    "input_len": ("input[-_]len", "32"),
-    "output_len": ("output[-_]len", "128"),
-    "batch_size": ("batch[-_]size", "8"),
-    "gpus": ("(?:tp|tensor[-_]parallel[-_]size)", None),
-    "stages": ("(?:pp|pipeline[-_]parallel[-_]size)", None),
-}
+# Defaults of the command. Its parser takes underscores for dashes (vllm/utils/argparse_utils.py).
+_DEFAULTS = {"input_len": "32", "output_len": "128", "batch_size": "8"}
+_OPTION = re.compile(r"(?<!\S)--?([\w-]+)[\s=\\]+['\"]?([^\s'\"]+)")
 # A variable, or a file of options, may have any option.
 _HIDDEN = re.compile(r"\$|--config\b")
 _COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)((?:[^\n\\]|\\\s*\n)*)")
@@ -87,20 +82,15 @@ def _serving(text: str) -> Iterator[Record]:
 
 
 def _latency(text: str) -> Iterator[Record]:
-    """Reports of `vllm bench latency`, with the shape that the command before them names."""
+    """Reports of `vllm bench latency`, with the numbers of the command before them, of which the last counts."""
     for report in _LATENCY.finditer(text):
-        commands = _COMMAND.findall(text[: report.start()])
-        options = {name: _option(commands[-1], *option) for name, option in _OPTIONS.items()} if commands else {}
+        options: dict[str, str] = {}
+        if commands := _COMMAND.findall(text[: report.start()]):
+            given = {name.replace("-", "_"): value for name, value in _OPTION.findall(commands[-1])}
+            usual = {} if _HIDDEN.search(commands[-1]) else _DEFAULTS
+            options = usual | {name: value for name, value in given.items() if value.isdecimal()}
         percentiles = dict(_PERCENTILE.findall(report["rest"]))
-        yield {"avg_latency": report["mean"], "latencies": "", "percentiles": percentiles, **options}
-
-
-def _option(command: str, option: str, default: str | None) -> str | None:
-    """The value of an option of a command; None if it is no number, or may be where the text does not show it."""
-    if given := re.findall(rf"(?<!\S)--?{option}[\s=\\]+(\S*)", command):
-        value = given[-1].strip("'\"")
-        return value if value.isdecimal() else None
-    return None if _HIDDEN.search(command) else default
+        yield {**options, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
 
 
 def _trtllm(text: str) -> Iterator[Record]:
