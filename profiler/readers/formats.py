@@ -116,34 +116,27 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Where the times of batches of a known shape are. A record may have further `notes` by what they are about."""
+    """Where the times of batches of a known shape are."""
 
     batch_size: str = "batch_size"
     prompt_len: str = "input_len"
     new_tokens: str = "output_len"
-    context_len: str = ""
     times: Mapping[Covers, str]
     """By what it covers, a time or a list of repetitions, whose median is the time."""
     unit: float = 1.0
     """Of the times, in seconds, if the file does not name it next to them."""
     repeats: int = 0
     """How often a time was measured, if the file has no repetitions; 0: it does not say."""
-    acceptance: str = ""
-    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
         batch, prompt, new = (whole_at(record, paths) for paths in (self.batch_size, self.prompt_len, self.new_tokens))
-        context, acceptance = whole_at(record, self.context_len, 0), first_of(record, self.acceptance)
         figures = []
         for covers, paths in self.times.items():
             if time_s := seconds_at(record, paths, self.unit):
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
-                notes = (*(inner(record, f"notes.{covers}") or ()), *self.notes.get(covers, ()))
-                figure = Figure(covers, time_s, batch, prompt, context, new, notes=notes)
-                is_plain = covers == "prefill" or not self.acceptance
-                figures.append(figure if is_plain else speculated(figure, acceptance))
+                figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=self.notes.get(covers, ())))
         return figures
 
 
@@ -154,8 +147,6 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
     """
     for path in paths.split(" | "):
         value = inner(record, path)
-        if isinstance(value, Measured):
-            return value
         if isinstance(value, list) and value:
             time = measured(median(number_of(item, path) for item in value), path, values=value)
         elif not isinstance(value, list) and (number := number_at(record, path)):
@@ -187,7 +178,7 @@ class Client:
     cap: str = "cap"
     """The most requests allowed at a time."""
     acceptance: str = "acceptance"
-    """Tokens per step, as in `Steps`."""
+    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
     itl: str = ""
     """The typical time between arrivals, of one token or several."""
     decoding: str = ""

@@ -10,8 +10,7 @@ import re
 from dataclasses import replace
 from statistics import median
 
-from profiler.grid.cells import PHASES
-from profiler.readers.figures import Figure
+from profiler.readers.figures import Covers, Figure
 from profiler.readers.formats import Client, Format, Steps, seconds_at, speculated
 from profiler.readers.values import Measured, Record, first_of, inner, measured, needed, number_at, whole_at, whole_of
 from profiler.units import duration
@@ -213,27 +212,32 @@ _TRTLLM = Format(
 # Batches of a known shape.
 
 
-def _of_optimum(record: Record) -> Record:
-    """Its sequences, the steps of its decode loop, and its device.
+def _of_optimum(record: Record) -> list[Figure]:
+    """The prefill, and a step of the decode loop, whose latency is that of all tokens after the first.
 
-    Its decode latency is that of the whole loop after the first token
-    (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume). Before the prefill, `generate` repeats
+    (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume.) Before the prefill, `generate` repeats
     each prompt as often as the larger of the two numbers (transformers 5.23, generation/utils.py,
     _expand_inputs_for_generation).
     """
-    config = record["config"]
-    options = inner(config, "scenario.generate_kwargs") or {}
+    asked = inner(record, "config.scenario.input_shapes")
+    batch, prompt = (whole_of(asked.get(name), name, 1) for name in ("batch_size", "sequence_length"))
+    options = inner(record, "config.scenario.generate_kwargs") or {}
     copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
-    loop_s = seconds_at(record, "report.decode.latency.values | report.decode.latency.mean", 1.0)
-    notes = [f"each prompt runs as {copies} sequences: beams, or answers"] if copies > 1 else []
-    # Of the GPUs of the machine, any number may have run.
-    on_cpu = inner(config, "backend.device") == "cpu"
-    return {
-        "batch_size": copies * whole_of(inner(config, "scenario.input_shapes.batch_size"), "batch_size", 1),
-        "step_s": loop_s and loop_s.times(1 / (whole_of(options.get("max_new_tokens"), "max_new_tokens", 2) - 1)),
-        "device": first_of(config, "environment.cpu" if on_cpu else "environment.gpu | environment.cpu"),
-        "notes": dict.fromkeys(PHASES, notes),
-    }
+    notes = (f"each prompt runs as {copies} sequences: beams, or answers",) if copies > 1 else ()
+    new = whole_of(options.get("max_new_tokens"), "max_new_tokens", 2)
+    steps: dict[Covers, int] = {"prefill": 1, "decode": new - 1}
+    figures = []
+    for phase, count in steps.items():
+        if time_s := seconds_at(record, f"report.{phase}.latency.values | report.{phase}.latency.mean", 1.0):
+            figures.append(Figure(phase, time_s.times(1 / count), copies * batch, prompt, None, new, notes=notes))
+    return figures
+
+
+def _device(record: Record) -> Record:
+    """Of the GPUs of the machine, any number may have run."""
+    on_cpu = inner(record, "config.backend.device") == "cpu"
+    names = "config.environment.cpu" if on_cpu else "config.environment.gpu | config.environment.cpu"
+    return {"device": first_of(record, names)}
 
 
 # benchmark.json (optimum_benchmark/benchmark/base.py); benchmark_report.json names neither shapes nor a model.
@@ -241,12 +245,8 @@ _OPTIMUM = Format(
     tool="optimum-benchmark",
     has=("config.scenario.input_shapes", "report.prefill.latency | report.decode.latency"),
     records=lambda source: [source.only],
-    more=_of_optimum,
-    figures=Steps(
-        prompt_len="config.scenario.input_shapes.sequence_length",
-        new_tokens="config.scenario.generate_kwargs.max_new_tokens",
-        times={"prefill": "report.prefill.latency.values | report.prefill.latency.mean", "decode": "step_s"},
-    ),
+    more=_device,
+    figures=_of_optimum,
     settings={
         "model's name": "config.backend.model",
         "precision": "config.backend.torch_dtype",
@@ -290,40 +290,34 @@ _SGLANG_OFFLINE = Format(
 )
 
 
-def _of_sglang_server(record: Record) -> Record:
-    """The times of a prefill and a step.
+def _of_sglang_server(record: Record) -> list[Figure]:
+    """A prefill and a step.
 
     The input throughput is batch x prompt, cached tokens included, over the time until the last sequence's first token.
     The rest of the latency is that of the other tokens. `acc_length` is the server's avg_spec_accept_length: the mean
     number of tokens per step, including the one that every step gives (docs.nvidia.com/nemo/automodel,
     speculative.bench_sglang); -1 without speculative decoding.
     """
-    batch_size, whole, new = (whole_of(record.get(name), name, 1) for name in _SGLANG_SHAPE)
-    first_s = batch_size * whole / needed(record, "input_throughput")
+    batch, whole, new = (whole_of(record.get(name), name, 1) for name in _SGLANG_SHAPE)
+    first_s = batch * whole / needed(record, "input_throughput")
     rest_s, share = needed(record, "latency") - first_s, number_at(record, "cache_hit_rate")
     # The last token is always computed, as it gives the first new one.
     cached = min(whole - 1, round((share or 0.0) * whole))
-    return {
-        "input_len": whole - cached,
-        "cached": cached if share else None,
-        "first_s": first_s,
-        "step_s": rest_s / (new - 1) if new > 1 and rest_s > 0 else None,
-        "notes": {"prefill": (_LAST, *([f"{100 * share:.0f} % of the prompt came from a cache"] if share else []))},
-    }
+    shape = (batch, whole - cached, cached if share else None, new)
+    notes = (_LAST, *([f"{100 * share:.0f} % of the prompt came from a cache"] if share else []))
+    figures = [Figure("prefill", Measured(first_s, repeats=1), *shape, notes=notes)]
+    if new > 1 and rest_s > 0:
+        step_s = Measured(rest_s / (new - 1), repeats=1)
+        decode = Figure("decode", step_s, *shape, notes=("mean of all steps, including HTTP and the scheduler",))
+        figures.append(speculated(decode, record.get("acc_length")))
+    return figures
 
 
 _LAST = "until the last sequence's first token, including HTTP and the scheduler"
 _SGLANG_SERVER = Format(
     tool="SGLang bench_one_batch_server",
     has=(*_SGLANG_SHAPE, "latency", "input_throughput", "output_throughput"),
-    more=_of_sglang_server,
-    figures=Steps(
-        context_len="cached",
-        times={"prefill": "first_s", "decode": "step_s"},
-        repeats=1,
-        acceptance="acc_length",
-        notes={"decode": ("mean of all steps, including HTTP and the scheduler",)},
-    ),
+    figures=_of_sglang_server,
 )
 
 # A clock is fine enough if its step is at most this share of the time.
@@ -335,32 +329,41 @@ _NO_SETTINGS = re.compile("batch_size|sequence_length|num_tokens_to_generate|nam
 _IN_LOOP = "the loop of `generate`, including sampling, stop checks and the streamer"
 
 
-def _of_transformers(result: Record) -> Record:
-    """The configuration, and the times as far as its clock tells them.
+def _of_transformers(result: Record) -> list[Figure]:
+    """The times as far as the tool's clock tells them.
 
     The tool subtracts float32 values of perf_counter, whose resolution gets coarser with the time since boot: 7.8 ms
     after 18 hours, 62 ms after ten days.
     """
-    config, found = first_of(result, "metadata.config | config") or {}, result["measurements"]
-    new_tokens = whole_of(config.get("num_tokens_to_generate"), "num_tokens_to_generate", 2)
-    steps = new_tokens - 1
+    config, found = result["config"], result["measurements"]
+    batch, prompt = (whole_of(config.get(name), name, 1) for name in ("batch_size", "sequence_length"))
+    new = whole_of(config.get("num_tokens_to_generate"), "num_tokens_to_generate", 2)
+    steps = new - 1
     # The streamer of `generate` adds a last stamp at its end, which is not a token's; continuous batching does not.
-    divisor = steps if config.get("continuous_batching") else new_tokens
+    divisor = steps if config.get("continuous_batching") else new
     correction = [f"its file divides the time of {steps} steps by {divisor}: corrected"] if divisor > steps else []
     firsts, each = (found.get(name) or [] for name in ("time_to_first_token", "inter_token_latency"))
     clock_s = next((step_s for step_s in _CLOCKS_S if all((first_s / step_s).is_integer() for first_s in firsts)), 0.0)
-    times: dict[str, Measured] = {}
-    notes: dict[str, list[str]] = {"prefill": [_IN_LOOP], "decode": [*correction, _IN_LOOP]}
-    scales = {"prefill": (firsts, 1.0, clock_s), "decode": (each, divisor / steps, clock_s / steps)}
-    for phase, (samples, factor, step_s) in scales.items():
+    parts: dict[Covers, tuple[list[float], float, float, list[str]]] = {
+        "prefill": (firsts, 1.0, clock_s, []),
+        "decode": (each, divisor / steps, clock_s / steps, correction),
+    }
+    figures = []
+    for covers, (samples, factor, step_s, notes) in parts.items():
         if samples:
-            time_s = measured(median(samples), phase, values=samples).times(factor)
-            times[phase] = replace(time_s, rounding=step_s)
+            time_s = measured(median(samples), covers, values=samples).times(factor)
             if step_s > _FINE * time_s.value:
                 why = "(float32 timestamps on a machine with a long uptime)"
-                notes[phase].insert(0, f"a clock that steps by {duration(step_s)} {why}")
+                notes.insert(0, f"a clock that steps by {duration(step_s)} {why}")
+            time_s = replace(time_s, rounding=step_s)
+            figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=(*notes, _IN_LOOP)))
+    return figures
+
+
+def _options(result: Record) -> Record:
+    config = first_of(result, "metadata.config | config") or {}
     options = {name: value for name, value in config.items() if not _NO_SETTINGS.fullmatch(name)}
-    return {"config": config, "options": options, "times": times, "notes": notes}
+    return {"config": config, "options": options}
 
 
 # benchmark_v2 maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
@@ -368,13 +371,8 @@ _TRANSFORMERS = Format(
     tool="transformers benchmark",
     has=("*.measurements.e2e_latency",),
     records=lambda source: [result for record in source.records for result in record.values()],
-    more=_of_transformers,
-    figures=Steps(
-        batch_size="config.batch_size",
-        prompt_len="config.sequence_length",
-        new_tokens="config.num_tokens_to_generate",
-        times={"prefill": "times.prefill", "decode": "times.decode"},
-    ),
+    more=_options,
+    figures=_of_transformers,
     settings={"options": "options", "model's name": "metadata.model_id", "transformers": "metadata.commit_id"}
     | {"device": "metadata.hardware_info.gpu_name"},
 )
