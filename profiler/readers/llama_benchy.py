@@ -1,12 +1,14 @@
 """llama-benchy (github.com/eugr/llama-benchy, results.py): its table and its JSON.
 
 Its table has llama-bench's test names with another meaning: `pp2048 @ d32768` is a prompt of 34,816 tokens, unless
-prefix caching is on, when a row `ctx_pp` fills the cache first. Standard deviations divide by n. At several requests at
-a time (`c4`), a prefill's time is that of all of them, by the total rate.
+prefix caching is on, when a row `ctx_pp` fills the cache first. Rates count the tokens that were prefilled, which tells
+the two apart in a table that lacks such rows. Standard deviations divide by n. At several requests at a time (`c4`), a
+prefill's time is that of all of them, by the total rate.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,6 +52,9 @@ def _tests(rows: Sequence[Record], *, is_cached: bool) -> list[Record]:
         if is_prefill and (found["context"] or not depth):
             prompts[key] = (depth or size, 0)
         elif is_prefill:
+            if each and wait and many == 1:  # the rate times its time are the tokens that the tool counted
+                tokens = each.value * wait.value / 1e3
+                is_cached = abs(math.log(tokens / size)) < abs(math.log(tokens / (size + depth)))
             prompts[key] = (size, depth) if is_cached else (size + depth, 0)
         prompt, context = prompts.get(key, (0, depth))
         shape = (many, prompt or None, context if context or not prompt else None)

@@ -97,6 +97,15 @@ def test_two_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:
     assert names == {"precision", "n_ubatch"}
 
 
+def test_rates_of_llama_benchy_tell_whether_a_prompt_was_cached(tmp_path: Path) -> None:
+    """Its table with prefix caching, without the rows `ctx_`: 2,048 tokens over a cache of 32,768 in 450 ms."""
+    lines = (FILES / "llama-benchy-cached.md").read_text().splitlines()
+    file = read("\n".join(line for line in lines if "ctx_" not in line), tmp_path / "f")
+    prefill = next(figure for figure in file.figures if figure.covers == "prefill" and figure.context_len)
+    assert (prefill.prompt_len, prefill.context_len) == (2048, 32_768)
+    assert prefill.time.value == pytest.approx(0.45044)
+
+
 def test_an_unknown_column_is_named(tmp_path: Path) -> None:
     """A typing error in an optional column must not go unseen."""
     file = read((FILES / "table.csv").read_text().replace("new_tokens", "luck"), tmp_path / "f")
