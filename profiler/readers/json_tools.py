@@ -88,12 +88,6 @@ _TP = "server_info.tp_size | tensor_parallel_size | tensor-parallel-size | tp"
 _DP = "server_info.dp_size | data_parallel_size | data-parallel-size | dp"
 _PP = "server_info.pp_size | pipeline_parallel_size | pipeline-parallel-size | pp"
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
-# Keys of a record of `vllm bench serve` that are not parameters of a sweep.
-_RESULTS = re.compile(
-    r"(mean|median|std|p[\d.]+)_(ttft|tpot|itl|e2el)_ms|(total|spec_decode)_.*|max_(output_tokens_per_s"
-    r"|concurrent_requests)|.*(_throughput|_lens|_goodput|_id|_type)|date|backend|label|num_prompts|completed|failed"
-    r"|duration|ramp_up.*|latencies|queue_times|start_times|ttfts|itls|generated_texts|errors|rtfx|run_number|"
-)
 _SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
 _PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
@@ -111,8 +105,10 @@ def _of_server(record: Record) -> Record:
     # The texts have far fewer tokens than were generated, while the drafts were accepted.
     kept = number_at(record, "total_output_tokens_retokenized / total_output_tokens")
     is_pinned = bool(record.get("accept_length") and kept and kept < 1 / 2)
-    swept = {name: value for name, value in record.items() if name not in _LOAD and not _RESULTS.fullmatch(name)}
+    # A sweep appends its parameters to a record, after the number of the run (vllm/benchmarks/sweep/serve.py).
+    names = list(record)
     is_sweep = "run_number" in record
+    swept = {name: record[name] for name in names[names.index("run_number") + 1 :]} if is_sweep else {}
     return {
         "gpus": whole_at(record, _TP),
         "stages": stages,
@@ -120,7 +116,7 @@ def _of_server(record: Record) -> Record:
         # A server whose settings have the algorithm, but without a value, does not speculate.
         "unspeculated": -1 if server.get("speculative_algorithm", "unsaid") is None else None,
         "verified": 1 + drafted if drafted else server.get("speculative_num_draft_tokens"),
-        "swept": swept if is_sweep else None,
+        "swept": swept,
         "remark": _PINNED if is_pinned else _SHARED if is_sweep and replicas > 1 else "",
     }
 
