@@ -91,8 +91,8 @@ class Placed:
     quant: str = option("none", f"{quant_help()}; not for GGUF, whose results name their bits.")
     tp: int = option(0, "GPUs that shared each step; default: as the file says, or 1.")
     link: str = option("", "nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s; default: the GPU's.")
-    prompt_lens: str = option("", "Prompt lengths, for a file without shapes.")
-    batch_sizes: str = option("", "Batch sizes, for a file without shapes.")
+    prompt_lens: str = option("", "Prompt length, for a file without shapes.")
+    batch_sizes: str = option("", "Batch size, for a file without shapes.")
     new_tokens: str = option("", "New tokens, for a file without shapes.")
 
     def __post_init__(self) -> None:

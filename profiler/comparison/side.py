@@ -351,7 +351,7 @@ def side_of_file(file: ForeignFile) -> Side:
     if file.gpus:
         settings[GPUS] = str(file.gpus)
     settings = {**settings, **file.settings, **settings}
-    return Side(file.name, file.created, file.tool, settings, cells, remarks=file.remarks)
+    return Side(file.name, "", file.tool, settings, cells, remarks=file.remarks)
 
 
 def _figure_id(figure: Figure) -> MatchKey:
@@ -370,8 +370,8 @@ def _foreign(figure: Figure) -> CellTime:
     without a spread gets the interval of one visit with the usual spread. Rounding adds half of the last digit.
     """
     time = figure.time
-    middle, visits, samples_s = time.value, time.repeats, time.values
-    low, high = middle - time.half_width, middle + time.half_width
+    middle, visits, samples_s = time.value, int(time.repeats == 1), time.values
+    low, high = middle * _ONCE.low_s, middle * _ONCE.high_s
     if time.spread:
         spread_s = min(time.spread, _WIDEST * middle)
         samples_s = (middle - spread_s, middle + spread_s)
@@ -380,9 +380,6 @@ def _foreign(figure: Figure) -> CellTime:
         middle, visits = time_s.median_s, len(samples_s)
         half = student_t(visits - 1) * stdev(samples_s) / math.sqrt(visits)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
-    elif not time.half_width or not time.repeats:
-        low, high = min(low, middle * _ONCE.low_s), max(high, middle * _ONCE.high_s)
-        visits = int(time.repeats == 1)
     low, high = max(low - time.rounding, 0.01 * middle), high + time.rounding
     tokens = figure.step_tokens or 1.0
     times = (middle / tokens, low / tokens, high / tokens)

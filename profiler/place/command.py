@@ -5,6 +5,7 @@ The figures get the shapes that the file leaves out, then the floors of what the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,16 +58,15 @@ class _Setup:
     """That share each step."""
     stages: int
     """Groups of them that take turns: they add memory, not speed."""
-
     link: Link | None
     """Between the GPUs that share each step."""
     rank: ModelWork | None
     """The work of one of them; None if it is not known."""
 
     @property
-    def room_bytes(self) -> float | None:
-        """Bytes that a model may take of all GPUs; None if they are unknown."""
-        return (self.under.room_bytes or 0) * self.stages or None
+    def room_bytes(self) -> float:
+        """Bytes that a model may take of all GPUs; infinite if they are unknown."""
+        return (self.under.room_bytes or math.inf) * self.stages
 
     def weight_bytes(self, figure: Figure) -> float:
         """Bytes of the stored weights."""
@@ -85,8 +85,7 @@ class _Setup:
 
     def fits(self, figure: Figure) -> bool:
         """Whether they have room, or need none."""
-        room = self.room_bytes
-        return room is None or figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * room
+        return figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * self.room_bytes
 
 
 def place(
@@ -104,32 +103,37 @@ def place(
 ) -> PlacedFile:
     """Compare the figures of a file with the datasheet roofs of one or more GPUs, or with roofs measured here.
 
-    `tp` is the number of GPUs that share each step; 0 is the number that the file names, else 1. The last three are
-    shapes for a file that names none, in the range grammar: one value for all figures, or one per figure. Raises
-    RequestError for an unreadable file, missing shapes, an unknown GPU, link or model.
+    `tp` is the number of GPUs that share each step; 0 is the number that the file names, else 1. The last three are the
+    shape of the figures of a file that names none, a number each. Raises RequestError for an unreadable file, a missing
+    shape, an unknown GPU, link or model.
     """
     file = read_foreign(path)
-    given = {"--prompt-lens": prompt_lens, "--batch-sizes": batch_sizes, "--new-tokens": new_tokens}
-    figures = _shaped(file.figures, given)
+    shaped = _shaped(
+        file.figures, {"--batch-sizes": batch_sizes, "--prompt-lens": prompt_lens, "--new-tokens": new_tokens}
+    )
     is_cpu = False
     if here:
         from profiler.device.device import resolve_device  # loads torch, as only --here needs
         from profiler.roofs.measure import here_roofs
 
         is_cpu = resolve_device("auto").type == "cpu"
-    figures = [figure for figure in figures if is_cpu or figure.held.gpu_layers != 0]
+    figures = [figure for figure in shaped if is_cpu or figure.held.gpu_layers != 0]
     if not figures:
         raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
     named = {value for figure in figures for name, value in figure.settings if name == "device"}
     devices = sorted({file.settings.get("device", ""), *named} - {""})
-    gpus = _gpus(file, tp, here)
+    if not 0 <= tp <= (1 if here else _MOST_GPUS):
+        raise RequestError(f"--tp {tp} is not possible; give the number of GPUs that shared each step, without --here.")
+    gpus = 1 if here else tp or file.gpus or 1
     sheet = None if here else _sheet(gpu, devices)
     source, precision = resolve(model), file.settings.get("precision", "auto")
     counted = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_roofs(counted.work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
-    messages = _link(sheet, gpus, link)
+    if link and gpus == 1:
+        raise RequestError(f"--link {link} is the link between several GPUs; give their number with --tp.")
+    messages = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
     rank, unknown_link = _rank(source, gpus) if messages else (None, "")
     name = sheet.gpu if sheet else under.device
     setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
@@ -140,7 +144,7 @@ def place(
     warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
-    if left_out := len(file.figures) - len(figures):
+    if left_out := len(shaped) - len(figures):
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
         warnings.append(f"{count} ran with {_NO_LAYER}.")
     if here and any(row.regime is None for row in rows):
@@ -163,36 +167,19 @@ def place(
 
 
 def _shaped(figures: Sequence[Figure], given: Mapping[str, str]) -> list[Figure]:
-    """The figures with one given shape for all of them, or one for each. Raises RequestError for what is missing."""
-    columns: list[Sequence[int | None]] = []
-    for option, text in given.items():
-        values = parse_in_order(text, option) or (None,)
-        if len(values) not in (1, len(figures)):
-            raise RequestError(
-                f"{option}: {len(values)} values for {len(figures)} figures; give one, or one per figure in order."
-            )
-        columns.append(values if len(values) == len(figures) else values * len(figures))
-    shaped = [figure.with_shape(*own).of_one_batch() for figure, *own in zip(figures, *columns, strict=True)]
-    # The number of steps in a whole decode loop is unknown without the number of its tokens.
+    """The figures with the shape given where the file names none. Raises RequestError for what is missing."""
+    sizes = [parse_in_order(text, option) or (None,) for option, text in given.items()]
+    if any(len(values) > 1 for values in sizes):
+        raise RequestError(f"{' and '.join(given)}: give one number each; figures of several shapes need a file each.")
+    shaped = [figure.with_shape(*(values[0] for values in sizes)) for figure in figures]
     is_missing = {
         "--batch-sizes": any(figure.batch_size is None and figure.cap is None for figure in shaped),
         "--prompt-lens": any(figure.depth is None for figure in shaped),
-        "--new-tokens": any(
-            figure.shared_by == 0 or (figure.covers == "generate" and not figure.new_tokens) for figure in shaped
-        ),
+        "--new-tokens": any(figure.covers == "generate" and not figure.new_tokens for figure in shaped),
     }
     if missing := [option for option, is_so in is_missing.items() if is_so]:
         raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
     return shaped
-
-
-def _gpus(file: ForeignFile, tp: int, here: bool) -> int:
-    """The number of GPUs whose roofs add up. Raises RequestError for an impossible one."""
-    if tp < 0 or tp > _MOST_GPUS:
-        raise RequestError(f"--tp {tp} is not possible; give the number of GPUs that shared each step.")
-    if here and tp > 1:
-        raise RequestError("--here measures one device; give --gpu NAME for the roofs of several.")
-    return 1 if here else tp or file.gpus or 1
 
 
 def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
@@ -206,24 +193,15 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
     return sheets[0]
 
 
-def _link(sheet: datasheet.Datasheet | None, gpus: int, text: str) -> Link | None:
-    if gpus == 1 and text:
-        raise RequestError(f"--link {text} is the link between several GPUs; give their number with --tp.")
-    return link_called(text, gpus) if text else None if sheet is None or gpus == 1 else link_of(sheet, gpus)
-
-
 def _rank(source: ModelSource, gpus: int) -> tuple[ModelWork | None, str]:
     """(the work of one of several GPUs, a warning if it is not known).
 
     Messages have the activations' width, so those of packed weights are counted with dense ones.
     """
-    reason = ""
-    for dtype in ("auto", "bfloat16"):
-        try:
-            return counted_model(source, dtype, rented=True, ranks=gpus).work, ""
-        except (RequestError, ModelError) as error:
-            reason = str(error)
-    return None, f"the time of the link between {gpus} GPUs is not known: {reason}"
+    try:
+        return counted_model(source, "bfloat16", rented=True, ranks=gpus).work, ""
+    except (RequestError, ModelError) as error:
+        return None, f"the time of the link between {gpus} GPUs is not known: {error}"
 
 
 def _tokens(figure: Figure) -> int:
@@ -239,20 +217,16 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
     work, notes = setup.counted.work, []
     if figure.batch_size is None:
         most = figure.cap or 1
-        if setup.room_bytes and (per_sequence := int(cache_bytes(work, 1, _tokens(figure)))):
-            most = min(most, max(1, int((setup.room_bytes - setup.weight_bytes(figure)) // per_sequence)))
+        if per_sequence := cache_bytes(work, 1, _tokens(figure)):
+            most = int(max(1, min(most, (setup.room_bytes - setup.weight_bytes(figure)) // per_sequence)))
         notes = [f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"]
-        figure = replace(figure, batch_size=most).of_one_batch()
+        figure = figure.with_shape(most)
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     is_few = held.gpu_layers is not None and held.gpu_layers < layers
-    lower = ": the host's memory has another, lower roof"
-    if is_few:
-        notes.append(f"{held.gpu_layers} of {layers} layers were on the GPU{lower}")
-    elif held.weights_on_host:
-        notes.append(f"experts were in the host's memory{lower}")
-    if held.cache_on_host:
-        notes.append(f"the cache was in the host's memory{lower}")
+    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "experts were in the host's memory"
     held = replace(held, weights_on_host=is_few or held.weights_on_host)
+    on_host = [weights] * held.weights_on_host + ["the cache was in the host's memory"] * held.cache_on_host
+    notes += [f"{what}: the host's memory has another, lower roof" for what in on_host]
     return replace(figure, held=held, notes=(*figure.notes, *notes))
 
 
@@ -330,7 +304,7 @@ def _doubts(
             f"the file says that its weights were quantised ({', '.join(sorted(named))}), but they are counted"
             f" in {counted.dtype}: give --quant, or the quantised model's own folder."
         )
-    if room and (outside := [figure for figure, row in zip(figures, rows, strict=True) if not row.fits]):
+    if outside := [figure for figure, row in zip(figures, rows, strict=True) if not row.fits]:
         largest = max(outside, key=setup.needed_bytes)
         weights, needs = (scaled(of(largest), "B") for of in (setup.weight_bytes, setup.needed_bytes))
         what, instead = f"the weights need {weights}", "or another precision"

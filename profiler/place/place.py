@@ -125,11 +125,9 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
 
 ROOF_ALLOWS = "faster than the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
-    "prefill": "the prompt may have come from a cache, or the file is of several GPUs or of another GPU or precision",
-    "decode": "prompt tokens may be counted, several tokens per step speculated, or the file is of several GPUs or of"
-    " another GPU or precision",
-    "generate": "prompt tokens may be counted as generated, or the file is of several GPUs or of another GPU or"
-    " precision",
+    "prefill": "the prompt may have come from a cache",
+    "decode": "prompt tokens may be counted, several tokens per step speculated",
+    "generate": "prompt tokens may be counted as generated",
 }
 """Likely reasons for a figure above the roof, by what it covers."""
 
@@ -137,7 +135,8 @@ _SUSPICIONS: dict[Covers, str] = {
 def _notes(figure: Figure, attained: float, fits: bool) -> Iterator[str]:
     """A suspicion if the figure is too fast, then the notes of its file, then remarks."""
     if fits and attained > 1 + ROOF_TOLERANCE:
-        yield f"{ROOF_ALLOWS}: {_SUSPICIONS[figure.covers]}"
+        why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
+        yield f"{ROOF_ALLOWS}: {why}"
     elif fits and figure.step_tokens is None and figure.covers == "decode" and attained > _SPECULATES_FROM:
         yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
@@ -152,30 +151,16 @@ def _notes(figure: Figure, attained: float, fits: bool) -> Iterator[str]:
         yield f"its first repetition took {ratio:.1f} times as long as the others: it may include warm-up"
 
 
-def doubts(rows: Sequence[PlacedFigure]) -> list[str]:
-    """Warnings about a whole file: figures above the roof, and decode steps that seem to include the prefill."""
-    warnings = []
-    above = sum(row.is_above for row in rows if row.fits)
-    if above:
-        warnings.append(f"{above} of {len(rows)} figures {'is' if above == 1 else 'are'} above the roof, so not valid.")
-    batch = _batch_with_prefill_in_decode(rows)
-    if batch:
-        warnings.append(
-            f"decode steps at batch {batch} grow with the prompt far more than the cache does: they seem to include the"
-            " prompt's time."
-        )
-    return warnings
-
-
 # With a prompt at least four times as long, a decode step grows to 1.5 times what its floor allows only if the prefill
 # is in it.
 _LONGER_PROMPT = 4.0
 _FAR_MORE = 1.5
 
 
-def _batch_with_prefill_in_decode(rows: Sequence[PlacedFigure]) -> int | None:
-    """The first batch size whose decode steps grow with the prompt by far more than their floors; None if there is
-    none."""
+def doubts(rows: Sequence[PlacedFigure]) -> Iterator[str]:
+    """Warnings about a whole file: figures above the roof, and decode steps that seem to include the prefill."""
+    if above := sum(row.is_above for row in rows if row.fits):
+        yield f"{above} of {len(rows)} figures {'is' if above == 1 else 'are'} above the roof, so not valid."
     series: dict[tuple[int, int | None, str], list[PlacedFigure]] = {}
     for row in rows:
         if row.phase == "decode" and row.prompt_len:
@@ -184,8 +169,11 @@ def _batch_with_prefill_in_decode(rows: Sequence[PlacedFigure]) -> int | None:
         first, last = (of(steps, key=attrgetter("prompt_len")) for of in (min, max))
         is_longer = last.prompt_len >= _LONGER_PROMPT * first.prompt_len
         if is_longer and last.latency_s / first.latency_s > _FAR_MORE * last.floor_s / first.floor_s:
-            return batch
-    return None
+            yield (
+                f"decode steps at batch {batch} grow with the prompt far more than the cache does: they seem to include"
+                " the prompt's time."
+            )
+            return
 
 
 _CAPTIONS = {
@@ -223,17 +211,16 @@ def placed_section(file: PlacedFile) -> Section:
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:
     """A name for each row; decode steps of one context also have their number of tokens."""
-    counts = Counter(_name(row, "") for row in rows)
-    tokens = [f" + {row.new_tokens}" if row.new_tokens else "" for row in rows]
-    return [_name(row, each if counts[_name(row, "")] > 1 else "") for row, each in zip(rows, tokens, strict=True)]
+    counts = Counter(_name(row) for row in rows)
+    return [_name(row, with_tokens=counts[_name(row)] > 1) for row in rows]
 
 
-def _name(row: PlacedFigure, generated: str) -> str:
-    settings, batch = f", {row.settings}" if row.settings else "", f"{row.phase} {row.batch_size} x"
-    if row.phase == "decode":
-        return f"{batch} {row.prompt_len + row.context_len}{generated}{settings}"
-    new = f" + {row.new_tokens}" if row.phase == "generate" else ""
-    return f"{batch} {row.prompt_len}{new}{f' after {row.context_len}' if row.context_len else ''}{settings}"
+def _name(row: PlacedFigure, *, with_tokens: bool = False) -> str:
+    is_decode = row.phase == "decode"
+    length = row.prompt_len + (row.context_len if is_decode else 0)
+    new = f" + {row.new_tokens}" if row.new_tokens and (with_tokens if is_decode else row.phase == "generate") else ""
+    after = f" after {row.context_len}" if row.context_len and not is_decode else ""
+    return f"{row.phase} {row.batch_size} x {length}{new}{after}{f', {row.settings}' if row.settings else ''}"
 
 
 def _note_lines(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:

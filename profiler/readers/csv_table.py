@@ -13,18 +13,19 @@ from dataclasses import replace
 from profiler.errors import RequestError
 from profiler.readers.figures import Covers, Figure, Held
 from profiler.readers.formats import Format
-from profiler.readers.values import PER_SECOND, SECONDS, Record, measured, number_at, number_of, whole_at, whole_of
+from profiler.readers.sources import Source
+from profiler.readers.values import Record, escaped, measured, number_at, number_of, whole_at, whole_of
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
+_KNOWN = {"status", "phase", "batch_size", "prompt_len", "context_len", "new_tokens", "latency_s", "tokens_per_s"}
+_KNOWN |= {"repeats", "samples_s", "bits_per_weight", "tokens_per_step"}
 _COVERS: Mapping[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
 _NO_PHASE = "no phase named: read as decode steps only"
 
 
 def _figures(row: Record) -> list[Figure]:
-    if row.get("status") not in (None, "", "ok"):
-        return []
     try:
-        return [_figure(row)]
+        return [_figure(row)] if row.get("status") in (None, "", "ok") else []
     except RequestError as error:
         raise RequestError(f"row {row['row']}: {error}") from None
 
@@ -34,7 +35,7 @@ def _figure(row: Record) -> Figure:
     covers = _COVERS.get(phase or ("decode" if new else "prefill"))
     if covers is None:
         raise RequestError(f"{phase[:40]!r} is not a phase; use prefill, decode or generate.")
-    batch, prompt = whole_of(row.get("batch_size") or None, "batch_size", 1), whole_at(row, "prompt_len", 0)
+    batch, prompt = whole_of(row.get("batch_size"), "batch_size", 1), whole_at(row, "prompt_len", 0)
     named = number_at(row, "tokens_per_step") if covers == "decode" else 1.0
     per_step = named or 1.0
     if per_step < 1:
@@ -43,25 +44,29 @@ def _figure(row: Record) -> Figure:
     if not tokens:
         raise RequestError(f"a {covers} of 0 tokens has no time.")
     if row.get("latency_s"):
-        time_s = measured(row["latency_s"], "latency_s", SECONDS)
+        time_s = measured(row["latency_s"], "latency_s")
     else:
-        time_s = measured(row.get("tokens_per_s") or None, "tokens_per_s", PER_SECOND).of(tokens)
-    samples = tuple(number_of(text.strip(), "samples_s") for text in str(row.get("samples_s") or "").split(";") if text)
+        time_s = measured(row.get("tokens_per_s"), "tokens_per_s").of(tokens)
+    samples = tuple(number_of(text, "samples_s") for text in str(row.get("samples_s") or "").split(";") if text)
     if covers == "decode" and context is not None:
         context = max(0, context - (prompt or 0) - (new or 0) // 2)
     time_s = replace(time_s, values=samples, repeats=len(samples) or whole_at(row, "repeats") or 0)
-    bits, notes = row.get("bits_per_weight"), () if phase or not new else (_NO_PHASE,)
-    held = Held(weight_bytes=number_of(bits, "bits_per_weight") / 8 if bits else None)
+    bits, notes = number_at(row, "bits_per_weight"), () if phase or not new else (_NO_PHASE,)
     shape = (batch, prompt or None, context, new)
+    held = Held(weight_bytes=bits and bits / 8)
     return Figure(covers, time_s, *shape, step_tokens=named, query_tokens=per_step, held=held, notes=notes)
+
+
+def _numbered(source: Source) -> list[Record]:
+    unknown = [escaped(name) for name in source.records[0] if name not in _KNOWN]
+    remark = f"columns that are not read: {', '.join(unknown)}." if unknown else ""
+    return [{**row, "row": number, "remark": remark} for number, row in enumerate(source.records, 1)]
 
 
 CSV_TABLE = Format(
     tool="table",
     has=("batch_size", "prompt_len", "latency_s | tokens_per_s"),
-    known="status|phase|batch_size|prompt_len|context_len|new_tokens|latency_s|tokens_per_s|repeats|samples_s"
-    "|bits_per_weight|tokens_per_step",
-    records=lambda source: [{**row, "row": number} for number, row in enumerate(source.records, 1)],
+    records=_numbered,
     figures=_figures,
     settings={"bits per weight": "bits_per_weight"},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from profiler.readers.llama_benchy import LLAMA_BENCHY
 from profiler.readers.llama_cpp import LLAMA_BATCHED_BENCH, LLAMA_BENCH
 from profiler.readers.sources import Source, sources_of, text_of
 from profiler.readers.values import escaped
+from profiler.units import visible_in
 
 FORMATS: Sequence[Format] = (*LLAMA_BENCHY, *LLAMA_BENCH, *LLAMA_BATCHED_BENCH, *JSON_TOOLS, CSV_TABLE)
 """Every kind of file. The first that knows a file reads it, so more specific ones come first."""
@@ -41,51 +42,33 @@ def tools() -> str:
 def read_foreign(path: Path) -> ForeignFile:
     """Read another tool's result file. Raises RequestError if it is broken, too large, or of no known tool."""
     text, first = text_of(path), ""
-    for sources in _groups(path, text):
+    for group in sources_of(path, text):
+        sources = [replace(each, records=visible_in(list(each.records))) for each in group if each.records]
         first = first or next((", ".join(map(str, source.records[0])) for source in sources), "")
-        if found := _found(path, sources):
-            break
-    else:
-        has = f" (it has {escaped(first)[:120]})" if first else ""
-        raise RequestError(_refusal(path, text) or f"{path} is not a known result file{has}; use one of {tools()}.")
-    if len(found) > 1:
-        raise RequestError(
-            f"{path} has results of {' and '.join(sorted(file.tool for file in found))}; give each a file."
-        )
-    if not found[0].figures:
-        raise RequestError(f"{path}: {found[0].tool} wrote no time of a prefill or a decode into it.")
-    return replace(found[0], name=str(path))
+        if file := _read(path, sources):
+            if not file.figures:
+                raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
+            return replace(file, name=str(path))
+    for pattern, what, option in _REFUSED:
+        if re.search(pattern, text, re.MULTILINE):
+            raise RequestError(
+                f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
+                f" with {CSV_COLUMNS}."
+            )
+    has = f" (it has {escaped(first)[:120]})" if first else ""
+    raise RequestError(f"{path} is not a known result file{has}; use one of {tools()}.")
 
 
-def _groups(path: Path, text: str) -> Iterator[list[Source]]:
-    """`sources_of` a text; one without a source, such as a log with a quote, is refused by its name if it has one."""
+def _read(path: Path, sources: Sequence[Source]) -> ForeignFile | None:
+    """What the sources of one tool hold; None if none is known."""
     try:
-        yield from sources_of(path, text)
-    except RequestError as error:
-        raise RequestError(_refusal(path, text) or str(error)) from None
-
-
-def _found(path: Path, sources: Sequence[Source]) -> list[ForeignFile]:
-    """One file for each tool that wrote some of the sources."""
-    found: dict[str, ForeignFile] = {}
-    try:
-        for each in FORMATS:
-            if known := [source for source in sources if each.knows(source)]:
-                sources = [source for source in sources if source not in known]
-                found[each.tool] = each.read(known)
+        kinds = [next((each for each in FORMATS if each.knows(source)), None) for source in sources]
+        known = [each for each in FORMATS if each in kinds]
+        if len(known) > 1:
+            raise RequestError(f"it has results of {' and '.join(each.tool for each in known)}; give each a file.")
+        own = [source for source, kind in zip(sources, kinds, strict=True) if kind is not None]
+        return known[0].read(own) if known else None
     except RequestError as error:
         raise RequestError(f"{path}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError) as error:
         raise RequestError(f"{path} is damaged: {type(error).__name__}: {escaped(error)}.") from None
-    return list(found.values())
-
-
-def _refusal(path: Path, text: str) -> str | None:
-    """What to do with a text that is known, but has no shapes; None for any other."""
-    for pattern, what, option in _REFUSED:
-        if re.search(pattern, text, re.MULTILINE):
-            return (
-                f"{path} is {what}, which does not name the shapes of its figures; write a file with {option}, or a CSV"
-                f" with {CSV_COLUMNS}."
-            )
-    return None

@@ -1,4 +1,4 @@
-"""The figures that every reader returns, and their checks."""
+"""The figures that every reader returns."""
 
 from __future__ import annotations
 
@@ -6,16 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from profiler.errors import RequestError
 from profiler.readers.values import Measured, Settings
 
 Covers = Literal["prefill", "decode", "generate"]
 """What a time covers: the prefill of a whole prompt, one decode step, or a whole `generate`."""
-
-# A nanosecond to thirty years, a billion sequences or tokens, 64 bytes per weight: beyond them a file is damaged.
-_SHORTEST_S, _LONGEST_S = 1e-9, 1e9
-_LARGEST = 10**9
-_WIDEST_BYTES = 64.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +48,8 @@ class Figure:
     """Tokens per sequence that a decode step processes, the drafted ones included."""
     prefill_tokens: int = 1
     """New tokens of each sequence that the prefill of a generation makes."""
-    shared_by: int | None = None
-    """Sequences, or tokens of a decode loop, that shared `time`, if it is not one batch's; 0: an unknown number."""
+    requests: int | None = None
+    """Sequences that shared `time`, if it is not one batch's."""
     cap: int | None = None
     """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
     cached_once: int = 0
@@ -66,18 +60,10 @@ class Figure:
     notes: tuple[str, ...] = ()
     """Caveats for the reader of the figure."""
 
-    def __post_init__(self) -> None:
-        """Raises RequestError for a figure that no machine could have."""
-        times_s, width = (self.time.value, *self.time.values), self.held.weight_bytes or 0.0
-        sizes = (self.batch_size, self.prompt_len, self.context_len, self.new_tokens)
-        is_possible = all(_SHORTEST_S <= time_s <= _LONGEST_S for time_s in times_s) and width <= _WIDEST_BYTES
-        if not is_possible or not 0 <= self.time.spread <= _LONGEST_S or max(size or 0 for size in sizes) > _LARGEST:
-            raise RequestError(f"it is damaged: no machine could have its {self.covers} of {self.time.value:.3g} s.")
-
     @property
     def has_step(self) -> bool:
         """Whether this is a prefill or one decode step of a known shape."""
-        return self.covers != "generate" and self.shared_by is None and bool(self.batch_size) and self.depth is not None
+        return self.covers != "generate" and bool(self.batch_size) and self.depth is not None
 
     @property
     def depth(self) -> int | None:
@@ -92,33 +78,19 @@ class Figure:
             return float(self.covers == "decode")
         return ((self.new_tokens or 0) - self.prefill_tokens) / (self.step_tokens or 1.0)
 
-    def with_shape(self, prompt_len: int | None, batch_size: int | None, new_tokens: int | None) -> Figure:
-        """The figure with the given shape where the file names none."""
+    def with_shape(
+        self, batch_size: int | None = None, prompt_len: int | None = None, new_tokens: int | None = None
+    ) -> Figure:
+        """The figure with the given shape where the file names none, of one batch as soon as its size is known."""
+        prompt_len = prompt_len if self.depth is None else self.prompt_len
+        batch, new_tokens, time = self.batch_size or batch_size, self.new_tokens or new_tokens, self.time
+        if self.requests and batch:
+            batch = min(batch, self.requests)
+            time = time.times(batch / self.requests)
+        requests = None if batch else self.requests
         return replace(
-            self,
-            prompt_len=prompt_len if self.depth is None else self.prompt_len,
-            batch_size=self.batch_size or batch_size,
-            new_tokens=self.new_tokens or new_tokens,
+            self, time=time, requests=requests, batch_size=batch, prompt_len=prompt_len, new_tokens=new_tokens
         )
-
-    def of_one_batch(self) -> Figure:
-        """The figure of one batch or decode step of what shared its time; itself as long as its shape is unknown.
-
-        A decode loop makes all tokens after the first. Raises RequestError for a shape that contradicts its tokens.
-        """
-        batch, shared_by, new = self.batch_size, self.shared_by, self.new_tokens
-        if shared_by is None or not batch or not (new or shared_by):
-            return self
-        if self.covers != "decode":
-            batch = min(batch, shared_by)
-            return replace(self, time=self.time.times(batch / shared_by), batch_size=batch, shared_by=None)
-        steps = new - 1 if new else shared_by // batch
-        if steps < 1 or (shared_by and steps * batch != shared_by):
-            raise RequestError(
-                f"its decode loop made {shared_by} tokens after the first of each sequence, which does not match"
-                f" a batch of {batch}" + (f" and {new} new tokens." if new else ".")
-            )
-        return replace(self, time=self.time.times(1 / steps), new_tokens=steps + 1, shared_by=None)
 
 
 @dataclass(frozen=True)
@@ -127,7 +99,6 @@ class ForeignFile:
 
     tool: str
     figures: Sequence[Figure]
-    created: str = ""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Model, device, software and other settings, by the names that a comparison uses."""
     gpus: int | None = None

@@ -7,7 +7,6 @@ A place is a path of keys, `metrics.latency.median`. ` | ` is between paths of w
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -20,7 +19,6 @@ from profiler.readers.values import (
     Measured,
     Record,
     apart,
-    escaped,
     first_of,
     has,
     inner,
@@ -45,21 +43,14 @@ class Format:
     """Paths of keys that its first record has, whatever their values."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """The keys of columns that a table calls otherwise."""
-    known: str = ""
-    """A pattern of the other columns that are read; a remark names all others. Empty: files with keys of all kinds."""
     records: Callable[[Source], Sequence[Record]] = lambda source: source.records
     """The results in a file. Raises RequestError for several reports."""
     more: Callable[[Record], Record] = lambda record: {}
-    """What a result says in more than a path, as further keys; a `remark` is a sentence about the whole file."""
+    """What a result says in more than a path, as further keys: a `remark` about the whole file, `gpus`, `stages`."""
     figures: Callable[[Record], Sequence[Figure]]
     """The figures of one result: `Steps`, `Client`, or a function."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Where the settings of a result are, by the name that a comparison uses; of a mapping, each key is a setting."""
-    created: str = ""
-    gpus: str = ""
-    """Where the number of GPUs is that shared each step."""
-    stages: str = ""
-    """Where the number of pipeline stages is."""
     packed_dtype: str = ""
     """See `ForeignFile`."""
     repeated: bool = False
@@ -76,28 +67,21 @@ class Format:
         Figures carry the settings in which their records differ, and the number of their table if none of them tells
         two figures apart; the file has the settings that all share.
         """
-        if fault := next((source.fault for source in sources if source.fault), ""):
-            raise RequestError(fault)
-        records, remarks = [], []
-        for number, source in enumerate(sources, 1):
-            for result in self.records(replace(source, records=self._renamed(source.records))):
-                more = self.more(result)
-                remarks.append(more.get("remark"))
-                records.append({**result, "table": number, **more})
+        records = [
+            {**result, "table": number, **self.more(result)}
+            for number, source in enumerate(sources, 1)
+            for result in self.records(replace(source, records=self._renamed(source.records)))
+        ]
         shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
-        gpus, *others = dict.fromkeys((whole_at(each, self.gpus), whole_at(each, self.stages) or 1) for each in records)
+        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in records}
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
-        remarks += [remark for source in sources for remark in source.remarks]
-        names = [name for name in sources[0].records[0] if name and name not in self.columns] if self.known else []
-        if unknown := [escaped(name) for name in names if not re.fullmatch(self.known, name)]:
-            remarks.insert(0, f"columns that are not read: {', '.join(unknown)}.")
+        remarks = [*(each.get("remark") for each in records), *(each for source in sources for each in source.remarks)]
         return ForeignFile(
             self.tool,
             _joined(figures) if self.repeated else figures,
-            created=escaped(first_of(records[0], self.created) or ""),
             settings=shared,
             gpus=gpus[0],
             stages=gpus[1],
@@ -126,54 +110,33 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
     runs: dict[tuple[object, ...], list[Figure]] = {}
     for figure in figures:
         runs.setdefault((figure.covers, figure.settings), []).append(figure)
-    samples = [tuple(figure.time.value for figure in same) for same in runs.values()]
-    times = [Measured(median(values), values=values, repeats=len(values)) for values in samples]
-    return [replace(same[0], time=time_s) for same, time_s in zip(runs.values(), times, strict=True)]
+    pairs = [(same[0], tuple(figure.time.value for figure in same)) for same in runs.values()]
+    return [replace(first, time=Measured(median(all_s), values=all_s, repeats=len(all_s))) for first, all_s in pairs]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Paths:
-    """Where the lengths of sequences and the times are. What a file does not name is empty."""
+class Steps:
+    """Where the times of batches of a known shape are."""
 
+    batch_size: str = "batch_size"
     prompt_len: str = "input_len"
     new_tokens: str = "output_len"
     times: Mapping[Covers, str]
     """By what it covers, a time or a list of repetitions, whose median is the time."""
     unit: float = 1.0
     """Of the times, in seconds, if the file does not name it next to them."""
-    cap: str = ""
-    """The most sequences or requests allowed at a time."""
-    acceptance: str = ""
-    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Steps(_Paths):
-    """Where the times of batches of a known shape are. A record may have further `notes` by what they are about."""
-
-    batch_size: str = "batch_size"
-    context_len: str = ""
     repeats: int = 0
     """How often a time was measured, if the file has no repetitions; 0: it does not say."""
-    shared_by: str = ""
-    """The number of sequences that shared a generation, or of tokens of a decode loop, if it is not one batch's."""
     notes: Mapping[Covers, tuple[str, ...]] = field(default_factory=dict)
 
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
         batch, prompt, new = (whole_at(record, paths) for paths in (self.batch_size, self.prompt_len, self.new_tokens))
-        context = whole_at(record, self.context_len, 0)
-        cap, acceptance = whole_at(record, self.cap), first_of(record, self.acceptance) if self.acceptance else -1
         figures = []
         for covers, paths in self.times.items():
             if time_s := seconds_at(record, paths, self.unit):
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
-                notes = (*(inner(record, f"notes.{covers}") or ()), *self.notes.get(covers, ()))
-                figure = Figure(covers, time_s, batch, prompt, context, new, cap=cap, notes=notes)
-                if covers != "prefill":
-                    shared_by = whole_at(record, self.shared_by, least=int(covers == "generate"))
-                    figure = speculated(replace(figure, shared_by=shared_by), acceptance)
-                figures.append(figure.of_one_batch())
+                figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=self.notes.get(covers, ())))
         return figures
 
 
@@ -184,8 +147,6 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
     """
     for path in paths.split(" | "):
         value = inner(record, path)
-        if isinstance(value, Measured):
-            return value
         if isinstance(value, list) and value:
             time = measured(median(number_of(item, path) for item in value), path, values=value)
         elif not isinstance(value, list) and (number := number_at(record, path)):
@@ -197,26 +158,33 @@ def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Client(_Paths):
-    """Where the client of a loaded server writes its means and medians.
+class Client:
+    """Where the client of a loaded server writes its means and medians: the typical value, then the mean.
 
-    Its times are those to the first token (`prefill`) and per token after it (`decode`), the typical before the mean.
+    A record may have further keys: `verified`, the tokens per sequence that a step processes, and `groups`, the groups
+    of GPUs, replicas or pipeline stages, that have a batch each at a time.
     """
 
+    prompt_len: str = "prompt_len"
+    new_tokens: str = "new_tokens"
     output_per_s: str
     """New tokens of all requests per second."""
-    mean_tpot: str = ""
-    """The mean time per token, if it is not the last of its paths."""
+    to_first: str
+    """The time to the first token."""
+    per_token: str
+    """The time per token after the first."""
+    unit: float = 1e-3
+    """Of the times, in seconds, if the file does not name it next to them."""
+    cap: str = "cap"
+    """The most requests allowed at a time."""
+    acceptance: str = "acceptance"
+    """Tokens per step, the one that every step gives included; -1 without speculative decoding."""
     itl: str = ""
     """The typical time between arrivals, of one token or several."""
     decoding: str = ""
     """Requests that decoded at a time, if the tool counted them."""
-    verified: str = ""
-    """Tokens per sequence that a step processes."""
-    groups: str = ""
-    """Groups of GPUs, replicas or pipeline stages, that have a batch each at a time."""
-    unstreamed: str = ""
-    """What to do about a file without a time per token; empty if a prefill alone has a use."""
+    streams_by: str = ""
+    """The option without which a file has no time per token; empty if a prefill alone has a use."""
 
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of a prefill and a decode step, as the client measures them.
@@ -225,19 +193,18 @@ class Client(_Paths):
         Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first token;
         without a mean, from the median. It is never more than the cap. Raises RequestError for a broken record.
         """
-        ttft, tpot = self.times["prefill"], self.times["decode"]
-        means = [paths.split(" | ")[-1] for paths in (ttft, self.mean_tpot or tpot)]
+        means = [paths.split(" | ")[-1] for paths in (self.to_first, self.per_token)]
         ttft_s, tpot_s, itl_s, mean_ttft_s, mean_tpot_s = (
             time.value if (time := seconds_at(record, paths, self.unit)) else 0.0
-            for paths in (ttft, tpot, self.itl, *means)
+            for paths in (self.to_first, self.per_token, self.itl, *means)
         )
-        if not tpot_s and self.unstreamed:
-            raise RequestError(f"it has no time between tokens{self.unstreamed}.")
+        if not tpot_s and self.streams_by:
+            raise RequestError(f"it has no time between tokens; measure with {self.streams_by}.")
         if not ttft_s and not tpot_s:
             return []
         cap, acceptance = first_of(record, self.cap), first_of(record, self.acceptance)
         most = math.inf if cap is None else number_of(cap, "the concurrency")
-        counted, groups = number_at(record, self.decoding), whole_at(record, self.groups) or 1
+        counted, groups = number_at(record, self.decoding), whole_at(record, "groups") or 1
         per_s = needed(record, self.output_per_s)
         batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
         prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_len, self.new_tokens))
@@ -258,13 +225,10 @@ class Client(_Paths):
             if most > 1:
                 notes.append("prefills of other requests may run in between")
             if acceptance is None and chunk > _CHUNKED:
-                notes.append(
-                    f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"
-                )
-            limit = None if cap is None else max(1, round(most))
-            time_s = Measured(tpot_s, repeats=1)
+                notes += [f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"]
+            limit, time_s = None if cap is None else max(1, round(most)), Measured(tpot_s, repeats=1)
             decode = replace(shape, covers="decode", time=time_s, batch_size=of_group, cap=limit, notes=tuple(notes))
-            figures.append(speculated(decode, acceptance, number_at(record, self.verified)))
+            figures.append(speculated(decode, acceptance, number_at(record, "verified")))
         return figures
 
 

@@ -10,38 +10,23 @@ import re
 from dataclasses import replace
 from statistics import median
 
-from profiler.grid.cells import PHASES
-from profiler.readers.formats import Client, Format, Steps
-from profiler.readers.sources import Source
-from profiler.readers.values import (
-    Measured,
-    Record,
-    first_of,
-    has,
-    inner,
-    needed,
-    number_at,
-    number_of,
-    whole_at,
-    whole_of,
-)
+from profiler.readers.figures import Covers, Figure
+from profiler.readers.formats import Client, Format, Steps, seconds_at, speculated
+from profiler.readers.values import Measured, Record, first_of, inner, measured, needed, number_at, whole_at, whole_of
 from profiler.units import duration
 
 _WHOLE = "prompt and generation in one figure"
 
 
 def _concurrency(record: Record) -> Record:
-    """The cap of the last phase that is not excluded, as a warm-up is; without phases, that of the run."""
+    """The cap of the last phase, after any warm-up; without phases, that of the run."""
     phases = inner(record, "input_config.phases")
-    asked = phases if isinstance(phases, list) else [record.get("input_config") or {}]
-    counted = [phase for phase in asked if not phase.get("exclude_from_results")]
     paths = "concurrency | loadgen.concurrency | perf_analyzer.stimulus.concurrency"
-    return {"cap": first_of(counted[-1], paths) if counted else None}
+    return {"cap": first_of(phases[-1] if phases else record.get("input_config") or {}, paths)}
 
 
 # Its `concurrency` is a cap. `effective_decode_concurrency` is the time-averaged number of requests in decode
 # (docs.nvidia.com/aiperf/reference/effective-vs-active-metrics). Older versions, and genai-perf, have other paths.
-_OF_GENAI_PERF = "input_config.perf_analyzer | input_config.formatted_model_name"
 _AIPERF = Format(
     tool="AIPerf",
     has=("request_throughput", "request_latency.unit", "output_token_throughput"),
@@ -50,26 +35,22 @@ _AIPERF = Format(
         prompt_len="input_sequence_length.avg",
         new_tokens="output_sequence_length.avg",
         output_per_s="output_token_throughput.avg",
-        times={
-            "prefill": "time_to_first_token.p50 | time_to_first_token.avg",
-            "decode": "inter_token_latency.p50 | inter_token_latency.avg",
-        },
-        cap="cap",
-        unit=1e-3,
+        to_first="time_to_first_token.p50 | time_to_first_token.avg",
+        per_token="inter_token_latency.p50 | inter_token_latency.avg",
         decoding="effective_decode_concurrency.avg",
-        unstreamed=", since without --streaming all tokens arrive at once; add --streaming",
+        streams_by="--streaming",
     ),
     settings={
         "model's name": "input_config.models.items.name | input_config.endpoint.model_names | input_config.model_names"
         " | input_config.model",
-        "AIPerf": "aiperf_version",
         "concurrency": "cap",
     },
-    created="start_time",
 )
+_OF_GENAI_PERF = "input_config.perf_analyzer | input_config.formatted_model_name"
 
 # benchmarks.json has one benchmark per load (guidellm/benchmark/schemas). Its `time_per_output_token_ms` includes the
 # first token (guidellm/schemas/request_stats.py), so it is no decode step.
+_PER_TOKEN = "metrics.inter_token_latency_ms.successful"
 _GUIDELLM = Format(
     tool="GuideLLM",
     has=("benchmarks.metrics.time_to_first_token_ms",),
@@ -78,18 +59,15 @@ _GUIDELLM = Format(
         prompt_len="metrics.prompt_token_count.successful.median",
         new_tokens="metrics.output_token_count.successful.median",
         output_per_s="metrics.output_tokens_per_second.successful.mean",
-        times={
-            "prefill": "metrics.time_to_first_token_ms.successful.median",
-            "decode": "metrics.inter_token_latency_ms.successful.median",
-        },
-        unit=1e-3,
-        mean_tpot="metrics.inter_token_latency_ms.successful.mean",
+        to_first="metrics.time_to_first_token_ms.successful.median",
+        per_token=f"{_PER_TOKEN}.median | {_PER_TOKEN}.mean",
         cap="config.strategy.streams | metrics.request_concurrency.successful.mean",
     ),
     settings={"model's name": "args.model | args.backend_kwargs.model", "load": "config.strategy"},
 )
 
 # stage_N_lifecycle_metrics.json (inference_perf/reportgen), in seconds.
+_LATENCY = "successes.latency"
 _INFERENCE_PERF = Format(
     tool="inference-perf",
     has=("load_summary", "successes"),
@@ -97,12 +75,11 @@ _INFERENCE_PERF = Format(
         prompt_len="successes.prompt_len.mean",
         new_tokens="successes.output_len.mean",
         output_per_s="successes.throughput.output_tokens_per_sec",
-        times={
-            "prefill": "successes.latency.time_to_first_token.median | successes.latency.time_to_first_token.mean",
-            "decode": "successes.latency.time_per_output_token.median | successes.latency.time_per_output_token.mean",
-        },
+        to_first=f"{_LATENCY}.time_to_first_token.median | {_LATENCY}.time_to_first_token.mean",
+        per_token=f"{_LATENCY}.time_per_output_token.median | {_LATENCY}.time_per_output_token.mean",
+        unit=1.0,
         cap="load_summary.concurrency",
-        unstreamed="; measure with `streaming: true` in the tool's `api` settings",
+        streams_by="`streaming: true` in the tool's `api` settings",
     ),
     settings={"requested_rate": "load_summary.requested_rate", "concurrency": "load_summary.concurrency"},
 )
@@ -111,39 +88,39 @@ _TP = "server_info.tp_size | tensor_parallel_size | tensor-parallel-size | tp"
 _DP = "server_info.dp_size | data_parallel_size | data-parallel-size | dp"
 _PP = "server_info.pp_size | pipeline_parallel_size | pipeline-parallel-size | pp"
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
-# Keys of a record of `vllm bench serve` that are not parameters of a sweep.
-_RESULTS = re.compile(
-    r"(mean|median|std|p[\d.]+)_(ttft|tpot|itl|e2el)_ms|(total|spec_decode)_.*|max_(output_tokens_per_s"
-    r"|concurrent_requests)"
-    r"|.*(_throughput|_lens|_goodput|_id|_type)|date|backend|label|num_prompts|completed|failed|duration|ramp_up.*"
-    r"|latencies|queue_times|start_times|ttfts|itls|generated_texts|errors|rtfx|run_number|"
-)
+_SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
+_PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
 
 def _of_server(record: Record) -> Record:
     """What follows from several keys of a serving benchmark.
 
     A step processes vLLM's drafts and one token more; SGLang's `speculative_num_draft_tokens` include that token. With
-    `enable_dp_attention` all GPUs of `tp_size` have one model.
+    `enable_dp_attention` all GPUs of `tp_size` have one model. vLLM's expert layers form a group of all replicas' GPUs
+    (docs.vllm.ai, serving/data_parallel_deployment).
     """
-    server, drafts = record.get("server_info") or {}, number_at(record, "spec_decode_num_drafts")
+    server, stages = record.get("server_info") or {}, whole_at(record, _PP) or 1
     replicas = 1 if server.get("enable_dp_attention") else whole_at(record, _DP) or 1
-    again = number_at(record, "total_output_tokens_retokenized") if record.get("accept_length") else None
-    swept = {name: value for name, value in record.items() if name not in _LOAD and not _RESULTS.fullmatch(name)}
+    drafted = number_at(record, "spec_decode_draft_tokens / spec_decode_num_drafts")
+    # The texts have far fewer tokens than were generated, while the drafts were accepted.
+    kept = number_at(record, "total_output_tokens_retokenized / total_output_tokens")
+    is_pinned = bool(record.get("accept_length") and kept and kept < 1 / 2)
+    # A sweep appends its parameters to a record, after the number of the run (vllm/benchmarks/sweep/serve.py).
+    names = list(record)
+    is_sweep = "run_number" in record
+    swept = {name: record[name] for name in names[names.index("run_number") + 1 :]} if is_sweep else {}
     return {
-        "groups": replicas * (whole_at(record, _PP) or 1),
+        "gpus": whole_at(record, _TP),
+        "stages": stages,
+        "groups": replicas * stages,
         # A server whose settings have the algorithm, but without a value, does not speculate.
         "unspeculated": -1 if server.get("speculative_algorithm", "unsaid") is None else None,
-        "verified": 1 + needed(record, "spec_decode_draft_tokens") / drafts if drafts else None,
-        **({"swept": swept, "remark": _SHARED if replicas > 1 else ""} if "run_number" in record else {}),
-        # The texts have far fewer tokens than were generated, while the drafts were accepted.
-        **({"remark": _PINNED} if again is not None and again < needed(record, "total_output_tokens") / 2 else {}),
+        "verified": 1 + drafted if drafted else server.get("speculative_num_draft_tokens"),
+        "swept": swept,
+        "remark": _PINNED if is_pinned else _SHARED if is_sweep and replicas > 1 else "",
     }
 
 
-# docs.vllm.ai, serving/data_parallel_deployment: expert layers form a group of all replicas' GPUs.
-_SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
-_PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 # vllm/benchmarks/serve.py and SGLang's bench_serving.py. `max_concurrency` is a cap: a semaphore that requests wait for
 # (github.com/vllm-project/vllm/pull/9390). The acceptance lengths are the mean number of tokens per step, including the
 # one that every step gives.
@@ -155,56 +132,27 @@ _SERVING = Format(
         prompt_len="total_input_tokens / completed",
         new_tokens="total_output_tokens / completed",
         output_per_s="total_output_tokens / duration",
-        times={"prefill": "median_ttft_ms | mean_ttft_ms", "decode": "median_tpot_ms | mean_tpot_ms"},
-        unit=1e-3,
+        to_first="median_ttft_ms | mean_ttft_ms",
+        per_token="median_tpot_ms | mean_tpot_ms",
         itl="median_itl_ms | mean_itl_ms",
         cap="max_concurrency",
         acceptance="accept_length | spec_decode_acceptance_length | unspeculated",
-        verified="verified | server_info.speculative_num_draft_tokens",
-        groups="groups",
     ),
-    settings={
-        "model's name": "model_id",
-        "server": "backend",
-        "tp_size": _TP,
-        **{name: f"server_info.{name}" for name in ("pp_size", "dp_size", "quantization")},
-        "draft tokens": "server_info.speculative_num_draft_tokens",
-        **{name: name for name in (*_LOAD, "swept")},
-    },
-    created="date",
-    gpus=_TP,
-    stages=_PP,
+    settings={"model's name": "model_id", "server": "backend", "tp_size": _TP}
+    | {name: f"server_info.{name}" for name in ("pp_size", "dp_size", "quantization")}
+    | {"draft tokens": "server_info.speculative_num_draft_tokens"}
+    | {name: name for name in (*_LOAD, "swept")},
 )
 
 _TRTLLM_CLIENT = Client(
-    prompt_len="prompt_len",
-    new_tokens="new_tokens",
     output_per_s="performance.system_output_throughput_tok_s",
-    times={"prefill": "streaming_metrics.avg_ttft_ms", "decode": "streaming_metrics.avg_tpot_ms"},
-    unit=1e-3,
-    acceptance="acceptance",
-    groups="world_info.pp_size",
-)
-_TRTLLM_WHOLE = Steps(
-    batch_size="",
-    prompt_len="prompt_len",
-    new_tokens="new_tokens",
-    times={"generate": "performance.total_latency_ms"},
-    unit=1e-3,
-    repeats=1,
-    shared_by="requests",
-    cap="at_once",
-    acceptance="acceptance",
-    notes={"generate": (f"{_WHOLE}, without --streaming",)},
+    to_first="streaming_metrics.avg_ttft_ms",
+    per_token="streaming_metrics.avg_tpot_ms",
 )
 
 
 def _of_trtllm(report: Record) -> Record:
-    """Its lengths, which the rates have, too, and a dataset may only promise; and what its GPUs share.
-
-    Without `--streaming` only the time of the whole run is known. All requests are sent at once unless a concurrency is
-    given, so that a request's own latency is mostly the queue.
-    """
+    """Its lengths, which the rates have, too, and a dataset may only promise; and what its GPUs share."""
     rate, out = "performance.request_throughput_req_s", "performance.system_output_throughput_tok_s"
     new = needed(report, f"request_info.avg_output_length | {out} / {rate}")
     all_per_request = f"performance.system_total_throughput_tok_s / {rate}"
@@ -214,95 +162,93 @@ def _of_trtllm(report: Record) -> Record:
     differs = promised is not None and [int(each) for each in promised.groups()] != [round(prompt), round(new)]
     though = f", though the dataset is called {dataset}" if differs else ""
     gpus, stages = (whole_at(report, f"world_info.{name}") for name in ("tp_size", "pp_size"))
-    is_streamed = number_at(report, _TRTLLM_CLIENT.times["decode"]) is not None
+    is_streamed = number_at(report, _TRTLLM_CLIENT.per_token) is not None
     paths = "decoding_stats.acceptance_length | decoding_stats.acceptance_length_percentiles.average"
-    per_ms = needed(report, rate) / 1e3
-    in_flight = per_ms * needed(report, "performance.avg_request_latency_ms | performance.total_latency_ms")
     return {
         "prompt_len": max(1, round(prompt)),
         "new_tokens": max(1, round(new)),
-        "requests": max(1, round(per_ms * needed(report, "performance.total_latency_ms"))),
-        "at_once": max(1, round(min(number_at(report, "world_info.max_batch_size") or math.inf, in_flight))),
         "remark": f"its requests have {prompt:.4g} tokens in and {new:.4g} out on average{though}.",
         # The report has a section on decoding only with speculative decoding.
         "acceptance": first_of(report, paths) or -1,
         "is_streamed": is_streamed,
+        "groups": stages,
         # Pipeline stages take turns in one step, and work at the same time on those of a whole run.
         "gpus": (gpus or 1) * (1 if is_streamed else stages or 1) if gpus or stages else None,
         "stages": stages if is_streamed else 1,
     }
 
 
+def _of_whole_run(report: Record) -> list[Figure]:
+    """Without `--streaming` only the time of the whole run is known.
+
+    All requests are sent at once unless a concurrency is given, so a request's own latency is mostly the queue.
+    """
+    whole_ms = needed(report, "performance.total_latency_ms")
+    per_s = needed(report, "performance.request_throughput_req_s")
+    in_flight = per_s * (number_at(report, "performance.avg_request_latency_ms") or whole_ms) / 1e3
+    at_once = max(1, round(min(number_at(report, "world_info.max_batch_size") or math.inf, in_flight)))
+    shape = (None, report["prompt_len"], None, report["new_tokens"])
+    requests, notes = max(1, round(per_s * whole_ms / 1e3)), (f"{_WHOLE}, without --streaming",)
+    time_s = Measured(whole_ms / 1e3, repeats=1)
+    whole = Figure("generate", time_s, *shape, requests=requests, cap=at_once, notes=notes)
+    return [speculated(whole, report["acceptance"])]
+
+
 # `--report_json` (tensorrt_llm/bench/dataclasses/reporting.py).
 _TRTLLM = Format(
     tool="trtllm-bench",
-    has=("performance.total_latency_ms", "request_info"),
+    has=("performance.total_latency_ms", "performance.request_throughput_req_s"),
     records=lambda source: [source.only],
     more=_of_trtllm,
-    figures=lambda report: (_TRTLLM_CLIENT if report["is_streamed"] else _TRTLLM_WHOLE)(report),
-    settings={
-        "model's name": "engine.model",
-        "quantization": "engine.quantization",
-        "TensorRT LLM": "engine.version",
-        "tp_size": "world_info.tp_size",
-        "device": "machine.name",
-    },
-    gpus="gpus",
-    stages="stages",
+    figures=lambda report: (_TRTLLM_CLIENT if report["is_streamed"] else _of_whole_run)(report),
+    settings={"model's name": "engine.model", "quantization": "engine.quantization", "TensorRT LLM": "engine.version"}
+    | {"tp_size": "world_info.tp_size", "device": "machine.name"},
 )
 
 # Batches of a known shape.
 
 
-def _of_optimum(record: Record) -> Record:
-    """Its sequences, the tokens of its decode loop, and its device.
+def _of_optimum(record: Record) -> list[Figure]:
+    """The prefill, and a step of the decode loop, whose latency is that of all tokens after the first.
 
-    Its decode latency is that of the whole loop after the first token, and its throughput is batch x (new tokens - 1)
-    over that latency (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume). The configuration takes
-    precedence, since the throughput counts beams as tokens. Before the prefill, `generate` repeats each prompt as often
-    as the larger of the two numbers (transformers 5.23, generation/utils.py, _expand_inputs_for_generation).
+    (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume.) Before the prefill, `generate` repeats
+    each prompt as often as the larger of the two numbers (transformers 5.23, generation/utils.py,
+    _expand_inputs_for_generation).
     """
-    config, report = record.get("config") or {}, record.get("report", record)
-    options = inner(config, "scenario.generate_kwargs") or {}
+    asked = inner(record, "config.scenario.input_shapes")
+    batch, prompt = (whole_of(asked.get(name), name, 1) for name in ("batch_size", "sequence_length"))
+    options = inner(record, "config.scenario.generate_kwargs") or {}
     copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
-    tokens = 0
-    if has(report, "decode.latency") and not options.get("max_new_tokens"):
-        tokens = round(needed(report, "decode.latency.mean") * (number_at(report, "decode.throughput.value") or 0.0))
-    batch_size = whole_at(config, "scenario.input_shapes.batch_size")
-    # It polls its child without a pause on a core that the model may need.
-    polls = inner(config, "launcher.name") == "process"
-    notes = ["its launcher kept one core busy during the measurement"] if polls else []
-    notes += [f"each prompt runs as {copies} sequences: beams, or answers"] if copies > 1 else []
-    # Of the GPUs of the machine, any number may have run.
-    on_cpu = inner(config, "backend.device") == "cpu"
-    return {
-        "report": report,
-        "batch_size": batch_size and batch_size * copies,
-        "loop_tokens": tokens,
-        "device": first_of(config, "environment.cpu" if on_cpu else "environment.gpu | environment.cpu"),
-        "notes": dict.fromkeys(PHASES, notes),
-    }
+    notes = (f"each prompt runs as {copies} sequences: beams, or answers",) if copies > 1 else ()
+    new = whole_of(options.get("max_new_tokens"), "max_new_tokens", 2)
+    steps: dict[Covers, int] = {"prefill": 1, "decode": new - 1}
+    figures = []
+    for phase, count in steps.items():
+        if time_s := seconds_at(record, f"report.{phase}.latency.values | report.{phase}.latency.mean", 1.0):
+            figures.append(Figure(phase, time_s.times(1 / count), copies * batch, prompt, None, new, notes=notes))
+    return figures
 
 
-# benchmark.json and benchmark_report.json (optimum_benchmark/benchmark/report.py); the second has no configuration.
+def _device(record: Record) -> Record:
+    """Of the GPUs of the machine, any number may have run."""
+    on_cpu = inner(record, "config.backend.device") == "cpu"
+    names = "config.environment.cpu" if on_cpu else "config.environment.gpu | config.environment.cpu"
+    return {"device": first_of(record, names)}
+
+
+# benchmark.json (optimum_benchmark/benchmark/base.py); benchmark_report.json names neither shapes nor a model.
 _OPTIMUM = Format(
     tool="optimum-benchmark",
-    has=("report.prefill.latency | report.decode.latency | prefill.latency | decode.latency",),
+    has=("config.scenario.input_shapes", "report.prefill.latency | report.decode.latency"),
     records=lambda source: [source.only],
-    more=_of_optimum,
-    figures=Steps(
-        prompt_len="config.scenario.input_shapes.sequence_length",
-        new_tokens="config.scenario.generate_kwargs.max_new_tokens",
-        times={phase: f"report.{phase}.latency.values | report.{phase}.latency.mean" for phase in PHASES},
-        shared_by="loop_tokens",
-    ),
+    more=_device,
+    figures=_of_optimum,
     settings={
         "model's name": "config.backend.model",
         "precision": "config.backend.torch_dtype",
         "attention": "config.backend.attn_implementation",
         "device": "device",
         "transformers": "config.environment.transformers_version",
-        "optimum-benchmark": "config.environment.optimum_benchmark_version",
     },
 )
 
@@ -310,31 +256,21 @@ _OPTIMUM = Format(
 _VLLM_LATENCY = Format(
     tool="vllm bench latency",
     has=("avg_latency", "latencies", "percentiles"),
-    figures=Steps(
-        times={"generate": "latencies | percentiles.50 | avg_latency"},
-        notes={"generate": (_WHOLE,)},
-    ),
-    gpus="tp",
-    stages="pp",
+    more=lambda record: {"gpus": first_of(record, _TP), "stages": first_of(record, _PP)},
+    figures=Steps(times={"generate": "latencies | percentiles.50 | avg_latency"}, notes={"generate": (_WHOLE,)}),
 )
 _VLLM_THROUGHPUT = Format(
     tool="vllm bench throughput",
     has=("elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"),
-    figures=Steps(
-        times={"generate": "elapsed_time"},
-        repeats=1,
-        shared_by="num_requests",
-        notes={"generate": (_WHOLE, "its tokens/s include the prompts' tokens")},
-    ),
+    figures=lambda record: [
+        Figure(
+            "generate",
+            Measured(needed(record, "elapsed_time"), repeats=1),
+            requests=whole_at(record, "num_requests"),
+            notes=(_WHOLE, "its tokens/s include the prompts' tokens"),
+        )
+    ],
 )
-
-
-def _named_apart(source: Source) -> list[Record]:
-    """Records with the run's name, which may only name the shape, if several records have one shape."""
-    shapes = {tuple(record.get(name) for name in _SGLANG_SHAPE) for record in source.records}
-    is_needed = len(shapes) < len(source.records)
-    return [{**record, "name": record.get("run_name") if is_needed else None} for record in source.records]
-
 
 _SGLANG_SHAPE = ("batch_size", "input_len", "output_len")
 _ONCE = "run once; only the first shape was warmed up"
@@ -342,97 +278,88 @@ _ONCE = "run once; only the first shape was warmed up"
 _SGLANG_OFFLINE = Format(
     tool="SGLang bench_one_batch",
     has=(*_SGLANG_SHAPE, "prefill_latency"),
-    records=_named_apart,
     figures=Steps(
         times={"prefill": "prefill_latency", "decode": "median_decode_latency"},
         repeats=1,
         notes={"prefill": (_ONCE,), "decode": ("synchronised at every step",)},
     ),
-    settings={"run_name": "name"},
 )
 
 
-def _of_sglang_server(record: Record) -> Record:
-    """The times of a prefill and a step.
+def _of_sglang_server(record: Record) -> list[Figure]:
+    """A prefill and a step.
 
     The input throughput is batch x prompt, cached tokens included, over the time until the last sequence's first token.
     The rest of the latency is that of the other tokens. `acc_length` is the server's avg_spec_accept_length: the mean
     number of tokens per step, including the one that every step gives (docs.nvidia.com/nemo/automodel,
     speculative.bench_sglang); -1 without speculative decoding.
     """
-    batch_size, whole, new = (whole_of(record.get(name), name, 1) for name in _SGLANG_SHAPE)
-    first_s = batch_size * whole / needed(record, "input_throughput")
+    batch, whole, new = (whole_of(record.get(name), name, 1) for name in _SGLANG_SHAPE)
+    first_s = batch * whole / needed(record, "input_throughput")
     rest_s, share = needed(record, "latency") - first_s, number_at(record, "cache_hit_rate")
     # The last token is always computed, as it gives the first new one.
     cached = min(whole - 1, round((share or 0.0) * whole))
-    return {
-        "input_len": whole - cached,
-        "cached": cached if share else None,
-        "first_s": first_s,
-        "step_s": rest_s / (new - 1) if new > 1 and rest_s > 0 else None,
-        "notes": {"prefill": (_LAST, *([f"{100 * share:.0f} % of the prompt came from a cache"] if share else []))},
-    }
+    shape = (batch, whole - cached, cached if share else None, new)
+    notes = (_LAST, *([f"{100 * share:.0f} % of the prompt came from a cache"] if share else []))
+    figures = [Figure("prefill", Measured(first_s, repeats=1), *shape, notes=notes)]
+    if new > 1 and rest_s > 0:
+        step_s = Measured(rest_s / (new - 1), repeats=1)
+        decode = Figure("decode", step_s, *shape, notes=("mean of all steps, including HTTP and the scheduler",))
+        figures.append(speculated(decode, record.get("acc_length")))
+    return figures
 
 
 _LAST = "until the last sequence's first token, including HTTP and the scheduler"
-_SGLANG_SERVER = replace(
-    _SGLANG_OFFLINE,
+_SGLANG_SERVER = Format(
     tool="SGLang bench_one_batch_server",
     has=(*_SGLANG_SHAPE, "latency", "input_throughput", "output_throughput"),
-    more=_of_sglang_server,
-    figures=Steps(
-        context_len="cached",
-        times={"prefill": "first_s", "decode": "step_s"},
-        repeats=1,
-        acceptance="acc_length",
-        notes={"decode": ("mean of all steps, including HTTP and the scheduler",)},
-    ),
+    figures=_of_sglang_server,
 )
 
+# A clock is fine enough if its step is at most this share of the time.
 _FINE = 0.01
-"""A clock is fine enough if its step is at most this share of the time."""
 # The finest step that is looked for is 2^-13 s = 0.12 ms; a finer one cannot be distinguished from chance.
 _CLOCKS_S = [2.0**-power for power in range(14)]
 # Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
-_NO_SETTINGS = {
-    *("batch_size", "sequence_length", "num_tokens_to_generate", "name", "warmup_iterations"),
-    "measurement_iterations",
-}
+_NO_SETTINGS = re.compile("batch_size|sequence_length|num_tokens_to_generate|name|(warmup|measurement)_iterations")
 _IN_LOOP = "the loop of `generate`, including sampling, stop checks and the streamer"
 
 
-def _of_transformers(result: Record) -> Record:
-    """The configuration, and the times as far as its clock tells them.
+def _of_transformers(result: Record) -> list[Figure]:
+    """The times as far as the tool's clock tells them.
 
     The tool subtracts float32 values of perf_counter, whose resolution gets coarser with the time since boot: 7.8 ms
     after 18 hours, 62 ms after ten days.
     """
-    config, found = first_of(result, "metadata.config | config") or {}, result["measurements"]
-    new_tokens = whole_of(config.get("num_tokens_to_generate"), "num_tokens_to_generate", 2)
-    steps = new_tokens - 1
+    config, found = result["config"], result["measurements"]
+    batch, prompt = (whole_of(config.get(name), name, 1) for name in ("batch_size", "sequence_length"))
+    new = whole_of(config.get("num_tokens_to_generate"), "num_tokens_to_generate", 2)
+    steps = new - 1
     # The streamer of `generate` adds a last stamp at its end, which is not a token's; continuous batching does not.
-    divisor = steps if config.get("continuous_batching") else new_tokens
+    divisor = steps if config.get("continuous_batching") else new
     correction = [f"its file divides the time of {steps} steps by {divisor}: corrected"] if divisor > steps else []
-    first_s = [number_of(value, "time_to_first_token") for value in found.get("time_to_first_token") or ()]
-    steps_s = [number_of(value, "inter_token_latency") for value in found.get("inter_token_latency") or ()]
-    clock_s = next((step_s for step_s in _CLOCKS_S if all((each / step_s).is_integer() for each in first_s)), 0.0)
-    prefill, *coarse = _by_clock(first_s, clock_s)
-    decode, *coarser = _by_clock([each * divisor / steps for each in steps_s], clock_s / steps)
-    return {
-        "config": config,
-        "options": {name: value for name, value in config.items() if name not in _NO_SETTINGS},
-        "times": {"prefill": prefill, "decode": decode},
-        "notes": {"prefill": (*coarse, _IN_LOOP), "decode": (*coarser, *correction, _IN_LOOP)},
+    firsts, each = (found.get(name) or [] for name in ("time_to_first_token", "inter_token_latency"))
+    clock_s = next((step_s for step_s in _CLOCKS_S if all((first_s / step_s).is_integer() for first_s in firsts)), 0.0)
+    parts: dict[Covers, tuple[list[float], float, float, list[str]]] = {
+        "prefill": (firsts, 1.0, clock_s, []),
+        "decode": (each, divisor / steps, clock_s / steps, correction),
     }
+    figures = []
+    for covers, (samples, factor, step_s, notes) in parts.items():
+        if samples:
+            time_s = measured(median(samples), covers, values=samples).times(factor)
+            if step_s > _FINE * time_s.value:
+                why = "(float32 timestamps on a machine with a long uptime)"
+                notes.insert(0, f"a clock that steps by {duration(step_s)} {why}")
+            time_s = replace(time_s, rounding=step_s)
+            figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=(*notes, _IN_LOOP)))
+    return figures
 
 
-def _by_clock(samples_s: list[float], clock_s: float) -> tuple[Measured | list[float], *tuple[str, ...]]:
-    """Samples; of a coarse clock an interval that includes its step instead, and a note."""
-    if not samples_s or clock_s <= _FINE * (middle_s := median(samples_s)):
-        return (samples_s,)
-    half_width_s = clock_s + (max(samples_s) - min(samples_s)) / 2
-    note = f"a clock that steps by {duration(clock_s)} (float32 timestamps on a machine with a long uptime)"
-    return Measured(middle_s, repeats=len(samples_s), half_width=half_width_s), note
+def _options(result: Record) -> Record:
+    config = first_of(result, "metadata.config | config") or {}
+    options = {name: value for name, value in config.items() if not _NO_SETTINGS.fullmatch(name)}
+    return {"config": config, "options": options}
 
 
 # benchmark_v2 maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
@@ -440,20 +367,10 @@ _TRANSFORMERS = Format(
     tool="transformers benchmark",
     has=("*.measurements.e2e_latency",),
     records=lambda source: [result for record in source.records for result in record.values()],
-    more=_of_transformers,
-    figures=Steps(
-        batch_size="config.batch_size",
-        prompt_len="config.sequence_length",
-        new_tokens="config.num_tokens_to_generate",
-        times={"prefill": "times.prefill", "decode": "times.decode"},
-    ),
-    settings={
-        "options": "options",
-        "model's name": "metadata.model_id",
-        "transformers": "metadata.commit_id",
-        "device": "metadata.hardware_info.gpu_name",
-    },
-    created="metadata.timestamp",
+    more=_options,
+    figures=_of_transformers,
+    settings={"options": "options", "model's name": "metadata.model_id", "transformers": "metadata.commit_id"}
+    | {"device": "metadata.hardware_info.gpu_name"},
 )
 
 JSON_TOOLS = (

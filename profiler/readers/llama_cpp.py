@@ -16,28 +16,25 @@ from profiler.errors import RequestError
 from profiler.readers.figures import Covers, Figure, Held
 from profiler.readers.formats import Format
 from profiler.readers.sources import Source
-from profiler.readers.values import BYTES, COUNTS, PER_SECOND, Record, first_of, measured, whole_at, whole_of
+from profiler.readers.values import Record, first_of, measured, number_of, whole_at, whole_of
 
 _PACKED_DTYPE = "int8"
 """llama.cpp rounds activations to 8 bits, and multiplies packed weights on units for int8 (ggml-cuda/mmq.cu)."""
 
 _TEST = re.compile(r"(?:pp ?(?P<prompt>\d+))?(?:\+?tg ?(?P<new>\d+))?(?: @ d(?P<depth>\d+))?")
-# Bytes per element. Blocks of 32 elements have a scale of 2 bytes; `_1` formats also have a minimum, and 5-bit formats
-# store the fifth bits separately (ggml-common.h: block_q4_0 and the like).
-_ITEMSIZES = {
-    "f32": 4.0,
-    "f16": 2.0,
-    "bf16": 2.0,
-    "q8_0": 34 / 32,
-    "q4_0": 18 / 32,
-    "q4_1": 20 / 32,
-    "q5_0": 22 / 32,
-    "q5_1": 24 / 32,
-    "iq4_nl": 18 / 32,
-}
-# Markdown shortens the names of some columns (get_field_display_name).
+# Bytes of 32 elements, which are a block. Blocks have a scale of 2 bytes; `_1` formats also have a minimum, and 5-bit
+# formats store the fifth bits separately (ggml-common.h: block_q4_0 and the like).
+_BLOCK_BYTES = {"f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24}
+_BLOCK_BYTES["iq4_nl"] = 18
+_UNITS = {"": 1.0, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+# The names that a comparison uses. Markdown shortens those of some columns (get_field_display_name).
 _COLUMNS = {
-    "threads": "n_threads",
+    "model": "precision",
+    "model_type": "precision",
+    "model_filename": "model's name",
+    "model_n_params": "parameters",
+    "build_commit": "llama.cpp",
+    "n_threads": "threads",
     "ngl": "n_gpu_layers",
     "ncmoe": "n_cpu_moe",
     "sm": "split_mode",
@@ -46,31 +43,12 @@ _COLUMNS = {
     "fa": "flash_attn",
     "ts": "tensor_split",
     "ot": "tensor_buft_overrides",
-    "embd": "embeddings",
-    "nopo": "no_op_offload",
     "dev": "devices",
     "backend": "backends",
-    "model": "model_type",
 }
-# Names of keys as a comparison uses them.
-_NAMES = {
-    "model_filename": "model's name",
-    "model_n_params": "parameters",
-    "model_type": "precision",
-    "n_threads": "threads",
-    "build_commit": "llama.cpp",
-}
-# All other columns of its tables and of its JSON (get_fields), with those of older versions and of ik_llama.cpp.
-_SETTINGS = "|".join([*_COLUMNS.values(), *_NAMES]) + (
-    r"|size|params|model_size|build_number|n_u?batch|cpu_(mask|strict)|poll|type_[kv]|f16_kv"
-    r"|(use_)?mmap|(use_direct_|d)io|no_?host|noh|load_mode|lazy_mode|use_mlock|low_vram|fit_target|fitt|fit_min_ctx"
-    r"|fitc|cuda(_graphs)?|vulkan|kompute|metal|sycl|rpc|opencl|(gpu_)?blas|mul_mat_q|mmq|rtr|mla|fmoe|amb|ser|fdn|ger"
-    r"|muge|mqkv|rcache|thp|repack|attn_max_batch"
-)
-_RESULTS = r"n_prompt|n_gen|n_depth|test_time|(avg|stddev|samples)_[nt]s|[cg]pu_info|test|t/s"
+# All others are settings.
+_RESULTS = re.compile(r"n_prompt|n_gen|n_depth|test_time|(avg|stddev|samples)_[nt]s|[cg]pu_info|test|t/s|")
 _DEVICE = re.compile(r"^\s*Device (?P<number>\d+): (?P<name>.+?), (?:compute|gfx|VMM)", re.MULTILINE)
-# Between the names of `gpu_info`: `/` in files until 2024, which is also in the names of some GPUs, before a digit.
-_BETWEEN = re.compile(r", |/(?=[A-Z])")
 _INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris")
 
 
@@ -85,8 +63,8 @@ def _of_machine(source: Source) -> list[Record]:
         layers = str(row.get("n_gpu_layers")) if row.get("gpu_info") or "test" in row else ""
         gpu_layers = 0 if row.get("devices") == "none" else int(layers) if layers.isdecimal() else None
         gpus, in_turn = _gpus(row, above), str(row.get("split_mode") or "layer") == "layer"
-        settings = {_NAMES.get(name, name): value for name, value in row.items() if re.fullmatch(_SETTINGS, name)}
-        device = ", ".join(filter(None, dict.fromkeys(gpus if gpu_layers != 0 else []))) or row.get("cpu_info")
+        settings = {name: value for name, value in row.items() if not _RESULTS.fullmatch(name)}
+        device = ", ".join(dict.fromkeys(gpus if gpu_layers != 0 else [])) or row.get("cpu_info")
         more = {
             "settings": {**settings, "device": device},
             "gpu_layers": gpu_layers,
@@ -105,12 +83,13 @@ def _gpus(row: Record, above: Sequence[str]) -> list[str]:
     By default all ran, but no integrated one beside others (src/llama.cpp). A GPU whose share in `tensor_split` is 0
     did not; shares that are left out at its end are 0, and a single 0 is the default.
     """
-    listed = list(above) or [name for name in _BETWEEN.split(str(row.get("gpu_info") or "")) if name]
+    # Until 2024 names had `/` between them, which is also in the names of some GPUs, before a digit.
+    listed = list(above) or [name for name in re.split(r", |/(?=[A-Z])", str(row.get("gpu_info") or "")) if name]
     if (named := str(row.get("devices") or "auto")) == "auto":
         ran = [name for name in listed if not _INTEGRATED.search(name)] or listed
     else:
-        numbers = [int(found[0]) if (found := re.search(r"\d+$", name)) else len(listed) for name in named.split("/")]
-        ran = [listed[number] if number < len(listed) else "" for number in numbers]
+        numbers = re.findall(r"\d+(?=/|$)", named)
+        ran = [name for at, name in enumerate(listed) if str(at) in numbers]
     shares = [share.strip("0. ") for share in str(row.get("tensor_split") or "").split("/")]
     if any(shares):
         ran = [name for name, share in zip(ran, shares, strict=False) if share]
@@ -124,7 +103,7 @@ def _figures(row: Record) -> list[Figure]:
         if test is None:
             raise RequestError(f"a row of llama-bench cannot be read: {row['test']!r}, {row['t/s']!r}.")
         prompt, new, depth = (whole_of(test[name] or 0, "test") for name in ("prompt", "new", "depth"))
-        time_s = measured(row["t/s"], "t/s", PER_SECOND).of(prompt + new)
+        time_s = measured(row["t/s"], "t/s").of(prompt + new)
     else:
         prompt, new, depth = (whole_of(row.get(name) or 0, name) for name in ("n_prompt", "n_gen", "n_depth"))
         each, spread = row.get("samples_ns"), row.get("stddev_ns")
@@ -133,24 +112,19 @@ def _figures(row: Record) -> list[Figure]:
     if not prompt and not new:
         raise RequestError("a row has neither a prompt nor generated tokens.")
     # Averaged over keys and values.
-    itemsizes = [_ITEMSIZES.get(str(row.get(name) or "f16"), math.nan) for name in ("type_k", "type_v")]
-    kv_itemsize = sum(itemsizes) / len(itemsizes)
+    kv_bytes = sum(_BLOCK_BYTES.get(str(row.get(name) or "f16"), math.nan) / 64 for name in ("type_k", "type_v"))
     notes = ["prompt and generation in one figure"] if prompt and new else []
-    if math.isnan(kv_itemsize):
+    if math.isnan(kv_bytes):
         notes.append("the type of its cache is unknown: counted with the bytes of the model's dtype")
-    if not new:
-        notes += _chunks(
-            {"n_batch": 2048, "n_ubatch": 512} | {name: value for name, value in row.items() if value}, prompt
-        )
-    size, params = first_of(row, "model_size | size"), first_of(row, "model_n_params | params")
-    count = measured(params, "params", COUNTS).value if params else None
+    notes += _chunks(row, prompt) if not new else []
+    size, params = (_amount(first_of(row, paths)) for paths in ("model_size | size", "parameters | params"))
     held = Held(
-        weight_bytes=measured(size, "size", BYTES).value / count if size and count else None,
-        params=round(count) if count else None,
-        kv_itemsize=None if math.isnan(kv_itemsize) else kv_itemsize,
+        weight_bytes=size / params if size and params else None,
+        params=round(params) if params else None,
+        kv_itemsize=None if math.isnan(kv_bytes) else kv_bytes,
         gpu_layers=row["gpu_layers"],
-        weights_on_host=_is_set(row, "n_cpu_moe") or "CPU" in str(row.get("tensor_buft_overrides") or ""),
-        cache_on_host=_is_set(row, "no_kv_offload"),
+        weights_on_host=str(row.get("n_cpu_moe") or 0) != "0" or "CPU" in str(row.get("tensor_buft_overrides") or ""),
+        cache_on_host=str(row.get("no_kv_offload") or 0) != "0",
     )
     covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
     time_s = time_s if prompt else time_s.times(1 / new)
@@ -159,52 +133,41 @@ def _figures(row: Record) -> list[Figure]:
     return [Figure(covers, time_s, *shape, prefill_tokens=0, held=held, notes=tuple(notes))]
 
 
+def _amount(value: object) -> float | None:
+    """A number, or a text such as `11.27 GiB`."""
+    number, _, unit = str(value).partition(" ")
+    return None if value is None else number_of(number, "the model's size") * _UNITS[unit]
+
+
 def _chunks(row: Record, prompt: int) -> list[str]:
     """A note if a prompt ran in several chunks, which are never longer than a batch (src/llama-context.cpp)."""
-    if not row.get("n_ubatch"):
-        return []
-    chunk = min(whole_of(row.get(name) or row["n_ubatch"], name, 1) for name in ("n_batch", "n_ubatch"))
+    chunk = min(whole_of(row.get(name) or usual, name, 1) for name, usual in (("n_batch", 2048), ("n_ubatch", 512)))
     count = math.ceil(prompt / chunk)
     return [f"the prompt ran in {count} chunks of {chunk}: weights were read {count} times"] if count > 1 else []
 
 
-def _is_set(row: Record, name: str) -> bool:
-    """Whether a number or a switch is neither 0 nor false."""
-    return str(row.get(name) or "0") != "0"
-
-
 _JSON = Format(
     tool="llama-bench",
-    has=("model_type", "n_prompt", "n_gen", "avg_ns"),
-    known=f"{_SETTINGS}|{_RESULTS}",
+    has=("precision", "n_prompt", "n_gen", "avg_ns"),
+    columns=_COLUMNS,
     records=_of_machine,
     figures=_figures,
     settings={"settings": "settings"},
-    created="test_time",
-    gpus="gpus",
-    stages="stages",
     packed_dtype=_PACKED_DTYPE,
 )
-LLAMA_BENCH = (
-    _JSON,
-    replace(_JSON, has=("test", "t/s", "model_type | size | params | backends"), columns=_COLUMNS),
-)
+LLAMA_BENCH = (_JSON, replace(_JSON, has=("test", "t/s", "precision | size | params | backends")))
 
-
-_BATCHED_COLUMNS = {
-    "PP": "pp",
-    "TG": "tg",
-    "B": "pl",
-    "N_KV": "n_kv",
-    "T_PP s": "t_pp",
-    "T_TG s": "t_tg",
-}
-_BATCHED_SETTINGS = (
-    *("n_kv_max", "n_batch", "n_ubatch", "flash_attn", "is_pp_shared", "is_tg_separate", "n_gpu_layers"),
-    *("n_threads", "n_threads_batch"),
-)
+_BATCHED_COLUMNS = {"PP": "pp", "TG": "tg", "B": "pl", "N_KV": "n_kv", "T_PP s": "t_pp", "T_TG s": "t_tg"}
+_SETTING = r"n_(?!kv\b)\w+|flash_attn|is_\w+"
 # The line above a table.
-_HEADER = re.compile(r"\b(n_\w+|flash_attn|is_\w+) = (-?\d+)")
+_HEADER = re.compile(rf"\b({_SETTING}) = (-?\d+)")
+
+
+def _with_header(source: Source) -> list[Record]:
+    records = [{**dict(_HEADER.findall(source.text)), **record} for record in source.records]
+    names = [name for name in records[0] if re.fullmatch(_SETTING, name)]
+    own = {name: "threads" if name == "n_threads" else name for name in names}
+    return [{**record, "settings": {own[name]: record.get(name) for name in names}} for record in records]
 
 
 def _batched_figures(row: Record) -> list[Figure]:
@@ -217,27 +180,24 @@ def _batched_figures(row: Record) -> list[Figure]:
     batch = whole_at(row, "pl") or 1
     # A cache that is not unified has a copy of a shared prompt for each sequence.
     is_kept_once = batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new)
-    is_shared = is_kept_once or str(row.get("is_pp_shared")) == "1"
-    # One sequence after the other: as many steps for each, at batch 1.
-    is_separate = str(row.get("is_tg_separate", 0)) == "1"
+    sequences = 1 if is_kept_once or str(row.get("is_pp_shared")) == "1" else batch
+    # A sweep decodes before it adds the row's prompt to its cache.
     is_sweep = "pl" not in row
     cached = whole_of(row["n_kv"], "N_KV") if is_sweep else None
     layers = int(row.get("n_gpu_layers", -1))
-    held = Held(gpu_layers=layers if layers >= 0 else None)
+    held, once = Held(gpu_layers=layers if layers >= 0 else None), "measured once"
     figures = []
     if prompt:
-        time_s = replace(measured(row["t_pp"], "T_PP"), repeats=1)
-        notes = ("measured once", *_chunks(row, prompt))
-        sequences = 1 if is_shared else batch
+        time_s, notes = replace(measured(row["t_pp"], "T_PP"), repeats=1), (once, *_chunks(row, prompt))
         figures.append(Figure("prefill", time_s, sequences, prompt, cached, new or None, held=held, notes=notes))
     if new:
-        steps, sequences = (new * batch, 1) if is_separate else (new, batch)
-        time_s = replace(measured(row["t_tg"], "T_TG").times(1 / steps), repeats=1)
-        # A sweep decodes before it adds the row's prompt to its cache.
-        shape = (sequences, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
-        notes = ("measured once", *(["all sequences share the prompt's cache"] if is_kept_once else []))
-        once = prompt if is_kept_once else 0
-        figures.append(Figure("decode", time_s, *shape, cached_once=once, held=held, notes=notes))
+        # With -sgs one sequence after the other: as many steps for each, at batch 1.
+        together = 1 if str(row.get("is_tg_separate")) == "1" else batch
+        time_s = replace(measured(row["t_tg"], "T_TG").times(together / batch / new), repeats=1)
+        shape = (together, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
+        notes = (once, *(["all sequences share the prompt's cache"] if is_kept_once else []))
+        shared = prompt if is_kept_once else 0
+        figures.append(Figure("decode", time_s, *shape, cached_once=shared, held=held, notes=notes))
     return figures
 
 
@@ -245,10 +205,9 @@ _SWEEP = Format(
     tool="sweep-bench",
     has=("pp", "tg", "t_pp", "t_tg"),
     columns=_BATCHED_COLUMNS,
-    known="|".join([*_BATCHED_COLUMNS.values(), *_BATCHED_SETTINGS, r"S(_PP|_TG)? t/s|speed(_pp|_tg)?|T s|t"]),
-    records=lambda source: [{**dict(_HEADER.findall(source.text)), **record} for record in source.records],
+    records=_with_header,
     figures=_batched_figures,
-    settings={"threads" if name == "n_threads" else name: name for name in _BATCHED_SETTINGS},
+    settings={"settings": "settings"},
     packed_dtype=_PACKED_DTYPE,
 )
 LLAMA_BATCHED_BENCH = (replace(_SWEEP, tool="llama-batched-bench", has=(*_SWEEP.has, "pl")), _SWEEP)

@@ -7,7 +7,7 @@ tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from profiler.readers.values import Record
 
@@ -16,58 +16,46 @@ _END = re.compile(r"^.*={20,}\s*$", re.MULTILINE)
 _TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n.*={20,}")
 _LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
 _PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
-# Options of the command with their defaults. Its parser takes underscores for dashes (vllm/utils/argparse_utils.py).
-_OPTIONS = {
-    "input_len": ("--input[-_]len", "32"),
-    "output_len": ("--output[-_]len", "128"),
-    "batch_size": ("--batch[-_]size", "8"),
-    "tp": ("(?:-tp|--tensor[-_]parallel[-_]size)", None),
-    "pp": ("(?:-pp|--pipeline[-_]parallel[-_]size)", None),
-}
+# Defaults of the command. Its parser takes underscores for dashes (vllm/utils/argparse_utils.py).
+_DEFAULTS = {"input_len": "32", "output_len": "128", "batch_size": "8"}
+_OPTION = re.compile(r"(?<!\S)--?([\w-]+)[\s=\\]+['\"]?([^\s'\"]+)")
 # A variable, or a file of options, may have any option.
 _HIDDEN = re.compile(r"\$|--config\b")
-_COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)(?P<options>(?:[^\n\\]|\\\s*\n)*)")
-_SERVING_KEYS = {
-    "Backend": "backend",
-    "Successful requests": "completed",
-    "Benchmark duration (s)": "duration",
-    "Total input tokens": "total_input_tokens",
-    "Total generated tokens": "total_output_tokens",
-    "Maximum request concurrency": "max_concurrency",
-    "Max request concurrency": "max_concurrency",
-    "Request rate configured (RPS)": "request_rate",
-    "Traffic request rate": "request_rate",
-    "Acceptance length": "spec_decode_acceptance_length",
-    "Accept length": "accept_length",
-    "Drafts": "spec_decode_num_drafts",
-    "Draft tokens": "spec_decode_draft_tokens",
-    **{
-        f"{which} {name} (ms)": f"{which.lower()}_{name.lower()}_ms"
-        for which in ("Mean", "Median")
-        for name in ("TTFT", "TPOT", "ITL")
-    },
-}
+_COMMAND = re.compile(r"(?:bench latency|benchmark_latency\.py)((?:[^\n\\]|\\\s*\n)*)")
+# A log or a container may print something before a label.
+_LABELLED = re.compile(r"([A-Z\[][\w ()/\[\]-]*?)[ \t]*: +(\S.*?)[ \t]*$", re.MULTILINE)
 _SERVING_NEEDED = ("completed", "duration", "total_input_tokens", "total_output_tokens", "median_ttft_ms")
-_ASKED = {label: _SERVING_KEYS[label] for label in ("Maximum request concurrency", "Traffic request rate")}
-# Paths of keys in the JSON report.
+# Keys of JSON, and paths of keys, that are not the label.
+_SERVING_KEYS = {
+    "successful_requests": "completed",
+    "benchmark_duration_s": "duration",
+    "total_generated_tokens": "total_output_tokens",
+    "maximum_request_concurrency": "max_concurrency",
+    "max_request_concurrency": "max_concurrency",
+    "request_rate_configured_rps": "request_rate",
+    "traffic_request_rate": "request_rate",
+    "acceptance_length": "spec_decode_acceptance_length",
+    "drafts": "spec_decode_num_drafts",
+    "draft_tokens": "spec_decode_draft_tokens",
+}
 _TRTLLM_KEYS = {
-    "Model": "engine.model",
-    "Quantization": "engine.quantization",
-    "TensorRT LLM Version": "engine.version",
-    "TP Size": "world_info.tp_size",
-    "PP Size": "world_info.pp_size",
-    "Average Input Length (tokens)": "request_info.avg_input_length",
-    "Average Output Length (tokens)": "request_info.avg_output_length",
-    "Request Throughput (req/sec)": "performance.request_throughput_req_s",
-    "Total Output Throughput (tokens/sec)": "performance.system_output_throughput_tok_s",
-    "Token Throughput (tokens/sec)": "performance.system_output_throughput_tok_s",
-    "Total Token Throughput (tokens/sec)": "performance.system_total_throughput_tok_s",
-    "Total Latency (ms)": "performance.total_latency_ms",
-    "Average request latency (ms)": "performance.avg_request_latency_ms",
-    "Average time-to-first-token [TTFT] (ms)": "streaming_metrics.avg_ttft_ms",
-    "Average time-per-output-token [TPOT] (ms)": "streaming_metrics.avg_tpot_ms",
-    "[AL] AVERAGE": "decoding_stats.acceptance_length",
-    "Dataset Path": "dataset.path",
+    "model": "engine.model",
+    "quantization": "engine.quantization",
+    "tensorrt_llm_version": "engine.version",
+    "tp_size": "world_info.tp_size",
+    "pp_size": "world_info.pp_size",
+    "average_input_length_tokens": "request_info.avg_input_length",
+    "average_output_length_tokens": "request_info.avg_output_length",
+    "request_throughput_req_sec": "performance.request_throughput_req_s",
+    "total_output_throughput_tokens_sec": "performance.system_output_throughput_tok_s",
+    "token_throughput_tokens_sec": "performance.system_output_throughput_tok_s",
+    "total_token_throughput_tokens_sec": "performance.system_total_throughput_tok_s",
+    "total_latency_ms": "performance.total_latency_ms",
+    "average_request_latency_ms": "performance.avg_request_latency_ms",
+    "average_time_to_first_token_ttft_ms": "streaming_metrics.avg_ttft_ms",
+    "average_time_per_output_token_tpot_ms": "streaming_metrics.avg_tpot_ms",
+    "al_average": "decoding_stats.acceptance_length",
+    "dataset_path": "dataset.path",
 }
 
 
@@ -76,17 +64,10 @@ def printed_records(text: str) -> list[Record]:
     return [*_serving(text), *_latency(text), *_trtllm(text)]
 
 
-def _labelled(text: str, labels: Mapping[str, str]) -> dict[str, str | None]:
-    """The values after labels, by their keys, whatever a log or a container prints before them; of several the last.
-
-    A longer label may end with another one, as "Total Token Throughput" does.
-    """
-    found: dict[str, str | None] = {}
-    for label, key in labels.items():
-        line = rf"(?:^|[^A-Za-z\s])[ \t]*{re.escape(label)}\s*: +(\S.*?)\s*$"
-        if values := re.findall(line, text, re.MULTILINE):
-            found[key] = values[-1]
-    return found
+def _labelled(text: str) -> dict[str, str]:
+    """The values after the labels of lines, by label in lower case, as `mean_ttft_ms`; of several the last."""
+    found = {re.sub(r"\W+", "_", label.lower()).strip("_"): value for label, value in _LABELLED.findall(text)}
+    return {name: value for name, value in found.items() if value not in ("not set", "None")}
 
 
 def _serving(text: str) -> Iterator[Record]:
@@ -94,38 +75,29 @@ def _serving(text: str) -> Iterator[Record]:
     before, *blocks = _SERVING.split(text)
     for block in blocks:
         body, *rest = _END.split(block, maxsplit=1)
-        record = dict.fromkeys(_SERVING_NEEDED) | _labelled(before, _ASKED) | _labelled(body, _SERVING_KEYS)
+        named = {_SERVING_KEYS.get(name, name): value for name, value in _labelled(before + body).items()}
         before = "".join(rest)
-        if record.get("max_concurrency") in ("not set", "None"):
-            del record["max_concurrency"]
         # Of the two tools only SGLang prints its backend; only its JSON has this key.
-        yield {**record, "sharegpt_output_len": None} if "backend" in record else record
+        yield dict.fromkeys(_SERVING_NEEDED, "") | named | ({"sharegpt_output_len": ""} if "backend" in named else {})
 
 
 def _latency(text: str) -> Iterator[Record]:
-    """Reports of `vllm bench latency`, with the shape that the command before them names."""
+    """Reports of `vllm bench latency`, with the numbers of the command before them, of which the last counts."""
     for report in _LATENCY.finditer(text):
-        commands = [found["options"] for found in _COMMAND.finditer(text, 0, report.start())]
-        options = {name: _option(commands[-1], *option) for name, option in _OPTIONS.items()} if commands else {}
+        options: dict[str, str] = {}
+        if commands := _COMMAND.findall(text[: report.start()]):
+            given = {name.replace("-", "_"): value for name, value in _OPTION.findall(commands[-1])}
+            usual = {} if _HIDDEN.search(commands[-1]) else _DEFAULTS
+            options = usual | {name: value for name, value in given.items() if value.isdecimal()}
         percentiles = dict(_PERCENTILE.findall(report["rest"]))
-        yield {"avg_latency": report["mean"], "latencies": None, "percentiles": percentiles, **options}
-
-
-def _option(command: str, option: str, default: str | None) -> str | None:
-    """The value of an option of a command; None if it is no number, or may be where the text does not show it."""
-    if given := re.findall(rf"(?<!\S){option}[\s=\\]+(\S*)", command):
-        value = given[-1].strip("'\"")
-        return value if value.isdecimal() else None
-    return None if _HIDDEN.search(command) else default
+        yield {**options, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
 
 
 def _trtllm(text: str) -> Iterator[Record]:
-    reports = len(_TRTLLM.findall(text))
-    record: dict[str, dict[str, str | None]] = {"performance": {}, "request_info": {}}
-    for path, value in _labelled(text, _TRTLLM_KEYS).items() if reports else ():
-        section, _, key = path.partition(".")
-        record.setdefault(section, {})[key] = value
-    if averages := re.search(r"\bAVG:\s+([\d.]+)\s+([\d.]+)", text, re.MULTILINE):
-        record["request_info"] |= {"avg_input_length": averages[1], "avg_output_length": averages[2]}
+    found = _labelled(text)
+    record = {path: found[label] for label, path in _TRTLLM_KEYS.items() if label in found}
+    if averages := found.get("avg", "").split():
+        lengths = ("request_info.avg_input_length", "request_info.avg_output_length")
+        record |= dict(zip(lengths, averages, strict=False))
     # Of several reports it is not known which line belongs to which one, so their reader refuses them.
-    yield from [record] * reports
+    yield from [record] * len(_TRTLLM.findall(text))

@@ -100,35 +100,6 @@ def test_a_prompt_from_a_cache_is_not_prefilled(tmp_path: Path) -> None:
     assert decode.prompt_len + decode.context_len == 1024
 
 
-def report(path: Path, **decode: Any) -> Path:
-    """optimum-benchmark's report without its configuration: 15 steps of 100 ms, 4 sequences."""
-    times = {"unit": "s", "count": 2, "values": [1.5, 1.5], "mean": 1.5}
-    throughput = {"unit": "tokens/s", "value": 4 * 15 / 1.5}
-    path.write_text(json.dumps({"decode": {"latency": times, "throughput": throughput, **decode}}))
-    return path
-
-
-@pytest.mark.parametrize("new_tokens", ["", "16"])
-def test_steps_of_a_loop_are_its_tokens_over_its_sequences(new_tokens: str, tmp_path: Path) -> None:
-    """Throughput is batch x (new tokens - 1) / the loop's time: 60 tokens of 4 sequences are 15 steps."""
-    path = report(tmp_path / "f")
-    [decode] = place(path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes="4", new_tokens=new_tokens).rows
-    assert decode.latency_s == pytest.approx(0.1)
-    assert decode.tokens_per_s == pytest.approx(40)
-    assert decode.new_tokens == 16
-
-
-def test_shapes_that_contradict_a_loop_are_refused(tmp_path: Path) -> None:
-    path = report(tmp_path / "f")
-    for batch_sizes, new_tokens in (("7", ""), ("4", "32")):
-        with pytest.raises(RequestError, match="made 60 tokens"):
-            place(path, "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes=batch_sizes, new_tokens=new_tokens)
-    with pytest.raises(RequestError, match="give --batch-sizes and --prompt-lens"):
-        place(path, "smollm2-135m", gpu="T4")
-    with pytest.raises(RequestError, match="give --new-tokens"):
-        place(report(path, throughput=None), "smollm2-135m", gpu="T4", prompt_lens="128", batch_sizes="4")
-
-
 A100 = "NVIDIA A100-SXM4-80GB"
 
 

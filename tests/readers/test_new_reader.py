@@ -30,7 +30,8 @@ LOADS = Format(
         prompt_len="tokens_in / requests",
         new_tokens="tokens_out / requests",
         output_per_s="tokens_out / elapsed_s",
-        times={"prefill": "ttft_ms.median | ttft_ms.mean", "decode": "tpot_ms.median | tpot_ms.mean"},
+        to_first="ttft_ms.median | ttft_ms.mean",
+        per_token="tpot_ms.median | tpot_ms.mean",
         unit=1e-3,
     ),
 )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -72,9 +70,7 @@ def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> N
 def test_a_coarse_clock_widens_the_interval() -> None:
     """On a machine with an uptime of 18 hours, float32 timestamps have steps of 2^-7 s = 7.8 ms."""
     prefill, decode, *_ = figures("transformers.json")
-    assert prefill.time.half_width >= 2**-7
-    assert decode.time.half_width >= 2**-7 / 15
-    assert not prefill.time.values, "five equal samples would claim an interval of no width"
+    assert (prefill.time.rounding, decode.time.rounding) == pytest.approx((2**-7, 2**-7 / 15))
     assert "steps by 7.81 ms" in prefill.notes[0]
 
 
@@ -97,7 +93,7 @@ def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
     path = tmp_path / "g.json"
     content = record("guidellm.json")
     metrics = content["benchmarks"][0]["metrics"]
-    metrics["inter_token_latency_ms"]["successful"]["median"] = 0.0
+    metrics["inter_token_latency_ms"]["successful"] |= {"median": 0.0, "mean": 0.0}
     path.write_text(json.dumps(content))
     assert [figure.covers for figure in read_foreign(path).figures] == ["prefill"]
     metrics["prompt_token_count"]["successful"]["median"] = 0.0
@@ -118,7 +114,7 @@ def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     whole = record("genai-perf.json")["request_latency"]
     path = changed(tmp_path / "f", "genai-perf.json", {"time_to_first_token": whole, "inter_token_latency": None})
-    with pytest.raises(RequestError, match="without --streaming"):
+    with pytest.raises(RequestError, match="measure with --streaming"):
         read_foreign(path)
 
 
@@ -210,9 +206,7 @@ BROKEN = {
     "cut off": '[{"model_type": "x", "n_prompt": 1, "n_gen"',
     "huge": '[{"model_type": "x", "n_prompt": 1e300, "n_gen": 0, "avg_ns": 1}]',
     "a decimal comma": "batch_size;prompt_len;new_tokens;tokens_per_s\n1;512;128;104,9\n",
-    "a fraction of three digits": "batch_size;prompt_len;new_tokens;tokens_per_s\n1;512;128;104,912\n",
-    "a small fraction": "batch_size\tprompt_len\tnew_tokens\tlatency_s\n1\t512\t128\t0,500 ms\n",
-    "a quoted small fraction": 'batch_size,prompt_len,new_tokens,latency_s\n1,512,128,"0,012"\n',
+    "thousands or a fraction": "batch_size;prompt_len;new_tokens;tokens_per_s\n1;512;128;104,912\n",
     "markup in a phase": "batch_size,prompt_len,phase,latency_s\n1,8,<script>alert(1)</script>,1\n",
     "a test of another kind": "| model | test | t/s |\n| --- | --- | --- |\n| x | zz9 | fast |\n",
     "a prompt of 5,000 digits": f"| model | test | t/s |\n| --- | --- | --- |\n| x | pp{'9' * 5000} | 1 |\n",
@@ -234,22 +228,10 @@ def test_what_is_broken_gets_one_line(name: str, tmp_path: Path) -> None:
     assert len(text) < 700
 
 
-def test_what_has_no_end_gets_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device and a pipe with more than the largest file are refused; a shorter pipe is read as a file is."""
+def test_what_has_no_end_gets_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("profiler.readers.sources.MOST_FILE_BYTES", 1 << 20)
-    (tmp_path / "zero").symlink_to("/dev/zero")
-    with pytest.raises(RequestError, match="not a regular file"):
-        read_foreign(tmp_path / "zero")
-    os.mkfifo(tmp_path / "pipe")
-    content = (FILES / "llama-bench.json").read_bytes()
-    for more in (0, 2 << 20):
-        (tmp_path / "given").write_bytes(content + b" " * more)
-        with subprocess.Popen(["sh", "-c", 'cat "$0" > "$1"', tmp_path / "given", tmp_path / "pipe"]):
-            if more:
-                with pytest.raises(RequestError, match="more than the 1048576 bytes"):
-                    read_foreign(tmp_path / "pipe")
-            else:
-                assert tuple(read_foreign(tmp_path / "pipe").figures) == figures("llama-bench.json")
+    with pytest.raises(RequestError, match="more than the 1048576 bytes"):
+        read_foreign(Path("/dev/zero"))
 
 
 @pytest.mark.parametrize("name", ["llama-bench.md", "sglang.jsonl", "table.csv", "vllm-serve.json"])
@@ -296,10 +278,9 @@ def test_a_table_may_have_times_rates_and_empty_cells(tmp_path: Path) -> None:
         step_tokens=None, held=Held(weight_bytes=4.5 / 8), settings=(("bits per weight", "4.5"),),
     )  # fmt: skip
     for broken, message in (
-        ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a positive number: -1"),
-        ("ok,decode,2,64,,32,0.02,,,,0", "row 1: bits_per_weight is not a positive number: 0"),
-        ("ok,decode,2,64,,32,nan,,", "row 1: latency_s is not a positive number: nan"),
-        ("ok,decode,2,6.5,,32,1,,", "row 1: prompt_len is not an integer of at least 0: 6.5"),
+        ("ok,decode,2,64,,32,0.02,,,0.01;-1", "row 1: samples_s is not a number from 1e-18 to 1e+15: -1"),
+        ("ok,decode,2,64,,32,nan,,", "row 1: latency_s is not a number from 1e-18 to 1e+15: nan"),
+        ("ok,decode,2,6.5,,32,1,,", "row 1: prompt_len is not an integer: 6.5"),
         ("ok,decode,,64,,32,1,,", "row 1: batch_size is missing"),
         ("ok,prefill,2,,64,,1,,", "row 1: a prefill of 0 tokens has no time"),
         ("ok,train,2,64,,32,1,,", "row 1: 'train' is not a phase"),
