@@ -20,19 +20,17 @@ def test_a_t4() -> None:
     with simulated(T4, T4):
         found = examine()
     says = {item.name: item.says for item in found.findings}
-    works = {item.name: item.works for item in found.findings}
     assert says["driver"] == "NVIDIA 580.00, supports CUDA up to 13.0"
     assert "Tesla T4, 40 SMs, compute capability 7.5, one of 2" in says["device"]
     assert "datasheet T4: 320 GB/s, 65.0 TFLOP/s in float16, no bfloat16 units" in says["device"]
-    assert all(works[name] for name in ("torch", "device", "memory", "NVML", "bitsandbytes", "graphs", "fits"))
+    works = {item.name for item in found.findings if item.works}
+    assert works >= {"torch", "device", "memory", "NVML", "bitsandbytes", "graphs", "fits"}
     fits = {(fit.model, fit.precision): fit.fits for fit in found.fits}
     assert {precision for _, precision in fits} == {"float16", "int8", "nf4"}
     assert fits["mistral-7b-v0.1", "float16"], "one sequence fits; the first command has eight, which fit in nf4"
     assert not fits["llama-3.1-8b", "float16"], "16.1 GB"
-    assert fits["mistral-7b-v0.1", "nf4"]
-    assert fits["smollm2-1.7b", "float16"]
     assert fits["llama-2-7b", "float16"], "13.5 GB of about 14"
-    assert not any(fits["mixtral-8x7b", precision] for precision in ("float16", "nf4"))
+    assert not fits["mixtral-8x7b", "nf4"]
     assert found.first == "roofscope run mistral-7b-v0.1 --quant nf4 --prompt-lens 512 --batch-sizes 1,8"
 
 
@@ -46,11 +44,10 @@ def test_a_card_on_which_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         seen = examine()
     found = {item.name: item for item in seen.findings}
     assert seen.first == "fix device, then run `roofscope doctor` again"
-    assert found["device"].works is False
+    assert [found[name].works for name in ("device", "memory", "NVML", "bitsandbytes", "compile", "graphs")] == [
+        False
+    ] * 6
     assert "no kernel image" in found["device"].says
-    assert found["memory"].works is False
     assert "other processes hold 80 %" in found["memory"].says
-    assert [found[name].works for name in ("NVML", "bitsandbytes", "compile", "graphs")] == [False] * 4
     assert "pip install 'nvidia-ml-py>=12.535'" in found["NVML"].says
-    assert "no kernel image" in found["graphs"].says
     assert found["graphs"].says.endswith("no --engine graph")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,23 +10,22 @@ from unittest import mock
 import pytest
 import torch
 
-from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.device.machine import CudaMachine, Machine, machine_for
+from profiler.device.machine import CudaMachine, machine_for
 from profiler.errors import RequestError, RunError
 from profiler.facts.roofs import DATASHEET
 from profiler.forecast.command import run_facts
+from profiler.report.write import markdown_report
 from profiler.roofs.bandwidth import measure_weights
 from profiler.roofs.gemm import measurable_dtypes
 from profiler.roofs.measure import measure
 from profiler.run.warnings import roof_warnings
-from profiler.store.folder import Run, read_run
+from profiler.store.folder import Run
 
-from .scenario import Scenario, command_line
+from .scenario import Scenario, said
 from .truth import H100, RTX_4090, Truth
 from .world import simulated
 
 CARD = torch.device("cuda", 0)
-MIB = 1 << 20
 TRUE = 0.03
 # As fast as a B200's memory (8 TB/s), with a host that takes 15 us per launch: 32 MiB are read in 4 us.
 FAST = H100.but(bytes_per_s=8e12, l2_bytes_per_s=20e12, launch_s=15e-6)
@@ -34,25 +33,19 @@ NO_ROWS = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulA
 POISONED = "Offset increment outside graph capture encountered unexpectedly."
 
 
-@pytest.fixture
-def fast() -> Iterator[Machine]:
-    with simulated(FAST):
-        yield machine_for(CARD)
-
-
 @pytest.mark.slow
-def test_a_failed_capture_is_listed_and_gives_no_bandwidth(fast: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_capture_is_listed_and_gives_no_bandwidth() -> None:
     """The stream is long enough for any host, so its roof is right."""
-    monkeypatch.setattr(
-        CudaMachine, "capture", mock.Mock(side_effect=RequestError("this cannot be captured as a CUDA graph: no."))
-    )
-    found = measure(fast, ["bfloat16"], model_dtype="bfloat16")
+    error = RequestError("this cannot be captured as a CUDA graph: no.")
+    with simulated(FAST), mock.patch.object(CudaMachine, "capture", side_effect=error):
+        machine = machine_for(CARD)
+        found = measure(machine, ["bfloat16"], model_dtype="bfloat16")
+        with pytest.raises(RequestError, match="its launches would be timed"):
+            measure_weights([torch.empty(4096, 4096, device=CARD)], machine, 0.01)
     assert set(found.missing) == {"reads of some sizes", "launches", "gemv bfloat16"}
     assert "its launches would be timed" in found.missing["gemv bfloat16"]
-    assert found.memory_bytes_per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE)
-    assert all(point.bytes_per_s == pytest.approx(FAST.bytes_per_s, rel=TRUE) for point in found.curve)
-    with pytest.raises(RequestError, match="its launches would be timed"):
-        measure_weights([torch.empty(4096, 4096, device=CARD)], fast, 0.01)
+    rates = found.memory_bytes_per_s, *(point.bytes_per_s for point in found.curve)
+    assert rates == pytest.approx([FAST.bytes_per_s] * len(rates), rel=TRUE)
 
 
 def by_tensors(left: Any, right: Any, *, scale_a: Any, real: Any = torch._scaled_mm, **named: Any) -> torch.Tensor:
@@ -93,17 +86,14 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     assert found.missing == {dtype: f"{type(error).__name__}: {str(error).rstrip('.')}"}
     for name in {*dtypes} - {dtype}:
         assert found.compute[name].per_s == pytest.approx(H100.flops_per_s[name.removesuffix("_e4m3fn")], rel=TRUE)
-    assert roof_warnings(found.only(dtypes, "bfloat16")) == []
     filled = found.only(dtypes, "bfloat16", sheet)
-    stands = filled.compute[dtype]
-    assert (stands.method, stands.measured, stands.clock_hz) == (DATASHEET, False, None)
-    assert stands.per_s == pytest.approx(1979e12, rel=1e-3)
-    assert filled.measured("bfloat16")
-    assert not filled.measured(dtype)
+    assert filled.compute[dtype].per_s == pytest.approx(1979e12, rel=1e-3)
+    assert [name for name in dtypes if not filled.measured(name)] == [dtype]
     assert f"the datasheet's peak replaces the roof of {dtype}" in roof_warnings(filled)[0]
+    assert roof_warnings(found.only(dtypes, "bfloat16")) == []
 
 
-def run_without_roofs(truth: Truth, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_without_roofs(truth: Truth, folder: Path) -> Run:
     """Return a run on a card without random numbers, as after a failed capture with torch 2.7 to 2.11.
 
     No roof is measured, and no operator is replayed.
@@ -111,29 +101,21 @@ def run_without_roofs(truth: Truth, folder: Path, monkeypatch: pytest.MonkeyPatc
 
     def poisoned(real: Callable[..., Any]) -> Callable[..., Any]:
         def draw(*size: Any, **named: Any) -> Any:
-            if named.get("device") is not None and torch.device(named["device"]).type == "cuda":
+            if torch.device(named.get("device") or "cpu").type == "cuda":
                 raise RuntimeError(POISONED)
             return real(*size, **named)
 
         return draw
 
-    for name in ("rand", "randn"):
-        monkeypatch.setattr(torch, name, poisoned(getattr(torch, name)))
-    model = Scenario("mistral-7b-v0.3", 1, prompt_lens=[128], batch_sizes=[1]).folder(folder)
-    with simulated(truth):
-        code = command_line(
-            "run", str(model), dtype="float16", engine="eager,graph", prompt_lens="128", batch_sizes="1", new_tokens=8,
-            fresh=True, no_levers=True, budget=2, out=folder / "run",
-        )  # fmt: skip
-    assert code == EXIT_INCOMPLETE
-    return read_run(folder / "run")
+    scenario = Scenario("mistral-7b-v0.3", 1, engine="eager,graph", prompt_lens=[128], batch_sizes=[1])
+    with mock.patch("torch.rand", poisoned(torch.rand)), mock.patch("torch.randn", poisoned(torch.randn)):
+        run, _ = said(scenario, [truth], folder, budget=2)
+    return run
 
 
 @pytest.mark.slow
-def test_without_any_roof_cells_have_times_and_counts_and_no_regime(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = run_without_roofs(H100.but(name="NVIDIA Unknown"), tmp_path, monkeypatch)
+def test_without_any_roof_cells_have_times_and_counts_and_no_regime(tmp_path: Path) -> None:
+    run = run_without_roofs(H100.but(name="NVIDIA Unknown"), tmp_path)
     assert len(run.measured) == 4
     assert {(row.status, row.regime, row.confidence) for row in run.measured} == {("ok", None, None)}
     assert all(row.latency_s > 0 and row.flops_per_s > 0 and row.model_bytes > 0 for row in run.measured)
@@ -144,19 +126,19 @@ def test_without_any_roof_cells_have_times_and_counts_and_no_regime(
     assert all(POISONED.rstrip(".") in part.why for part in roofs)
     [saved] = [item for item in run.document.engine.differences if item.phase == "decode"]
     assert saved.saves_s > 0, "the savings of an engine are known without a roof"
-    for report in ("report.md", "report.html"):
-        assert "the memory roof is not known" in (run.folder / report).read_text(encoding="utf-8")
+    assert "the memory roof is not known" in markdown_report(run)
     with pytest.raises(RunError, match="no roof of memory"):
         run_facts(run.folder)
 
 
 @pytest.mark.slow
-def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path) -> None:
     """NVIDIA's datasheet of the H100 SXM: 3.35 TB/s, and 989 TFLOP/s in 16 bits, dense."""
-    run = run_without_roofs(H100, tmp_path, monkeypatch)
+    run = run_without_roofs(H100, tmp_path)
     assert run.document.ceilings.memory_bytes_per_s == pytest.approx(3.35e12)
-    assert run.document.ceilings.compute["float16"].per_s == pytest.approx(989e12, rel=1e-3)
-    assert all(row.regime is not None for row in run.measured)
+    products = run.document.ceilings.compute["float16"]
+    assert (products.method, products.measured, products.clock_hz) == (DATASHEET, False, None)
+    assert products.per_s == pytest.approx(989e12, rel=1e-3)
     assert {row.confidence for row in run.measured} <= {"medium", "low"}, "an unmeasured roof gives no high confidence"
     assert any("the datasheet's peak replaces the roof of read" in line for line in run.document.warnings)
-    assert "3.35 TB/s (the datasheet's, not measured)" in (run.folder / "report.md").read_text(encoding="utf-8")
+    assert "3.35 TB/s (the datasheet's, not measured)" in markdown_report(run)
