@@ -75,8 +75,6 @@ class Phase:
     """The other kernel time: losses, and work that the algorithm does not need."""
     link_s: float
     peak_bytes: int
-    cache_resident: bool
-    """Whether its products read more from the L2 than from memory: its bytes are then compared with the L2."""
 
 
 def phases(
@@ -133,19 +131,19 @@ class _Asked:
 
         A weight that is a dense copy counts with its `stored` bytes.
         """
-        work, dtype = kernel.work, kernel.work.dtype
-        if work.name.startswith(_ATTENTION):
-            flops, nbytes = work.flops, float(work.reads[1][1] + work.reads[2][1])
-        elif work.name.startswith(_OF_HEADS):
+        dtype = kernel.dtype
+        if kernel.name.startswith(_ATTENTION):
+            flops, nbytes = kernel.flops, float(kernel.reads[1][1] + kernel.reads[2][1])
+        elif kernel.name.startswith(_OF_HEADS):
             # Math attention repeats keys for the query heads that share them, in float32, over the whole square.
             repeated = self.groups * _BYTES[dtype] / _BYTES[self.dtype]
-            flops, nbytes = work.flops * (queries + 1) / (2 * queries), work.reads[1][1] / repeated
+            flops, nbytes = kernel.flops * (queries + 1) / (2 * queries), kernel.reads[1][1] / repeated
             dtype = self.dtype
-        elif work.name.startswith(_PACKED):
-            flops, nbytes = work.flops, float(sum(size for _, size in work.reads[1:]))
+        elif kernel.name.startswith(_PACKED):
+            flops, nbytes = kernel.flops, float(sum(size for _, size in kernel.reads[1:]))
         else:
-            weight = work.reads[1 if work.name.startswith(_BY_EXPERTS) else -1]
-            flops, nbytes = work.flops, float(stored.get(weight, weight[1]))
+            weight = kernel.reads[1 if kernel.name.startswith(_BY_EXPERTS) else -1]
+            flops, nbytes = kernel.flops, float(stored.get(weight, weight[1]))
         return flops / truth.flops_per_s[dtype], nbytes / bytes_per_s
 
 
@@ -168,9 +166,9 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
     resident = sum(kernel.l2_bytes for kernel in products) > sum(kernel.memory_bytes for kernel in products)
     bytes_per_s = truth.l2_bytes_per_s if resident else truth.bytes_per_s
     for kernel in middle:
-        if kernel.work.name.startswith(_DEQUANTISING):
+        if kernel.name.startswith(_DEQUANTISING):
             dequantise_s += kernel.duration_s
-            stored[kernel.work.writes[0]] = sum(size for _, size in kernel.work.reads)
+            stored[kernel.writes[0]] = sum(size for _, size in kernel.reads)
         part = _part(kernel)
         if part is None:
             continue
@@ -181,19 +179,19 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
             weights_s += moving_s
         else:
             kv_s += moving_s
-    link_s = sum(kernel.work.link_s for kernel in middle)
+    link_s = sum(kernel.link_s for kernel in middle)
     idle_s = max(0.0, latency_s - device_s)
     return {
         "latency_s": latency_s, "device_s": device_s, "exposed_dispatch_s": idle_s, "weights_s": weights_s,
         "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
-        "cache_resident": resident, "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
+        "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
         "regime": _regime(steps, truth, latency_s, idle_s),
         "launches": sum(kernel.launched for kernel in middle),
     }  # fmt: skip
 
 
 def _part(kernel: Kernel) -> str | None:
-    name = kernel.work.name
+    name = kernel.name
     if name.startswith((*_ATTENTION, _OF_HEADS)):
         return "kv"
     return "weights" if name.startswith(_PRODUCTS) else None
@@ -228,10 +226,7 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_
     if lost_s > _LOST * latency_s:
         return "kernel-bound"
     gains = {name: latency_s - timeline_s(steps, faster) for name, faster in _faster(truth).items()}
-    linked = [
-        [replace(kernel, work=kernel.work._replace(link_s=kernel.work.link_s / _FASTER)) for kernel in step]
-        for step in steps
-    ]
+    linked = [[replace(kernel, link_s=kernel.link_s / _FASTER) for kernel in step] for step in steps]
     gains["link-bound"] = latency_s - timeline_s(linked, truth)
     (first, most), (_, second), *_ = sorted(gains.items(), key=lambda item: -item[1])
     if first == "overhead-bound" and idle_s < _IDLE * latency_s:
@@ -241,7 +236,7 @@ def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_
 
 def _lost_s(kernel: Kernel, truth: Truth) -> float:
     """Return a product or attention kernel's time above its roofs, or all time of a kernel that converts a weight."""
-    if kernel.work.name.startswith(_DEQUANTISING):
+    if kernel.name.startswith(_DEQUANTISING):
         return kernel.duration_s
     if _part(kernel) is None:
         return 0.0

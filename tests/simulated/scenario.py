@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +24,6 @@ from profiler.loading.source import resolve
 from profiler.store.folder import Run, read_run
 
 from . import oracle
-from .native import why_not
 from .truth import Truth
 from .world import World, simulated
 
@@ -84,16 +81,6 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
     run = read_run(asked["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.missing else 0)
     return run, world
-
-
-@contextlib.contextmanager
-def apart() -> Iterator[Path]:
-    """Yield a folder for runs and roofs that are stored nowhere else. Exits if no card can be simulated."""
-    if reason := why_not():
-        sys.exit(f"no card can be simulated here: {reason}.")
-    with tempfile.TemporaryDirectory(prefix="roofscope-simulated-") as folder, mock.patch.dict(os.environ) as kept:
-        kept["XDG_CACHE_HOME"] = folder
-        yield Path(folder)
 
 
 def command_line(*words: str, **options: Any) -> int:
