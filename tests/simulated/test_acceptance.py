@@ -21,6 +21,8 @@ from unittest import mock
 import pytest
 import torch
 
+from profiler.checks import doctor
+
 from .host import SimulatedTime
 from .scenario import Scenario
 from .test_mutations import timed_warm_up
@@ -46,7 +48,7 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
     acceptance = importlib.reload(importlib.import_module("acceptance"))  # its time begins at its import
     from claims.bench import Bench
 
-    whole, run = acceptance._bench, Bench.run
+    whole, run, fits = acceptance._bench, Bench.run, doctor.preset_fits
 
     def short(*args: Any, **more: Any) -> Any:
         bench = whole(*args, **more)
@@ -58,6 +60,10 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
         if model and not Path(model).exists():
             model = str(Scenario(model, 1).folder(folder))
         return run(bench, name, model, **{"new_tokens": 8, "budget_s": 2.0, **options})
+
+    def of_one_preset(*args: Any, **more: Any) -> Any:
+        with mock.patch("profiler.loading.source.preset_names", return_value=("gpt2",)):
+            return fits(*args, **more)
 
     def neighbour(*_: Any) -> Any:
         """Stand in for the second process that the script starts on the card."""
@@ -73,7 +79,7 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
             mock.patch.object(acceptance, "_bench", short),
             mock.patch.object(Bench, "run", brief),
             mock.patch("claims.times._INTERLEAVED", 2),
-            mock.patch("profiler.loading.source.preset_names", return_value=("gpt2",)),
+            mock.patch("profiler.checks.doctor.preset_fits", of_one_preset),
             mock.patch("profiler.report.write.write_reports"),
             mock.patch("profiler.run.measure._LEVERS_LEAST_S", math.inf),
         ):
