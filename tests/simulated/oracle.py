@@ -17,22 +17,16 @@ import torch
 
 from . import attention
 from .card import Card, Kernel, Region, duration_s
-from .pricing import PRODUCTS, aten, product_dtype
+from .pricing import BATCHED, BY_EXPERTS, PACKED, PRODUCTS, aten, product_dtype
 from .truth import Truth
 from .world import World
 
-_PACKED = "bitsandbytes.gemm_4bit"
-"""Products that unpack their weight in the kernel."""
-_BY_EXPERTS = "aten._grouped_mm.default"
-_PRODUCTS = (*(str(func) for func in PRODUCTS), _BY_EXPERTS, _PACKED, "bitsandbytes.int8_linear_matmul")
 _LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
 """Kernels that look for columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
 _CONVERTING = ("dequantize", "int8_vectorwise_quant", "int8_mm_dequant")
 _DEQUANTISING = (*(f"bitsandbytes.{name}" for name in _CONVERTING), *_LOOKING)
 """Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
 _ATTENTION = tuple(attention.NAMES.values())
-_OF_HEADS = str(aten.bmm.default)
-"""Attention in plain products: scores, then values."""
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 _FASTER = 1.25
 _ALIKE = 1.25
@@ -134,15 +128,15 @@ class _Asked:
         dtype = kernel.dtype
         if kernel.name.startswith(_ATTENTION):
             flops, nbytes = kernel.flops, float(kernel.reads[1][1] + kernel.reads[2][1])
-        elif kernel.name.startswith(_OF_HEADS):
+        elif kernel.name.startswith(BATCHED):  # attention in plain products: scores, then values
             # Math attention repeats keys for the query heads that share them, in float32, over the whole square.
             repeated = self.groups * _BYTES[dtype] / _BYTES[self.dtype]
             flops, nbytes = kernel.flops * (queries + 1) / (2 * queries), kernel.reads[1][1] / repeated
             dtype = self.dtype
-        elif kernel.name.startswith(_PACKED):
+        elif kernel.name.startswith(PACKED):  # it unpacks its weight in the kernel
             flops, nbytes = kernel.flops, float(sum(size for _, size in kernel.reads[1:]))
         else:
-            weight = kernel.reads[1 if kernel.name.startswith(_BY_EXPERTS) else -1]
+            weight = kernel.reads[1 if kernel.name.startswith(BY_EXPERTS) else -1]
             flops, nbytes = kernel.flops, float(stored.get(weight, weight[1]))
         return flops / truth.flops_per_s[dtype], nbytes / bytes_per_s
 
@@ -192,9 +186,9 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
 
 def _part(kernel: Kernel) -> str | None:
     name = kernel.name
-    if name.startswith((*_ATTENTION, _OF_HEADS)):
+    if name.startswith((*_ATTENTION, BATCHED)):
         return "kv"
-    return "weights" if name.startswith(_PRODUCTS) else None
+    return "weights" if name.startswith(tuple(PRODUCTS)) else None
 
 
 def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
