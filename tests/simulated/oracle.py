@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,10 +28,6 @@ _DEQUANTISING = (*(f"bitsandbytes.{name}" for name in _CONVERTING), *_LOOKING)
 """Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
 _ATTENTION = tuple(attention.NAMES.values())
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
-_FASTER = 1.25
-_ALIKE = 1.25
-_LOST = 0.5
-_IDLE = 0.5
 
 
 @dataclass(frozen=True)
@@ -43,12 +39,6 @@ class Phase:
     batch_size: int
     prompt_len: int
     latency_s: float
-    regime: str
-    """The resource that limits the step most; `kernel-bound` if kernels lose half of the step.
-
-    The host sets the pace only while the card idles for it. If the card idles for less than half of the step, no faster
-    host doubles the speed, and the step is `mixed`.
-    """
     device_s: float
     """Time of the kernels."""
     exposed_dispatch_s: float
@@ -179,7 +169,6 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
         "latency_s": latency_s, "device_s": device_s, "exposed_dispatch_s": idle_s, "weights_s": weights_s,
         "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
         "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
-        "regime": _regime(steps, truth, latency_s, idle_s),
         "launches": sum(kernel.launched for kernel in middle),
     }  # fmt: skip
 
@@ -213,41 +202,6 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
     if len(ends) == 1:
         return ends[0]
     return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
-
-
-def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_s: float) -> str:
-    lost_s = statistics.median(sum(_lost_s(kernel, truth) for kernel in step) for step in steps)
-    if lost_s > _LOST * latency_s:
-        return "kernel-bound"
-    gains = {name: latency_s - timeline_s(steps, faster) for name, faster in _faster(truth).items()}
-    linked = [[replace(kernel, link_s=kernel.link_s / _FASTER) for kernel in step] for step in steps]
-    gains["link-bound"] = latency_s - timeline_s(linked, truth)
-    (first, most), (_, second), *_ = sorted(gains.items(), key=lambda item: -item[1])
-    if first == "overhead-bound" and idle_s < _IDLE * latency_s:
-        return "mixed"
-    return first if most > _ALIKE * second else "mixed"
-
-
-def _lost_s(kernel: Kernel, truth: Truth) -> float:
-    """Return a product or attention kernel's time above its roofs, or all time of a kernel that converts a weight."""
-    if kernel.name.startswith(_DEQUANTISING):
-        return kernel.duration_s
-    if _part(kernel) is None:
-        return 0.0
-    whole = truth.but(kernel_share={}, smallest_kernel_s=0.0)
-    return kernel.duration_s - duration_s(kernel, whole)
-
-
-def _faster(truth: Truth) -> dict[str, Truth]:
-    return {
-        "memory-bound": truth.but(
-            bytes_per_s=truth.bytes_per_s * _FASTER, l2_bytes_per_s=truth.l2_bytes_per_s * _FASTER
-        ),
-        "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
-        "overhead-bound": truth.but(
-            **{name: getattr(truth, name) / _FASTER for name in ("launch_s", "graph_launch_s", "host_operator_s")}
-        ),
-    }
 
 
 Step = Callable[[torch.Tensor], torch.Tensor]

@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -48,8 +48,6 @@ class Scenario:
     batch_sizes: Sequence[int] = (1, 8)
     new_tokens: int = NEW_TOKENS
     quant: Quant = "none"
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Changes of the model's config."""
 
     def folder(self, parent: Path) -> Path:
         """Return the model with some layers, as a folder with a config and no weights."""
@@ -59,8 +57,6 @@ class Scenario:
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
-        for name, value in self.changes.items():
-            setattr(text, name, value)
         path = parent / f"{Path(self.model).name}-{text.num_hidden_layers}-layers"
         config.save_pretrained(path)
         return path
