@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from . import attention
-from .card import Card, Kernel, Region, duration_s
+from .card import Card, Kernel, Region
 from .pricing import BATCHED, BY_EXPERTS, PACKED, PRODUCTS, aten, product_dtype
 from .truth import Truth
 from .world import World
@@ -73,18 +73,19 @@ def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_to
     ids = torch.zeros(batch, prompt, dtype=torch.long, device="cuda")
     prefill, decode = _ENGINES[engine](model, batch, prompt + new_tokens)
     card = world.card
-    prefill(ids)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    with _logged(card) as log:
-        token = prefill(ids)
-    torch.cuda.synchronize()
-    steps = []
-    for _ in range(new_tokens - 1):
-        with _logged(card) as step:
-            token = decode(token)
-        steps.append(step)
+    for _ in range(2):  # the first time libraries plan what they do
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        began_s = world.host.now_s
+        with _logged(card) as log:
+            token = prefill(ids)
+        torch.cuda.synchronize()
+        steps = []
+        for _ in range(new_tokens - 1):
+            with _logged(card) as step:
+                token = decode(token)
+            steps.append(step)
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.synchronize()
     del token
@@ -94,10 +95,16 @@ def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_to
         product_dtype(torch.empty(0, dtype=model.dtype)),
     )
     of = partial(Phase, engine, batch_size=batch, prompt_len=prompt, peak_bytes=peak)
+    step_s = statistics.median(_end_s(step) - _end_s(before) for before, step in itertools.pairwise(steps[1:]))
     return [
-        of(phase=phase, **_figures(logs, card.truth, asked, queries))
-        for phase, logs, queries in (("prefill", [log], prompt), ("decode", steps, 1))
+        of(phase="prefill", **_figures([log], _end_s(log) - began_s, card.truth, asked, prompt)),
+        of(phase="decode", **_figures(steps, step_s, card.truth, asked, 1)),
     ]
+
+
+def _end_s(step: Sequence[Kernel]) -> float:
+    """Return when the last kernel of a step ends."""
+    return step[-1].start_s + step[-1].duration_s
 
 
 @dataclass(frozen=True)
@@ -139,10 +146,11 @@ def _logged(card: Card) -> Iterator[list[Kernel]]:
     card.log = None
 
 
-def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries: int) -> dict[str, Any]:
+def _figures(
+    steps: Sequence[list[Kernel]], latency_s: float, truth: Truth, asked: _Asked, queries: int
+) -> dict[str, Any]:
     """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
-    latency_s = timeline_s(steps, truth)
     device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
     weights_s = kv_s = compute_s = dequantise_s = 0.0
     stored: dict[Region, int] = {}
@@ -178,30 +186,6 @@ def _part(kernel: Kernel) -> str | None:
     if name.startswith((*_ATTENTION, BATCHED)):
         return "kv"
     return "weights" if name.startswith(tuple(PRODUCTS)) else None
-
-
-def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
-    """Return the seconds of a step on a card.
-
-    One step counts from its first launch; several give the median time between their ends. The host launches in order.
-    A kernel starts after its launch and after the end of the previous kernel.
-    """
-    host_s = ready_s = 0.0
-    ends = []
-    for step in steps:
-        for kernel, following in itertools.zip_longest(step, step[1:]):
-            host_s += kernel.host_operators * truth.host_operator_s
-            if kernel.launched:
-                replays = following is not None and not following.launched
-                host_s += truth.graph_launch_s if replays else truth.launch_s
-            ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
-            if kernel.awaited:
-                host_s = ready_s
-        host_s += truth.event_s
-        ends.append(ready_s)
-    if len(ends) == 1:
-        return ends[0]
-    return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
 
 
 Step = Callable[[torch.Tensor], torch.Tensor]
