@@ -25,7 +25,6 @@ from profiler.checks import doctor
 
 from .host import SimulatedTime
 from .scenario import Scenario
-from .test_mutations import timed_warm_up
 from .truth import H100, T4, Truth
 from .world import simulated
 
@@ -107,16 +106,9 @@ FAULTS: dict[str, tuple[str, str, str, Callable[[], Planted]]] = {
         "roofs", "bfloat16 product", "bfloat16 product measured twice",
         changed("claims.roofs.measure_gemm", lambda roof, *_: replace(roof, per_s=roof.per_s / 2)),
     ),
-    "a warm-up that is timed": (
-        "time", "ours / a plain loop", "prefill: ours / a plain loop", timed_warm_up,
-    ),
     "other tokens": (
         "tokens", "tokens: graph = eager", "tokens: graph = eager",
         changed("claims.tokens.greedy_tokens", other_tokens),
-    ),
-    "dequantisation forgotten": (
-        "precision", "int8wo: a run", "int8wo: the dequantisation term / replays of its own",
-        changed("profiler.measure.kernels.conversions", lambda *_: {}),
     ),
     "half the peak": (
         "doubling", "doubling", "predicted / measured peak memory",

@@ -11,6 +11,7 @@ from hurry import with_effort
 from profiler.facts.measurements import COMPILED
 from profiler.forecast.command import run_facts
 from profiler.judge.regimes import Flag
+from profiler.run.multi_run import device_healths
 from profiler.store.folder import Run, read_run
 
 from . import four_bit
@@ -40,20 +41,26 @@ def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
 
 
 def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
-    """The second card's graphs contain its own work: its memory is half as fast, and its steps show it."""
+    """The second card's graphs contain its own work: its memory is half as fast, and its steps show it.
+
+    Its arithmetic is not slower.
+    """
     scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64], batch_sizes=[1])
-    truths = A100, A100.but(bytes_per_s=A100.bytes_per_s / 2)
+    truths, devices = (A100, A100.but(bytes_per_s=A100.bytes_per_s / 2)), ["cuda:0", "cuda:1"]
     folder = str(scenario.folder(tmp_path))
     with simulated(*truths):
-        for index in range(2):
-            out = tmp_path / str(index)
-            code = command_line("run", folder, **scenario.options(), device=f"cuda:{index}", fresh=True, out=out)
-            assert code == 0
-    for index, truth in enumerate(truths):
-        run = read_run(tmp_path / str(index))
+        code = command_line("run", folder, **scenario.options(), device=",".join(devices), out=tmp_path / "both")
+    assert code == 0
+    runs = [read_run(tmp_path / "both" / name.replace(":", "")) for name in devices]
+    for run, truth in zip(runs, truths, strict=True):
         assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
         for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
             assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+    well, ill = device_healths(runs, devices)
+    assert not well.ill
+    assert ill.ill
+    assert ill.memory_behind == pytest.approx(0.5, abs=0.05)
+    assert ill.compute_behind < 0.05
 
 
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
