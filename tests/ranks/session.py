@@ -1,18 +1,21 @@
 """`session.py FOUND run MODEL --tp N ...` is roofscope with fake roofs; its torchrun starts this file N times.
 
 Roofs and dispatch take most of a minute on a shared machine and are not under test, so they are fake. The tokens,
-bytes and operators of the ranks are written to FOUND as soon as they are loaded.
+bytes and operators of the ranks are written to FOUND as soon as they are loaded. Each exchange between the ranks takes
+`EXCHANGE_S` longer than gloo needs, in the measurement of the link and in the model alike.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from torch.distributed import run as torchrun
 
 import profiler.ranks.process_group as machine_ranks
@@ -28,6 +31,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from greedy import greedy_tokens
 
 IDS = torch.arange(24).reshape(2, 12) % 100
+EXCHANGE_S = 0.03
 SWEEP_BYTES = (1 << 10, 1 << 14, 1 << 18)
 
 
@@ -69,6 +73,20 @@ def _local(module: torch.nn.Module) -> list[torch.Tensor]:
     return [*params, *module.buffers()]
 
 
+def delay_exchanges() -> None:
+    """Plant a slow link. `dist` is what the link is measured with; DTensor exchanges by `functional`."""
+
+    def delayed(exchange: Any) -> Any:
+        def slow(*args: Any, **named: Any) -> Any:
+            time.sleep(EXCHANGE_S)
+            return exchange(*args, **named)
+
+        return slow
+
+    for owner, name in ((dist, "all_reduce"), (functional, "all_reduce"), (functional, "all_gather_tensor")):
+        setattr(owner, name, delayed(getattr(owner, name)))
+
+
 def run(found: Path) -> None:
     if not started_by_torchrun():
         start = torchrun.main
@@ -86,6 +104,7 @@ def run(found: Path) -> None:
     job.dispatch_of_twin = lambda *_: []  # type: ignore[attr-defined]
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
     measuring.remeasure_roofs = lambda *_, **__: RoofsRemeasured({}, {})  # type: ignore[attr-defined]
+    delay_exchanges()
     main()
 
 

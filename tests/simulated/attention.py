@@ -19,8 +19,6 @@ NAMES = {FLASH: "flash attention", EFFICIENT: "memory-efficient attention", CUDN
 _HALVES = (torch.float16, torch.bfloat16)
 _FLASH_WIDTH = 256
 _CUDNN_WIDTH = 128
-_CUDNN_LATENT_WIDTHS = (192, 128)
-"""Head widths of keys and of values, as in DeepSeek."""
 
 
 def choice(
@@ -35,8 +33,7 @@ def choice(
     enabled = torch.backends.cuda
     dtype, width = query.dtype, query.shape[-1]
     eights = all(tensor.shape[-1] % 8 == 0 for tensor in (query, key, value))
-    widths = key.shape[-1], value.shape[-1]
-    narrow = max(widths) <= _CUDNN_WIDTH or widths == _CUDNN_LATENT_WIDTHS
+    narrow = max(key.shape[-1], value.shape[-1]) <= _CUDNN_WIDTH
     may_run = enabled.cudnn_sdp_enabled() and key.shape[-2] != 1
     if capability[0] in (9, 10) and dtype in _HALVES and eights and narrow and may_run:
         return CUDNN

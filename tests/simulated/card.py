@@ -1,14 +1,32 @@
-"""One card: memory, caches, streams, clock, and a log of all its kernels."""
+"""One card: memory, caches, streams, events, graphs, clock, and a log of all its kernels.
+
+The state of a graph after a failed capture depends on the version of torch (aten/src/ATen/cuda/CUDAGraph.cpp):
+
+- up to 2.12 `capture_end` raises before it notifies the allocator of the end of the capture (PR #180395 changes that);
+- up to 2.11 it does not notify the card's default generator either (PR #176752 gives each capture its own state);
+- up to 2.13 `reset` releases the private pool only after a successful capture (PR #190348 changes that).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .host import Host
 from .native import native
-from .stream import Stream
 from .truth import Truth
+
+_TICK_S = 0.5e-6
+"""Resolution of an event (CUDA Runtime API, cudaEventElapsedTime)."""
+
+CAPTURING = (
+    "CUDA error: operation not permitted when stream is capturing\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+)
+_LOST = "CUDA error: operation failed due to a previous error during capture"
+
+PoolId = tuple[int, int]
 
 Region = tuple[int, int]
 """Address and bytes."""
@@ -29,19 +47,22 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Kernel:
-    """One executed kernel: an entry of the log."""
+    """One executed kernel: an entry of the log. The fields are those that the C++ card reports, in its order."""
 
-    work: Work
+    name: str
+    reads: Sequence[Region]
+    writes: Sequence[Region]
+    flops: float
+    dtype: str
+    link_s: float
     memory_bytes: int
     l2_bytes: int
     launched: bool
     """Whether the host launched it; false for all but the first kernel of a replayed graph."""
-    host_operators: int = 0
+    host_operators: int
     """The number of operators that the host ran on its own tensors since the previous launch."""
-    awaited: bool = False
-    """Whether the host waited for it."""
-    duration_s: float = 0.0
-    start_s: float = 0.0
+    duration_s: float
+    start_s: float
 
 
 class Card:
@@ -52,11 +73,13 @@ class Card:
         self.truth = truth
         self.host = host
         throttle = truth.throttle
+        kernels = truth.bytes_per_s, truth.l2_bytes_per_s, truth.ramp_s, truth.smallest_kernel_s
+        issuing = truth.launch_s, truth.graph_launch_s, truth.host_operator_s
         self.memory = native().Allocator(truth.memory_bytes, truth.taken_bytes)
         self.core = native().Card(
             index,
             host.core,
-            speeds(truth),
+            native().Speeds(*kernels, *issuing, dict(truth.flops_per_s), list(truth.kernel_share.items())),
             native().Clock(throttle.after_busy_s, throttle.share, *astuple(truth.power_cap)),
             # cuBLAS has a workspace per stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
             (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
@@ -86,28 +109,128 @@ class Card:
     @log.setter
     def log(self, log: list[Kernel] | None) -> None:
         self._log = log
-        self.core.on_kernel = None if log is None else lambda *kernel: log.append(_kernel(*kernel))
+        self.core.on_kernel = None if log is None else lambda *kernel: log.append(Kernel(*kernel))
 
     def launch(self, work: Work) -> None:
         """Send one kernel to the current stream, or into the graph that it captures."""
         self.core.launch(*work)
 
 
-def _kernel(*noted: Any) -> Kernel:
-    name, reads, writes, flops, dtype, link_s, memory_bytes, l2_bytes, launched, operators, seconds, start_s = noted
-    work = Work(name, tuple(reads), tuple(writes), flops, dtype, link_s)
-    return Kernel(work, memory_bytes, l2_bytes, launched, operators, duration_s=seconds, start_s=start_s)
+class Stream:
+    """One stream of one card."""
+
+    def __init__(self, card: Card) -> None:
+        self.card = card
+        self.core = native().Queue()
+        self._capture: Graph | None = None
+        card.streams.append(self)
+
+    @property
+    def ready_s(self) -> float:
+        """Time at which its last work ends."""
+        return self.core.ready_s
+
+    @property
+    def capture(self) -> Graph | None:
+        """The graph that records the work sent to this stream."""
+        return self._capture
+
+    @capture.setter
+    def capture(self, graph: Graph | None) -> None:
+        self._capture = graph
+        self.core.capture = None if graph is None else graph.core
+
+    def wait_stream(self, other: Stream) -> None:
+        """Let later work begin after all work sent to the other stream."""
+        self.core.ready_s = max(self.ready_s, other.ready_s)
+
+    def refuse_capture(self) -> None:
+        """Raise CUDA's error for a call that a capture cannot record; the capture is then lost."""
+        if self.capture is not None:
+            self.capture.core.invalid = True
+            raise RuntimeError(CAPTURING)
+
+    def wait(self) -> None:
+        """Let the host wait for all work sent to this stream."""
+        self.card.host.wait_until(self.ready_s)
 
 
-def speeds(truth: Truth) -> Any:
-    """Return the fields of a truth that determine durations."""
-    kernels = truth.bytes_per_s, truth.l2_bytes_per_s, truth.ramp_s, truth.smallest_kernel_s
-    host = truth.launch_s, truth.graph_launch_s, truth.host_operator_s
-    return native().Speeds(*kernels, *host, dict(truth.flops_per_s), list(truth.kernel_share.items()))
+class Event:
+    """torch.cuda.Event."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self._timed = enable_timing
+        self._at_s: float | None = None
+        self._stream: Stream | None = None
+
+    def record(self, stream: Stream) -> None:
+        stream.card.host.advance(stream.card.truth.event_s)
+        self._stream, self._at_s = stream, max(stream.ready_s, stream.card.host.now_s)
+
+    def synchronize(self) -> None:
+        if self._stream is not None and self._at_s is not None:
+            self._stream.refuse_capture()
+            self._stream.card.host.wait_until(self._at_s)
+
+    def elapsed_time(self, other: Event) -> float:
+        """Return the milliseconds to another event. Raises CUDA's RuntimeError if the card has not reached one of
+        them."""
+        if not (self._timed and other._timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._at_s is None or other._at_s is None or self._stream is None or other._stream is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if self._stream.card is not other._stream.card:
+            raise RuntimeError("CUDA error: invalid resource handle")
+        if max(self._at_s, other._at_s) > self._stream.card.host.now_s:
+            raise RuntimeError("CUDA error: device not ready")
+        ticks = round(other._at_s / _TICK_S) - round(self._at_s / _TICK_S)
+        return ticks * _TICK_S * 1e3
 
 
-def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
-    """Return a ramp and max(bytes / bandwidth, FLOPs / peak); or the smallest kernel, or the time over a link."""
-    work = kernel.work
-    done = work.name, kernel.memory_bytes, kernel.l2_bytes, work.flops, work.dtype, work.link_s
-    return speeds(truth).duration_s(*done, clock_share)
+class Graph:
+    """torch.cuda.CUDAGraph on the card that is current when the capture begins."""
+
+    def __init__(self) -> None:
+        self.core = native().Recording()
+        self._card: Card | None = None
+        self._pool: PoolId = (0, 0)
+        self._uses_pool = False
+        """Whether `reset` releases the pool."""
+        self._recorded = False
+
+    def capture_begin(self, card: Card, pool: PoolId) -> None:
+        if card.stream is card.default_stream:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        self.core.pool = card.memory.begin_capture(pool)
+        self._card, self._pool = card, pool
+        self._uses_pool = card.truth.torch_version >= (2, 14)
+        card.core.generator_captures = card.truth.torch_version <= (2, 11)
+        card.stream.capture = self
+
+    def capture_end(self) -> None:
+        """End the capture and free the stream. Raises RuntimeError if a call could not be captured."""
+        card = self._card
+        assert card is not None
+        card.stream.capture = None
+        if self.core.invalid and card.truth.torch_version <= (2, 12):
+            raise RuntimeError(_LOST)
+        card.memory.end_capture(self._pool)
+        if self.core.invalid:
+            raise RuntimeError(_LOST)
+        card.core.generator_captures = False
+        self._uses_pool = self._recorded = True
+
+    def replay(self) -> None:
+        if self._card is None or not self._recorded:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+        self._card.core.replay(self.core)
+
+    def reset(self) -> None:
+        if self._card is not None and self._uses_pool:
+            self._uses_pool = False
+            self._card.memory.release_pool(self._pool)
+
+    def __del__(self) -> None:
+        if getattr(self, "_card", None) is not None:
+            with self._card.host.terminating():
+                self.reset()

@@ -11,9 +11,7 @@ from unittest import mock
 
 import torch
 
-from .card import Card
-from .graph import Graph, PoolId
-from .stream import Event, Stream
+from .card import Card, Event, Graph, PoolId, Stream
 
 
 class Driver:

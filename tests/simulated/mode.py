@@ -1,4 +1,7 @@
-"""The dispatch mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing."""
+"""The dispatch mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing.
+
+The C++ card answers later calls with the same layout.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,20 @@ import contextlib
 import functools
 import math
 import operator
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import attention, four_bit
-from .calls import Calls, named_device, tensors_among
 from .card import Card, Work
 from .host import Host
 from .native import native
-from .pricing import Price, aten, nbytes, on_card, place, product_dtype, shaped
+from .pricing import Price, aten, in_place, nbytes, on_card, place, price_of, product_dtype, shaped
 
 _VALUED: dict[Any, Callable[..., Any]] = {
     aten.full.default: lambda size, value: value,
@@ -37,6 +40,9 @@ _COUNTING: dict[Any, Callable[..., Any]] = {
     aten.add_.Tensor: operator.add,
 }
 """Operators known for a single integer: transformers' static cache counts its tokens this way (cache_utils.py)."""
+
+_BY_DEFAULT = ("aten::_safe_softmax", "bitsandbytes::int8_mixed_scaled_mm", "bitsandbytes::int8_scaled_mm")
+"""Operators that their libraries compose of others on every device."""
 
 _HELD_FOR_REAL = 32 << 20
 """Larger host tensors are fake, too: they only wait for a copy over the link."""
@@ -84,14 +90,11 @@ class CardMode(TorchDispatchMode):
         }
         self._named = {
             "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
-            "bitsandbytes::int8_mixed_scaled_mm": self._multiply_mixed,
-            "bitsandbytes::int8_scaled_mm": self._multiply_int8,
             "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
         """Operators of libraries that are not always imported."""
         fused, pinning = ({func.name() for func in funcs} for funcs in (self._fused, self._pinning))
         self.known = native().Known(self, host.core, [card.core for card in cards], fused, pinning)
-        self._calls = Calls(cards, self.known, self._fused)
         self._plans: set[Hashable] = set()
         self._looked: list[bool] = []
 
@@ -127,10 +130,47 @@ class CardMode(TorchDispatchMode):
                 return result
         valued = _valued(func, args, kwargs)
         value = None if valued is None else valued(*map(self._value, args))
-        result = self._calls.run(func, args, kwargs, again=valued is None)
+        result = self._run(func, args, kwargs, again=valued is None)
         if value is not None:
             self._set_value(result, value)
         return result
+
+    def _run(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, again: bool = True) -> Any:
+        """Allocate memory for new outputs, and run every call that is more than a view or an allocation.
+
+        `again`: the next call of the same layout is answered from memory, without this function.
+        """
+        given = [*tensors_among(args), *tensors_among(kwargs.values())]
+        price = None
+        if func in self._fused:
+            result, price = self._fused[func](args, kwargs)
+            stood_in = given
+        elif in_place(func, args):
+            result, stood_in = args[0], given
+        else:
+            result, stood_in = shaped(func, args, kwargs)
+        leaves, structure = tree_flatten(result)
+        outputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        card = self._card_of(args, kwargs, given)
+        laid = [_output(output, stood_in) for output in outputs]
+        if price is None:
+            fresh = [at for at, output in enumerate(laid) if output.is_fresh]
+            price = price_of(func, args, given, outputs, fresh)
+        call = native().Call(card.core, laid, isinstance(result, list), price)
+        made = native().performed(call, given)
+        if again and len(outputs) == len(leaves):
+            self.known.learn(call)
+        following = iter(made)
+        return tree_unflatten(
+            [next(following) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+        )
+
+    def _card_of(self, args: Sequence[Any], kwargs: Mapping[str, Any], given: Iterable[torch.Tensor]) -> Card:
+        """Return the named card, or else the tensors' card."""
+        device = named_device(args, kwargs) or next(tensor.device for tensor in given if on_card(tensor))
+        if device.type != "cuda":
+            raise NotImplementedError(f"the simulated card makes nothing on {device} but copies")
+        return self._cards[self.known.current if device.index is None else device.index]
 
     def _value(self, argument: Any) -> Any:
         """Return the value of a tensor; any other argument unchanged."""
@@ -190,7 +230,7 @@ class CardMode(TorchDispatchMode):
             self._plans.add(plan)
             self._host.advance(self._cards[query.device.index].truth.plan_s)
         if chosen != attention.MATH:
-            return self._calls.run(aten.scaled_dot_product_attention.default, args, kwargs)
+            return self._run(aten.scaled_dot_product_attention.default, args, kwargs)
         with self:
             attend = aten._scaled_dot_product_attention_math.default
             options = {"scale": kwargs.get("scale"), "enable_gqa": grouped}
@@ -230,25 +270,8 @@ class CardMode(TorchDispatchMode):
             if threshold > 0:
                 bool((values.abs() >= threshold).any())
                 outliers = torch.empty(0, dtype=torch.int64, device=values.device)
-        rows, scales, _ = self._calls.run(func, (values, 0.0), {}, again=False)
+        rows, scales, _ = self._run(func, (values, 0.0), {}, again=False)
         return rows, scales, outliers
-
-    def _multiply_mixed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Multiply like LLM.int8() without outliers (bitsandbytes' backends/default/ops.py)."""
-        values, rows, weight, row_scales, scales, *rest = args
-        bias = rest[1] if len(rest) > 1 else kwargs.get("bias")
-        with self:
-            multiply = torch.ops.bitsandbytes.int8_scaled_mm.default
-            result = multiply(rows, weight, row_scales, scales, bias=bias, dtype=values.dtype)
-            return result, torch.empty(0, dtype=values.dtype, device=values.device)
-
-    def _multiply_int8(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        rows, weight, row_scales, scales, *rest = args
-        bias = rest[0] if rest else kwargs.get("bias")
-        dtype = (rest[1] if len(rest) > 1 else kwargs.get("dtype")) or torch.float16
-        with self:
-            sums = torch.ops.bitsandbytes.int8_linear_matmul.default(rows, weight)
-            return torch.ops.bitsandbytes.int8_mm_dequant.default(sums, row_scales, scales, dtype=dtype, bias=bias)
 
     def _multiply_4bit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Multiply as bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpack in the product, or write a dense
@@ -256,7 +279,7 @@ class CardMode(TorchDispatchMode):
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default
         if four_bit.fuses(values, shape, blocksize):
-            return self._calls.run(func, args, kwargs, again=False)  # the table may be replaced
+            return self._run(func, args, kwargs, again=False)  # the table may be replaced
         bitsandbytes = torch.ops.bitsandbytes
         with self:
             dense = bitsandbytes.dequantize_4bit.default(packed, absmax, blocksize, quant_type, shape, values.dtype)
@@ -281,7 +304,7 @@ class CardMode(TorchDispatchMode):
             target = torch.device("cuda", current)
             kwargs = {**kwargs, "device": target}
         if source.device == target:
-            return self._calls.run(aten._to_copy.default, args, kwargs)
+            return self._run(aten._to_copy.default, args, kwargs)
         like, _ = shaped(aten._to_copy.default, args, kwargs)
         if target.type == "meta":
             return like
@@ -289,7 +312,8 @@ class CardMode(TorchDispatchMode):
             with self._fake if nbytes(like) > _HELD_FOR_REAL else contextlib.nullcontext():
                 result = torch.zeros_like(like, device=target)
         else:
-            result = self._calls.made(like, self._cards[target.index])
+            call = native().Call(self._cards[target.index].core, [_output(like, [])], False, None)
+            [result] = native().performed(call, [])
         self._cross(source, result, asynchronous=bool(kwargs.get("non_blocking")))
         if on_card(result):
             self._set_value(result, _everywhere(source, result.dtype))
@@ -303,7 +327,7 @@ class CardMode(TorchDispatchMode):
             if on_card(target):
                 self._set_value(target, _everywhere(source, target.dtype))
         elif on_card(target):
-            return self._calls.run(aten.copy_.default, args, kwargs)
+            return self._run(aten.copy_.default, args, kwargs)
         return target
 
     def _copied(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
@@ -354,7 +378,7 @@ def _valued(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callab
 
 @functools.cache
 def _decomposition(func: Any) -> Callable[..., Any] | None:
-    if func is aten._safe_softmax.default:  # softmax, a mask of rows without a key, and where
+    if func.name() in _BY_DEFAULT:
         return partial(func._op_dk, torch._C.DispatchKey.CompositeExplicitAutograd)
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     if func.namespace == "prim" or not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key.name):
@@ -382,3 +406,25 @@ def _everywhere(source: torch.Tensor, dtype: torch.dtype) -> float | None:
     if source.numel() == 1:
         return float(source.item())
     return 1.0 if dtype is torch.bool and bool(source.all()) else None
+
+
+def named_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device | None:
+    found = kwargs.get("device") or next((each for each in args if isinstance(each, torch.device)), None)
+    return None if found is None else torch.device(found)
+
+
+def _output(tensor: torch.Tensor, given: Sequence[torch.Tensor]) -> Any:
+    """Return the layout of an output, and whether it is an input or a view of one."""
+    same = next((at for at, each in enumerate(given) if each is tensor), -1)
+    storage = tensor.untyped_storage()
+    of = next((at for at, each in enumerate(given) if each.untyped_storage()._cdata == storage._cdata), -1)
+    shape, stride, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    return native().Output(same, of, shape, stride, offset, tensor.dtype, storage.nbytes())
+
+
+def tensors_among(values: Any) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_among(value)

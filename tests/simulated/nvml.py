@@ -51,16 +51,18 @@ def answers(cards: Sequence[Card]) -> Any:
         for metric in request.metrics[: request.numMetrics]:
             metric.value, metric.nvmlReturn = 100 * shares[metric.metricId], 0
 
-    module = types.ModuleType("pynvml")
     gpm = {"SM_UTIL": 2, "ANY_TENSOR_UTIL": 5, "DRAM_BW_UTIL": 10}
-    module.__dict__.update({f"NVML_GPM_METRIC_{name}": number for name, number in gpm.items()})
-    module.__dict__.update(NVML_CLOCK_SM=1, NVML_TEMPERATURE_GPU=0, NVML_GPM_METRICS_GET_VERSION=1)
-    module.__dict__.update(
-        nvmlInit=lambda: None, nvmlGpmSampleAlloc=lambda: None, nvmlGpmSampleFree=lambda sample: None
-    )
-    module.__dict__.update(nvmlGpmSampleGet=counted, nvmlGpmMetricsGet=metrics)
-    module.__dict__.update({name: kind for name, kind in vars(pynvml).items() if name.startswith("NVMLError")})
-    module.__dict__.update(
+    return types.SimpleNamespace(
+        **{f"NVML_GPM_METRIC_{name}": number for name, number in gpm.items()},
+        **{name: kind for name, kind in vars(pynvml).items() if name.startswith("NVMLError")},
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_GPM_METRICS_GET_VERSION=1,
+        nvmlInit=lambda: None,
+        nvmlGpmSampleAlloc=lambda: None,
+        nvmlGpmSampleFree=lambda sample: None,
+        nvmlGpmSampleGet=counted,
+        nvmlGpmMetricsGet=metrics,
         c_nvmlGpmMetricsGet_t=lambda: types.SimpleNamespace(metrics=[types.SimpleNamespace() for _ in range(3)]),
         nvmlGpmQueryDeviceSupport=lambda card: types.SimpleNamespace(
             isSupportedDevice=int(card.truth.capability >= _GPM_FROM)
@@ -85,4 +87,3 @@ def answers(cards: Sequence[Card]) -> Any:
             1e3 * card.truth.power_w * (0.2 * card.host.now_s + 0.7 * card.core.busy_s)
         ),
     )
-    return module

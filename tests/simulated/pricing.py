@@ -73,13 +73,13 @@ def price_of(
         reads = reads[1:]
         given = max((each.nbytes for each in reads), default=0)
         writes = [each._replace(nbytes=min(each.nbytes, given)) for each in writes]
-    elif func.name() == BY_EXPERTS:
+    elif str(func) == BY_EXPERTS:
         experts = args[1].shape[0]
         hit = 1 - (1 - 1 / experts) ** args[0].shape[0]  # the average share that independent choices reach
         reads[1] = reads[1]._replace(nbytes=int(reads[1].nbytes * hit))
     elif not inputs or func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")):
         reads = []  # it writes without reading
-    product = PRODUCTS.get(func) or NAMED_PRODUCTS.get(func.name())
+    product = PRODUCTS.get(str(func))
     if product is None:
         return Price(str(func), tuple(reads), tuple(writes))
     flops, operand = product(args)
@@ -98,38 +98,39 @@ def nbytes(tensor: torch.Tensor) -> int:
     return math.prod(size for size, stride in pairs if stride or size == 0) * tensor.element_size()
 
 
-def _product(left: torch.Tensor, right: torch.Tensor) -> float:
-    return 2.0 * left.numel() * right.shape[-1]
+def _product(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
+    return 2.0 * args[0].numel() * args[1].shape[-1], args[0]
 
 
-PRODUCTS: dict[Any, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
-    aten.mm.default: lambda args: (_product(args[0], args[1]), args[0]),
-    aten.bmm.default: lambda args: (_product(args[0], args[1]), args[0]),
-    aten.addmm.default: lambda args: (_product(args[1], args[2]), args[1]),
-    aten.baddbmm.default: lambda args: (_product(args[1], args[2]), args[1]),
-    aten._int_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
-    aten._scaled_mm.default: lambda args: (_product(args[0], args[1]), args[0]),
-}
-"""Each returns (FLOPs, the operand whose dtype decides the speed)."""
+def _sum_and_product(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
+    return _product(args[1:])
 
 
 def _by_rows(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
-    """Return FLOPs and operand for a weight stored by rows: [outputs, inputs]."""
+    """The weight is stored by rows: [outputs, inputs]."""
     return 2.0 * args[0].numel() * args[1].shape[0], args[0]
 
 
 def _packed(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
-    """Return FLOPs and operand for a 4-bit weight, whose shape is another argument."""
+    """The weight has 4 bits, and its shape is another argument."""
     return 2.0 * args[0].numel() * args[2][0], args[0]
 
 
-BY_EXPERTS = "aten::_grouped_mm"
-NAMED_PRODUCTS = {
-    "bitsandbytes::int8_linear_matmul": _by_rows,
-    "bitsandbytes::gemm_4bit": _packed,
-    BY_EXPERTS: lambda args: (_product(args[0], args[1]), args[0]),
+BY_EXPERTS = "aten._grouped_mm.default"
+PACKED = "bitsandbytes.gemm_4bit.default"
+BATCHED = "aten.bmm.default"
+PRODUCTS: dict[str, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
+    "aten.mm.default": _product,
+    BATCHED: _product,
+    "aten.addmm.default": _sum_and_product,
+    "aten.baddbmm.default": _sum_and_product,
+    "aten._int_mm.default": _product,
+    "aten._scaled_mm.default": _product,
+    BY_EXPERTS: _product,
+    "bitsandbytes.int8_linear_matmul.default": _by_rows,
+    PACKED: _packed,
 }
-"""The same by name, for operators that some versions lack: torch 2.7 has no grouped product."""
+"""Each returns (FLOPs, the operand whose dtype decides the speed). By name, since some versions lack some of them."""
 
 
 def product_dtype(operand: torch.Tensor) -> str:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -26,7 +24,6 @@ from profiler.loading.source import resolve
 from profiler.store.folder import Run, read_run
 
 from . import oracle
-from .native import why_not
 from .truth import Truth
 from .world import World, simulated
 
@@ -51,8 +48,6 @@ class Scenario:
     batch_sizes: Sequence[int] = (1, 8)
     new_tokens: int = NEW_TOKENS
     quant: Quant = "none"
-    changes: Mapping[str, Any] = field(default_factory=dict)
-    """Changes of the model's config."""
 
     def folder(self, parent: Path) -> Path:
         """Return the model with some layers, as a folder with a config and no weights."""
@@ -62,8 +57,6 @@ class Scenario:
             text.num_hidden_layers = self.layers
             if getattr(text, "layer_types", None):
                 text.layer_types = text.layer_types[: self.layers]
-        for name, value in self.changes.items():
-            setattr(text, name, value)
         path = parent / f"{Path(self.model).name}-{text.num_hidden_layers}-layers"
         config.save_pretrained(path)
         return path
@@ -84,16 +77,6 @@ def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: A
     run = read_run(asked["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.missing else 0)
     return run, world
-
-
-@contextlib.contextmanager
-def apart() -> Iterator[Path]:
-    """Yield a folder for runs and roofs that are stored nowhere else. Exits if no card can be simulated."""
-    if reason := why_not():
-        sys.exit(f"no card can be simulated here: {reason}.")
-    with tempfile.TemporaryDirectory(prefix="roofscope-simulated-") as folder, mock.patch.dict(os.environ) as kept:
-        kept["XDG_CACHE_HOME"] = folder
-        yield Path(folder)
 
 
 def command_line(*words: str, **options: Any) -> int:

@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 
 from profiler.judge.breakdown import TERMS
-from profiler.report.device import health_lines
-from profiler.report.progress import QuietListener
-from profiler.run.multi_run import device_healths, run_devices
-from profiler.run.options import Options
 
 from .oracle import Phase
 from .scenario import REST, SAVE_THE_HOST, Scenario, first_lever, held, said
-from .truth import A100, H100
-from .world import simulated
+from .truth import H100
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +44,7 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
     run, _ = said(scenario, [truth], tmp_path)
     for phase, row in held(scenario, truth, run, tmp_path):
         expected = by_arithmetic(phase, truth.launch_s)
-        assert {phase.regime, row["regime"]} <= expected, f"{phase.phase} {phase.batch_size}: {row['regime']}"
+        assert row["regime"] in expected, f"{phase.phase} {phase.batch_size}: {row['regime']}"
         if phase.batch_size == 8:  # no larger batch was measured
             waits = expected in ({"overhead-bound"}, {"mixed"})
             assert (first_lever(run, row) in SAVE_THE_HOST) == waits
@@ -66,28 +61,5 @@ def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
     assert set(cells[cells["engine"] == "graph"]["status"]) == {"failed"}
     for phase, row in held(replace(scenario, engine="eager"), H100, run, tmp_path):
         cell = f"{phase.phase} {phase.batch_size}"
-        assert row["regime"] == phase.regime == "overhead-bound", cell
+        assert row["regime"] == "overhead-bound", cell
         assert min(row[name] for name in TERMS) > -REST * phase.latency_s, cell
-
-
-def test_the_slow_card_is_named(tmp_path: Path) -> None:
-    """A layer of Mistral-7B is weights-bound at 1.4 TB/s.
-
-    A card with 70 % of that memory bandwidth is slow, and its arithmetic is not.
-    """
-    devices = ["cuda:0", "cuda:1"]
-    model = str(Scenario("mistral-7b-v0.1", 1).folder(tmp_path))
-    asked = Options(
-        model=model, prompt_lens=[128], batch_sizes=[8], new_tokens=8, dtype="float16", weights="random", budget_s=2.0,
-        out=tmp_path / "both", no_levers=True,
-    )  # fmt: skip
-    with simulated(A100, A100.but(bytes_per_s=0.7 * A100.bytes_per_s)):
-        runs = run_devices(asked, devices, QuietListener())
-        well, ill = device_healths(runs, devices)
-    assert not well.ill
-    assert ill.ill
-    assert ill.memory_behind == pytest.approx(0.3, abs=0.05)
-    assert ill.compute_behind < 0.05
-    [line] = health_lines((well, ill))
-    assert line.startswith("cuda:1 underperforms")
-    assert "memory roof" in line

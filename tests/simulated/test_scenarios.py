@@ -6,9 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hurry import with_effort
 
 from profiler.facts.measurements import COMPILED
+from profiler.forecast.command import run_facts
 from profiler.judge.regimes import Flag
+from profiler.run.multi_run import device_healths
 from profiler.store.folder import Run, read_run
 
 from . import four_bit
@@ -38,20 +41,26 @@ def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
 
 
 def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
-    """The second card's graphs contain its own work: its memory is half as fast, and its steps show it."""
+    """The second card's graphs contain its own work: its memory is half as fast, and its steps show it.
+
+    Its arithmetic is not slower.
+    """
     scenario = Scenario("mistral-7b-v0.3", 2, engine="graph", prompt_lens=[64], batch_sizes=[1])
-    truths = A100, A100.but(bytes_per_s=A100.bytes_per_s / 2)
+    truths, devices = (A100, A100.but(bytes_per_s=A100.bytes_per_s / 2)), ["cuda:0", "cuda:1"]
     folder = str(scenario.folder(tmp_path))
     with simulated(*truths):
-        for index in range(2):
-            out = tmp_path / str(index)
-            code = command_line("run", folder, **scenario.options(), device=f"cuda:{index}", fresh=True, out=out)
-            assert code == 0
-    for index, truth in enumerate(truths):
-        run = read_run(tmp_path / str(index))
+        code = command_line("run", folder, **scenario.options(), device=",".join(devices), out=tmp_path / "both")
+    assert code == 0
+    runs = [read_run(tmp_path / "both" / name.replace(":", "")) for name in devices]
+    for run, truth in zip(runs, truths, strict=True):
         assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
         for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
             assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
+    well, ill = device_healths(runs, devices)
+    assert not well.ill
+    assert ill.ill
+    assert ill.memory_behind == pytest.approx(0.5, abs=0.05)
+    assert ill.compute_behind < 0.05
 
 
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
@@ -66,7 +75,7 @@ def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     assert {item.flags for item in run.document.evidence} == {(Flag.INEFFICIENT_KERNELS,)}
     for phase, row in held(scenario, truth, run, tmp_path):
         assert (phase.dequantise_s > 0.1 * phase.latency_s) == (phase.phase == "prefill")
-        assert (phase.regime, row["regime"]) == ("kernel-bound", "kernel-bound")
+        assert row["regime"] == "kernel-bound"
         assert first_lever(run, row).startswith("other kernels")
 
 
@@ -76,7 +85,7 @@ def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [T4], tmp_path)
     for phase, row in held(scenario, T4, run, tmp_path):
-        assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
+        assert row["regime"] == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
         assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
         # bitsandbytes before 0.50 has no table: it unpacks the weights for more than one row, and this decode has 4.
         unpacks = find_spec("bitsandbytes") is not None and four_bit.table() is None
@@ -96,7 +105,7 @@ def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     levers = {}
     for phase, row in held(scenario, truth, run, tmp_path):
         # 128 rows are 1.2 times below this card's ridge, and a step's kernels take barely longer than their launches.
-        assert {phase.regime, row["regime"]} <= {"memory-bound", "mixed"}
+        assert row["regime"] in ("memory-bound", "mixed")
         levers[phase.phase] = first_lever(run, row)
     assert levers["prefill"] in SAVE_THE_HOST
     [decode] = [item for item in run.document.evidence if item.phase == "decode"]
@@ -194,3 +203,35 @@ def test_plans_are_not_part_of_a_steps_time(tmp_path: Path) -> None:
         if row.key in slow:
             assert slow[row.key] == pytest.approx(row.latency_s + PLAN_S, rel=REST)
     assert any("torch.backends.cuda.enable_cudnn_sdp(False)" in text for text in run.answer)
+
+
+def test_a_run_forecasts_a_card_of_known_truth(tmp_path: Path) -> None:
+    """Forecasts of two layers of Mistral-7B have median errors below 5 %: of each cell from the others, and of the
+    extremes from the rest."""
+    run, _ = said(Scenario("mistral-7b-v0.1", 2, prompt_lens=[128, 512], batch_sizes=[1, 8]), [A100], tmp_path)
+    known = run_facts(run.folder)
+    assert known.trained.within.median < 0.05
+    assert known.trained.outside.median < 0.05
+
+
+@pytest.mark.ci
+def test_a_short_run_ends_with_its_budget_and_has_the_corners_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading is apart. The rest of the grid is visited as far as the time goes."""
+    prompts, batches, budget_s = [64, 128, 256, 512], [1, 2, 4, 8, 16], 20.0
+    scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=prompts, batch_sizes=batches, new_tokens=16)
+    with_effort(monkeypatch, whole_grid=False, more_prefills_s=0.8, warm_up_s=1.0)
+    with simulated(T4) as world:
+        start_s = world.host.now_s
+        code = command_line(
+            "run", str(scenario.folder(tmp_path)), **scenario.options(), fresh=True, out=tmp_path / "run",
+            budget=budget_s,
+        )  # fmt: skip
+        took_s = world.host.now_s - start_s
+    run = read_run(tmp_path / "run")
+    assert code == 0
+    assert 0.4 * budget_s < took_s - run.document.stage_s["loading"] < 1.2 * budget_s
+    twice = {(row.batch_size, row.prompt_len) for row in run.measured if (row.visits or 0) >= 2}
+    assert twice >= {(1, 64), (1, 512), (16, 64), (16, 512)}
+    assert len(run.measured) < 2 * len(prompts) * len(batches)

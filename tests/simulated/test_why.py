@@ -119,22 +119,17 @@ def test_weights_are_tried_in_the_16_bits_that_the_gpu_has(
     assert all(item.saves_s == pytest.approx(saves_s, rel=0.25) for item in found)
 
 
-def spread(model: Any, on_first: int, other: str) -> Any:
-    """Return a model whose layers from `on_first` on are at another place."""
-    from accelerate import dispatch_model
-
-    names = ["model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"]
-    layers = {f"model.layers.{n}": "cuda:0" if n < on_first else other for n in range(model.config.num_hidden_layers)}
-    return dispatch_model(model, {**dict.fromkeys(names, "cuda:0"), **layers}, main_device="cuda:0")
-
-
 def test_offloaded_weights_have_their_time_on_the_link_and_what_would_fit() -> None:
     """Three of four layers of 4 x 4096^2 + 3 x 4096 x 14336 weights wait in host memory."""
+    from accelerate import dispatch_model
+
     nbytes = 3 * 2 * (4 * 4096**2 + 3 * 4096 * 14336 + 2 * 4096)
     with simulated(T4.but(memory_bytes=2_400_000_000)):
         model = llama(torch.float16, layers=4, device="cpu", hidden_size=4096, intermediate_size=14336,
                       num_attention_heads=32)  # fmt: skip
-        model = spread(model, 1, "cpu")
+        places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cuda:0")
+        places |= {f"model.layers.{number}": "cpu" if number else "cuda:0" for number in range(4)}
+        model = dispatch_model(model, places, main_device="cuda:0")
         why = explained(model, 60.0)
     found = finding(why, "offload")
     per_step_s = nbytes / (T4.link_bytes_per_s * T4.pageable_share)

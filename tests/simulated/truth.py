@@ -88,7 +88,7 @@ class Truth:
     kernel_share: Mapping[str, float] = field(default_factory=dict)
     """Share of its roof that a kernel reaches, by a part of its operator's name; others reach all of it."""
     torch_version: tuple[int, int] = (2, 13)
-    """The torch release that decides the state after a failed capture (`graph`): 2.11 or older, 2.12, 2.13, 2.14."""
+    """The torch release that decides the state after a failed capture (`card`): 2.11 or older, 2.12, 2.13, 2.14."""
 
     def but(self, **changes: Any) -> Truth:
         """Return the card with some changes."""

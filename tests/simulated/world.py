@@ -20,13 +20,14 @@ from profiler import effort
 from profiler.device import contention
 from profiler.device.clock import no_gc
 from profiler.device.contention import Neighbours
+from profiler.device.telemetry import Watch
 from profiler.facts.telemetry import Contention
 
 from . import four_bit, nvml
 from .card import Card
 from .compiled import compiler
 from .cuda import Driver, strict
-from .host import Host, SimulatedThreading, SimulatedTime
+from .host import Host, SimulatedTime
 from .mode import CardMode, copied
 from .native import native
 from .truth import Truth
@@ -120,7 +121,18 @@ def _replaced(driver: Driver, host: Host) -> Iterator[tuple[Any, str, Any]]:
     yield torch.Tensor, "__deepcopy__", _deepcopy(torch.Tensor.__deepcopy__)
     for module in TIMED:
         yield importlib.import_module(f"profiler.{module}"), "time", SimulatedTime(host)
-    yield importlib.import_module("profiler.device.telemetry"), "threading", SimulatedThreading(host)
+    yield Watch, "__enter__", _begun(host)
+    yield Watch, "__exit__", lambda watch, *_: host.forget(watch.alarm)
+
+
+def _begun(host: Host) -> Any:
+    """Let a watch read its source on the host's clock instead of in a thread."""
+
+    def begin(watch: Any) -> Any:
+        watch.alarm = host.every(watch.interval_s, lambda: watch.look(host.unix_at_start_s + host.now_s))
+        return watch
+
+    return begin
 
 
 def _deepcopy(whole: Any) -> Any:

@@ -26,9 +26,7 @@ from transformers import CLIPVisionConfig, DynamicCache, LlamaConfig, LlavaConfi
 
 import profiler
 from profiler.device.clock import OwnTime, now_s
-from profiler.facts.measurements import BatchTimes
 from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
-from profiler.report.changes import paying_batches
 from profiler.why_slow import changes, kernel_changes
 from profiler.why_slow.findings import Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
@@ -118,13 +116,6 @@ def test_layers_share_dense_weights_where_memory_is_short() -> None:
     assert len(twins) == len(linears) == 4 * LINEARS_OF_A_LAYER
     assert sum(twin.weight.numel() for twin in set(twins)) == weights / 2
     assert len(set(dense_twins(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
-
-
-def test_the_break_even_batch_is_an_interval_where_rounds_disagree() -> None:
-    ratios = [(0.5, 0.6), (0.9, 1.1), (0.95, 1.05), (1.4, 1.5)]
-    times = [BatchTimes(2**number, 1.0, 1.0, pair) for number, pair in enumerate(ratios)]
-    sides = "packed weights are faster at batch 1", "dense weights are faster at batch 8"
-    assert paying_batches(times) == f"{sides[0]}; the rounds disagree at batch 2 to 4; {sides[1]}"
 
 
 @pytest.mark.ci
