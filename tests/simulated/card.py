@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .host import Host
 from .native import native
@@ -63,6 +63,8 @@ class Kernel:
     """The number of operators that the host ran on its own tensors since the previous launch."""
     duration_s: float
     start_s: float
+    awaited: bool = False
+    """Whether the host waited for it."""
 
 
 class Card:
@@ -73,13 +75,11 @@ class Card:
         self.truth = truth
         self.host = host
         throttle = truth.throttle
-        kernels = truth.bytes_per_s, truth.l2_bytes_per_s, truth.ramp_s, truth.smallest_kernel_s
-        issuing = truth.launch_s, truth.graph_launch_s, truth.host_operator_s
         self.memory = native().Allocator(truth.memory_bytes, truth.taken_bytes)
         self.core = native().Card(
             index,
             host.core,
-            native().Speeds(*kernels, *issuing, dict(truth.flops_per_s), list(truth.kernel_share.items())),
+            speeds(truth),
             native().Clock(throttle.after_busy_s, throttle.share, *astuple(truth.power_cap)),
             # cuBLAS has a workspace per stream (CUDAContextLight.h: 32 MiB on Hopper, 8 MiB before).
             (32 << 20) if truth.capability >= (9, 0) else (8 << 20),
@@ -114,6 +114,19 @@ class Card:
     def launch(self, work: Work) -> None:
         """Send one kernel to the current stream, or into the graph that it captures."""
         self.core.launch(*work)
+
+
+def speeds(truth: Truth) -> Any:
+    """Return the fields of a truth that determine durations."""
+    kernels = truth.bytes_per_s, truth.l2_bytes_per_s, truth.ramp_s, truth.smallest_kernel_s
+    host = truth.launch_s, truth.graph_launch_s, truth.host_operator_s
+    return native().Speeds(*kernels, *host, dict(truth.flops_per_s), list(truth.kernel_share.items()))
+
+
+def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
+    """Return a ramp and max(bytes / bandwidth, FLOPs / peak); or the smallest kernel, or the time over a link."""
+    done = kernel.name, kernel.memory_bytes, kernel.l2_bytes, kernel.flops, kernel.dtype, kernel.link_s
+    return speeds(truth).duration_s(*done, clock_share)
 
 
 class Stream:
@@ -152,6 +165,8 @@ class Stream:
 
     def wait(self) -> None:
         """Let the host wait for all work sent to this stream."""
+        if self.card.log:
+            self.card.log[-1].awaited = True
         self.card.host.wait_until(self.ready_s)
 
 

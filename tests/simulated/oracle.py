@@ -9,14 +9,14 @@ import contextlib
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from . import attention
-from .card import Card, Kernel, Region
+from .card import Card, Kernel, Region, duration_s
 from .pricing import BATCHED, BY_EXPERTS, PACKED, PRODUCTS, aten, product_dtype
 from .truth import Truth
 from .world import World
@@ -28,6 +28,10 @@ _DEQUANTISING = (*(f"bitsandbytes.{name}" for name in _CONVERTING), *_LOOKING)
 """Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
 _ATTENTION = tuple(attention.NAMES.values())
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
+_FASTER = 1.25
+_ALIKE = 1.25
+_LOST = 0.5
+_IDLE = 0.5
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,12 @@ class Phase:
     batch_size: int
     prompt_len: int
     latency_s: float
+    regime: str
+    """The resource that limits the step most; `kernel-bound` if kernels lose half of the step.
+
+    The host sets the pace only while the card idles for it. If the card idles for less than half of the step, no faster
+    host doubles the speed, and the step is `mixed`.
+    """
     device_s: float
     """Time of the kernels."""
     exposed_dispatch_s: float
@@ -73,19 +83,18 @@ def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_to
     ids = torch.zeros(batch, prompt, dtype=torch.long, device="cuda")
     prefill, decode = _ENGINES[engine](model, batch, prompt + new_tokens)
     card = world.card
-    for _ in range(2):  # the first time libraries plan what they do
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        began_s = world.host.now_s
-        with _logged(card) as log:
-            token = prefill(ids)
-        torch.cuda.synchronize()
-        steps = []
-        for _ in range(new_tokens - 1):
-            with _logged(card) as step:
-                token = decode(token)
-            steps.append(step)
+    prefill(ids)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    with _logged(card) as log:
+        token = prefill(ids)
+    torch.cuda.synchronize()
+    steps = []
+    for _ in range(new_tokens - 1):
+        with _logged(card) as step:
+            token = decode(token)
+        steps.append(step)
     peak = torch.cuda.max_memory_allocated()
     torch.cuda.synchronize()
     del token
@@ -95,16 +104,10 @@ def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_to
         product_dtype(torch.empty(0, dtype=model.dtype)),
     )
     of = partial(Phase, engine, batch_size=batch, prompt_len=prompt, peak_bytes=peak)
-    step_s = statistics.median(_end_s(step) - _end_s(before) for before, step in itertools.pairwise(steps[1:]))
     return [
-        of(phase="prefill", **_figures([log], _end_s(log) - began_s, card.truth, asked, prompt)),
-        of(phase="decode", **_figures(steps, step_s, card.truth, asked, 1)),
+        of(phase=phase, **_figures(logs, card.truth, asked, queries))
+        for phase, logs, queries in (("prefill", [log], prompt), ("decode", steps, 1))
     ]
-
-
-def _end_s(step: Sequence[Kernel]) -> float:
-    """Return when the last kernel of a step ends."""
-    return step[-1].start_s + step[-1].duration_s
 
 
 @dataclass(frozen=True)
@@ -146,11 +149,10 @@ def _logged(card: Card) -> Iterator[list[Kernel]]:
     card.log = None
 
 
-def _figures(
-    steps: Sequence[list[Kernel]], latency_s: float, truth: Truth, asked: _Asked, queries: int
-) -> dict[str, Any]:
+def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries: int) -> dict[str, Any]:
     """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
+    latency_s = timeline_s(steps, truth)
     device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
     weights_s = kv_s = compute_s = dequantise_s = 0.0
     stored: dict[Region, int] = {}
@@ -177,6 +179,7 @@ def _figures(
         "latency_s": latency_s, "device_s": device_s, "exposed_dispatch_s": idle_s, "weights_s": weights_s,
         "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
         "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
+        "regime": _regime(steps, truth, latency_s, idle_s),
         "launches": sum(kernel.launched for kernel in middle),
     }  # fmt: skip
 
@@ -186,6 +189,65 @@ def _part(kernel: Kernel) -> str | None:
     if name.startswith((*_ATTENTION, BATCHED)):
         return "kv"
     return "weights" if name.startswith(tuple(PRODUCTS)) else None
+
+
+def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
+    """Return the seconds of a step on a card.
+
+    One step counts from its first launch; several give the median time between their ends. The host launches in order.
+    A kernel starts after its launch and after the end of the previous kernel.
+    """
+    host_s = ready_s = 0.0
+    ends = []
+    for step in steps:
+        for kernel, following in itertools.zip_longest(step, step[1:]):
+            host_s += kernel.host_operators * truth.host_operator_s
+            if kernel.launched:
+                replays = following is not None and not following.launched
+                host_s += truth.graph_launch_s if replays else truth.launch_s
+            ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
+            if kernel.awaited:
+                host_s = ready_s
+        host_s += truth.event_s
+        ends.append(ready_s)
+    if len(ends) == 1:
+        return ends[0]
+    return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
+
+
+def _regime(steps: Sequence[list[Kernel]], truth: Truth, latency_s: float, idle_s: float) -> str:
+    lost_s = statistics.median(sum(_lost_s(kernel, truth) for kernel in step) for step in steps)
+    if lost_s > _LOST * latency_s:
+        return "kernel-bound"
+    gains = {name: latency_s - timeline_s(steps, faster) for name, faster in _faster(truth).items()}
+    linked = [[replace(kernel, link_s=kernel.link_s / _FASTER) for kernel in step] for step in steps]
+    gains["link-bound"] = latency_s - timeline_s(linked, truth)
+    (first, most), (_, second), *_ = sorted(gains.items(), key=lambda item: -item[1])
+    if first == "overhead-bound" and idle_s < _IDLE * latency_s:
+        return "mixed"
+    return first if most > _ALIKE * second else "mixed"
+
+
+def _lost_s(kernel: Kernel, truth: Truth) -> float:
+    """Return a product or attention kernel's time above its roofs, or all time of a kernel that converts a weight."""
+    if kernel.name.startswith(_DEQUANTISING):
+        return kernel.duration_s
+    if _part(kernel) is None:
+        return 0.0
+    whole = truth.but(kernel_share={}, smallest_kernel_s=0.0)
+    return kernel.duration_s - duration_s(kernel, whole)
+
+
+def _faster(truth: Truth) -> dict[str, Truth]:
+    return {
+        "memory-bound": truth.but(
+            bytes_per_s=truth.bytes_per_s * _FASTER, l2_bytes_per_s=truth.l2_bytes_per_s * _FASTER
+        ),
+        "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
+        "overhead-bound": truth.but(
+            **{name: getattr(truth, name) / _FASTER for name in ("launch_s", "graph_launch_s", "host_operator_s")}
+        ),
+    }
 
 
 Step = Callable[[torch.Tensor], torch.Tensor]

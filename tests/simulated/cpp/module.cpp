@@ -91,7 +91,8 @@ PYBIND11_MODULE(native, module) {
 
   py::class_<Speeds>(module, "Speeds")
       .def(py::init<double, double, double, double, double, double, double, std::map<std::string, double>,
-                    std::vector<std::pair<std::string, double>>>());
+                    std::vector<std::pair<std::string, double>>>())
+      .def("duration_s", &Speeds::duration_s);
 
   py::class_<Clock>(module, "Clock").def(
       py::init([](double after_busy_s, double busy_share, double after_computing_s, double capped_share,
