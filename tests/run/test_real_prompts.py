@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hurry import hurry
@@ -99,17 +98,6 @@ def test_requests_that_the_file_cannot_meet(
 def test_the_batches_are_those_that_the_file_fills(one_expert: Path, tmp_path: Path) -> None:
     request = Options(model=str(one_expert), prompts=_file(tmp_path, "w1 w2 w3", "w4", "w5"), device="cpu")
     assert prepare(request).grid.batch_sizes == (1, 2)
-
-
-def test_the_command_line_says_in_one_line_what_is_wrong(
-    tiny_folder: Path, tmp_path: Path, roofscope: Callable[..., Any]
-) -> None:
-    asked = _file(tmp_path, "w1")
-    for model in (str(tiny_folder), "smollm2-135m"):
-        found = roofscope("run", model, "--prompts", asked)
-        assert found.code == 2
-        [line] = found.err.splitlines()
-        assert line.startswith("roofscope: --prompts needs a tokenizer, and none of")
 
 
 @pytest.mark.slow

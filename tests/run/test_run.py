@@ -15,12 +15,10 @@ import profiler
 from profiler.counting.operators import Linear
 from profiler.facts.dispatch import DispatchSamples
 from profiler.forecast.command import run_facts
-from profiler.judge import judge_run
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CELL_COLUMNS
 from profiler.judge.regimes import Regime
 from profiler.report.changes import packed_lines
-from profiler.run import measure
 from profiler.run import setup as foundation
 from profiler.store.document import document_json
 from profiler.store.folder import read_run
@@ -125,21 +123,6 @@ def test_dispatch_is_completed_for_the_cells_that_were_measured(
     decodes = [item["batch_size"] for item in records if item["phase"] == "decode"]
     assert decodes[:2] == [1, 2]
     assert (run.cells["dispatch_s"] > 0).all()
-
-
-def test_a_run_is_judged_twice(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the trials, for what they may save, and at the end. Medians and breakdowns do for all other parts."""
-    judged, advise = list[int](), judge_run.advise_run
-
-    def counted(broken: judge_run.BrokenDown) -> judge_run.Judgement:
-        judged.append(len(broken.cells))
-        return advise(broken)
-
-    monkeypatch.setattr(judge_run, "advise_run", counted)
-    monkeypatch.setattr(measure, "_LEVERS_LEAST_S", 0.0)
-    monkeypatch.setattr(measure, "try_variants", lambda *_, **__: ())
-    run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
-    assert judged == [len(run.results)] * 2
 
 
 @pytest.mark.slow
