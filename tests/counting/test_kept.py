@@ -12,7 +12,7 @@ from small_models import SIZES
 from traffic import Traffic
 from transformers import AutoConfig, LlamaConfig
 
-from profiler.counting.attention import AttentionCore, Compressor, Indexer, causal_pairs, compressed_pairs
+from profiler.counting.attention import AttentionCore, Indexer, causal_pairs, compressed_pairs
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count, counted_module
 from profiler.counting.grid_count import count_grid
@@ -271,35 +271,6 @@ def test_a_window_past_the_prefix_holds_none_of_it() -> None:
     assert step.avoidable_bytes[Cause.SHARED_READS] == (BATCH - 1) * 1_095 * 131_072
 
 
-def test_plain_kernels_read_it_once_per_sequence() -> None:
-    """What is read once and what is read again are together what sequences with their own copies read."""
-    for name in ("smollm2-135m", "deepseek-v2-lite", "gemma-2-9b"):
-        work = work_of(name)
-        shared, apart = work.work(Step(BATCH, 1, 700, PREFIX)), work.work(Step(BATCH, 1, 700))
-        again = shared.avoidable_bytes[Cause.SHARED_READS]
-        assert shared.kv_read_bytes + again == apart.kv_read_bytes
-        assert shared.executed_bytes == apart.executed_bytes
-        assert shared.kv_write_bytes == apart.kv_write_bytes
-        assert again > 0
-
-
-def test_chosen_keys_and_blocks() -> None:
-    """An indexer reads all keys; of each cache at most `top_k` are read, which may all be of different tokens."""
-    step = Step(4, 1, 1000, 600)
-    core = AttentionCore("c", torch.float16, 8, 8, 64, 64, top_k=500)
-    token = core.cached_elements * 2
-    assert core.work(step, PATH).kv_read_bytes == min(4 * 500, 600 + 4 * 400) * token == 2000 * token
-    few = AttentionCore("c", torch.float16, 8, 8, 64, 64, top_k=900)
-    assert few.work(step, PATH).kv_read_bytes == (600 + 4 * 400) * token
-    index = Indexer("i", torch.float16, 4, 128, 2, kept_elements=128)
-    assert index.work(step, PATH).kv_read_bytes == (600 + 4 * 400) * 256
-    blocks = Compressor("b", torch.float16, 512, 128, 1)
-    # Four complete blocks of 128 are in the prefix, seven in the cache; the waiting tokens are each sequence's own.
-    with_prefix, without = blocks.work(step, PATH), blocks.work(Step(4, 1, 1000), PATH)
-    assert without.kv_read_bytes - with_prefix.kv_read_bytes == 3 * 4 * 512 * 2
-    assert blocks.kept_bytes(1000) - blocks.kept_bytes(1000, shared=600) == 4 * 512 * 2 == blocks.shared_bytes(600)
-
-
 def test_a_state_is_each_sequences_own() -> None:
     state = RecurrentState("s", torch.float32, 1024, 5, 4)
     work = ModelWork((state,), params=0, understood_params=0, unknown=())
@@ -315,8 +286,6 @@ def test_a_grid_and_its_memory() -> None:
     assert grid.model_flops[1] == counted.work.work(Step(4, 256, 512, 512)).model_flops
     assert list(grid.tokens) == [256, 4 * 256, 1, 4]
     assert grid.cache_bytes[1] == cache_bytes(counted.work, 4, 768, shared=512)
-    with pytest.raises(RequestError, match=r"--prefix 768 .* use 0 to 767"):
-        count_grid("m", counted, "none", batch_sizes=[1], prompt_lens=[768], context_lens=[], prefix=768)
     [plain], [shared] = (model_numbers(counted, 8192, (roofs,), prefix).gpus for prefix in (0, 8000))
     # 66.2 GB for caches (82.8 less 16.1 of weights, and the workspace) at 131,072 bytes per token.
     assert 55 < plain.largest_batch_one_by_one < 63
@@ -333,13 +302,8 @@ def test_the_counted_step() -> None:
     assert prefill.prefix.saved_flops == plain.work.model_flops - prefill.work.model_flops
     assert 0.6 < prefill.prefix.saved_share < 2 / 3
     assert plain.prefix is None
-    for options, words in (
-        ({"phase": "prefill", "prefix": 768}, "use 0 to 767"),
-        ({"phase": "prefill", "prefix": 8, "context": 8}, "leave out --context"),
-        ({"prefix": -1}, "--prefix -1"),
-    ):
-        with pytest.raises(RequestError, match=words):
-            count("llama-3.1-8b", prompt=768, **options)
+    with pytest.raises(RequestError, match="use 0 to 767"):
+        count("llama-3.1-8b", phase="prefill", prompt=768, prefix=768)
 
 
 HEADS, WIDTH = 3, 64

@@ -351,13 +351,6 @@ def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
         assert found.avoidable_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4
 
 
-@pytest.mark.parametrize(
-    ("dtype", "flops_per_byte"), [("float64", 0.25), ("float32", 0.5), ("bfloat16", 1.0), ("float8_e4m3fn", 2.0)]
-)
-def test_one_token_does_two_flops_per_weight(dtype: str, flops_per_byte: float) -> None:
-    assert theory.matmul(1, 4096, 4096, dtype).intensity == pytest.approx(flops_per_byte, rel=1e-3)
-
-
 def test_weights_of_another_dtype() -> None:
     """2 FLOPs over 4.5 bits are 3.56 FLOP/byte; activations in 16 bits lower that to 3.55."""
     packed = theory.matmul(1, 4096, 4096, "float16", weights="nf4")
@@ -374,11 +367,6 @@ def test_attention_in_eight_bits_has_twice_the_intensity() -> None:
     assert step.intensity == pytest.approx(2.0, rel=1e-3)
 
 
-def test_an_unknown_dtype_is_named() -> None:
-    with pytest.raises(RequestError, match=r"'float17' is not known.*Did you mean float1"):
-        theory.matmul(1, 1, 1, "float17")
-
-
 def test_mistral_on_a_t4() -> None:
     """Two of 8 heads of 128 in 32 layers are 131,072 bytes per token; 14.29 GB at 320 GB/s take 44.65 ms."""
     numbers = theory.numbers("mistral-7b-v0.1", 512, gpus=["T4"], dtype="float16")
@@ -391,16 +379,6 @@ def test_mistral_on_a_t4() -> None:
     dashed = {line.get_label(): line.get_linestyle() for line in figure.axes[0].lines}
     assert dashed["float16, sustained: 24.0 TFLOP/s"] == "--"  # 40 SMs x 1024 FLOPs x 585 MHz, its base clock
     plt.close(figure)
-
-
-def test_a_roofline_without_a_gpu_is_refused() -> None:
-    counted = theory.grid("mistral-7b-v0.1", context_lens=[512])
-    with pytest.raises(RequestError, match=r"the picture 'roofline' needs a GPU: add gpus=\["):
-        theory.picture(counted, "roofline")
-
-
-def test_the_picture_of_memory_needs_no_gpu() -> None:
-    plt.close(theory.picture(theory.grid("mistral-7b-v0.1", context_lens=[512]), "kv"))
 
 
 def test_a_link_by_name_and_by_numbers() -> None:
