@@ -19,23 +19,18 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import profiler
 from profiler.errors import RequestError
-from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.measurements import (
-    COMPILED,
     GRAPHED,
     REPEATED_HEADS,
-    STATIC_CACHE,
     WITHOUT_CUDNN,
     DraftFloor,
     Drafting,
 )
 from profiler.facts.roofs import READ, Ceilings
-from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.measure.drafting import NGRAM, Draft, draft_of, measure_drafts
 from profiler.measure.subject import Subject
 from profiler.measure.trials import pattern_of, shortened, stack_of, try_variants
 from profiler.measure.variants import VARIANTS, Variant, variants_of
-from profiler.predict.operator_arrays import StepArrays, operator_arrays
 from profiler.store.folder import read_run
 
 
@@ -71,24 +66,6 @@ def test_an_8_bit_cache_is_tried_where_transformers_has_one(tiny_folder: Path, t
     caches = ("a dynamic cache", "a static cache", "an 8-bit KV cache")
     tried = [[form.name for form in variants_of(subject) if form.name in caches] for subject in subjects]
     assert tried == [["a static cache", "an 8-bit KV cache"], ["a static cache"], ["a dynamic cache"]]
-
-
-def test_a_step_on_a_quantised_cache_knows_how_old_its_tokens_are(tiny_folder: Path) -> None:
-    """The middle of 300 steps is the 150th after the prompt: 22 tokens are newer than the 128 packed ones."""
-    stored = CACHE_FORMATS["quanto"]
-    subject, _ = subject_of(str(tiny_folder), cache="fp8", prompt_lens=[16], new_tokens=200)
-    [cell] = subject.grid.cells
-    paths = {name: replace(path, cache_format=stored) for name, path in subject.paths.items()}
-    grouped = replace(subject, paths=paths)
-    longer = replace(cell, new_tokens=300)
-    ages = [grouped.path_of(CellKey(phase, longer)).residual_tokens for phase in PHASES]
-    assert ages == [0, 150 - 128]
-    key, by_phase = CellKey("decode", longer), {phase: grouped.paths[cell.engine, phase] for phase in PHASES}
-    columns = operator_arrays(grouped.work, StepArrays.of([key]), by_phase, 0).columns
-    counted = sum(work.kv_bytes for work in grouped.operators_of(key))
-    # 144 tokens of 64 elements in 5 bits, 22 tokens and the new one in float32; two layers and two sequences.
-    assert counted == 2 * 2 * (144 * 64 * 5 / 8 + 23 * 64 * 4)
-    assert sum(column.kv_bytes[0] for column in columns) == counted
 
 
 def test_only_a_mixture_of_experts_is_tried_with_other_experts(tiny_folder: Path, tmp_path: Path) -> None:
@@ -185,21 +162,6 @@ def test_steps_that_no_share_of_the_budget_holds_are_not_tried(tiny_folder: Path
     """Of steps of an hour, not even two layers can be tried in a second."""
     subject, config = subject_of(str(tiny_folder))
     assert list(try_variants(subject, config, MEMORY, dict.fromkeys(subject.grid.cells[0].keys, 3600.0), 1.0)) == []
-
-
-def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
-    """Its prefills are eager, and each shape would be compiled separately."""
-    subject, _ = subject_of(str(tiny_folder))
-    forms = variants_of(subject, compiling=True)
-    [compiled] = [form for form in forms if form.name == COMPILED]
-    others = [form for form in forms if form != compiled]
-    assert others == variants_of(subject)
-    assert [form.preparing_s for form in others] == [0.0] * len(others)
-    keys = [CellKey(phase, Cell(batch, 6, 4)) for batch in (1, 2) for phase in PHASES]
-    assert [(key.phase, key.cell.batch_size) for key in compiled.corners(keys)] == [("decode", 1)]
-    decodes = [key for key in keys if key.phase == "decode"]
-    for form in others:
-        assert form.corners(keys) == (decodes if form.name == STATIC_CACHE else keys)
 
 
 def in_double(subject: Subject) -> Iterator[Variant]:

@@ -14,11 +14,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from machines import CPU, HOST, FakeClock
+from machines import HOST, FakeClock
 
 import profiler
-from profiler.device.machine import CudaMachine, Machine
-from profiler.facts.measurements import BETWEEN_MODULES
+from profiler.device.machine import Machine
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERMS
 from profiler.judge.engine_differences import PART_NAMES
@@ -125,27 +124,6 @@ def test_what_carries_the_residual_is_named(
     assert all("norm (" in line for line in time_breakdown.activity_lines(run))
 
 
-def test_groups_are_nvtx_ranges_within_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nsight shows one range per group, opened and closed in turn; the time of a group excludes its parts."""
-    calls: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_push", calls.append)
-    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: calls.append("pop"))
-    pieces = Pieces(CudaMachine(CPU, clock=FakeClock()))
-    pieces.start()
-    pieces.enter("attention_proj")
-    pieces.enter("attention")
-    pieces.leave()
-    pieces.leave()
-    assert pieces.finish() == {BETWEEN_MODULES: 2.0, "attention_proj": 2.0, "attention": 1.0}
-    assert calls == ["attention_proj", "attention", "pop", "pop"]
-    quiet = Pieces(Machine(CPU, clock=FakeClock()))
-    quiet.start()
-    quiet.enter("mlp")
-    quiet.leave()
-    assert len(calls) == 4
-
-
 def parts(*seconds: float) -> dict[str, float]:
     pieces = Pieces(Machine(HOST.device, clock=FakeClock(*seconds)))
     pieces.start()
@@ -156,12 +134,6 @@ def parts(*seconds: float) -> dict[str, float]:
 
 def test_parts_add_up_to_the_step() -> None:
     assert parts(1e-3, 0.0, 2e-3) == {"between modules": 1e-3, "mlp": 2e-3}
-
-
-@pytest.mark.parametrize("seconds", [(0.0, 0.0), (float("nan"), 1e-3), (-1e-3, 2e-3)])
-def test_a_clock_that_is_wrong_gives_no_parts(seconds: tuple[float, ...]) -> None:
-    with pytest.raises(RuntimeError, match="the clock gave"):
-        parts(*seconds)
 
 
 with Path(__file__).with_name("kernel_names.csv").open(encoding="utf-8", newline="") as file:
