@@ -7,8 +7,7 @@
      N.<key>              one of its figures; one that is missing is not supported
      N.busy_from          since when (CLOCK_MONOTONIC, seconds) it has been busy: what it tells is of the last second
      N.<function>         the code that this function returns for it
-     N.lost               whether it fell off the bus
-   With OLD_DRIVER it lacks what drivers before R535 (event reasons) and R510 (processes, third form) lack. */
+     N.lost               whether it fell off the bus */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -117,9 +116,7 @@ FIGURE(nvmlDeviceGetPersistenceMode, "persistence", int)
 FIGURE(nvmlDeviceGetCurrPcieLinkGeneration, "pcie_generation", unsigned int)
 FIGURE(nvmlDeviceGetCurrPcieLinkWidth, "pcie_lanes", unsigned int)
 FIGURE(nvmlDeviceGetCurrentClocksThrottleReasons, "reasons", unsigned long long)
-#ifndef OLD_DRIVER
 FIGURE(nvmlDeviceGetCurrentClocksEventReasons, "reasons", unsigned long long)
-#endif
 
 #define MODE(function, key, type) \
   int function(void *device, type *now, type *pending) { ASK(key) *now = *pending = (type)value; return SUCCESS; }
@@ -178,8 +175,6 @@ int nvmlDeviceGetComputeRunningProcesses_v2(void *device, unsigned int *count, P
   return processes(device, __func__, count, found);
 }
 
-#ifndef OLD_DRIVER
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned int *count, Process *found) {
   return processes(device, __func__, count, found);
 }
-#endif

@@ -9,11 +9,8 @@ import sys
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
-import recorded
 import torch
 import transformers
 from machines import CPU, HOST
@@ -21,12 +18,10 @@ from packaging.version import Version
 from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, MambaConfig, PreTrainedConfig
 
 from profiler.device import device, memory
-from profiler.device.device import Device, describe
+from profiler.device.device import describe
 from profiler.device.machine import machine_for
-from profiler.device.machine import recorded as profiled
 from profiler.engines.transformers import EagerEngine
 from profiler.loading.cache_argument import argument_name, cache_of, without_cache
-from profiler.run.setup import roof_dtypes
 from profiler.why_slow.call_settings import context_len, settings_of
 
 MIB = 1 << 20
@@ -83,19 +78,6 @@ def test_a_processor_is_identified_by_more_than_its_name(
     (tmp_path / "cpuinfo").write_text(cpuinfo)
     monkeypatch.setattr(device, "CPUINFO_FILE", tmp_path / "cpuinfo")
     assert device.processor() == dict(zip(("processor", "stepping", "vector_instructions"), told, strict=True))
-
-
-def test_the_dtypes_of_the_roofs_need_no_further_query_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A T4 (7.5) multiplies float16, an A100 (8.0) bfloat16.
-
-    A driver that fails while the roofs are set up does not matter.
-    """
-    monkeypatch.setattr(torch.cuda, "get_device_capability", Mock(side_effect=RuntimeError("CUDA unknown error")))
-    request: Any = SimpleNamespace(dtype=torch.float32, device=torch.device("cuda", 0))
-    work: Any = SimpleNamespace(operators=())
-    for capability, half in (("7.5", "float16"), ("8.0", "bfloat16")):
-        card = Device("cuda", "a card", 1 << 30, 4 << 20, 40, capability, None)
-        assert roof_dtypes(work, request, card) == sorted(["float32", half])
 
 
 # Blocks below malloc's threshold for separate pages (128 KiB, mallopt(3)); the last one keeps the heap from shrinking.
@@ -162,45 +144,6 @@ def test_a_container_without_a_limit_has_all_memory(tmp_path: Path, monkeypatch:
     (tmp_path / "memory.current").write_text(f"{1 << 50}\n")
     monkeypatch.setattr(memory, "CGROUP_FOLDER", tmp_path)
     assert HOST.available_bytes() > 1 << 26
-
-
-def test_the_asynchronous_allocator_has_no_unused_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `backend:cudaMallocAsync`, torch refuses a snapshot (c10/cuda/CUDAMallocAsyncAllocator.cpp)."""
-
-    def no_snapshot() -> None:
-        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
-
-    monkeypatch.setattr(torch.cuda, "get_allocator_backend", lambda: "cudaMallocAsync", raising=False)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", no_snapshot)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 << 30, 16 << 30))
-    assert memory.available_bytes(torch.device("cuda", 0)) == 5 << 30
-
-
-@pytest.mark.parametrize("lost", [False, True])
-def test_the_pool_of_a_graph_outlives_a_lost_device(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The destructor of a pool frees memory, and throws if the device is lost, which ends the process with a signal."""
-    pool = SimpleNamespace(id=(0, 1))
-    machine: Any = recorded.machine(monkeypatch)
-    monkeypatch.setattr(torch.cuda, "MemPool", lambda: pool)
-    before = sys.getrefcount(pool)
-    replay = machine.capture(lambda: torch.ones(1))
-
-    def synchronize(_device: Any = None) -> None:
-        if lost:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-
-    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    del replay
-    assert sys.getrefcount(pool) - before == (1 if lost else 0)
-
-
-def test_an_error_in_its_exit_leaves_no_profiler_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its exit synchronises the device before it stops."""
-    failing = Mock(side_effect=RuntimeError("CUDA error: an illegal memory access was encountered"))
-    monkeypatch.setattr(torch.profiler.profile, "stop", failing)
-    with pytest.raises(RuntimeError, match="illegal memory access"), profiled(cuda=False):
-        torch.ones(2) + 1
-    assert not torch.autograd._profiler_enabled()
 
 
 RENAMED = Version(transformers.__version__) >= Version("5.24")

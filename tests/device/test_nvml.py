@@ -22,7 +22,6 @@ import torch
 from profiler.checks import installation as checks
 from profiler.device.contention import ForeignLoad, Neighbours
 from profiler.device.telemetry import (
-    HostSource,
     NoSource,
     NvmlSource,
     Rapl,
@@ -49,28 +48,22 @@ State = Callable[..., None]
 
 
 @pytest.fixture(scope="session")
-def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The library of current drivers and of those of 2021."""
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of a driver, built from nvml.c."""
     compiler = shutil.which("gcc") or shutil.which("cc")
     if compiler is None:
         if os.environ.get("CI"):
             pytest.fail("no C compiler, which CI must have")
         pytest.skip("no C compiler to build a stand-in for libnvidia-ml.so.1")
-    folder, built = tmp_path_factory.mktemp("nvml"), {}
-    for name, options in (("today", []), ("old", ["-DOLD_DRIVER"])):
-        built[name] = folder / name / "libnvidia-ml.so.1"
-        built[name].parent.mkdir()
-        command = [compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", *options]
-        subprocess.run([*command, str(SOURCE), "-o", str(built[name]), "-lm"], check=True)
+    built = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    command = [compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    subprocess.run([*command, str(SOURCE), "-o", str(built), "-lm"], check=True)
     return built
 
 
 @pytest.fixture
-def nvml(
-    libraries: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> State:
-    """Set the library's answers: devices by number, then the system. With the parameter `old` the driver is of 2021."""
-    library = libraries[getattr(request, "param", "today")]
+def nvml(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> State:
+    """Set the library's answers: devices by number, then the system."""
 
     def opened(name: str) -> ctypes.CDLL:
         assert name == "libnvidia-ml.so.1"
@@ -137,16 +130,6 @@ def test_each_field_fails_alone(nvml: State, code: int) -> None:
         source = source_for(CARD)
         assert asdict(source.read()) == {**whole, **dict.fromkeys(fields)}, name
         assert source.missing == (name,)
-
-
-@pytest.mark.parametrize("nvml", ["old"], indirect=True)
-def test_a_driver_of_2021_reports_the_same_under_older_names(nvml: State) -> None:
-    """Before R535 throttle reasons have another name, and before R510 processes another format."""
-    nvml({**H100, "reasons": 0x40, "processes": 2, "pid.1": 4711}, driver="470.57.02", cuda=11040)
-    source = nvml_source(CARD)
-    reading = source.read()
-    assert (reading.throttle, reading.other_processes, source.missing) == (("hardware thermal",), 1, ())
-    assert checks.driver()[1] == "NVIDIA 470.57.02, supports CUDA up to 11.4"
 
 
 def test_the_second_of_two_cards(nvml: State) -> None:
@@ -265,16 +248,6 @@ def test_a_falling_clock_is_reported() -> None:
     assert complaints([Reading(clock_hz=1.9e9)] * 5) == []
 
 
-def test_a_failing_source_does_not_end_a_run() -> None:
-    class Failing(HostSource):
-        def read(self) -> Reading:
-            raise OSError("gone")
-
-    with Watch(Failing(), interval_s=0.01) as watch:
-        time.sleep(0.05)
-    assert watch.readings == []
-
-
 def test_activity_is_only_that_of_the_visits() -> None:
     """Readings between two visits belong to another cell, and so do those in the first second of a visit."""
     readings = [
@@ -342,15 +315,6 @@ def test_cores_are_known_by_their_numbers(
     busy(1000)
     found = load.cores()
     assert found == (expected and pytest.approx(expected, rel=0.5))
-
-
-def test_own_children_are_no_neighbours() -> None:
-    neighbours = Neighbours()
-    with subprocess.Popen([sys.executable, "-c", _SPIN]) as child:
-        time.sleep(0.5)
-        found = neighbours.look()
-        child.kill()
-    assert child.pid not in [process.pid for process in found.processes]
 
 
 def test_others_disturb_where_they_leave_too_few_cores() -> None:
