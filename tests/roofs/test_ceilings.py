@@ -17,7 +17,7 @@ import pytest
 import torch
 from docs.schemas import assert_follows
 from hurry import with_effort
-from machines import CPU, HOST, FakeClock, SimulatedMachine, SimulatedMemory, SmallMachine, roof, small
+from machines import CPU, HOST, FakeClock, SimulatedMachine, SimulatedMemory, roof, small
 from torch import nn
 
 from profiler.device.device import Device
@@ -25,11 +25,11 @@ from profiler.device.machine import Machine
 from profiler.device.memory import page_faults, storage_bytes
 from profiler.device.telemetry import DeviceSettings, NoSource
 from profiler.errors import NoRoomError
-from profiler.facts.roofs import PINNED, Ceilings, CurvePoint, DriftReading, Roof, WeightReadRoof, drift
+from profiler.facts.roofs import Ceilings, CurvePoint, DriftReading, Roof, WeightReadRoof, drift
 from profiler.facts.telemetry import Reading
 from profiler.judge.demand import moved
 from profiler.roofs import gemm as products
-from profiler.roofs.bandwidth import _storages, measure_links, measure_page_fault_s, measure_streams, measure_weights
+from profiler.roofs.bandwidth import _storages, measure_page_fault_s, measure_streams, measure_weights
 from profiler.roofs.fixed_work import DriftProbe, measure_host_pace
 from profiler.roofs.measure import cached, measure, remeasure_roofs
 from profiler.roofs.sampler import clocked, sample
@@ -161,20 +161,6 @@ def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> No
     assert shares == {"memory": pytest.approx(0.7), "float32 products": pytest.approx(0.7)}
 
 
-def test_weights_cross_the_link_from_ordinary_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a GPU, the link from pinned memory is measured as well."""
-
-    class Card(SmallMachine):
-        is_cuda = True  # type: ignore[assignment]
-
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    monkeypatch.setattr("profiler.roofs.bandwidth._LINK_BYTES", 1 << 20)
-    found, _ = measure_links(["host"], Card(CPU), budget_s=0.05)
-    assert ["pageable" in roof.method for roof in found.values()] == [True, False]
-    assert list(found) == ["host", PINNED]
-    assert list(measure_links(["host"], small(), budget_s=0.05)[0]) == ["host"]
-
-
 def read_at(per_s: float, sizes: Mapping[int, float]) -> Ceilings:
     """Ceilings of a memory of `per_s` bytes/s whose curve reads these sizes at these rates."""
     curve = tuple(CurvePoint(nbytes, rate) for nbytes, rate in sizes.items())
@@ -194,10 +180,8 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
     ("rates", "roof", "wrong"),
     [
         ({64: 1e12, 128: 1e12, 256: 5e11}, 5e11, "the end of the curve and the roof, in a bad minute"),
-        ({64: 1.1e12, 128: 1e12, 256: 5e11, 512: 5e11}, 5e11, "the end, two sizes of it: what lies before is no cache"),
         ({64: 1.2e12, 128: 1e12, 256: 1e12, 512: 1e12}, 1e12, "none: no size is read clearly faster"),
         ({64: 4e12, 128: 1e12, 256: 1e12, 512: 1e12}, 5e11, "the roof: the curve ends at twice of it"),
-        ({64: 4e12, 128: 3.5e12, 256: 1e12, 512: 1e12}, 1e12, "none: the cache holds the larger size, too"),
         ({32: 1e12, 64: 1e12, 128: 5e11}, 5e11, "the last size: no larger one shows that memory is that slow"),
     ],
 )
@@ -451,16 +435,6 @@ def test_a_look_waits_until_the_machine_has_settled() -> None:
     assert sentinel.look().memory == pytest.approx(1e-3)
     never = DriftProbe(Timeless(CPU, clock=Settling(*(1e-3 * number for number in range(1, 40)))))
     assert never.look().memory > 4e-3  # it does not wait forever
-
-
-@pytest.mark.usefixtures("small_work")
-def test_a_look_at_a_busy_machine_takes_a_few_calls() -> None:
-    """Calls of 0.4 s: two per burst instead of seven, as many as fit into a second."""
-    clock = Settling(0.4)
-    DriftProbe(Timeless(CPU, clock=clock)).look()
-    quiet = Settling(0.4e-3)
-    DriftProbe(Timeless(CPU, clock=quiet)).look()
-    assert clock.mark() < 0.5 * quiet.mark()
 
 
 class Driven(NoSource):
