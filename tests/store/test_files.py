@@ -11,7 +11,6 @@ import math
 import multiprocessing
 import os
 import random
-import resource
 import shutil
 import signal
 import time
@@ -39,7 +38,6 @@ from profiler.comparison.side import side_of_file
 from profiler.device.clock import Clock
 from profiler.device.machine import Machine
 from profiler.errors import RequestError, RunError
-from profiler.facts.roofs import DriftReading
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid, parse_values
@@ -96,23 +94,6 @@ def test_a_prefill_that_did_not_fit_says_nothing_of_a_cache_that_is_filled() -> 
     results = list(outcomes(PlainEngine(fits=lambda _, tokens: tokens < 8), grid=grid))
     assert [(type(found), found.cell.context_len) for found in results if found.cell.context_len] == [(Visit, 16)]
     assert [found.status for found in results if isinstance(found, Gap)] == ["oom"]
-
-
-def test_a_full_disk_is_named_although_closing_fails_too(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill() -> None:
-        with RunStore(tmp_path / "run") as store:
-            (tmp_path / "run" / "run.json").write_text("{}")
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-            for _ in range(9):
-                store.append(DriftReading(1.0, 1.0, 1.0))
-
-    try:
-        with pytest.raises(RunError, match="the samples before this one are saved"):
-            fill()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.ci
@@ -426,21 +407,6 @@ def test_at_each_write_of_the_reports(
     assert read_run(folder).measured
     judged(folder)
     assert read_document(folder).finished
-
-
-def test_a_disk_that_takes_a_part(tmp_path: Path) -> None:
-    """Writes beyond a size fail (RLIMIT_FSIZE); the existing file stays unchanged."""
-    path = tmp_path / "cells.csv"
-    replace_file(path, "old")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        for most in (0, 1, 4096, 99_999):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
-            with pytest.raises(RunError, match="cannot be written: File too large"):
-                replace_file(path, "x" * 100_000)
-            assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("cells.csv", "old")]
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_cache_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
