@@ -300,23 +300,6 @@ def test_a_cache_is_an_engine(model: Any) -> None:
         engines_of_caches(["graph"], ["fp8"], model.config)
 
 
-def test_without_a_backend_the_first_reason_is_given(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("is_hqq_available", "is_optimum_quanto_available"):
-        monkeypatch.setattr(f"transformers.cache_utils.{name}", lambda: False)
-    monkeypatch.setattr("transformers.QuantizedCache", Older)
-    with pytest.raises(RequestError, match=r"needs transformers 5\.22: pip install 'transformers>=5\.22'"):
-        engines_of_caches(["eager"], ["quantized"], model.config)
-
-
-class Older(QuantizedCache):
-    """The QuantizedCache of transformers 5.20, which has no fp8."""
-
-    def __init__(self, backend: str, *options: Any) -> None:
-        if backend == "fp8":
-            raise ValueError(f"Unknown quantization backend `{backend}`")
-        super().__init__(backend, *options)
-
-
 WINDOW = 16
 
 
@@ -422,12 +405,6 @@ class ToyEngine(EagerEngine):
     """The eager engine under another name: a new engine is one class and one entry."""
 
     name = "toy"
-
-
-def test_messages_name_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
-    with pytest.raises(RequestError, match="toy"):
-        check_engine("unknown", on_cuda=False, config=None, longest_context=64)
 
 
 @pytest.mark.slow
