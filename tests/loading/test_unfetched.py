@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import types
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
@@ -24,7 +23,7 @@ from loaded import on_meta
 
 from profiler import packages
 from profiler.errors import RequestError
-from profiler.loading.config import _flatten_tensor_state_dict, load_config
+from profiler.loading.config import load_config
 from profiler.loading.source import resolve
 from profiler.quant.bitsandbytes import four_bit_fuses_on_cpu, import_bitsandbytes
 from profiler.quant.checkpoints import published_format
@@ -81,13 +80,6 @@ def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.Mon
         on_meta("smollm2-135m", quant="nf4")
 
 
-def test_the_replacement_of_torchaos_import_calls_torchaos_function() -> None:
-    """Models are counted without torchao, and transformers' quantizer still saves with torchao's own function."""
-    support = pytest.importorskip("torchao.prototype.safetensors.safetensors_support")
-    state = {"weight": torch.arange(3.0)}
-    assert str(_flatten_tensor_state_dict(state)) == str(support.flatten_tensor_state_dict(state))
-
-
 TESTS = Path(__file__).parents[1]
 # Reports the target of each connection, and each name that is looked up.
 WATCHED = """
@@ -106,29 +98,6 @@ hurry(pytest.MonkeyPatch())
 main()
 """
 GRID = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
-
-
-@pytest.mark.parametrize("loaded", [None, types.ModuleType("kernels")])
-def test_kernels_are_hidden_while_bitsandbytes_is_imported(
-    monkeypatch: pytest.MonkeyPatch, loaded: types.ModuleType | None
-) -> None:
-    """transformers may have imported the package before; it is restored afterwards."""
-    seen: list[object] = []
-
-    class Finder:
-        def find_spec(self, name: str, *_: object) -> None:
-            seen.append(sys.modules.get("kernels", "absent"))
-
-    for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "kernels", raising=False)
-    if loaded:
-        monkeypatch.setitem(sys.modules, "kernels", loaded)
-    monkeypatch.setattr(sys, "meta_path", [Finder()])
-    with pytest.raises(ImportError):
-        import_bitsandbytes()
-    assert seen == [None]
-    assert sys.modules.get("kernels") is loaded
 
 
 def test_the_library_and_the_package_agree_on_this_cpu() -> None:
