@@ -15,7 +15,6 @@ from profiler.data.datasheets import Datasheet, find, gpu_called, gpus
 from profiler.data.links import MessageTime, bus_share, fit_link, published_link, published_links
 from profiler.data.prices import Price, newest_prices
 from profiler.errors import RequestError
-from profiler.report.device import gpus_table
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
@@ -101,22 +100,6 @@ def test_peaks_of_ordinary_cores_and_int8(gpu: Datasheet) -> None:
     if gpu.peak_int8_ops_per_s and gpu.compute_capability not in INT8_APART:
         times = 4 if is_geforce(gpu) else 2
         assert gpu.peak_int8_ops_per_s == pytest.approx(times * gpu.peak_fp16_flops_per_s, rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("gpu", "ridge"), [("H100 SXM", 295.3), ("H200 SXM", 206.1), ("A100 80GB SXM", 153.0), ("T4", 203.1)]
-)
-def test_ridges(gpu: str, ridge: float) -> None:
-    assert SHEETS[gpu].ridge_flops_per_byte("float16") == pytest.approx(ridge, abs=0.1)
-
-
-def test_the_list_of_gpus_has_every_peak_and_the_memory() -> None:
-    """The maker gives a V100's float64 (7.8), an H100's TF32 (494.7) and a B200's float4 (9,000)."""
-    table = gpus_table([SHEETS[name] for name in ("V100 SXM2 16GB", "H100 SXM", "B200 SXM")])
-    v100, h100, b200 = (dict(zip([column.heading for column in table.columns], row, strict=True)) for row in table.rows)
-    assert (v100["GiB"], v100["fp64"], v100["tf32"], v100["fp4"]) == ("16", "7.80", "-", "-")
-    assert (h100["GiB"], h100["tf32"], h100["ridge"]) == ("80", "495", "295")
-    assert (b200["GiB"], b200["fp4"]) == ("180", "9000")
 
 
 def test_known_traps() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -61,15 +59,3 @@ def test_trials_and_published_results_derive_from_it(toy: QuantFormat) -> None:
         f"from_pretrained(..., quantization_config={toy.written})", "--quant none,toy8"
     )
     assert published_as(toy.name) == "int8wo"
-
-
-def test_the_help_of_every_command_lists_it() -> None:
-    script = (
-        "from profiler.quant.registry import FORMATS, QuantFormat\n"
-        "FORMATS['toy8'] = QuantFormat('toy8', 'toybox')\n"
-        "from profiler.cli.app import app\n"
-        "for command in ('run', 'count', 'forecast', 'place', 'rent'):\n"
-        "    app([command, '--help'], standalone_mode=False)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert " ".join(done.stdout.split()).count("toy8 (toybox)") == 5
