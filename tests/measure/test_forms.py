@@ -20,6 +20,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import profiler
 from profiler.errors import RequestError
 from profiler.facts.measurements import (
+    COMPILED,
     GRAPHED,
     REPEATED_HEADS,
     WITHOUT_CUDNN,
@@ -27,6 +28,7 @@ from profiler.facts.measurements import (
     Drafting,
 )
 from profiler.facts.roofs import READ, Ceilings
+from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.measure.drafting import NGRAM, Draft, draft_of, measure_drafts
 from profiler.measure.subject import Subject
 from profiler.measure.trials import pattern_of, shortened, stack_of, try_variants
@@ -162,6 +164,14 @@ def test_steps_that_no_share_of_the_budget_holds_are_not_tried(tiny_folder: Path
     """Of steps of an hour, not even two layers can be tried in a second."""
     subject, config = subject_of(str(tiny_folder))
     assert list(try_variants(subject, config, MEMORY, dict.fromkeys(subject.grid.cells[0].keys, 3600.0), 1.0)) == []
+
+
+def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
+    """Its prefills are eager, and each shape would be compiled separately."""
+    subject, _ = subject_of(str(tiny_folder))
+    [compiled] = [form for form in variants_of(subject, compiling=True) if form.name == COMPILED]
+    keys = [CellKey(phase, Cell(batch, 6, 4)) for batch in (1, 2) for phase in PHASES]
+    assert [(key.phase, key.cell.batch_size) for key in compiled.corners(keys)] == [("decode", 1)]
 
 
 def in_double(subject: Subject) -> Iterator[Variant]:

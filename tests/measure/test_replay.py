@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -74,6 +75,23 @@ def test_page_faults_are_taken_off_the_call_that_took_them(monkeypatch: pytest.M
     found = replay_calls(calls, small(clock=FakeClock()), budget_s=0.1, page_fault_s=0.02)
     assert found["fresh"] == pytest.approx([0.6] * len(found["fresh"]))
     assert found["plain"] == pytest.approx([1.0] * len(found["plain"]))
+
+
+def test_what_is_called_in_between_is_made_in_every_pass_and_not_timed() -> None:
+    """Two layers of two operators, and 5 ms between them in each layer."""
+    made: list[str] = []
+
+    def between() -> None:
+        made.append("between")
+        time.sleep(0.005)
+
+    calls = {name: [lambda name=name: made.append(name)] * 2 for name in ("first", "second")}
+    found = replay_calls(calls, HOST, budget_s=0.05, between=[between, between])
+    assert set(found) == {"first", "second"}
+    assert max(statistics.median(seconds) for seconds in found.values()) < 0.001
+    warm, passes = made[:2], made[2:]
+    assert warm == ["first", "second"]
+    assert passes[:6] == ["first", "second", "between"] * 2
 
 
 LAYERS, KV_HEADS, HEAD_DIM, FLOAT32 = 2, 2, 64 // 4, 4
