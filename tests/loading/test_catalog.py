@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,15 +29,9 @@ from profiler.loading.source import check_weights, load_preset, preset_names, re
 from profiler.quant.checkpoints import Gguf, gguf_format
 from profiler.run.warnings import fit_warnings
 
-# Public parameter counts: the hub's safetensors metadata, or the model's paper.
-PARAMS = {
-    "smollm2-135m": 134_515_008, "smollm2-1.7b": 1_711_376_384, "tinyllama-1.1b": 1_100_048_384,
-    "mistral-7b-v0.1": 7_241_732_096, "mistral-7b-v0.2": 7_241_732_096, "mistral-7b-v0.3": 7_248_023_552,
-    "llama-2-7b": 6_738_415_616, "llama-3.1-8b": 8_030_261_248, "llama-3.1-70b": 70_553_706_496,
-    "qwen2.5-0.5b": 494_032_768, "qwen2.5-7b": 7_615_616_512, "qwen3-8b": 8_190_735_360,
-    "qwen3-30b-a3b": 30_532_122_624, "gemma-2-9b": 9_241_705_984, "phi-3-mini": 3_821_079_552, "gpt2": 124_439_808,
-    "mixtral-8x7b": 46_702_792_704, "deepseek-v2-lite": 15_706_484_224, "gpt-oss-20b": 20_914_757_184,
-}  # fmt: skip
+with Path(__file__).with_name("public_params.csv").open(encoding="utf-8", newline="") as file:
+    PARAMS = {row["preset"]: int(row["params"]) for row in csv.DictReader(file)}
+"""Public parameter counts: the hub's safetensors metadata, or the model's paper."""
 
 
 @pytest.mark.parametrize("name", slow_except(("gpt2", "mistral-7b-v0.1", "mixtral-8x7b"), preset_names()))
