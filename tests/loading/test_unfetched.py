@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
@@ -98,6 +99,29 @@ hurry(pytest.MonkeyPatch())
 main()
 """
 GRID = ("--prompt-lens", "8", "--batch-sizes", "1", "--new-tokens", "4", "--budget", "0.1")
+
+
+@pytest.mark.parametrize("loaded", [None, types.ModuleType("kernels")])
+def test_kernels_are_hidden_while_bitsandbytes_is_imported(
+    monkeypatch: pytest.MonkeyPatch, loaded: types.ModuleType | None
+) -> None:
+    """transformers may have imported the package before; it is restored afterwards."""
+    seen: list[object] = []
+
+    class Finder:
+        def find_spec(self, name: str, *_: object) -> None:
+            seen.append(sys.modules.get("kernels", "absent"))
+
+    for name in [name for name in sys.modules if name.split(".")[0] == "bitsandbytes"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "kernels", raising=False)
+    if loaded:
+        monkeypatch.setitem(sys.modules, "kernels", loaded)
+    monkeypatch.setattr(sys, "meta_path", [Finder()])
+    with pytest.raises(ImportError):
+        import_bitsandbytes()
+    assert seen == [None]
+    assert sys.modules.get("kernels") is loaded
 
 
 def test_the_library_and_the_package_agree_on_this_cpu() -> None:

@@ -7,7 +7,6 @@ import csv
 import errno
 import fcntl
 import json
-import math
 import multiprocessing
 import os
 import random
@@ -35,7 +34,6 @@ from profiler.cli import app as cli
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
-from profiler.device.clock import Clock
 from profiler.device.machine import Machine
 from profiler.errors import RequestError, RunError
 from profiler.facts.visits import Gap, Visit
@@ -60,9 +58,9 @@ GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
 
 
-def outcomes(engine: PlainEngine, clock: Any = None, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
+def outcomes(engine: PlainEngine, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
     plan = Plan(grid, budget_s=0.0, whole=True, effort=replace(effort.STANDARD, rounds=1))
-    return sweep({"eager": engine}, plan, machine=Machine(CPU, clock=clock), prompts=Prompts(32), earlier=earlier)
+    return sweep({"eager": engine}, plan, machine=Machine(CPU), prompts=Prompts(32), earlier=earlier)
 
 
 def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
@@ -142,33 +140,6 @@ def test_a_disk_that_fills_up_at_any_write(tmp_path: Path, monkeypatch: pytest.M
     assert {(r["batch_size"], r["prompt_len"]) for r in read_records(folder)} == {
         (cell.batch_size, cell.prompt_len) for cell in GRID.cells
     }
-
-
-class BrokenClock(Clock):
-    """Returns `value` as the duration of one step, in the decode loop number `after`."""
-
-    def __init__(self, value: float, after: int) -> None:
-        self.value = value
-        self.left = after
-
-    def seconds(self, marks: Any) -> list[float]:
-        times = super().seconds(marks)
-        if len(times) > 1:  # only decode loops are counted: the number of prefills depends on the machine's noise
-            self.left -= 1
-            if self.left == 0:
-                times[len(times) // 2] = self.value
-        return times
-
-
-@pytest.mark.parametrize("value", [-1.0, 0.0, math.nan, math.inf])
-def test_a_clock_that_jumps_or_gives_no_number(value: float) -> None:
-    results = list(outcomes(PlainEngine(step_s=0.0002), BrokenClock(value, after=2)))
-    gaps = [outcome for outcome in results if isinstance(outcome, Gap)]
-    assert len(gaps) == 1
-    assert gaps[0].status == "failed"
-    assert f"the clock gave a step of {value:g} s" in gaps[0].reason
-    times = [t for o in results if isinstance(o, Visit) for t in (o.prefill_s, *o.decode_s)]
-    assert all(t is not None and 0 < t < 1 for t in times)
 
 
 class Interrupting(QuietListener):
