@@ -50,18 +50,6 @@ def test_if_all_tokens_choose_alike_they_touch_top_k_experts(per_token: int, tmp
     assert decode.expected == pytest.approx(8 * (1 - (1 - per_token / 8) ** 2))
 
 
-@pytest.mark.parametrize(
-    ("lines", "distinct"),
-    [(("w1 w1 w1 w1", "w1 w1 w1 w1"), 1), (("w1 w2 w1 w2", "w2 w1 w9 w10"), 2), (("w0 w1 w2 w3", "w4 w5 w6 w7"), 8)],
-)
-def test_the_prompts_own_tokens_choose_the_experts(
-    lines: tuple[str, str], distinct: int, one_expert: Path, tmp_path: Path
-) -> None:
-    subject, _ = subject_of(str(one_expert), prompt_lens=None, prompts=_file(tmp_path, *lines))
-    prefill, decode = experts_touched(subject, Cell(2, 4, 4))
-    assert (prefill.touched, decode.touched) == (distinct, 1)  # it writes only token 0
-
-
 def test_unequal_prompts_are_a_padded_batch(one_expert: Path, tmp_path: Path) -> None:
     subject, _ = subject_of(str(one_expert), prompt_lens=None, prompts=_file(tmp_path, "w1 w2 w3", "w4"))
     cell = next(cell for cell in subject.grid.cells if subject.grid.requests_of(cell))
@@ -82,7 +70,6 @@ def test_lengths_that_are_given_cut_the_prompts(one_expert: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "line 3 of asked.txt has 100 tokens, and this model has room for 32 before"),
         ({"prompt_lens": "2", "batch_sizes": [4]}, "asked.txt has 3 prompts, too few for a batch of 4"),
         ({"prompt_lens": "ragged:2..4", "engine": "static"}, "unequal lengths work only with --engine eager"),
     ],
