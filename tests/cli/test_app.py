@@ -203,12 +203,3 @@ def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: 
     assert size
     assert float(size[2]) < 1.2 * float(size[1]), "nothing is drawn far from the panels"
     assert "$" not in picture, "a mark in TeX, which is off"
-
-
-def test_what_does_not_fit_has_no_tokens(roofscope: Callable[..., Any]) -> None:
-    """Llama-3.1-70B in 16 bits takes 141 GB; an H100 has 80."""
-    options = ["--batch-sizes", "1", "--prompt-lens", "128", "--gpu", "H100 SXM"]
-    assert "no room" in roofscope("count", "llama-3.1-70b", *options, "--plain").out
-    document = json.loads(roofscope("count", "llama-3.1-70b", *options, "--format", "json").out)
-    assert {row["tokens_per_s_at_most"] for row in document["rows"]} == {None}
-    assert document["numbers"]["gpus"][0]["largest_batch"] == 0
