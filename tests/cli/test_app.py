@@ -192,14 +192,6 @@ def test_table_csv_and_json_have_the_same_figures(roofscope: Callable[..., Any])
     assert document["numbers"]["architecture"]["kv_heads"] == 8
 
 
-def test_one_step_has_the_numbers_of_its_model(roofscope: Callable[..., Any]) -> None:
-    document = json.loads(roofscope("count", "llama-2-7b", "--gpu", "T4", "--format", "json").out)
-    assert document["numbers"]["kv_bytes_per_token"] == 2 * 32 * 4096 * 2
-    [t4] = document["numbers"]["gpus"]
-    assert t4["largest_batch"] > 0
-    assert "numbers" not in json.loads(roofscope("count", "llama-2-7b", "--tp", "2", "--format", "json").out)
-
-
 @pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv"]))
 def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: Path) -> None:
     out = tmp_path / "picture.svg"
@@ -211,12 +203,3 @@ def test_pictures_are_drawn(plot: str, roofscope: Callable[..., Any], tmp_path: 
     assert size
     assert float(size[2]) < 1.2 * float(size[1]), "nothing is drawn far from the panels"
     assert "$" not in picture, "a mark in TeX, which is off"
-
-
-def test_what_does_not_fit_has_no_tokens(roofscope: Callable[..., Any]) -> None:
-    """Llama-3.1-70B in 16 bits takes 141 GB; an H100 has 80."""
-    options = ["--batch-sizes", "1", "--prompt-lens", "128", "--gpu", "H100 SXM"]
-    assert "no room" in roofscope("count", "llama-3.1-70b", *options, "--plain").out
-    document = json.loads(roofscope("count", "llama-3.1-70b", *options, "--format", "json").out)
-    assert {row["tokens_per_s_at_most"] for row in document["rows"]} == {None}
-    assert document["numbers"]["gpus"][0]["largest_batch"] == 0

@@ -69,23 +69,6 @@ def test_a_model_without_a_choice_of_logits_computes_all_of_them(tmp_path: Path)
     assert counted.gpus[0].needs_bytes == counted.whole.weight_bytes + cache_bytes + logits_bytes
 
 
-def test_rotary_angles_that_are_a_matrix_product_are_named_and_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers 5.17 uses such a product (models/llama/modeling_llama.py, `LlamaRotaryEmbedding`)."""
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    def forward(self: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        frequencies = self.inv_freq[None, :, None].expand(position_ids.shape[0], -1, 1).float()
-        angles = (frequencies @ position_ids[:, None, :].float()).transpose(1, 2)
-        both = torch.cat((angles, angles), dim=-1)
-        return both.cos().to(x.dtype), both.sin().to(x.dtype)
-
-    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", forward)
-    check = crosscheck(small_model("Llama", attn_implementation="eager"), Step(3, 8, 0))
-    assert check.equal, check.differences
-    assert check.flops == by_hand(3, 8, 0)
-    assert check.left_out == (CounterDifference("model.rotary_emb", 0, 2 * 1 * 8 * WIDTH // 2),)
-
-
 def tiny_mistral(window: int | None) -> Any:
     return small_model("Mistral", num_hidden_layers=1, sliding_window=window)
 

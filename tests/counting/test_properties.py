@@ -67,12 +67,6 @@ def test_decode_at_512(mistral: ModelWork) -> None:
     assert float(work.intensity) == pytest.approx(1.014, abs=5e-4)
 
 
-def test_decode_in_nf4() -> None:
-    nf4 = walked("mistral-7b-v0.1", quant="nf4")
-    assert nf4.params == 7_241_732_096
-    assert float(nf4.work(Step(1, 1, 512)).intensity) == pytest.approx(3.40, abs=0.01)
-
-
 def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> None:
     """The expected bytes are from a trace with fake tensors and sdpa.
 
@@ -351,13 +345,6 @@ def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
         assert found.avoidable_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4
 
 
-@pytest.mark.parametrize(
-    ("dtype", "flops_per_byte"), [("float64", 0.25), ("float32", 0.5), ("bfloat16", 1.0), ("float8_e4m3fn", 2.0)]
-)
-def test_one_token_does_two_flops_per_weight(dtype: str, flops_per_byte: float) -> None:
-    assert theory.matmul(1, 4096, 4096, dtype).intensity == pytest.approx(flops_per_byte, rel=1e-3)
-
-
 def test_weights_of_another_dtype() -> None:
     """2 FLOPs over 4.5 bits are 3.56 FLOP/byte; activations in 16 bits lower that to 3.55."""
     packed = theory.matmul(1, 4096, 4096, "float16", weights="nf4")
@@ -397,10 +384,6 @@ def test_a_roofline_without_a_gpu_is_refused() -> None:
     counted = theory.grid("mistral-7b-v0.1", context_lens=[512])
     with pytest.raises(RequestError, match=r"the picture 'roofline' needs a GPU: add gpus=\["):
         theory.picture(counted, "roofline")
-
-
-def test_the_picture_of_memory_needs_no_gpu() -> None:
-    plt.close(theory.picture(theory.grid("mistral-7b-v0.1", context_lens=[512]), "kv"))
 
 
 def test_a_link_by_name_and_by_numbers() -> None:
