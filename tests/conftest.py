@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -232,16 +231,6 @@ def unhurried(request: pytest.FixtureRequest, hurried: pytest.MonkeyPatch | None
     hurried.undo()
     yield
     hurry(hurried, pictures=request.path.parent.name in _PICTURE_FOLDERS)
-
-
-@pytest.fixture
-def brief_roofs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Measure roofs in 0.1 s per stage and cache them for this test only: for timing claims that do not use them."""
-    from profiler.roofs.measure import measure
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
-    monkeypatch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.1))
-    monkeypatch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
 
 
 def _is_timed(item: pytest.Item) -> bool:

@@ -66,12 +66,6 @@ def test_decode_at_512(mistral: ModelWork) -> None:
     assert float(work.intensity) == pytest.approx(1.014, abs=5e-4)
 
 
-def test_decode_in_nf4() -> None:
-    nf4 = walked("mistral-7b-v0.1", quant="nf4")
-    assert nf4.params == 7_241_732_096
-    assert float(nf4.work(Step(1, 1, 512)).intensity) == pytest.approx(3.40, abs=0.01)
-
-
 def test_executed_traffic_of_an_eager_prefill_and_decode(mistral: ModelWork) -> None:
     """The expected bytes are from a trace with fake tensors and sdpa.
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from typer.cli import get_docs_for_click
 
 import profiler
 from profiler import rent, theory
@@ -47,51 +48,16 @@ def described(kind: str, meanings: Mapping[str, str]) -> str:
 
 
 def commands_page() -> str:
-    """Return the page of all commands with their arguments and options, read from the command line itself."""
-    root: Any = typer.main.get_command(app)
-    context = root.make_context("roofscope", [], resilient_parsing=True)
+    """Return the page of all commands; typer writes the part of each."""
+    commands: Any = typer.main.get_command(app)
+    context = commands.make_context("roofscope", [], resilient_parsing=True)
     parts = ["# Commands\n\n`roofscope COMMAND --help` shows the same.\n\n"]
-    parts.append(
-        table(("command", "what it does"), [(f"[`{n}`](#{n})", one_line(c.help)) for n, c in root.commands.items()])
-    )
-    parts.append("\nBefore any command:\n\n" + _options(root, context))
-    for name, command in root.commands.items():
-        here = command.make_context(name, [], parent=context, resilient_parsing=True)
-        usage = f"```text\nroofscope {name} {_usage(command, here)}\n```"
-        parts.append(f"\n## {name}\n\n{one_line(command.help)}\n\n{usage}\n\n{_options(command, here)}")
-    return "".join(parts)
-
-
-def _options(command: Any, context: Any) -> str:
-    rows = []
-    for parameter in command.get_params(context):
-        if parameter.param_type_name == "argument":
-            rows.append((f"`{_placeholder(parameter)}`", "", one_line(parameter.help)))
-        elif parameter.name != "help":
-            names = ", ".join(f"`{name}`" for name in parameter.opts)
-            rows.append((names, _default(parameter), one_line(parameter.help)))
-    return table(("option", "default", "what it says"), rows)
-
-
-def _placeholder(argument: Any) -> str:
-    return argument.metavar or argument.name.upper()
-
-
-def _usage(command: Any, context: Any) -> str:
-    """Return the usage line; optional arguments are in brackets."""
-    arguments = [each for each in command.get_params(context) if each.param_type_name == "argument"]
-    names = [(_placeholder(each), each.required) for each in arguments]
-    return " ".join(
-        ["[OPTIONS]", *(name if required or name.startswith("[") else f"[{name}]" for name, required in names)]
-    )
-
-
-def _default(parameter: Any) -> str:
-    shown = parameter.show_default
-    if isinstance(shown, str):
-        return f"`{shown}`"
-    value = parameter.default
-    return "" if value is None or value is False or value == "" or callable(value) else f"`{value}`"
+    summary = [(f"[`{name}`](#roofscope-{name})", one_line(each.help)) for name, each in commands.commands.items()]
+    parts.append(table(("command", "what it does"), summary))
+    parts.append("\nBefore any command: `--version` shows the version, `--debug` shows tracebacks.\n\n")
+    for each in commands.commands.values():
+        parts.append(get_docs_for_click(obj=each, ctx=context, indent=1, call_prefix="roofscope"))
+    return "".join(parts).replace("```console\n$ ", "```text\n").rstrip("\n") + "\n"
 
 
 def columns_page() -> str:
@@ -159,69 +125,15 @@ def python_page() -> str:
     )
 
 
-TEN = {
-    "RunDocument": "A run",
-    "CellResult": "A cell of a run",
-    "CellEvidence": "The evidence of a cell",
-    "Lever": "A lever: a change, and what it saves",
-    "Roof": "A roof",
-    "Change": "A cell of two runs",
-    "GateDocument": "A gate",
-    "ForecastCell": "A cell of a forecast",
-    "Offer": "A GPU to rent",
-    "Finding": "A finding of why",
-}
-"""The objects that people use most, by their type: the headings of their page."""
-
-
 def json_page() -> str:
-    """Return the page of the documents' schemas, and of the keys of ten objects."""
-    parts = [
+    """Return the page of the documents' schemas."""
+    files = [(title, f"[{name}.json](schemas/{name}.json)") for name, title in TITLES.items()]
+    return (
         "# JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr."
-        " What is not known is `null`. A key that has a default in the schema may be left out.\n\n## Schemas\n\n"
-        "Each document has a [JSON Schema](https://json-schema.org), with the meaning of each key.\n\n",
-        table(
-            ("document", "schema"), [(title, f"[{name}.json](schemas/{name}.json)") for name, title in TITLES.items()]
-        ),
-        "\nThe tables below describe the ten objects that people use most.\n",
-    ]
-    types = object_schemas()
-    for name, heading in TEN.items():
-        about = types[name]
-        rows = [
-            (f"`{key}`", _kind(item, types), item.get("description", "")) for key, item in about["properties"].items()
-        ]
-        parts.append(f"\n## {heading}\n\n{about['description']}\n\n{table(('key', 'type', 'what it is'), rows)}")
-    return "".join(parts)
-
-
-def object_schemas() -> dict[str, dict[str, Any]]:
-    """Return the schema of every type of object, by the type's name."""
-    found: dict[str, dict[str, Any]] = {}
-    for schema in schemas().values():
-        found |= schema.get("$defs", {})
-        if schema.get("type") == "object" and "title" in schema:
-            found[schema["title"]] = schema
-    return found
-
-
-def _kind(item: Mapping[str, Any], types: Mapping[str, Any]) -> str:
-    """Return a JSON type in words; types of the ten link to their tables."""
-    if "$ref" in item:
-        name = item["$ref"].rpartition("/")[2]
-        return f"[object](#{anchor(TEN[name])})" if name in TEN else "object"
-    if "anyOf" in item:
-        return " or ".join(dict.fromkeys(_kind(one, types) for one in item["anyOf"]))
-    if "enum" in item:
-        return " or ".join(f"`{value}`" if value else "empty" for value in item["enum"])
-    if item.get("type") == "array":
-        inner = item.get("items") or {}
-        return f"list of {_kind(inner, types)}" if inner else "list"
-    if item.get("type") == "object":
-        inner = item.get("additionalProperties")
-        return f"{_kind(inner, types)} by name" if isinstance(inner, dict) else "object"
-    words = {"string": "text", "boolean": "true or false"}
-    return words.get(item.get("type", ""), item.get("type", ""))
+        " What is not known is `null`. A key that has a default in the schema may be left out.\n\n"
+        "Each document has a [JSON Schema](https://json-schema.org), with the type and the meaning of each key.\n\n"
+        + table(("document", "schema"), files)
+    )
 
 
 PAGES = {

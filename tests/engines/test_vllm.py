@@ -109,19 +109,6 @@ def test_a_full_cache_gives_no_number_and_does_not_affect_the_next_cell(engine: 
     assert timed.energy_j is None
 
 
-def test_the_engine_of_a_run_has_the_weights_and_the_cells_of_its_grid(folder: Path) -> None:
-    """Random prompts of the smallest and the largest cell, with the cache that the run reserves."""
-    sizes = {"prompt_lens": [16, 200], "batch_sizes": [1, 5], "new_tokens": 12}
-    subject, _ = subject_of(str(folder), engine="vllm", **sizes)
-    own = subject.engines["vllm"]
-    for cell in (subject.grid.cells[0], subject.grid.cells[-1]):
-        ids = subject.prompts.of(cell)
-        assert own.call(ids, 12, lambda: None).tolist() == tokens_of_generate(folder, ids, 12).tolist()
-        prefill_s, steps_s = own.times(ids, cell.new_tokens)
-        assert prefill_s > 0
-        assert len(steps_s) >= 1
-
-
 def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     run = profiler.profile(

@@ -6,7 +6,6 @@ import contextlib
 import csv
 import errno
 import gc
-import importlib
 import io
 import json
 import math
@@ -27,11 +26,13 @@ from unittest import mock
 
 import pynvml
 import torch
+from raw_samples import read_records
 from simulated.scenario import Scenario, flags
 from simulated.truth import A100, T4, Truth
 from simulated.world import World, simulated
 
 from profiler.cli.app import main
+from profiler.measure import sweep
 from profiler.report.write import markdown_report
 from profiler.run.stages import Stages
 from profiler.store.folder import read_run
@@ -39,11 +40,23 @@ from profiler.store.folder import read_run
 LONGEST_S = 600.0
 LATER_S = 3600.0
 """Simulated seconds between a run and its resume."""
-BRIEF = {"profiler.roofs.sampler._LOADED_S": 0.02, "profiler.roofs.sampler._MOST_RECORDED": 20}
+BRIEF: Mapping[str, Any] = {
+    "profiler.roofs.sampler._LOADED_S": 0.02,
+    "profiler.roofs.sampler._MOST_RECORDED": 20,
+    "profiler.device.contention.ForeignLoad.cores": lambda _: 0.0,
+    "profiler.report.write.write_reports": lambda *_, **__: (),
+}
+"""What is shorter: roofs, and no reports, whose pages and pictures take seconds. No other process is busy."""
 SIMULATOR = "/simulated/"
 """Its own calls do not fail."""
 NOT_READY, ILLEGAL_ADDRESS, INVALID_VALUE = 600, 700, 1
 """Values of cudaError_t (CUDA Runtime API)."""
+
+
+def slowed(kernel: tuple[Any, float]) -> None:
+    """Let a kernel take ten times as long."""
+    core, duration_s = kernel
+    core.ready_s += 9 * duration_s
 
 
 def cuda(text: str, code: int) -> Callable[[], BaseException]:
@@ -76,8 +89,9 @@ LIES: Mapping[str, Callable[[Any], Any]] = {
     "tenfold": lambda value: 10 * value,
     "none-free": lambda value: (0, value[1]),
     "halved": lambda value: value // 2,
+    "slow": slowed,
 }
-"""False answers."""
+"""False answers, and a kernel that takes long."""
 CALLS: Mapping[str, tuple[str, ...]] = {
     "kernel": ("lost", "passing", "slow", "killed"),
     "allocate": ("oom",),
@@ -156,82 +170,68 @@ class Recorded:
 class Seam:
     """Counts the calls of a run, and makes them fail as the fault says."""
 
-    def __init__(self, world: World, fault: Fault | None) -> None:
-        self._world, self._fault = world, fault
-        self._lost = False
+    def __init__(self, fault: Fault | None) -> None:
+        self._fault, self._lost = fault, False
         self._stage = self._cell = ""
         self.calls: Counter[tuple[str, str]] = Counter()
         self.fired: list[tuple[str, str]] = []
 
-    def _hits(self, api: str) -> bool:
-        """Count a call. Return whether it fails. Raises the error of a lost device."""
+    def call(self, api: str, real: Callable[[], Any]) -> Any:
+        """Make a call, or let it fail. Raises the error of the fault, or of a device that is lost."""
         if self._lost and api in NEEDS_DEVICE:
             raise RAISED["lost"]()
         key = api, self._stage
         self.calls[key] += 1
-        if self._fault is None or key != (self._fault.api, self._fault.stage):
-            return False
-        number = self._fault.number
-        if not (self.calls[key] >= number if self._fault.on else self.calls[key] == number):
-            return False
+        fault, count = self._fault, self.calls[key]
+        if fault is None or key != (fault.api, fault.stage):
+            return real()
+        if count < fault.number or (count > fault.number and not fault.on):
+            return real()
         self.fired.append((self._stage, self._cell))
-        if self._fault.kind == "killed":
+        if fault.kind == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
-        self._lost = self._fault.kind == "lost"
-        return True
+        self._lost = fault.kind == "lost"
+        if fault.kind in RAISED:
+            raise RAISED[fault.kind]()
+        return LIES[fault.kind](real())
 
     def _wrapped(self, api: str, real: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(real)
         def called(*args: Any, **kwargs: Any) -> Any:
-            if SIMULATOR in sys._getframe(1).f_code.co_filename or not self._hits(api):
+            if SIMULATOR in sys._getframe(1).f_code.co_filename:
                 return real(*args, **kwargs)
-            return self._failed(lambda: real(*args, **kwargs))
+            return self.call(api, lambda: real(*args, **kwargs))
 
         return called
-
-    def _failed(self, real: Callable[[], Any]) -> Any:
-        kind = self._fault.kind if self._fault else ""
-        if kind in RAISED:
-            raise RAISED[kind]()
-        return LIES[kind](real())
 
     def _launched(self, stream: Any, *kernel: Any) -> None:
         """A kernel was launched; of a replayed graph only its first one counts."""
         *_, launched, _operators, duration_s, _start_s = kernel
-        if launched and self._hits("kernel"):
-            if self._fault is not None and self._fault.kind == "slow":
-                stream.core.ready_s += 9 * duration_s
-            else:
-                self._failed(lambda: None)
-
-    def _allocated(self, _bytes: int) -> None:
-        if self._hits("allocate"):
-            self._failed(lambda: None)
+        if launched:
+            self.call("kernel", lambda: (stream.core, duration_s))
 
     @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
+    def installed(self, world: World) -> Iterator[None]:
+        begin, visit = Stages.begin, sweep.visit
+
+        def begun(stages: Stages, name: str, text: str = "") -> None:
+            self._stage = name
+            begin(stages, name, text)
+
+        def visited(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
+            self._cell = f"{cell.engine}/{cell.batch_size}/{cell.depth}"
+            try:
+                return visit(engine, cell, *args, **kwargs)
+            finally:
+                self._cell = ""
+
+        for card in world.cards:
+            card.core.on_kernel = partial(self._launched, card.stream)
+            card.memory.on_allocate = lambda _bytes: self.call("allocate", lambda: None)
         with contextlib.ExitStack() as stack:
             for api in CALLS:
                 with contextlib.suppress(ImportError, ValueError):  # a library that is missing, an event of the GPU
-                    real = pkgutil.resolve_name(api)
-                    stack.enter_context(mock.patch(api, self._wrapped(api, real)))
-            for card in self._world.cards:
-                card.core.on_kernel = partial(self._launched, card.stream)
-                card.memory.on_allocate = self._allocated
-            begin, sweep = Stages.begin, importlib.import_module("profiler.measure.sweep")
-            visit = sweep.visit
-
-            def begun(stages: Stages, name: str, text: str = "") -> None:
-                self._stage = name
-                begin(stages, name, text)
-
-            def visited(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
-                self._cell = f"{cell.engine}/{cell.batch_size}/{cell.depth}"
-                try:
-                    return visit(engine, cell, *args, **kwargs)
-                finally:
-                    self._cell = ""
-
+                    stack.enter_context(mock.patch(api, self._wrapped(api, pkgutil.resolve_name(api))))
             stack.enter_context(mock.patch.object(Stages, "begin", begun))
             stack.enter_context(mock.patch.object(sweep, "visit", visited))
             yield
@@ -253,19 +253,17 @@ def _run(name: str, model: Path, folder: Path, fault: Fault | None, *, resume: b
     options = {"resume": folder} if resume else {**asked.options(), "out": folder, "weights": "random"}
     more = flags({**options, "no_levers": True, "device": "cuda"})
     words = ["roofscope", "run", str(model), *more, "--quiet", "--plain"]
+    out, err, code, seam = io.StringIO(), io.StringIO(), None, Seam(fault)
     with simulated(truth) as world, contextlib.ExitStack() as stack:
-        seam = Seam(world, fault)
         for place, value in BRIEF.items():
             stack.enter_context(mock.patch(place, value))
-        stack.enter_context(mock.patch("profiler.device.contention.ForeignLoad.cores", return_value=0.0))
-        stack.enter_context(mock.patch("profiler.report.write.write_reports"))  # pages and pictures take seconds
         stack.enter_context(mock.patch.object(sys, "argv", words))
         stack.enter_context(mock.patch.object(signal, "signal"))
-        out = stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        err = stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
         world.host.unix_at_start_s += LATER_S * resume
-        started_s, code = world.host.now_s, None
-        with seam.installed():
+        started_s = world.host.now_s
+        with seam.installed(world):
             try:
                 main()
             except SystemExit as ended:
@@ -274,8 +272,7 @@ def _run(name: str, model: Path, folder: Path, fault: Fault | None, *, resume: b
                 err.write(traceback.format_exc())
         gc.collect()
         torch._C._cuda_clearCublasWorkspaces()  # torch keeps them; they are no leak
-        took_s = world.host.now_s - started_s
-        left = world.card.memory.allocated
+        took_s, left = world.host.now_s - started_s, world.card.memory.allocated
         return Ran(code, out.getvalue(), err.getvalue(), left, took_s, dict(seam.calls), tuple(seam.fired))
 
 
@@ -294,17 +291,9 @@ KEY = ("engine", "phase", "batch_size", "prompt_len", "context_len")
 SUBJECT = ("kind", "cell", *KEY, "link", "operator", "way")
 COUNTS = ("model_flops", "model_bytes", "executed_flops", "executed_bytes", "intensity")
 TIMES = ("latency_s", "ttft_s", "first_step_s", "issue_s")
-SAMPLES = (
-    "samples",
-    "visits",
-    "stopped",
-    "latency_low_s",
-    "latency_high_s",
-    "p90_s",
-    "p99_s",
-    "ttft_p90_s",
-    "ttft_p99_s",
-)
+SAMPLES = {
+    "samples", "visits", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s", "ttft_p90_s", "ttft_p99_s"
+}  # fmt: skip
 """Columns that may lose or gain values where a sweep has fewer or more visits."""
 COUNTING = {"the choice of kernels", "bitsandbytes' choice of 4-bit kernels"}
 """Parts of a run without which executed work is counted by another rule."""
@@ -318,17 +307,18 @@ def state(folder: Path) -> State | None:
     """Return None if the folder has no run."""
     if not (folder / "run.json").exists():
         return None
-    rows: dict[tuple[str, ...], dict[str, str]] = {}
-    if (folder / "cells.csv").exists():
-        with (folder / "cells.csv").open(newline="") as file:
-            rows = {tuple(row[name] for name in KEY): row for row in csv.DictReader(file)}
+    cells = folder / "cells.csv"
+    table = csv.DictReader(cells.read_text().splitlines() if cells.exists() else [])
+    rows = {tuple(row[name] for name in KEY): row for row in table}
     facts = {
         f"{'/'.join(key)} {name}" for key, row in rows.items() for name in row if row[name] and name not in SAMPLES
     }
-    for record in map(json.loads, (folder / "samples.jsonl").read_text().splitlines()):
+    for record in read_records(folder):
         subject = " ".join(str(record[name]) for name in SUBJECT if name in record)
-        parts = [f"{key} {item['operator']}" for key in record.get("keys", ()) for item in record.get("operators", ())]
-        facts |= {subject, *(f"{subject} {part}" for part in parts)}
+        operators = [
+            f"{key} {one['operator']}" for key in record.get("keys", ()) for one in record.get("operators", ())
+        ]
+        facts |= {subject, *(f"{subject} {operator}" for operator in operators)}
     return State(rows, json.loads((folder / "run.json").read_text()), frozenset(facts))
 
 
@@ -345,12 +335,11 @@ def recorded(name: str, parent: Path) -> Recorded:
 
 def planned(recording: Recorded) -> list[Fault]:
     """Return the faults of a scenario: each call's first, middle and last use in each stage, and each way to fail."""
-    lies = recording.name == "sure"
     return [
         Fault(recording.name, api, stage, number, kind, on)
         for (api, stage), calls in sorted(recording.base.calls.items())
         for kind in CALLS[api]
-        if lies == (kind in LIES or kind == "slow")
+        if (recording.name == "sure") == (kind in LIES)
         for number in sorted({1, calls // 2 + 1, calls})
         for on in ((False, True) if number < calls and kind not in ("lost", "killed") else (False,))
     ]
@@ -363,57 +352,59 @@ def tried(recording: Recorded, fault: Fault) -> list[str]:
         with mock.patch.dict(os.environ, {"XDG_CACHE_HOME": f"{name}/cache"}):
             first = ran(recording.name, recording.model, folder, fault)
             after = state(folder)
-            failures = list(_after(recording, fault, first, after, folder))
+            failures = [] if first.fired else ["the call was not reached"]
+            if fault.kind != "killed":
+                failures += _ended(recording, fault, first, has_run=after is not None)
+                failures += _kept(recording, fault, first, after, folder) if after else []
             if first.code != 0 and after is not None:
                 resumed = ran(recording.name, recording.model, folder, resume=True)
                 failures += _resumed(recording, resumed, state(folder))
     return failures
 
 
-def _after(recording: Recorded, fault: Fault, first: Ran, after: State | None, folder: Path) -> Iterator[str]:
-    """What does not hold after a fault."""
-    if not first.fired:
-        yield "the call was not reached"
-    if fault.kind == "killed":
-        return
+def _ended(recording: Recorded, fault: Fault, first: Ran, *, has_run: bool) -> Iterator[str]:
+    """What does not hold of how the command ended."""
     if first.code not in (0, 2, 3) or "Traceback" in first.err or len(first.err.strip().splitlines()) > 1:
         yield f"exit code {first.code}, and not one line: {first.err}"
     gone = fault.kind in ("lost", "full") or (fault.on and fault.api in NEEDS_DEVICE)
     if first.code == 2 and not gone and fault.stage not in ("", "loading"):
         yield f"the run ended: {first.err}"
+    if first.code != 2 and not has_run:
+        yield f"exit code {first.code} without a run folder"
     if first.left_bytes > recording.base.left_bytes:
         yield f"{first.left_bytes - recording.base.left_bytes} bytes of the GPU are still held"
     if first.simulated_s > recording.base.simulated_s + MOST_EXTRA_S:
         yield f"{first.simulated_s:.0f} simulated seconds instead of {recording.base.simulated_s:.0f}"
-    if after is None:
-        if first.code != 2:
-            yield f"exit code {first.code} without a run folder"
-        return
+
+
+def _kept(recording: Recorded, fault: Fault, first: Ran, after: State, folder: Path) -> Iterator[str]:
+    """What does not hold of the run folder."""
     if set(after.rows) != set(recording.state.rows) and (first.code != 2 or after.rows):
         yield f"{len(after.rows)} of {len(recording.state.rows)} cells in cells.csv"
     missing = {part["what"] for part in after.document.get("missing", ())}
     counts = [name for name in COUNTS if not (name.startswith("executed") and missing & COUNTING)]
     for key, row in after.rows.items():
-        before = recording.state.rows.get(key, row)
+        before, name = recording.state.rows.get(key, row), "/".join(key)
         depth = row["prompt_len"] if row["prompt_len"] != "0" else row["context_len"]
         if row["status"] == "ok" and row["confidence"] == "high" and fault.kind in LIES:
-            wrong = [name for name in (*TIMES, "attained", "regime") if _differs(before[name], row[name], FALSE)]
-            yield from (f"{'/'.join(key)} is sure of {name} {row[name]}, which is {before[name]}" for name in wrong)
+            for column in (*TIMES, "attained", "regime"):
+                if _differs(before[column], row[column], FALSE):
+                    yield f"{name} is sure of {column} {row[column]}, which is {before[column]}"
         if f"{row['engine']}/{row['batch_size']}/{depth}" in {cell for _, cell in first.fired}:
             continue
         if row["status"] == "ok":
-            yield from (f"{'/'.join(key)} {text}" for text in _moved(before, row, counts))
+            yield from _moved(before, row, counts)
         elif fault.kind not in ("lost", "oom") and first.code != 2:
-            yield f"{'/'.join(key)} is {row['status']}, which the fault did not touch"
-    lost = sorted(recording.state.facts - after.facts)
+            yield f"{name} is {row['status']}, which the fault did not touch"
+    lost = "; ".join(sorted(recording.state.facts - after.facts))[:200]
+    if lost and first.code == 0:
+        yield f"exit code 0, and facts are gone: {lost}"
     if lost and first.code != 2:
-        if first.code != 3:
-            yield f"exit code {first.code}, and {len(lost)} facts are gone ({'; '.join(lost[:3])})"
-        why = "out of memory" if fault.kind == "oom" else str(RAISED.get(fault.kind, str)()).splitlines()[:1]
+        why = "out of memory" if fault.kind == "oom" else str(RAISED.get(fault.kind, str)()).partition("\n")[0]
         written = json.dumps(after.document), first.out, markdown_report(read_run(folder))
         for place, text in zip(("run.json", "the screen", "report.md"), written, strict=True):
-            if _plain("".join(why))[:24] not in _plain(text):
-                yield f"{place} does not say why ({why}) {len(lost)} facts are gone ({'; '.join(lost[:3])})"
+            if _plain(why)[:24] not in _plain(text):
+                yield f"{place} does not say why ({why}) facts are gone: {lost}"
 
 
 def _resumed(recording: Recorded, resumed: Ran, after: State | None) -> Iterator[str]:
@@ -425,7 +416,7 @@ def _resumed(recording: Recorded, resumed: Ran, after: State | None) -> Iterator
         if key not in after.rows or after.rows[key]["status"] != "ok":
             yield f"after the resume {'/'.join(key)} has no number"
         else:
-            yield from (f"after the resume {'/'.join(key)} {text}" for text in _moved(row, after.rows[key], COUNTS))
+            yield from _moved(row, after.rows[key], COUNTS)
     if gone := sorted(recording.state.facts - after.facts):
         yield f"after the resume {len(gone)} facts are gone: {'; '.join(gone[:3])}"
 
@@ -434,7 +425,8 @@ def _moved(before: dict[str, str], row: dict[str, str], counts: Sequence[str]) -
     share = 0.0 if before["visits"] == row["visits"] else OTHER_VISITS
     changed = [name for name in counts if before[name] != row[name]]
     changed += [name for name in TIMES if _differs(before[name], row[name], share, TICKS_S)]
-    yield from (f"{name} {before[name]} -> {row[name]}" for name in changed)
+    cell = "/".join(row[name] for name in KEY)
+    yield from (f"{cell} {name} {before[name]} -> {row[name]}" for name in changed)
 
 
 def _differs(before: str, after: str, share: float, least: float = 0.0) -> bool:
@@ -461,5 +453,6 @@ def trials(recordings: Mapping[str, Recorded], faults: Sequence[Fault], jobs: in
             except Exception as error:
                 failures = [f"no answer: {error!r}"]
             failed += bool(failures)
-            print(*(f"{fault}: {text}"[:400] for text in failures), sep="\n", end="\n" * bool(failures), flush=True)
+            for text in failures:
+                print(f"{fault}: {text}"[:400], flush=True)
     return failed

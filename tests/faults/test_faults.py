@@ -1,10 +1,7 @@
-"""What must hold does after faults of a sample, and a planted silent loss is detected. All: python -m tests.faults"""
+"""A planted silent loss is detected, and a run on a card that is lost keeps its cells. All: python -m tests.faults"""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,18 +18,6 @@ pytestmark = [
     pytest.mark.timeout(1800),
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-
-SAMPLE, SEED = 16, 0
-
-
-def test_a_sample_of_faults() -> None:
-    """A separate process forks without threads, so it can start each fault from the same state."""
-    command = [sys.executable, "-m", "tests.faults", "--sample", str(SAMPLE), "--seed", str(SEED)]
-    asked = [*command, "--scenarios", "eager,graph,nf4"]
-    root = Path(__file__).parents[2]
-    done = subprocess.run(asked, cwd=root, env=os.environ, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
-    assert f"{SAMPLE} faults, 0 after which something does not hold" in done.stdout
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,8 @@
-"""Variants tried on a short model, also a new one; answers with and without drafts, which have the same tokens."""
+"""Variants tried on a short model; answers with and without drafts, which have the same tokens."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from hurry import with_effort
 from machines import HOST
 from small_models import small_model
 from subjects import MEMORY, PLANTED, subject_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import profiler
 from profiler.errors import RequestError
 from profiler.facts.measurements import (
     COMPILED,
@@ -32,7 +29,7 @@ from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.measure.drafting import NGRAM, Draft, draft_of, measure_drafts
 from profiler.measure.subject import Subject
 from profiler.measure.trials import pattern_of, shortened, stack_of, try_variants
-from profiler.measure.variants import VARIANTS, Variant, variants_of
+from profiler.measure.variants import variants_of
 from profiler.store.folder import read_run
 
 
@@ -172,21 +169,6 @@ def test_compiled_code_is_a_form_of_one_decode_step(tiny_folder: Path) -> None:
     [compiled] = [form for form in variants_of(subject, compiling=True) if form.name == COMPILED]
     keys = [CellKey(phase, Cell(batch, 6, 4)) for batch in (1, 2) for phase in PHASES]
     assert [(key.phase, key.cell.batch_size) for key in compiled.corners(keys)] == [("decode", 1)]
-
-
-def in_double(subject: Subject) -> Iterator[Variant]:
-    if subject.request.dtype is not torch.float64:
-        yield Variant("a toy dtype", dtype=torch.float64, quant="none")
-
-
-@pytest.mark.slow
-def test_a_run_tries_and_stores_it(profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.measure.variants.VARIANTS", [in_double, *VARIANTS])
-    with_effort(monkeypatch, trials_share=15.0)
-    run = profile_tiny(no_levers=False)
-    records = map(json.loads, (run.folder / "samples.jsonl").read_text().splitlines())
-    trials = [record for record in records if record.get("form") == "a toy dtype"]
-    assert {trial["phase"] for trial in trials} == {"prefill", "decode"}
 
 
 CEILINGS = Ceilings({"float32": PLANTED}, {READ: PLANTED}, 1 << 23, beyond_cache=True)
