@@ -144,3 +144,12 @@ def test_other_libraries_or_rules_walk_again(
     monkeypatch.setattr(walks, name, lambda: other)
     work_of(folder)
     assert len(walked) == 2
+
+
+def test_an_unreadable_cache_file_is_walked_again(folder: Path, walked: list[object], tmp_path: Path) -> None:
+    work_of(folder)
+    [cached] = (tmp_path / "cache" / "roofscope" / "walks").iterdir()
+    cached.write_text('{"operators": [{"operator": "Os"}]}')
+    for _ in range(2):
+        work_of(folder)
+        assert len(walked) == 2
