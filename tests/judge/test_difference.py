@@ -11,7 +11,7 @@ import pytest
 
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import read_side
-from profiler.judge.difference import Difference, difference, is_claim, longer_s
+from profiler.judge.difference import difference, longer_s
 from profiler.run.judge_folder import judge_folder
 from profiler.run.screens import compare_with_first
 from profiler.stats import Estimate, VisitSpread, estimate
@@ -30,22 +30,6 @@ def test_errors_of_independent_times_add_in_quadrature() -> None:
     slower = difference(before, after, 2, machine=math.log(1.1), machine_half_width=0.005)
     assert slower.change == pytest.approx(2 / 1.1 - 1)
     assert slower.log_high - slower.log_ratio == pytest.approx(math.hypot(0.05, 0.005))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "visits", "verdict"),
-    [
-        (0.01, 0.05, 2, "slower"), (-0.05, -0.01, 2, "faster"), (-0.02, 0.02, 2, "same"),
-        (-0.02, 0.04, 2, "inconclusive"), (0.01, 0.05, 1, "inconclusive"), (0.01, 0.05, None, "slower"),
-    ],
-)  # fmt: skip
-def test_a_verdict_needs_two_visits_and_an_interval_without_zero(
-    low: float, high: float, visits: int | None, verdict: str
-) -> None:
-    found = Difference((low + high) / 2, low, high, visits)
-    assert found.verdict == verdict
-    assert found.is_claim == is_claim(low, high, visits) == (verdict in ("slower", "faster"))
-    assert Difference((low + high) / 2, low, high, visits, because="others kept cores busy").verdict == "inconclusive"
 
 
 def test_precisions_and_compare_give_one_interval_for_the_same_folders(tmp_path: Path) -> None:
