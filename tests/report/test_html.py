@@ -41,18 +41,6 @@ def test_every_cell_is_a_point_with_a_tooltip(whole_page: str) -> None:
     assert run.document.command in page.words
 
 
-def test_the_roofline_says_which_line_is_which(whole_page: str) -> None:
-    run = whole_run()
-    figure = Page(re.findall(r"<svg.*?</svg>", whole_page, re.DOTALL)[0])
-    assert figure.count("g", "roof") == len(roof_lines(run))
-    shown = [words for words in figure.text if words.strip()]
-    for line in roof_lines(run):
-        assert shown.count(line.label) == 2, "in the legend, and on the line itself"
-    assert "achieved speed" in shown
-    assert "arithmetic intensity, model FLOPs per model byte" in shown
-    assert {"prefill", "decode"} <= set(shown)
-
-
 def test_the_picture_follows_the_page(old_page: str) -> None:
     """The picture scales with the page, down to 9 px letters, and uses the page's colours."""
     figure = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[0]
