@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from made_runs import evidence, key, old_run, result, whole_run, with_document
+from made_runs import key, old_run, result, whole_run
 from rich.console import Console
 
 from profiler.grid.cells import Cell
@@ -17,7 +17,7 @@ from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.report.progress import LineListener
 from profiler.report.sections import SECTIONS, run_sections
 from profiler.report.terminal import print_sections
-from profiler.report.time_breakdown import bar_text, breakdown_bars, shares_table
+from profiler.report.time_breakdown import bar_text, breakdown_bars
 from profiler.report.write import html_report, markdown_report
 from profiler.store.folder import Run
 
@@ -26,12 +26,6 @@ def lines_of(sections: Sequence[Section | None], width: int = 100, most_lines: i
     stream = io.StringIO()
     print_sections(sections, Console(file=stream, width=width, markup=False, emoji=False), most_lines)
     return stream.getvalue().splitlines()
-
-
-def test_shares_are_listed_from_the_largest() -> None:
-    cell = result(key(), 1.0, weights_s=0.5, kv_s=0.004, dispatch_s=0.62, unexplained_s=-0.124)
-    [row] = shares_table(breakdown_bars([cell], 8)).rows
-    assert row == ["decode 1 x 64", "dispatch 62 %, weights 50 %, unexplained -12 %"]
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
@@ -43,33 +37,6 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     assert widths == [("blue", 24), ("yellow", 12), ("magenta", 12)]
     [bar] = breakdown_bars([replace(cell, unexplained_s=-0.08)], 8)
     assert bar_text(bar) == text
-
-
-def test_only_a_cells_own_noise_marks_it() -> None:
-    """Drift of the machine made all cells noisy and is reported once; one cell also has its own reason."""
-    keys = [key("prefill"), key("decode", 1), key("decode", 2)]
-    drift = "the machine itself drifted by 23 %"
-    reasons = [(drift,), (drift,), (drift, "time known to within 4.0 %")]
-    items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
-    run = replace(with_document(old_run(), evidence=items), results=tuple(result(of, noise="noisy") for of in keys))
-    out = "\n".join(lines_of(run_sections(run)))
-    assert out.count("~") == 1
-    assert out.count(drift) == 1
-    assert f"all 3 cells: {drift}" in out
-
-
-def test_engines_and_a_datasheet_still_fit() -> None:
-    """MFU and MBU replace the rates that they repeat."""
-    run = whole_run()
-    both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
-    stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
-    run = replace(with_document(run, stage_s=stages), results=tuple(both))
-    wide, narrow = (lines_of(run_sections(run), width) for width in (100, 80))
-    assert max(map(len, wide)) <= 100
-    assert {"compile", "MBU", "compute-bound"} <= set(" ".join(wide).split())
-    assert any("wall time 2:05: timing 70 s, replays 50 s, loading 4 s" in line for line in wide), "the longest first"
-    assert "…" not in "".join(narrow)
-    assert max(map(len, narrow)) <= 80
 
 
 @pytest.mark.parametrize(("width", "left_out"), [(100, []), (90, ["TFLOP/s"]), (80, ["TFLOP/s", "GB/s", "tok/s"])])
