@@ -118,14 +118,6 @@ def test_an_engine_needs_a_compute_capability(model: str, gpu: str, options: dic
         assert forecast_on(model, gpu, ForecastRequest("512", "1", **options)).cells
 
 
-def test_a_range_comes_with_its_counts_and_says_if_it_is_too_wide() -> None:
-    notes = forecast_on("llama-3.1-8b", CARD, ForecastRequest("512", "1", engine="compiled")).notes
-    assert "82 published figures of compiled engines in 16 bits, 11 sources; 76 of them (93 %)" in notes[0]
-    wide = forecast_on("llama-3.1-8b", "T4", ForecastRequest("512", "1", quant="nf4")).notes
-    assert any("5 published figures" in note and "no other source has any" in note for note in wide)
-    assert any("too wide to choose between GPUs" in note for note in wide)
-
-
 @pytest.mark.slow
 def test_a_prefill_after_a_cached_prefix() -> None:
     """1,536 of 2,048 tokens are cached, and kept once in compiled engines: decode still reads 12 x 2,064 tokens."""
