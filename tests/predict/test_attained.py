@@ -148,8 +148,6 @@ def test_figures_of_one_owner_are_of_one_publisher() -> None:
     point = published()[0]
     named = {
         "github:turboderp/exllama:README.md@3b013cd53c7d": "turboderp",
-        "github:vllm-project/vllm issue 37242": "vllm-project",
-        "https://huggingface.co/datasets/hf-internal-testing/benchmark_results": "hf-internal-testing",
         "https://johnmusgrave.com/p/vllm-throughput-latency-sweep-on": "johnmusgrave.com",
         "arXiv:2605.30571 abstract": "arXiv:2605.30571 abstract",
     }
