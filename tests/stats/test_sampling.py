@@ -49,8 +49,9 @@ def by_round(*medians: float) -> dict[int, float]:
 @pytest.mark.parametrize(
     ("freedom", "within", "end"),
     [
-        *((freedom, 0.95, end) for freedom, end in ((1, 12.706), (3, 3.182), (5, 2.571), (10, 2.228), (30, 2.042))),
-        *((freedom, 0.9, end) for freedom, end in ((1, 6.314), (4, 2.132), (8, 1.860), (30, 1.697))),
+        (1, 0.95, 12.706),
+        (3, 0.95, 3.182),
+        (30, 0.9, 1.697),
     ],
 )
 def test_students_t(freedom: float, within: float, end: float) -> None:
