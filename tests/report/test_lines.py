@@ -14,7 +14,7 @@ from profiler.facts.visits import Visit
 from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
 from profiler.report.cells import common_noise_lines, own_noise, visited_once
 from profiler.report.changes import engines, levers, no_claim_lines, other_gpus, packed_lines
-from profiler.report.glossary import GLOSSARY, explanation
+from profiler.report.glossary import explanation
 from profiler.report.time_breakdown import terms_table
 from profiler.store.folder import Run
 
@@ -134,13 +134,6 @@ def test_it_names_both_ends_and_the_batches_between_which_they_break_even() -> N
         " faster at batch 1 to 4; the rounds disagree at batch 8; dense weights are faster at batch 16 (1.00 ms against"
         " 2.00 ms at batch 1 and 9.00 ms against 2.00 ms at batch 16)"
     )
-
-
-def test_a_term_fits_two_lines() -> None:
-    run = old_run()
-    for name, term in GLOSSARY.items():
-        assert len(term.meaning) <= 130, name
-        assert len(explanation(name, run).splitlines()) <= 2, name
 
 
 def test_figures_are_those_of_the_run() -> None:
