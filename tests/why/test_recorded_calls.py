@@ -14,12 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hurry import with_effort
-from planted_faults import changes_to, groups_of, recorded, tiny_llama
+from planted_faults import changes_to, recorded, tiny_llama
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import DynamicCache
 
 import profiler
 from profiler.data.roof_set import RoofSet
@@ -52,23 +51,6 @@ def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any
     assert set(shapes) == {(computed, 8), (computed, 1)}, "the prompt is computed for every beam and answer"
     assert (call.batch_size, call.words) == (computed, f"generate {computed} x 8 + 3")
     assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)
-
-
-@pytest.mark.parametrize("needless_gradients", [False, True])
-def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts(needless_gradients: bool) -> None:
-    """A cache of tensors with gradients cannot be copied as it is."""
-    model, cache = tiny_llama(), DynamicCache()
-
-    def run() -> None:
-        with torch.set_grad_enabled(needless_gradients):
-            for tokens in (10, 1):
-                model(ids(tokens), None, None, cache)
-
-    prefill, step = groups_of(run)
-    assert {group.call.words for group in (prefill, step)} == {"forward 1 x 10", "forward 1 x 1 @ 10"}
-    prefill.repeated()()
-    step.repeated()()
-    assert cache.get_seq_length() == 11
 
 
 ROWS, TOKENS, VOCABULARY = 3, 5, 7
