@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from rich.console import Console
 
 from profiler.grid.cells import Cell
 from profiler.measure.rounds import Progress
-from profiler.report.blocks import Lines, Section, Sentences, text_table
+from profiler.report.blocks import Lines, Section, text_table
 from profiler.report.progress import LineListener
 from profiler.report.sections import SECTIONS, run_sections
 from profiler.report.terminal import print_sections
@@ -50,22 +49,6 @@ def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: l
     [heads] = [line.split() for line in lines if line.startswith("phase")]
     assert [name for name in ("TFLOP/s", "GB/s", "tok/s") if name not in heads] == left_out
     assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
-
-
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> None:
-    """A table that is too wide breaks its headings between words, and then the names of its first column."""
-    names = [f"model.language_model.layers.*.{leaf}" for leaf in ("self_attn.compressor.indexer.scorer", "mlp" * 8)]
-    headings = ("operator", "linears bound by compute", "FLOP/byte", "share", "bytes", "tokens per s at most", "count")
-    rows = [[name, "from 10", "11.9", "12.5 %", "1.23 MB", "12345", "48"] for name in names]
-    line = "parameters: " + ", ".join(f"group {number} of {number}.25 GB ({number} %)" for number in range(10, 30))
-    shares = text_table(("cell", "share"), [["1 x 64", line]], wrapped=("share",), caption=line)
-    blocks = [Sentences([line]), Lines([line]), shares, text_table(headings, rows)]
-    lines = lines_of([Section("", blocks)], width)
-    assert max(len(part.rstrip()) for part in lines) <= width
-    assert {word for heading in headings for word in heading.split()} <= set(" ".join(lines).split())
-    assert not any(re.match(r"\s*(%|GB)", part) for part in lines)
-    assert all(any(cell in part for part in lines) for cell in rows[0][1:])
 
 
 def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None:
