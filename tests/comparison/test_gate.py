@@ -99,28 +99,6 @@ def test_at_the_threshold_itself_no_budget_decides() -> None:
     assert json.loads(json_text(gate_document(found)))["more_s"] is None
 
 
-def test_where_all_were_disturbed_nothing_is_known_of_the_phase() -> None:
-    """One visit each while other processes ran: the line reports the disturbance, and no number has 304 digits."""
-    before = side({asked(batch): timed(0.01, visits=1) for batch in BATCHES})
-    after = side({asked(batch): replace(timed(0.02, visits=1), foreign_cores=1.4) for batch in BATCHES})
-    found = gate(compare_sides(before, after), {"decode": 0.03})
-    assert gate_line(found) == (
-        "cannot tell (allowed: decode +3.0 %): decode unknown; 6 cells were measured while others kept up to 1.4 cores"
-        " busy: measure again on a quiet machine"
-    )
-    [phase] = json.loads(json_text(gate_document(found)))["phases"]
-    assert (phase["change"], phase["high"]) == (None, None)
-
-
-def test_another_tools_file_gives_no_budget() -> None:
-    """The time of one of its repetitions is unknown: +-5 % about 0 need more of them."""
-    found = gated([0.0], half_width=0.05)
-    untimed = side({key: replace(cell, visit_s=0.0) for key, cell in found.comparison.before.cells.items()})
-    result = gate(compare_sides(untimed, untimed), {"decode": 0.03})
-    assert result.outcome == "inconclusive"
-    assert budget_words(result) == "1 cell needs more repetitions"
-
-
 def test_no_format_decides_sides_that_are_not_comparable() -> None:
     """Twice as slow on another GPU is not a failure of a cell."""
     other = side({asked(): timed(0.02)}, settings={"device": "another card"})

@@ -58,7 +58,6 @@ LLAMA = named(b"llama")
 # The command, what it reads, and words of the line that refuses it. Weights are read by `run` only.
 REFUSED: dict[str, tuple[str, Spoil | bytes, str]] = {
     "10^9 layers": ("count", config(num_hidden_layers=10**9), "num_hidden_layers = 1000000000"),
-    "layers below 0": ("count", config(num_hidden_layers=-1), "num_hidden_layers = -1"),
     "width of 10^30": ("count", config(hidden_size=10**30), "cannot build this model"),
     "width of NaN": ("count", config(hidden_size=float("nan")), "hidden_size"),
     "type that is a path": ("count", config(model_type="../../../etc/passwd"), "model type `../"),
@@ -73,14 +72,11 @@ REFUSED: dict[str, tuple[str, Spoil | bytes, str]] = {
     "other weights by name": ("run", config(transformers_weights="../outside.safetensors"), "'../outside.safetensors'"),
     "header of 2^63 bytes": ("run", content(WEIGHTS, struct.pack("<Q", 2**63) + b"{"), "header too large"),
     "offsets that overlap": ("run", header({"a": tensor([2], 0, 8), "b": tensor([2], 4, 12)}), "for tensor `b`"),
-    "shape that overflows": ("run", header({"a": tensor([2**32, 2**32], 0, 16)}), "overflow"),
-    "no tensor": ("run", header({}), "no tensors"),
     "pickle called safetensors": ("run", pickled(WEIGHTS), "cannot be read as a safetensors file"),
     "pickle": ("run", pickled("pytorch_model.bin"), "is a pickle"),
     "index to a pickle": ("run", pickled("pytorch_model.bin", INDEX), "is a pickle"),
     "GGUF of 2^60 tensors": ("count", gguf(2**60, 0), "cannot be read"),
     "GGUF with a string of 2^40 bytes": ("count", gguf(0, 1, text(b"a", 2**40)), "cannot be read"),
-    "GGUF with a tensor of 2^62 numbers": ("count", gguf(1, 1, LLAMA + one_tensor(2**31, 2**31)), "cannot be read"),
     "GGUF with a tensor past the end": ("count", gguf(1, 1, LLAMA + one_tensor(4, offset=2**60)), "cannot be read"),
     "GGUF of an unknown type": ("count", gguf(0, 2, named(b"none") + layers(b"none", 2)), "none is not supported"),
     "GGUF of 10^9 layers": ("count", gguf(0, 2, LLAMA + layers(b"llama", 10**9)), "num_hidden_layers = 1000000000"),

@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,28 +76,11 @@ def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Writ
 
 
 def contents(file: Path) -> bytes:
-    """Return a file's bytes, unpacked; for a picture also its texts, which may be compressed."""
+    """Return a file's bytes, unpacked. matplotlib does not compress the texts of its pictures."""
     content = file.read_bytes()
     if content[:2] == b"\x1f\x8b":
         return gzip.decompress(content)
-    if content[:4] == b"\x89PNG":
-        return content + b"".join(_png_texts(content))
     return content
-
-
-def _png_texts(content: bytes) -> list[bytes]:
-    """Return the texts of zTXt and compressed iTXt chunks (https://www.w3.org/TR/png-3/#11textinfo)."""
-    texts, at = [], 8
-    while at < len(content):
-        length, kind = int.from_bytes(content[at : at + 4]), content[at + 4 : at + 8]
-        chunk = content[at + 8 : at + 8 + length]
-        if kind == b"zTXt":
-            texts.append(zlib.decompress(chunk[chunk.index(b"\0") + 2 :]))
-        elif kind == b"iTXt" and chunk[chunk.index(b"\0") + 1]:
-            _language, _keyword, text = chunk[chunk.index(b"\0") + 3 :].split(b"\0", 2)
-            texts.append(zlib.decompress(text))
-        at += 12 + length
-    return texts
 
 
 @pytest.mark.slow

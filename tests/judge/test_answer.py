@@ -10,7 +10,6 @@ import pytest
 from machines import roof
 from made_facts import facts
 
-from profiler.facts.measurements import GRAPHED
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
@@ -18,8 +17,7 @@ from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
 from profiler.judge import answer as advice
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell, TrialResult
-from profiler.judge.engine_differences import where_it_lies
+from profiler.judge.cells import JudgedCell
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting, levers
 from profiler.judge.regimes import Flag, Regime, Verdict
@@ -112,41 +110,11 @@ def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
     assert Flag.HOST not in eager.verdict.flags
 
 
-def test_each_engine_is_named_once() -> None:
-    weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 2_200_000_000, 0, 0)
-    of = facts([weights], flops_per_s=100e12, bytes_per_s=1e12, host_s=1e-3)
-    of = replace(measured(of, eager=10e-3, graph=2.8e-3, static=12e-3), graph_engines=frozenset({"graph"}))
-    text = " ".join(judge_run(of).answer)
-    assert "overhead-bound: of 10.0 ms, the same work as one graph saves 7.20 ms" in text
-    assert f"What to change: {GRAPHED} saves 7.20 ms of the 10.0 ms step (measured: the step takes 2.80 ms" in text
-    assert 'To change it, write: model.generate(..., cache_implementation="static").' in text
-    assert "The engine static costs 2.00 ms of the 10.0 ms step against eager" in text
-    assert "engine graph" not in text
-    assert text.count("engine static") == 1
-
-
 def step(phase: Phase, batch: int, dispatch_s: float, **more: Any) -> JudgedCell:
     """A step with 8 ms of weights and this dispatch."""
     parts = breakdown(8e-3 + dispatch_s, 8e-3, dispatch_s=dispatch_s)
     key = CellKey(phase, replace(CELL, batch_size=batch, prompt_len=64, context_len=0))
     return of_parts(parts, "mixed", key, **more)
-
-
-def test_an_engine_named_for_a_prefill_is_still_compared_at_decode() -> None:
-    """int4wo saves 7 of 10 ms of a decode step, the engine compile 1 ms of it, and 5 of 12 ms of a prefill."""
-
-    def compiled(phase: Phase, saves_s: float) -> EngineDifference:
-        context_len = 68 if phase == "decode" else 0
-        return EngineDifference(phase, 1, 64, context_len, 8, "compile", "eager", saves_s, saves_s, saves_s, visits=3)
-
-    of_decode, of_prefill = compiled("decode", 1e-3), compiled("prefill", 5e-3)
-    tried = (TrialResult("int4wo", 0.3, 0.01, 2, 2),)
-    decode = step("decode", 1, 2e-3, tried=tried, engines=(of_decode,))
-    prefill = step("prefill", 1, 4e-3, engines=(of_prefill,))
-    text = " ".join(answer([decode, prefill], SETTING, [of_decode, of_prefill]))
-    assert "int4wo saves 7.00 ms of the 10.0 ms step" in text
-    assert "In a prefill of 1 x 64 the engine compile saves 5.00 ms of 12.0 ms" in text
-    assert "The engine compile saves 1.00 ms of the 10.0 ms step against eager: the cause is unknown" in text
 
 
 def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
@@ -158,19 +126,6 @@ def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
         cells.append(replace(cell, tokens_per_s=batch / latency_s))
     [*_, change] = answer(cells, SETTING)
     assert "batch 8 gives 5.3x the tokens/s for 1.5x the step" in change
-
-
-def test_the_change_of_the_step_comes_before_its_batch_and_the_prefill_has_a_line_of_its_own() -> None:
-    """nf4 saves 7 of 10 ms of a decode step, and a 16-bit dtype half of a prefill of 8 x 64."""
-    tried = step("decode", 1, 2e-3, tried=(TrialResult("nf4", 0.3, 0.01, 2, 2),))
-    halved = step("prefill", 8, 2e-3, tried=(TrialResult("bfloat16", 0.5, 0.01, 2, 2),))
-    larger = replace(step("decode", 8, 2e-3), tokens_per_s=800.0)
-    changes = answer([tried, larger, halved], SETTING)[2:]
-    assert [text.partition(" saves")[0].partition("write:")[0] for text in changes] == [
-        "What to change: nf4", "To change it, ", "Batch 8 gives 8.0x the tokens/s for 1.0x the step, 1.25 ms a token.",
-        "In a prefill of 8 x 64 bfloat16",
-    ]  # fmt: skip
-    assert changes[-1].endswith("To change it, write: from_pretrained(..., dtype=torch.bfloat16).")
 
 
 @pytest.mark.parametrize(
@@ -187,13 +142,6 @@ def test_a_prefill_is_compute_bound_from_where_all_larger_ones_are(regimes: list
         for batch, regime in zip((1, 8, 32), regimes, strict=True)
     ]
     assert words in answer(cells, SETTING)[0]
-    below = [replace(cell, clock_share=0.5, roof_flops_per_s=50e12) for cell in cells]
-    assert ("50.0 TFLOP/s at its clock (100 TFLOP/s measured here)" in answer(below, SETTING)[0]) == (
-        "is mixed" not in words
-    )
-    above = [replace(cell, verdict=Verdict("compute-bound", "low", (), (Flag.ABOVE_ROOF,))) for cell in cells]
-    assert "than a measured roof allows (" in answer(above, SETTING)[0]
-    assert answer(above, SETTING)[0].endswith(": a roof is too low or a count too high.")
 
 
 @pytest.mark.parametrize(
@@ -208,32 +156,3 @@ def test_the_answer_names_what_takes_the_time(regime: Regime, terms: dict[str, f
     work = OperatorWork("one", group, 1, "float16", 1e9, 0, 0, 0)
     cell = replace(step("decode", 1, 0.0), split=breakdown(10e-3, 4e-3, **terms), operators=(work,))
     assert words in answer([replace(cell, verdict=Verdict(regime, "high", (), ()))], SETTING)[0]
-
-
-@pytest.mark.parametrize(
-    ("of_step", "of_prefill", "words"),
-    [
-        ("float16", "bfloat16", "Instead of the step's change, write: from_pretrained(..., dtype=torch.bfloat16)."),
-        ("nf4", "bfloat16", "To change it, write: from_pretrained(..., dtype=torch.bfloat16)."),
-        ("bfloat16", "bfloat16", "(tried: the step takes 5.00 ms then)."),
-    ],
-)
-def test_a_line_of_the_prefill_that_excludes_that_of_the_step_says_so(
-    of_step: str, of_prefill: str, words: str
-) -> None:
-    decode = step("decode", 1, 2e-3, tried=(TrialResult(of_step, 0.5, 0.01, 2, 2),))
-    prefill = step("prefill", 8, 2e-3, tried=(TrialResult(of_prefill, 0.5, 0.01, 2, 2),))
-    assert answer([decode, prefill], SETTING)[-1].endswith(words)
-
-
-def test_terms_of_a_difference_are_listed_largest_first() -> None:
-    difference = EngineDifference(
-        "decode", 1, 64, 80, 32, "vllm", against="eager", saves_s=5.1e-3, low_s=5e-3, high_s=5.2e-3,
-        terms={"dispatch_s": -4.4e-3, "avoidable_s": -0.9e-3, "engine_s": 0.3e-3, "kv_s": -0.1e-3},
-        causes={"cache copies": -0.9e-3},
-    )  # fmt: skip
-    assert where_it_lies(difference) == [
-        "dispatch -4.40 ms",
-        "cache copies -900 us",
-        "the engine's own (scheduler, sampler, launches, its kernels' losses) +300 us",
-    ]

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 from made_facts import model
 
-from profiler.data.datasheets import gpu_called
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import OperatorWork
@@ -163,19 +162,6 @@ def test_a_label_that_changes_between_the_roofs_says_so() -> None:
     assert warnings[0] in run_remarks(moved, found.judged), "the verdicts take both roofs into account"
 
 
-def test_kernels_are_blamed_only_under_the_lowest_roofs_too() -> None:
-    """Kernels lose 14 ms by the roof of a stream, but only 2 ms by the roof from reading the model's weights.
-
-    The replayed operator takes 24 of 25 ms. The roof is 10 ms by a stream, and 22 ms by the read of the weights.
-    """
-    slow_kernels = facts(decode_s=25e-3, replayed_s=24e-3)
-    assert verdict(judged(slow_kernels)[0], DECODE)[0] == "kernel-bound"
-    found, warnings = judged(with_weight_read(slow_kernels, 0.45))
-    assert verdict(found, DECODE) == ("kernel-bound", "low", True)
-    assert "kernel-bound under the roofs measured first, memory-bound under the lowest" in signals(found, DECODE)
-    assert any("45.0 GB/s" in warning for warning in warnings)
-
-
 def test_replays_that_take_longer_than_their_step_are_named() -> None:
     """The only operator of an 11 ms step takes 15.4 ms in isolation.
 
@@ -261,23 +247,6 @@ def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_roofs(
     found, _ = judged(replace(facts(decode_s=12.5e-3, prefill_s=110e-3, kind="cuda"), readings=readings))
     [prefill] = [item for item in found.evidence if item.key == PREFILL]
     assert tuple(why for why in prefill.noise_reasons if why.startswith("throttled")) == noise
-
-
-def test_a_datasheets_peak_is_not_compared_with_a_later_roof() -> None:
-    """Nothing was measured at the beginning, so a measurement at the end shows no change."""
-    given = Ceilings({}, {}, 1 << 30, True).only(["float32"], "float32", gpu_called("h100 sxm"))
-    assert given.memory_bytes_per_s == 3.35e12
-    assert list(moved(given, later_roofs(0.5, 0.5))) == []
-
-
-def test_a_product_that_was_measured_at_the_end_only_or_at_a_lower_clock_is_left_out() -> None:
-    """Later roofs may have another dtype than the first ones, for example after `--resume` on another day."""
-    lacking = replace(STEADY.ceilings, compute={"bfloat16": roof(P)})
-    assert [what for what, *_ in moved(lacking, later_roofs(0.5))] == ["memory"]
-    assert extreme_shares(replace(STEADY, ceilings=lacking, roofs_again=(later_roofs(0.5),))) == {"lowest": (0.5, 1.0)}
-    # At the end a hot GPU has half the clock and half the FLOP/s: cells are judged at their own clocks.
-    hot = replace(facts(12.5e-3, kind="cuda"), roofs_again=(later_roofs(compute=0.5, clock_hz=0.5e9),))
-    assert extreme_shares(hot) == {}
 
 
 def test_a_roof_that_a_cache_may_have_served_gives_no_high_confidence() -> None:

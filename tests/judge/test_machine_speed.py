@@ -114,10 +114,3 @@ def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share() -> None:
         for item in test.doublings:
             of_both = math.hypot(spans[item.smaller], spans[item.larger])
             assert (item.high - item.low) * math.log(item.larger / item.smaller) < 0.97 * of_both
-
-
-def test_a_sentence_names_the_swing_that_was_divided_out(xeon_facts: Facts) -> None:
-    [sentence] = swing_words(on_machine(xeon_facts, swinging, swinging))
-    assert "times are those at its median speed" in sentence
-    assert "of a prefill" in sentence
-    assert "of a decode" in sentence

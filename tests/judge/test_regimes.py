@@ -76,15 +76,6 @@ def test_an_idle_host_contradicts_overhead() -> None:
     assert graph_case(None, issue_s=9.5e-3).conflicts == graph_case(None).conflicts
 
 
-def test_an_idle_device_votes_for_the_host_and_a_busy_one_for_nothing() -> None:
-    """NVML counts an SM with one warp as active, so 95 % of the time is no evidence, but 20 % is."""
-    [idle] = [item for item in graph_case(None, sm_active=0.2).evidence if "SM active" in item.signal]
-    [busy] = [item for item in graph_case(None, sm_active=0.95).evidence if "SM active" in item.signal]
-    assert (idle.vote, busy.vote) == ("overhead-bound", "")
-    [memory] = [item for item in graph_case(None, memory_active=0.9).evidence if "memory active" in item.signal]
-    assert (memory.vote, memory.weight) == ("", 0.0)
-
-
 def test_time_that_grows_with_the_prompt_as_flops_do_is_a_signal() -> None:
     found = graph_case(None, depth_side="compute")
     votes = [item.vote for item in found.evidence if item.signal == "doubling the prompt or context"]

@@ -185,10 +185,3 @@ def test_prompts_and_contexts_are_separate_series() -> None:
         "directly": [pytest.approx(math.log(2) / math.log(260 / 68))],
     }
     assert [cell for cell in filled if tests[0].holds(cell)] == []
-
-
-def test_a_size_that_ran_out_of_memory_is_named() -> None:
-    sizes = [decoded(64, 0, 1.0), decoded(128, 0, 1.01), replace(decoded(256, 0, math.nan), status="oom")]
-    [test] = doubling_tests(sizes, {cell.key: () for cell in sizes}, A100)
-    assert f"{test.axis} {128 + 4}, time grows" in test.sentences[0]
-    assert test.sentences[0].endswith(f"; {test.axis} {256 + 4} ran out of memory.")

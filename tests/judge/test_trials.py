@@ -9,18 +9,12 @@ from made_facts import KEY
 from test_levers import SETTING, cell
 
 from profiler.facts.measurements import StepSamples, Trial
-from profiler.judge.cells import TrialResult, trial_results, whole_step
+from profiler.judge.cells import TrialResult, trial_results
 from profiler.judge.levers import levers
 
 
 def stepped(layers: int, layer_s: float, rest_s: float) -> StepSamples:
     return StepSamples((layers * layer_s,) * 7, (rest_s,) * 7)
-
-
-def test_all_layers_cost_the_same() -> None:
-    """A trial of 6 layers, with 1 ms per layer and 4 ms outside the layers, predicts 34 ms for 30 layers."""
-    assert whole_step(stepped(6, 1e-3, 4e-3), 30 / 6).median_s == pytest.approx(34e-3)
-    assert whole_step(stepped(30, 1e-3, 4e-3), 1.0).median_s == pytest.approx(34e-3)
 
 
 def test_a_variant_is_compared_with_the_model_as_loaded() -> None:
@@ -51,16 +45,6 @@ def test_a_cost_is_listed_last_and_an_uncertain_change_not_at_all() -> None:
     ranked = levers(replace(cell(weights_s=20e-3), tried=(slower, unclear)), SETTING)
     assert [(item.change, item.saves_s) for item in ranked if item.basis == "tried"] == [("nf4", pytest.approx(-8e-3))]
     assert ranked[-1].change == "nf4"
-
-
-def test_sides_of_one_median_claim_nothing_if_the_cell_took_longer() -> None:
-    """An H100 with and without cuDNN, in ms: both medians are 20.8 ms, and the cell took 23.1 ms."""
-    before = (20.3, 21.7, 21.4, 23.6, 22.4, 19.4, 18.8, 21.3, 20.3, 20.3)
-    after = (19.4, 18.8, 18.9, 18.9, 18.8, 23.4, 22.2, 22.7, 23.8, 23.6)
-    sides = [StepSamples(tuple(1e-3 * step for step in side), (0.0,) * 10) for side in (before, after)]
-    tried = tuple(trial_results([Trial(KEY, "attention without cuDNN", 32, 32, *sides)]))
-    ranked = levers(replace(cell(weights_s=23.1e-3), tried=tried), SETTING)
-    assert not [item for item in ranked if item.basis == "tried"]
 
 
 def test_layers_that_do_not_represent_the_whole_step_claim_less() -> None:

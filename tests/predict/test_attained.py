@@ -13,8 +13,6 @@ import pytest
 from profiler.data.published_results import coverages, published
 from profiler.predict.published_efficiency import CardSteps, Shares, attained, basis_for, no_basis
 from tests.published_fit import (
-    NO_SOURCES,
-    PRIOR_SOURCES,
     LeftOut,
     SourceSpread,
     coverages_again,
@@ -148,8 +146,6 @@ def test_figures_of_one_owner_are_of_one_publisher() -> None:
     point = published()[0]
     named = {
         "github:turboderp/exllama:README.md@3b013cd53c7d": "turboderp",
-        "github:vllm-project/vllm issue 37242": "vllm-project",
-        "https://huggingface.co/datasets/hf-internal-testing/benchmark_results": "hf-internal-testing",
         "https://johnmusgrave.com/p/vllm-throughput-latency-sweep-on": "johnmusgrave.com",
         "arXiv:2605.30571 abstract": "arXiv:2605.30571 abstract",
     }
@@ -175,31 +171,3 @@ def test_the_spread_over_sources_by_hand() -> None:
     assert spread.sources == 3
     low, high = spread.interval(0.9)
     assert high - low == pytest.approx(2 * 2.353 * math.sqrt(spread.variance * 4 / 3), rel=0.01)
-
-
-def test_a_source_with_many_figures_counts_as_one() -> None:
-    few = NO_SOURCES.narrowed([("a", 0.2), ("b", -0.1)])
-    many = NO_SOURCES.narrowed([("a", 0.2)] * 50 + [("b", -0.1)])
-    assert (many.mean, many.variance, many.sources) == pytest.approx((few.mean, few.variance, few.sources))
-    assert NO_SOURCES.narrowed([]) is NO_SOURCES
-
-
-def test_a_wide_group_weighs_as_few_sources_of_a_narrow_one() -> None:
-    wide = NO_SOURCES.narrowed((f"{source}", 0.5) for source in range(100))
-    assert wide.narrowed([("a", 0.0)]).sources == PRIOR_SOURCES + 1
-
-
-@pytest.mark.parametrize("sources", [3, 6, 12])
-def test_nine_in_ten_figures_of_new_sources_are_inside(sources: int) -> None:
-    """Sources differ by 20 %, and their figures by 10 % more; 600 draws of sources, each with a figure of a new one."""
-    rng = np.random.default_rng(7)
-    inside = 0
-    for _ in range(600):
-        seen = [
-            (f"{source}", float(offset + rng.normal(0, 0.1)))
-            for source, offset in enumerate(rng.normal(0, 0.2, sources))
-            for _ in range(int(rng.integers(1, 12)))
-        ]
-        low, high = NO_SOURCES.narrowed(seen).interval(0.9)
-        inside += low <= rng.normal(0, 0.2) + rng.normal(0, 0.1) <= high
-    assert 0.87 <= inside / 600 <= 0.99

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
@@ -146,22 +145,6 @@ def test_every_gpu_with_a_price_has_a_row(roofscope: Callable[..., Any]) -> None
     assert "github:" in screen, "the whole source of each price"
 
 
-def test_the_first_sentence_names_the_engine() -> None:
-    for engine, name in (("compiled", "vLLM"), ("eager", "plain transformers")):
-        first, *_ = rent_sentences(rent(RentOptions(MODEL, engine=engine, price="L40S=1", max_tpot_ms=100)))
-        assert first.startswith(f"{MODEL} in 16 bits with ")
-        assert name in first
-        assert "ms per token at most 100 ms" in first
-
-
-def test_what_no_figure_covers_has_no_basis() -> None:
-    """nf4 is a format of bitsandbytes, which runs in plain transformers; no figure of it with vLLM is published."""
-    with pytest.raises(RequestError, match="no basis: no figure of nf4 in compiled engines"):
-        rent(RentOptions(MODEL, quant="nf4"))
-    with pytest.raises(RequestError, match="no basis: no figure of fp8 in plain transformers"):
-        rent(RentOptions(MODEL, quant="fp8", engine="eager"))
-
-
 def made(gpu: str, low: float, high: float, meets: Meets = "yes") -> Offer:
     """An offer with a range of cost."""
     one = Span(1.0, 1.0, 1.0)
@@ -185,9 +168,3 @@ def test_no_gpu_is_the_cheapest_inside_another_range() -> None:
     assert unsure.endswith("T4 may cost less, but may miss the limits.")
     assert comparison(made("L4", 1.2, 2.0)).startswith("The only GPU within the limits: L4"), "no comparison"
     assert comparison(made("T4", 0.1, 0.2, "cannot tell")).endswith("even with one sequence; T4 may be.")
-
-
-@pytest.mark.parametrize("word", ["certainly", "utilisation", "request rate", "queue", "host"])
-def test_it_says_nothing_of_loads(word: str, roofscope: Callable[..., Any]) -> None:
-    screens = roofscope("rent", MODEL, "--plain").out + roofscope("rent", "--help").out
-    assert not re.search(rf"\b{word}", screens, re.IGNORECASE)

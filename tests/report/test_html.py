@@ -41,30 +41,6 @@ def test_every_cell_is_a_point_with_a_tooltip(whole_page: str) -> None:
     assert run.document.command in page.words
 
 
-def test_the_roofline_says_which_line_is_which(whole_page: str) -> None:
-    run = whole_run()
-    figure = Page(re.findall(r"<svg.*?</svg>", whole_page, re.DOTALL)[0])
-    assert figure.count("g", "roof") == len(roof_lines(run))
-    shown = [words for words in figure.text if words.strip()]
-    for line in roof_lines(run):
-        assert shown.count(line.label) == 2, "in the legend, and on the line itself"
-    assert "achieved speed" in shown
-    assert "arithmetic intensity, model FLOPs per model byte" in shown
-    assert {"prefill", "decode"} <= set(shown)
-
-
-def test_the_picture_follows_the_page(old_page: str) -> None:
-    """The picture scales with the page, down to 9 px letters, and uses the page's colours."""
-    figure = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[0]
-    [root] = [attrs for tag, attrs in Page(figure).tags if tag == "svg"]
-    assert set(root) == {"viewbox", "class", "style", "role", "aria-label"}
-    assert re.fullmatch(r"min-width: \d{3}px", root["style"] or "")
-    assert not re.search(r"#[0-9a-f]{6}", figure)
-    assert "var(--blue)" in figure
-    ids = re.findall(r' id="([^"]+)"', figure)
-    assert len(ids) == len(set(ids))
-
-
 def test_every_term_has_a_colour_of_the_page_and_a_runs_terms_are_in_the_legend(old_page: str) -> None:
     """A colour that the page does not know would be the same in the dark."""
     [style] = re.findall(r"<style>.*?</style>", old_page, re.DOTALL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from cases import slow_except
-from made_runs import PRECISIONS, REFERENCE, WHOLE, key, result, whole_run, with_document
+from made_runs import PRECISIONS, REFERENCE, WHOLE, key, result, whole_run
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -166,7 +165,6 @@ def test_several_runs_are_lines_that_name_what_differs() -> None:
     ("runs", "name", "says"),
     [
         ([XEON], "rofline", r"use roofline, map, split, .*roofline"),
-        ([XEON], "devices", "use roofline, map, split, throughput, doubling, waterfall, operators, memory"),
         ([XEON, EPYC], "split", "only throughput draws several"),
         ([XEON, MISTRAL, EPYC], "throughput", r"not of smollm2-135m and mistral-7b-v0\.1"),
     ],
@@ -174,22 +172,6 @@ def test_several_runs_are_lines_that_name_what_differs() -> None:
 def test_a_picture_that_these_runs_do_not_have_is_refused(runs: list[Run], name: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         draw(runs, name)
-
-
-def test_a_single_cell_is_named_once() -> None:
-    [axes] = draw([replace(whole_run(), results=(result(key(), 20e-3),))], "roofline").axes
-    assert [text.get_text() for text in axes.texts].count(key().cell.name) == 1
-
-
-@pytest.mark.slow
-def test_a_name_that_no_font_has_draws_without_a_line_for_every_character(tmp_path: Path) -> None:
-    run = whole_run()
-    named = with_document(run, model=replace(run.document.model, id="通义千问"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        save([named], "roofline", tmp_path / "x.png")
-        save([named], "roofline", tmp_path / "x.svg")
-    assert "通义千问" in (tmp_path / "x.svg").read_text(encoding="utf-8")
 
 
 def test_fonts_with_wide_characters_are_used_if_installed() -> None:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from made_runs import evidence, key, old_run, result, whole_run, with_document
+from made_runs import key, old_run, result, whole_run
 from rich.console import Console
 
 from profiler.grid.cells import Cell
 from profiler.measure.rounds import Progress
-from profiler.report.blocks import Lines, Section, Sentences, text_table
+from profiler.report.blocks import Lines, Section, text_table
 from profiler.report.progress import LineListener
 from profiler.report.sections import SECTIONS, run_sections
 from profiler.report.terminal import print_sections
-from profiler.report.time_breakdown import bar_text, breakdown_bars, shares_table
+from profiler.report.time_breakdown import bar_text, breakdown_bars
 from profiler.report.write import html_report, markdown_report
 from profiler.store.folder import Run
 
@@ -26,12 +25,6 @@ def lines_of(sections: Sequence[Section | None], width: int = 100, most_lines: i
     stream = io.StringIO()
     print_sections(sections, Console(file=stream, width=width, markup=False, emoji=False), most_lines)
     return stream.getvalue().splitlines()
-
-
-def test_shares_are_listed_from_the_largest() -> None:
-    cell = result(key(), 1.0, weights_s=0.5, kv_s=0.004, dispatch_s=0.62, unexplained_s=-0.124)
-    [row] = shares_table(breakdown_bars([cell], 8)).rows
-    assert row == ["decode 1 x 64", "dispatch 62 %, weights 50 %, unexplained -12 %"]
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
@@ -45,33 +38,6 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     assert bar_text(bar) == text
 
 
-def test_only_a_cells_own_noise_marks_it() -> None:
-    """Drift of the machine made all cells noisy and is reported once; one cell also has its own reason."""
-    keys = [key("prefill"), key("decode", 1), key("decode", 2)]
-    drift = "the machine itself drifted by 23 %"
-    reasons = [(drift,), (drift,), (drift, "time known to within 4.0 %")]
-    items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
-    run = replace(with_document(old_run(), evidence=items), results=tuple(result(of, noise="noisy") for of in keys))
-    out = "\n".join(lines_of(run_sections(run)))
-    assert out.count("~") == 1
-    assert out.count(drift) == 1
-    assert f"all 3 cells: {drift}" in out
-
-
-def test_engines_and_a_datasheet_still_fit() -> None:
-    """MFU and MBU replace the rates that they repeat."""
-    run = whole_run()
-    both = [replace(cell, mfu=0.5, mbu=0.5, engine=name) for cell in run.results for name in ("eager", "compile")]
-    stages = {"loading": 4.4, "timing": 70.2, "dispatch": 0.2, "replays": 50.1}
-    run = replace(with_document(run, stage_s=stages), results=tuple(both))
-    wide, narrow = (lines_of(run_sections(run), width) for width in (100, 80))
-    assert max(map(len, wide)) <= 100
-    assert {"compile", "MBU", "compute-bound"} <= set(" ".join(wide).split())
-    assert any("wall time 2:05: timing 70 s, replays 50 s, loading 4 s" in line for line in wide), "the longest first"
-    assert "…" not in "".join(narrow)
-    assert max(map(len, narrow)) <= 80
-
-
 @pytest.mark.parametrize(("width", "left_out"), [(100, []), (90, ["TFLOP/s"]), (80, ["TFLOP/s", "GB/s", "tok/s"])])
 def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: list[str]) -> None:
     """Columns that others imply are omitted first; digits and units are never cut."""
@@ -83,22 +49,6 @@ def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: l
     [heads] = [line.split() for line in lines if line.startswith("phase")]
     assert [name for name in ("TFLOP/s", "GB/s", "tok/s") if name not in heads] == left_out
     assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
-
-
-@pytest.mark.parametrize("width", [80, 100, 120])
-def test_no_heading_is_cut_and_no_number_is_torn_from_its_unit(width: int) -> None:
-    """A table that is too wide breaks its headings between words, and then the names of its first column."""
-    names = [f"model.language_model.layers.*.{leaf}" for leaf in ("self_attn.compressor.indexer.scorer", "mlp" * 8)]
-    headings = ("operator", "linears bound by compute", "FLOP/byte", "share", "bytes", "tokens per s at most", "count")
-    rows = [[name, "from 10", "11.9", "12.5 %", "1.23 MB", "12345", "48"] for name in names]
-    line = "parameters: " + ", ".join(f"group {number} of {number}.25 GB ({number} %)" for number in range(10, 30))
-    shares = text_table(("cell", "share"), [["1 x 64", line]], wrapped=("share",), caption=line)
-    blocks = [Sentences([line]), Lines([line]), shares, text_table(headings, rows)]
-    lines = lines_of([Section("", blocks)], width)
-    assert max(len(part.rstrip()) for part in lines) <= width
-    assert {word for heading in headings for word in heading.split()} <= set(" ".join(lines).split())
-    assert not any(re.match(r"\s*(%|GB)", part) for part in lines)
-    assert all(any(cell in part for part in lines) for cell in rows[0][1:])
 
 
 def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
@@ -124,15 +123,6 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
     found = [outcome.cell for outcome in outcomes]
     assert found[:4] == CORNERS
     assert budget_s - 32 < now_s[0] <= budget_s + 16
-
-
-def test_the_smallest_cell_is_first_whatever_floors_and_further_prefills_say() -> None:
-    """On a busy machine there may be no time to measure the dispatch of larger batches: their floors are too low."""
-    floors = [{key: step_s * key.tokens for key in GRID.keys} for step_s in (1e-3, 1e-2, 0.1)]
-    for floors_s, budget_s in itertools.product(floors, (0.0, 5.0, 20.0, 500.0)):
-        assert run(PlainEngine(), budget_s, tail_s=60.0, floors_s=floors_s)[0].cell == CORNERS[0]
-    too_low = {key: 1.0 if key.cell.batch_size == 1 else 0.1 for key in GRID.keys}
-    assert run(PlainEngine(), 0.0, floors_s=too_low)[0].cell == CORNERS[0]
 
 
 def test_one_cell_or_a_whole_grid_twice_is_visited_however_short_the_budget() -> None:

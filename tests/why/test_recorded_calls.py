@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 import subprocess
 import sys
@@ -15,13 +14,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hurry import with_effort
-from planted_faults import changes_to, groups_of, recorded, tiny_llama
-from tokenized import word_tokenizer
+from planted_faults import changes_to, recorded, tiny_llama
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import ContinuousBatchingConfig, DynamicCache, GenerationConfig
 
 import profiler
 from profiler.data.roof_set import RoofSet
@@ -31,10 +28,8 @@ from profiler.why_slow.findings import Untried, judge_calls
 from profiler.why_slow.floor import floor_of_calls, subjects_of
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.module_times import module_times
-from profiler.why_slow.patches import watched
 from profiler.why_slow.plain_models import plain_work
 from profiler.why_slow.read_logits import watched_logits
-from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows
 from profiler.why_slow.trials import call_groups
 
@@ -42,9 +37,7 @@ from profiler.why_slow.trials import call_groups
 @pytest.mark.parametrize(
     ("rows", "options", "computed", "words"),
     [
-        (1, {"do_sample": True, "num_return_sequences": 64}, 64, "64 answers"),
         (2, {"do_sample": True, "num_return_sequences": 3}, 6, "3 answers"),
-        (2, {"num_beams": 4}, 8, "4 beams"),
         (1, {"num_beams": 4, "num_return_sequences": 3}, 4, "4 beams, 3 answers"),
         (2, {"do_sample": False}, 2, "sdpa"),
     ],
@@ -60,79 +53,25 @@ def test_a_call_has_the_batch_that_is_computed(rows: int, options: dict[str, Any
     assert call_rows(judge_calls(seen, []))[0][-1].endswith(words)
 
 
-@pytest.mark.parametrize("needless_gradients", [False, True])
-def test_a_cache_that_is_passed_by_position_is_known_and_stays_the_scripts(needless_gradients: bool) -> None:
-    """A cache of tensors with gradients cannot be copied as it is."""
-    model, cache = tiny_llama(), DynamicCache()
-
-    def run() -> None:
-        with torch.set_grad_enabled(needless_gradients):
-            for tokens in (10, 1):
-                model(ids(tokens), None, None, cache)
-
-    prefill, step = groups_of(run)
-    assert {group.call.words for group in (prefill, step)} == {"forward 1 x 10", "forward 1 x 1 @ 10"}
-    prefill.repeated()()
-    step.repeated()()
-    assert cache.get_seq_length() == 11
-
-
-GENERATION = GenerationConfig(max_new_tokens=3, do_sample=False, eos_token_id=-1, pad_token_id=0)
-BATCHING = ContinuousBatchingConfig(page_size=32, num_blocks=8, max_batch_tokens=64)
-PROMPTS = [[3] * length for length in (4, 8, 6, 2)]
-
-
-def test_its_forwards_belong_to_the_line_of_the_call() -> None:
-    """Two prompts of 4 and 8 tokens, three new tokens each."""
-    model = tiny_llama()
-    [call] = recorded(lambda: model.generate_batch(PROMPTS[:2], GENERATION, BATCHING)).seen("s.py").calls
-    assert (call.words, call.settings.cache_class) == ("generate 2 x 6 + 3", "PagedAttentionCache")
-    assert call.where.startswith("test_recorded_calls.py:")
-    assert call.forwards >= 3
-
-
-def test_only_repeated_encoding_is_recorded() -> None:
-    """One line encodes a text three times, so two of them are repeats. Prefixes are decoded twice."""
-    tokenizer, recorder = word_tokenizer(["?", "one", "two"]), Recorder()
-    with watched(recorder):
-        for _ in range(3):
-            ids = tokenizer("one two one two")["input_ids"]
-        assert [tokenizer.decode(ids[:end]) for end in (1, 2, 1, 2)] == ["one", "one two"] * 2
-        assert tokenizer.batch_decode([ids[:1], ids[:1]]) == tokenizer.batch_decode([ids[:1], ids[:1]])
-    assert [len(seconds) for seconds in recorder.again_s.values()] == [2]
-    assert recorder.text_s > 0
-
-
 ROWS, TOKENS, VOCABULARY = 3, 5, 7
 LENGTHS = torch.tensor([2, 3, 5])
 ONE_PER_ROW: dict[str, tuple[Callable[[Any], Any], int]] = {
     # read: (how, last positions that include it)
     "the last": (lambda x: x[:, -1], 1),
     "the last, as a slice": (lambda x: x[:, -1:], 1),
-    "the last of one row": (lambda x: x[0, -1], 1),
     "the last of each row in turn": (lambda x: torch.stack([row[-1] for row in x]), 1),
     "the last of each length": (lambda x: x[torch.arange(ROWS), LENGTHS - 1], 4),
     "the last, by a mask": (lambda x: x[torch.arange(TOKENS).expand(ROWS, -1) == TOKENS - 1], 1),
-    "one column of the last, by a mask of one row": (lambda x: x[0][:, 2][torch.arange(TOKENS) == TOKENS - 1], 1),
-    "in 32 bits": (lambda x: x.float()[:, -1], 1),
-    "after a softmax": (lambda x: x.softmax(-1)[:, -1], 1),
     "after argmax, of the last": (lambda x: x[:, -1].argmax(dim=-1), 1),
-    "two columns, then the last": (lambda x: x[..., [2, 3]][:, -1], 1),
-    "with a temperature": (lambda x: F.softmax(x[:, -1] / 0.7, dim=-1), 1),
 }
 MORE: dict[str, tuple[Callable[[Any], Any], int]] = {
     "the last two": (lambda x: x[1:2, -2:].log_softmax(-1).sum(), 2),
     "all but the last": (lambda x: x[:, :-1].float().log_softmax(-1), TOKENS),
     "a loss": (lambda x: F.cross_entropy(x.view(-1, VOCABULARY), torch.zeros(ROWS * TOKENS).long()), TOKENS),
     "the last, after a softmax of positions": (lambda x: x.softmax(1)[:, -1], TOKENS),
-    "the last, after argmax of positions": (lambda x: x.argmax(dim=1)[:, -1], TOKENS),
-    "one column of the last, after a softmax of it": (lambda x: x[..., 2].softmax(-1)[:, -1], TOKENS),
-    "transposed": (lambda x: x.mT[..., -1], TOKENS),
     "its data": (lambda x: x.data[:, -2:], TOKENS),
     "all in numpy": (lambda x: torch.tensor(x.numpy().sum()), TOKENS),
-    "a copy": (lambda x: copy.deepcopy(x), TOKENS),
     "pickled": (lambda x: pickle.loads(pickle.dumps(x)), TOKENS),
-    "an operator of torch.ops": (lambda x: torch.ops.aten.add.Tensor(x, 1), TOKENS),
     "written to": (lambda x: x.index_fill_(1, torch.tensor([0]), 0.0), TOKENS),
 }
 
@@ -157,10 +96,7 @@ def test_a_read_of_all_columns_keeps_one_number_per_position() -> None:
 USES: dict[str, Callable[[Any], Any]] = {
     "a gradient": lambda x: torch.autograd.grad((x**2).sum(), x)[0],
     "a gradient that it keeps": lambda x: (x.retain_grad(), (x.float() ** 2).sum().backward(), x.grad)[-1],
-    "a gradient of a leaf": lambda x: (x := x.detach(), x.requires_grad_(), (x**2).sum().backward(), x.grad)[-1],
-    "a hook": lambda x: (seen := [], x.register_hook(seen.append), (x**2).sum().backward(), seen[0])[-1],
     "a transposition in place": lambda x: (x := x.detach(), x.transpose_(1, 2), x[:, -1])[-1],
-    "itself": lambda x: torch.tensor(x.float() is x),
     "an index of a table": lambda x: torch.arange(VOCABULARY)[x[:, -1].argmax(-1)],
     "its text": lambda x: torch.tensor(list(map(ord, f"{x.detach()} {x[0, 0, 0].detach():.2f}"))),
 }
@@ -345,19 +281,6 @@ def test_a_loop_that_computes_its_text_again_is_found(monkeypatch: pytest.Monkey
     assert [trial.id for trial in watching.found.tried if trial.id == "one-by-one"] == []
 
 
-def test_calls_have_the_line_at_which_their_own_model_was_loaded() -> None:
-    recorder = Recorder()
-    with watched(recorder):
-        first = recorder.load("one", tiny_llama, (), {})
-        second = recorder.load("two", tiny_llama, (), {})
-        first(ids(8), use_cache=False)
-        second(ids(8), use_cache=False)
-    lines = {id(model): load.where for model, load in zip((first, second), recorder.loads, strict=True)}
-    assert len(set(lines.values())) == 2
-    groups = call_groups(recorder, recorder.seen("s.py"), Untried())
-    assert {id(group.model): group.loaded_at for group in groups} == lines
-
-
 HURRIED = Path(__file__).parents[1] / "hurry.py"
 CPU = torch.device("cpu")
 ONE_PROMPT = torch.ones(1, 8, dtype=torch.long)
@@ -394,21 +317,6 @@ prefix = torch.nn.Parameter(torch.randn(1, 256, 128))
 for _ in range(24):
     embedded = (prefix.expand(16, -1, -1) * torch.rand(16, 256, 128)).tanh()
     found.append(model(inputs_embeds=embedded, logits_to_keep=1).logits.detach().argmax(-1))
-""",
-    "has a paged cache": """
-from transformers import ContinuousBatchingConfig, GenerationConfig
-config = GenerationConfig(max_new_tokens=8, do_sample=False, eos_token_id=-1, pad_token_id=0)
-batching = ContinuousBatchingConfig(page_size=32, num_blocks=2048, max_batch_tokens=2048)
-for length in (12, 90, 33, 57, 21, 74, 40, 18):
-    prompts = [torch.randint(3, 4000, (length,)).tolist()]
-    for answer in model.generate_batch(prompts, config, batching).values():
-        found.append(torch.tensor(answer.generated_tokens))
-""",
-    "has threads": """
-from concurrent.futures import ThreadPoolExecutor
-prompts = torch.randint(0, 4000, (8, 1, 256))
-with ThreadPoolExecutor(2) as pool:
-    found += pool.map(lambda ids: model.generate(ids, max_new_tokens=4, do_sample=False), prompts)
 """,
     "makes one model after the other": """
 for _ in range(3):
@@ -475,23 +383,6 @@ def test_a_storage_counts_once_and_a_view_keeps_only_itself() -> None:
     assert found[0][0].untyped_storage().nbytes() == 8
 
 
-def test_tensors_in_dictionaries_lists_and_outputs_count() -> None:
-    from transformers.modeling_outputs import BaseModelOutput
-
-    kept = KeptArguments()
-    encoded = BaseModelOutput(last_hidden_state=torch.zeros(1, 4, 8))
-    named = {"encoder_outputs": encoded, "masks": {"full": torch.zeros(16)}, "sizes": [torch.zeros(2)]}
-    found = kept.keep((), named, CPU)
-    assert isinstance(found[1]["encoder_outputs"], BaseModelOutput)
-    assert kept_bytes(kept) == 4 * (32 + 16 + 2)
-
-
-def test_what_is_kept_has_no_graph() -> None:
-    weight = torch.ones(4, requires_grad=True)
-    found = KeptArguments().keep((weight * 2,), {}, CPU)
-    assert found[0][0].grad_fn is None
-
-
 @pytest.mark.parametrize(
     ("named", "free_bytes"),
     [
@@ -520,15 +411,3 @@ def test_recording_stops_with_a_line_if_memory_runs_short(monkeypatch: pytest.Mo
     assert watching.found.seen.calls == ()
     assert "recording failed 3 times" in watching.answer
     assert "recording stopped when 100 MB of 10.0 GB of memory were left" in watching.answer
-
-
-def test_a_loop_keeps_no_mask_of_each_step() -> None:
-    """Of 300 steps only the first 256 may keep arguments; the share of padding is known of all."""
-    recorder, model = Recorder(), tiny_llama()
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1]])
-    with watched(recorder), torch.inference_mode():
-        for _ in range(300):
-            model(ONE_PROMPT, attention_mask=mask.clone(), use_cache=False)
-    assert sum(noted.arguments is not None for noted in recorder.notes) == 256
-    assert recorder.notes[-1].mask is None
-    assert {call.padding for call in recorder.seen("s.py").calls} == {0.25}

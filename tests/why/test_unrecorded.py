@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from typing import Any
 
 import pytest
 import torch
 from hurry import with_effort
-from planted_faults import groups_of, tiny_llama
+from planted_faults import tiny_llama
 from transformers import ViTConfig, ViTModel
 
 import profiler
 from profiler.why_slow import recorder as recording
-from profiler.why_slow import trials
-from profiler.why_slow.findings import Untried
-from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, why_document
 
 IDS = torch.ones(1, 8, dtype=torch.long)
@@ -54,33 +50,6 @@ def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPa
     assert len(watching.found.seen.calls) == 2
     lines = [line for line in watching.answer.splitlines() if "unforeseen" in line]
     assert lines == ["Recording failed once; what it missed is in none of these figures (KeyError: 'unforeseen')."]
-
-
-def test_a_failure_while_looking_for_changes_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "candidates", unreadable)
-    model, untried = tiny_llama(), Untried()
-    assert trials.try_changes(groups_of(lambda: model(IDS)), 0.0, 1.0, 0.0, untried) == []
-    [line] = untried.lines(1.0)
-    assert re.fullmatch(r"changes to the calls at test_unrecorded.py:\d+: KeyError: 'unforeseen'", line)
-
-
-def test_a_failure_of_the_floor_leaves_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("profiler.why_slow.floor.floor_of_calls", unreadable)
-    model = tiny_llama()
-    with profiler.why() as watching, torch.no_grad():
-        model(IDS)
-    assert watching.found.floor is None
-    assert "1 call of forward" in watching.answer
-
-
-@pytest.mark.parametrize("method", ["load", "text"])
-def test_a_load_or_a_text_that_cannot_be_recorded_still_runs(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Recorder, "name_of_source", unreadable)
-    monkeypatch.setattr(Recorder, "note_text", unreadable)
-    recorder = Recorder()
-    args = ("a model", lambda *_: 7, (), {}) if method == "load" else (lambda *_: 7, ("a text",), {})
-    assert getattr(recorder, method)(*args) == 7
-    assert recorder.unnoted is not None
 
 
 SLEEP_S = 0.3

@@ -33,12 +33,12 @@ from profiler.errors import RequestError
 from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.run import pipeline
 from profiler.why_slow.command import explained, why_script
-from profiler.why_slow.findings import CallFloor, TriedChange, Untried, judge_calls, tried_change
+from profiler.why_slow.findings import TriedChange, Untried, judge_calls, tried_change
 from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
 from profiler.why_slow.observations import CallSettings, Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import call_rows, html_why, note_lines, why_document, why_sentences
+from profiler.why_slow.render import html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.repeat_call import CallGroup
 from profiler.why_slow.script import run_script
 
@@ -79,7 +79,6 @@ def test_arguments_streams_and_exit_code_are_the_scripts(tmp_path: Path) -> None
     [
         "raise ValueError('mine')",
         "import sys; sys.excepthook = lambda kind, *_: print(kind.__name__, file=sys.stderr); 1 / 0",
-        "import sys; sys.excepthook = lambda *_: sys.exit(5); 1 / 0",
         "def g(x: int): pass\n    raise ValueError(g.__annotations__, __builtins__)",
     ],
 )
@@ -250,27 +249,10 @@ def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyP
 
 SETTINGS = CallSettings("float32", attention="sdpa", cache=False, training=True)
 TWO = script(20.0, generate(0, 2.0, settings=SETTINGS), generate(1, 6.0, settings=SETTINGS))
-ONE = script(20.0, generate(0, 1.0))
 
 
 def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> TriedChange:
     return tried_change("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 8 + 4")
-
-
-def test_a_trial_saves_seconds_of_all_its_calls() -> None:
-    """After the change a call takes a quarter of its time, which saves 6 s of 2 + 6 s, or 75 %."""
-    found = judge_calls(TWO, [trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3))], floor=CallFloor(1.0, 0.25))
-    [finding] = found.findings
-    assert finding.saves_s == pytest.approx(6.0)
-    assert finding.share == pytest.approx(0.75)
-    assert (why_document(found).floor_s, why_document(found).floor_dispatch_s) == (1.0, 0.25)
-    assert "the same tokens need 1.00 s on this machine, 250 ms of it dispatch." in why_sentences(found)[0]
-    assert "6.00 s (75 %)" in why_sentences(found)[1]
-    assert call_rows(found) == [
-        ["s.py:4", "2", "generate 1 x 8 + 4", "8.00 s", "4.00 s", "float32, sdpa, no cache, train mode"]
-    ]
-    assert "&lt;b&gt;" in html_why(found)
-    assert "<b>" not in html_why(found)
 
 
 def test_what_saves_little_or_nothing_gives_no_finding() -> None:
@@ -289,15 +271,6 @@ def test_what_a_change_costs_other_calls_is_subtracted() -> None:
     assert not judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(1,))]).findings
     [finding] = judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(0,))]).findings
     assert finding.saves_s == pytest.approx(1.5), "another trial of the same calls is no cost of others"
-
-
-def test_without_trials_the_answer_does_not_say_nothing_to_change() -> None:
-    found = judge_calls(ONE, [], CallFloor(0.1, 0.0), ["all other changes: interrupted"])
-    assert "Nothing could be tried" in " ".join(why_sentences(found))
-    assert "Nothing to change" not in " ".join(why_sentences(found))
-    one = trial((1.0, 1.5), calls=(0,))
-    partly = why_sentences(judge_calls(ONE, [one], CallFloor(0.1, 0.0), ["padding: no time was left"]))
-    assert partly[1].startswith("Nothing was found in 1 trial, and others could not be made (listed below).")
 
 
 @pytest.mark.parametrize(
@@ -418,12 +391,6 @@ MAMBA_5 = (
     "`selective_scan_fn` is falling back to its reference PyTorch implementation because `mamba_ssm` is not installed. "
     "This is correct but much slower; install `mamba_ssm` for the optimized kernel."
 )
-MAMBA_5_10 = (
-    "The fast path is not available because one of `(selective_state_update, selective_scan_fn, causal_conv1d_fn, "
-    "causal_conv1d_update, mamba_inner_fn)` is None. Falling back to the mamba.py backend. To install follow "
-    "https://github.com/state-spaces/mamba/#installation for mamba-ssm and install the kernels library using "
-    "`pip install kernels` or https://github.com/Dao-AILab/causal-conv1d for causal-conv1d"
-)
 BITSANDBYTES = (
     "Failed to load CPU gemm_4bit_forward from kernels-community: No module named 'kernels'. Please make sure you "
     "already `pip install kernels` and the kernels >= 0.11.1"
@@ -443,17 +410,14 @@ COMPILER = "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C+
     ("text", "quoted", "module", "change"),
     [
         (MAMBA_5, "`selective_scan_fn` is falling back", "", "pip install mamba-ssm"),
-        (MAMBA_5_10, "The fast path is not available", "", "pip install mamba-ssm causal-conv1d"),
         ("CUDA extension not installed.", "CUDA extension", "QuantLinear", "pip install gptqmodel"),
         (BITSANDBYTES, "Failed to load", "Linear4bit", "pip install kernels"),
         (f"WON'T CONVERT f.py\ndue to:\nTraceback:\n{COMPILER}\n\nSet X=1.", COMPILER, "", "a C++ compiler"),
         ("Enforce eager set, disabling torch.compile, CUDAGraphs", "Enforce eager set", "", "leave out enforce_eager"),
-        ("Using default MoE config. Performance might be sub-optimal! Config file not found", "", "", "tune"),
-        ("XForCausalLM has no vLLM implementation, falling back to Transformers.", "", "", "transformers"),
     ],
 )
 def test_a_warning_is_quoted_by_its_line_with_what_to_do(text: str, quoted: str, module: str, change: str) -> None:
-    """Warnings of transformers, auto-gptq, bitsandbytes, torch, and vLLM 0.6 and 0.32, as their sources print them."""
+    """Warnings of transformers, auto-gptq, bitsandbytes, torch and vLLM 0.6, as their sources print them."""
     found = fallback_of("library", text)
     assert found.text.startswith(quoted)
     assert found.text in text
@@ -581,7 +545,6 @@ def test_the_bound_is_the_time_in_the_modules_without_their_linears(
     [finding] = fallback_findings([fallback], [group], times_of, untried)
     assert not untried.by_reason
     assert 2 * SLEEP_S * 0.9 <= finding.saves_s <= group.seconds - 20 * SLEEP_S * 0.9
-    for module in ("NoSuchModule", ""):
-        unknown = Fallback("torch", "slow", module, (), "install a C++ compiler")
-        assert not list(fallback_findings([unknown], [group], times_of, untried))
-        assert untried.lines(1.0) == ['install a C++ compiler: its seconds are unknown (torch warns "slow")']
+    unknown = Fallback("torch", "slow", "", (), "install a C++ compiler")
+    assert not list(fallback_findings([unknown], [group], times_of, untried))
+    assert untried.lines(1.0) == ['install a C++ compiler: its seconds are unknown (torch warns "slow")']
