@@ -383,6 +383,12 @@ def test_a_storage_counts_once_and_a_view_keeps_only_itself() -> None:
     assert found[0][0].untyped_storage().nbytes() == 8
 
 
+def test_what_is_kept_has_no_graph() -> None:
+    weight = torch.ones(4, requires_grad=True)
+    found = KeptArguments().keep((weight * 2,), {}, CPU)
+    assert found[0][0].grad_fn is None
+
+
 @pytest.mark.parametrize(
     ("named", "free_bytes"),
     [
