@@ -20,7 +20,7 @@ from profiler.counting.attention import SOFTMAX_FLOPS_PER_SCORE, causal_pairs
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count, model_work
 from profiler.counting.floor import floor_s
-from profiler.counting.grid_count import GridCount, count_grid
+from profiler.counting.grid_count import GridCount, check_countable, count_grid
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.data.datasheets import gpu_called as gpu
@@ -178,15 +178,18 @@ def grid(
     bytes and memory of each step as arrays [n], and their floor in seconds on each GPU. Raises RequestError or
     ModelError.
     """
-    return count_grid(
+    counted = counted_model(resolve(model), dtype, quant)
+    counts = count_grid(
         model,
-        counted_model(resolve(model), dtype, quant),
+        counted,
         quant,
         batch_sizes=batch_sizes,
         prompt_lens=prompt_lens,
         context_lens=context_lens,
         gpus=[roofs_called(name) for name in gpus],
     )
+    check_countable(counts, counted.work)
+    return counts
 
 
 def numbers(

@@ -122,7 +122,7 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
 def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_document, grid_frame, grid_sections
     from profiler.counting.cache import counted_model
-    from profiler.counting.grid_count import count_grid
+    from profiler.counting.grid_count import check_countable, count_grid
     from profiler.counting.model_numbers import model_numbers
     from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
@@ -144,6 +144,7 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
         prefix=options.prefix,
         gpus=gpus,
     )
+    check_countable(grid, counted.work)
     if options.plot:
         out = options.out or Path(f"{Path(source.name).name}-{options.plot}.png")
         print(_draw(grid, options.plot, options.run, out))

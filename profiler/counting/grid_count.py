@@ -117,8 +117,8 @@ def count_grid(
     """Count the prefill of every prompt length and the decode step after every context, at every batch size.
 
     The first `prefix` tokens of every prompt are cached. Raises RequestError for more than MOST_GRID_POINTS points, for
-    a length beyond the model's limit, for a prefix that is not shorter than each length, and for more work than 64-bit
-    integers can count.
+    a length beyond the model's limit, and for a prefix that is not shorter than each length. Work that 64-bit integers
+    cannot count wraps (`check_countable`).
     """
     number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
     if number > MOST_GRID_POINTS:
@@ -127,9 +127,6 @@ def count_grid(
     check_positions(counted.max_positions, longest, "shorter --prompt-lens or --context-lens")
     if prefix:
         check_prefix(prefix, min((*prompt_lens, *context_lens)))
-    largest = counted.work.work(Step(max(batch_sizes), longest, prefix)).model_flops
-    if largest > np.iinfo(np.int64).max:
-        raise RequestError(f"a step of batch {max(batch_sizes)} is more work than 64-bit integers can count.")
     prefills = [(batch, prompt, prefix) for batch in batch_sizes for prompt in prompt_lens]
     decodes = [(batch, 0, context) for batch in batch_sizes for context in context_lens]
     batch, prompt, context = np.array([*prefills, *decodes], dtype=np.int64).reshape(-1, 3).T
@@ -165,6 +162,15 @@ def count_grid(
             for roofs in gpus
         ),
     )
+
+
+def check_countable(grid: GridCount, work: ModelWork) -> None:
+    """Raise RequestError if 64-bit integers cannot count the FLOPs of the largest steps of the grid."""
+    tokens = grid.batch_size * np.maximum(grid.prompt_len - grid.prefix, 1.0)
+    for at in {int(np.argmax(tokens)), int(np.argmax(tokens * (grid.prompt_len + grid.context_len)))}:
+        batch, prompt, context = (int(each[at]) for each in (grid.batch_size, grid.prompt_len, grid.context_len))
+        if work.work(Step(batch, max(prompt - grid.prefix, 1), context)).model_flops > np.iinfo(np.int64).max:
+            raise RequestError(f"a step of batch {batch} is more work than 64-bit integers can count.")
 
 
 def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, need: MemoryNeed) -> GpuFloors:
