@@ -73,9 +73,12 @@ def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
     group = group_of("--link", ranks, resolve_device(device).type)
     if group is None:
         return
+    import torch.distributed as dist
+
     from profiler.device.machine import machine_for
 
     link = group.measure_link(machine_for(group.device))
+    dist.destroy_process_group()
     if group.rank:
         return
     from profiler.report.blocks import Lines, Section

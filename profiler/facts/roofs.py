@@ -192,10 +192,10 @@ class Ceilings(Fact, kind="roofs"):
         """Return the seconds to transfer offloaded bytes, given by location; bytes of unmeasured links do not count."""
         return sum(nbytes / self.links[where].per_s for where, nbytes in waiting_bytes.items() if where in self.links)
 
-    def roof_set(self, device: str, room_bytes: int | None = None) -> RoofSet:
+    def roof_set(self, device: str) -> RoofSet:
         """Return these roofs as those of the device of this name."""
         peaks = {dtype: roof.per_s for dtype, roof in self.compute.items()}
-        return RoofSet(f"{device}, measured", self.memory_bytes_per_s, peaks, room_bytes)
+        return RoofSet(f"{device}, measured", self.memory_bytes_per_s, peaks)
 
     @property
     def plateau(self) -> bool:

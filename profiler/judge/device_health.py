@@ -1,4 +1,4 @@
-"""Compare GPUs: several of one kind, and the ranks that share a model."""
+"""Compare several GPUs of one kind."""
 
 from __future__ import annotations
 

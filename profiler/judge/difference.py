@@ -14,7 +14,7 @@ SAME = 0.03
 """A change whose whole interval is within this share counts as none."""
 
 
-class Timed(Protocol):
+class MedianTime(Protocol):
     """A median time in seconds with its 95 % interval."""
 
     @property
@@ -85,8 +85,8 @@ class Difference:
 
 
 def difference(
-    before: Timed,
-    after: Timed,
+    before: MedianTime,
+    after: MedianTime,
     visits: int | None,
     *,
     machine: float = 0.0,

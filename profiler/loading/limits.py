@@ -12,9 +12,7 @@ MOST_PARTS = 4096
 """Most layers, experts, heads or labels of a model. The libraries build them one by one, so a huge number never ends.
 The deepest published model has 1,000 layers (DeepNet, arXiv 2203.00555), the widest 2,048 experts (Switch-C, arXiv
 2101.03961)."""
-_PARTS = re.compile(
-    r"(^|[_.])(layers?|blocks?|experts?|heads?|codebooks?|labels?)(_count|_count_kv)?$|^n_(layer|head)$|(^|_)depths?$"
-)
+_PARTS = re.compile(r"(^|[_.])(layers?|blocks?|experts?|heads?|codebooks?|labels?)$|^n_(layer|head)$|(^|_)depths?$")
 _AT_LEAST_ONE = (
     "vocab_size",
     "hidden_size",

@@ -133,11 +133,15 @@ def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:
         roofs_of_rank(request, work, group, machine)
         engine = EagerEngine(joined, machine)
         while (order := group.next_order()) is not None:
-            cell, steps = order
-            with torch.inference_mode(), no_gc():
-                if cell.prompt_len:
-                    state = engine.prefill(prepared.prompts.of(cell).to(group.device), cell.slots)
-                else:
-                    state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
-                for _ in range(steps or 0):
-                    state = engine.decode(state)
+            _take_part(engine, prepared, group, *order)
+
+
+def _take_part(engine: EagerEngine, prepared: PreparedRun, group: ProcessGroup, cell: Cell, steps: int | None) -> None:
+    """Run a prefill and decode steps with rank 0. Their cache ends with this call, as on rank 0."""
+    with torch.inference_mode(), no_gc():
+        if cell.prompt_len:
+            state = engine.prefill(prepared.prompts.of(cell).to(group.device), cell.slots)
+        else:
+            state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
+        for _ in range(steps or 0):
+            state = engine.decode(state)

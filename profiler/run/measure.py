@@ -102,7 +102,8 @@ def explain_cells(session: Session) -> None:
         budget_s = session.budget.part_s(RunPart.GENERATE)
         session.ledger.extend(time_generate(session.subject, measured, budget_s))
     options = session.prepared.options
-    if session.subject.machine.is_cuda and measured and not (options.breakdown or options.trace):
+    is_alone = session.document.ranks == 1  # the other ranks take part in steps of the sweep only
+    if session.subject.machine.is_cuda and is_alone and measured and not (options.breakdown or options.trace):
         with session.stages.optional("the kernels of one step", "their number and median time are unknown"):
             latencies_s = session.ledger.facts.medians_s()
             for cell in _extremes([cell for cell in measured if cell.engine == measured[0].engine]):

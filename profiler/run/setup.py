@@ -241,8 +241,11 @@ def make_engines(prepared: PreparedRun, loaded: LoadedModel, work: ModelWork, ma
     if PADDED_ENGINE in engines:
         engines[PADDED_ENGINE] = PaddedEngine(loaded.module, machine, prepared.grid.requests_of)
     for name in (name for name in names if name in OWNING):
-        # A sequence takes whole blocks of at most 256 tokens, and one more block stays empty.
-        most_bytes = max(cache_bytes(work, cell.batch_size, cell.slots + 512) for cell in prepared.grid.cells)
+        # A sequence takes whole blocks of at most 256 tokens, and one more block stays empty. No window limits them.
+        first_bytes = cache_bytes(work, 1, 1)
+        token_bytes = cache_bytes(work, 1, 2) - first_bytes
+        cells = prepared.grid.cells
+        most_bytes = max(cell.batch_size * (first_bytes + (cell.slots + 511) * token_bytes) for cell in cells)
         room_bytes = int(min(most_bytes, 0.8 * machine.available_bytes()))
         engines[name] = OWNING[name](loaded, machine, prepared.grid, room_bytes)
     return {name: engines[name] for name in names}
