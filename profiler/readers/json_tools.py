@@ -19,8 +19,8 @@ _WHOLE = "prompt and generation in one figure"
 
 
 def _concurrency(record: Record) -> Record:
-    """The cap of the last phase, after any warm-up; without phases, that of the run."""
-    phases = inner(record, "input_config.phases")
+    """The cap of the last phase whose results count; without phases, that of the run."""
+    phases = [each for each in inner(record, "input_config.phases") or [] if not each.get("exclude_from_results")]
     paths = "concurrency | loadgen.concurrency | perf_analyzer.stimulus.concurrency"
     return {"cap": first_of(phases[-1] if phases else record.get("input_config") or {}, paths)}
 
@@ -29,7 +29,7 @@ def _concurrency(record: Record) -> Record:
 # (docs.nvidia.com/aiperf/reference/effective-vs-active-metrics). Older versions, and genai-perf, have other paths.
 _AIPERF = Format(
     tool="AIPerf",
-    has=("request_throughput", "request_latency.unit", "output_token_throughput"),
+    has=("request_throughput", "request_latency", "output_token_throughput"),
     more=_concurrency,
     figures=Client(
         prompt_len="input_sequence_length.avg",

@@ -19,6 +19,7 @@ MOST_FILE_BYTES = 512 * 2**20
 # A bracket of JSON, not of a log's line such as `[I] Loading`.
 _BEGINS_JSON = re.compile(r"^\s*(?=\{|\[\s*[{\[])", re.MULTILINE)
 _NEXT_OBJECT = re.compile(r"\s*(?=\{)")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The line of dashes below a table's head.
 _RULE = re.compile(r":?-+:?")
 
@@ -55,6 +56,8 @@ def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
 
 def text_of(path: Path) -> str:
     """The text of a result file, with plain line ends. Raises RequestError for a file that cannot be read."""
+    if path.is_dir():
+        raise RequestError(f"{path} is a folder; give a result file (a run's own: `roofscope judge` or `compare`).")
     try:
         with path.open("rb") as file:
             content = file.read(MOST_FILE_BYTES + 1)
@@ -69,7 +72,7 @@ def text_of(path: Path) -> str:
         raise RequestError(f"{path} has more than the {MOST_FILE_BYTES} bytes that a result file may have.")
     if not text.strip():
         raise RequestError(f"{path} is empty.")
-    return text.replace("\r\n", "\n").replace("\u00a0", " ")
+    return _COLOURS.sub("", text.replace("\r\n", "\n").replace("\u00a0", " "))
 
 
 def _objects(path: Path, text: str) -> Source:
@@ -93,7 +96,7 @@ def _tables(text: str, delimiter: str) -> list[Source]:
     if delimiter == "|":
         numbered = [(at, [cell.strip(" *`>") for cell in line.split("|")]) for at, line in enumerate(lines)]
     else:
-        reader = csv.reader(lines, delimiter=delimiter)
+        reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
             numbered = [(reader.line_num - 1, [cell.strip() for cell in row]) for row in reader]
         except csv.Error:
@@ -109,9 +112,12 @@ def _tables(text: str, delimiter: str) -> list[Source]:
     tables = []
     for first, last in pairwise([*heads, len(rows)]):
         names, records, remarks = rows[first], [], []
+        if twice := [name for name in names if name and names.count(name) > 1]:
+            raise RequestError(f"it has several columns called {twice[0]}.")
         for number, row in enumerate((row for row in rows[first + 1 : last] if not _is_rule(row)), 1):
-            # Spreadsheets leave out empty cells at the end of a row.
-            if len(row) == len(names) or (len(row) < len(names) and delimiter != "|"):
+            # Spreadsheets leave out empty cells at the end of a row; the last line of a file may be cut.
+            is_short = len(row) < len(names) and delimiter != "|" and row is not rows[-1]
+            if len(row) == len(names) or is_short:
                 records.append({name: cell for name, cell in zip_longest(names, row, fillvalue="") if name})
             else:
                 remarks.append(f"row {number} is cut or broken ({len(row)} cells for {len(names)}), and was left out.")
