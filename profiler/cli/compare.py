@@ -24,7 +24,10 @@ class Compared:
 
     def __post_init__(self) -> None:
         if len(self.paths) != 2:
-            raise RequestError(f"compare compares two runs, not {len(self.paths)}: roofscope compare BEFORE AFTER.")
+            raise RequestError(
+                f"compare compares two runs, not {len(self.paths)}: roofscope compare BEFORE AFTER;"
+                " `roofscope plot A B C throughput` draws several."
+            )
 
 
 @asks()

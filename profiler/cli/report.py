@@ -42,7 +42,7 @@ def judge(run: RunFolder, output: LongOutput) -> None:
     """Judge a run again with the current rules, without torch.
 
     Reads the measurements in its folder, and writes run.json, cells.csv and operators.csv again. It draws nothing:
-    `report` writes the pages and pictures.
+    `report` writes the pages.
     """
     from profiler.cli.run import run_json
     from profiler.report.sections import run_sections

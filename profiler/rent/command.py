@@ -168,6 +168,8 @@ def _notes(counted: CountedModel, request: RentOptions, largest: int) -> list[st
     covered = [point for point in published() if (point.kind, point.format) == (request.kind, format_)]
     if largest > (most := max(point.batch for point in covered)):
         notes.append(f"Published up to batch {most}, beyond which the efficiency is assumed to be the same.")
+    if largest == MOST_BATCH:
+        notes.append(f"No batch above {MOST_BATCH:,} is computed.")
     dense = [point for point in published() if (point.kind, point.format) == (request.kind, "dense")]
     sizes = [point.weight_bytes / _BYTES_PER_WEIGHT for point in dense]
     if not min(sizes) / _NEAR <= own <= max(sizes) * _NEAR:

@@ -122,7 +122,7 @@ class Tooltip:
 
 @dataclass(frozen=True)
 class Picture(Block):
-    """A picture of `plots.PLOTS`. HTML draws it; Markdown links to NAME.png next to it."""
+    """A picture of `plots.PLOTS`. HTML draws it; Markdown names the command that draws it."""
 
     name: str
     alt: str

@@ -1,4 +1,4 @@
-"""The cells of a run: their table, noise, regimes and percentiles, on the roofline and by batch size."""
+"""The cells of a run: their table, noise and regimes, on the roofline and by batch size."""
 
 from __future__ import annotations
 

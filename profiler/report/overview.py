@@ -1,4 +1,4 @@
-"""What a report begins and ends with: answer, setting, warnings, words, method."""
+"""What a report begins and ends with: answer, setting, warnings, method."""
 
 from __future__ import annotations
 
@@ -80,6 +80,8 @@ def roofs_lines(run: Run) -> list[str]:
         lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
     by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
     smallest = min(by_batch, default=None)
+    if first_engine(run) in run.document.engine.owned:
+        return [*lines, f"dispatch is part of the time of {first_engine(run)}"]
     lines.append(
         "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} per decode step"
     )
