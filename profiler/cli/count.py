@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from profiler.cli.options import LongOutput, asks
+from profiler.cli.removed import removed
 from profiler.errors import RequestError
 from profiler.options import argument, flag_of, listed, one_of, option
 from profiler.quant.registry import quant_help
@@ -127,6 +128,8 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
 
+    if sentence := removed(f"count --plot {options.plot}"):
+        raise RequestError(sentence)
     if options.plot:
         one_of(options.plot, "--plot", _PLOTS)
     source = resolve(options.model)

@@ -7,6 +7,8 @@ _SEVERAL_GPUS = "use `count --tp`, `place --tp --link`, or `run --tp` on the GPU
 _MEASURE_CELLS = "measure the cells with `run --prompt-lens ... --batch-sizes ...`"
 _RERUN = "measure the new run with `run`, and pass its folder: `gate BASE NEW`"
 _ONE_LOAD = "`rent` compares GPUs at their largest batch within --max-ttft-ms and --max-tpot-ms"
+_COSTS = "use `explore` for the map, or `count --format csv` for the figures"
+_SEVERAL_CELLS = "use `plot RUN... throughput`"
 REMOVED = {
     "selftest": "run `python tests/gpu/acceptance.py` of the repository",
     "run --cold": "`run` and `why` report first calls",
@@ -14,6 +16,16 @@ REMOVED = {
     "ceilings --out": _MEASURE_ON_IT,
     "ceilings --out-dtypes": _MEASURE_ON_IT,
     "ceilings --plot": "use `ceilings --link N --format json`",
+    "count --plot map": _COSTS,
+    "count --plot intensity": _COSTS,
+    "count --plot latency": _COSTS,
+    "plot intensity": "use `plot RUN roofline`",
+    "plot depth": _SEVERAL_CELLS,
+    "plot steps": "use the p90_s and p99_s of cells.csv",
+    "plot engines": "use `plot RUN waterfall`",
+    "plot forecast": "use `forecast RUN --format json`",
+    "plot precisions": _SEVERAL_CELLS,
+    "plot devices": _SEVERAL_CELLS,
     "forecast --tp": _SEVERAL_GPUS,
     "forecast --link": _SEVERAL_GPUS,
     "forecast --price": "use `rent MODEL --price GPU=USD`",
@@ -41,10 +53,10 @@ REMOVED = {
     "rent --by-utilisation": _ONE_LOAD,
     "rent --out": "use `rent MODEL --format json`",
 }
-"""What to use instead of a command, or of `COMMAND --option`."""
+"""What to use instead of a command, of `COMMAND --option`, or of a picture."""
 
 
 def removed(name: str) -> str | None:
-    """Return the sentence that refuses a command or `COMMAND --option` that left; None if it never existed."""
+    """Return the sentence that refuses a command, option or picture that left; None if it never existed."""
     instead = REMOVED.get(name)
     return None if instead is None else f"`{name}` was removed; {instead}."

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from profiler.cli.options import LongOutput, RunFolder, asks
+from profiler.cli.removed import removed
 from profiler.errors import RequestError
 from profiler.options import argument, one_of, option
 
@@ -93,6 +94,8 @@ def plot(picture: PictureOfRuns) -> None:
     *folders, last = picture.folders
     if not folders:
         raise RequestError("plot needs a run folder and the name of a picture: roofscope plot RUN roofline.")
+    if sentence := removed(f"plot {last}"):
+        raise RequestError(sentence)
     path = picture.out or folders[0] / f"{last}.png"
     save([read_run(folder) for folder in folders], str(last), path)
     print(path)

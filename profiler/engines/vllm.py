@@ -95,6 +95,8 @@ class VllmEngine(Engine):
             if (most - least, still_cached) != (steps, cached):
                 ran = f"vLLM ran {most - least} iterations for {steps} steps of {len(ids_BS)} sequences"
                 raise NoRoomError(f"{ran}: some waited for others or were preempted, since its cache was full.")
+            if all_s <= one_s:
+                raise RuntimeError(f"vLLM's {steps} steps take less than the noise of its calls; use more --new-tokens")
             loops_s.append((all_s - one_s) / steps)
         return marks[1] - marks[0], (loops_s[0], *loops_s)
 

@@ -103,7 +103,7 @@ class CellResult:
     ttft_s: float = _UNKNOWN
     """Time to first token (prefill), the median."""
     first_step_s: float = _UNKNOWN
-    """Time of the first decode step, in which a cache first grows."""
+    """Time of the first decode step, in which a cache first grows; with vLLM the mean of a loop."""
     p90_s: float = _UNKNOWN
     """90th percentile of the samples; missing with fewer than 10. Of decode, that of the time per output token."""
     p99_s: float = _UNKNOWN

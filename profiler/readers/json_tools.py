@@ -220,11 +220,13 @@ def _of_optimum(record: Record) -> list[Figure]:
     options = inner(record, "config.scenario.generate_kwargs") or {}
     copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
     notes = (f"each prompt runs as {copies} sequences: beams, or answers",) if copies > 1 else ()
-    new = whole_of(options.get("max_new_tokens"), "max_new_tokens", 2)
-    steps: dict[Covers, int] = {"prefill": 1, "decode": new - 1}
+    new = whole_at(options, "max_new_tokens", 2)
+    steps: dict[Covers, int] = {"prefill": 1, "decode": new - 1 if new else 0}
     figures = []
     for phase, count in steps.items():
-        if time_s := seconds_at(record, f"report.{phase}.latency.values | report.{phase}.latency.mean", 1.0):
+        if count and (
+            time_s := seconds_at(record, f"report.{phase}.latency.values | report.{phase}.latency.mean", 1.0)
+        ):
             figures.append(Figure(phase, time_s.times(1 / count), copies * batch, prompt, None, new, notes=notes))
     return figures
 

@@ -75,7 +75,8 @@ def number_of(value: object, what: str, least: float = _LEAST) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not least <= number < _MOST:
-        raise RequestError(f"{what} is not a number from {least:g} to {_MOST:g}: {escaped(value)}.")
+        hint = "; write numbers without thousands separators" if "," in str(value) else ""
+        raise RequestError(f"{what} is not a number from {least:g} to {_MOST:g}: {escaped(value).strip()}{hint}.")
     return number
 
 

@@ -35,6 +35,8 @@ _MILLION = 1e6
 _BYTES_PER_WEIGHT = 2
 _NEAR = 1.5
 """A model's size is covered up to this factor beyond the sizes of the published figures."""
+_MOST_REASONS = 3
+"""GPUs whose reason is named where none fits."""
 
 Meets = Literal["yes", "cannot tell", "no"]
 
@@ -100,10 +102,9 @@ def rent(request: RentOptions) -> RentDocument:
     steps = StepArrays.of(grid.keys)
     offers = [_offer(price, counted, request, steps) for price in request.own_prices or newest_prices().values()]
     if not any(offer.fits for offer in offers):
-        most = max(offers, key=lambda offer: gpu_called(offer.gpu).room_bytes)
-        raise RequestError(
-            f"{request.model} fits no GPU that has a price: {most.gpu} {most.why}; use another --quant or --engine."
-        )
+        largest = sorted(offers, key=lambda offer: -gpu_called(offer.gpu).room_bytes)[:_MOST_REASONS]
+        reasons = ", ".join(f"{offer.gpu} {offer.why}" for offer in largest)
+        raise RequestError(f"{request.model} fits no GPU that has a price: {reasons}; use another --quant or --engine.")
     return RentDocument(
         model=request.model,
         precision=counted.published or (request.quant if request.quant != "none" else "16 bits"),

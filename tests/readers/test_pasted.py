@@ -57,6 +57,7 @@ VARIANTS = {
     "text before and after": BEFORE + TABLE + "\nbuild: b730706a (6263)\n",
     "Windows' line ends": TABLE.replace("\n", "\r\n"),
     "text between": TABLE.replace("| gpt-oss 20B", "ggml_metal_init: allocating\n| gpt-oss 20B", 4),
+    "a terminal's colours": TABLE.replace("391.20 ± 0.39", "\x1b[1;32m391.20 ± 0.39\x1b[0m"),
     "another spread": TABLE.replace("±", "+/-"),
     "bold": TABLE.replace("391.20 ± 0.39", "**391.20 ± 0.39**"),
     "a table of something else": "| GPU | RAM |\n| --- | --- |\n| RTX | 96 GB |\n\n" + TABLE,
@@ -81,6 +82,20 @@ def test_a_row_that_was_cut_is_named(tmp_path: Path) -> None:
         file = read(TABLE.rstrip()[:-cut], tmp_path / "f")
         assert len(file.figures) == 6
         assert "row 7 is cut or broken" in file.remarks[0]
+
+
+def test_a_csv_that_lost_rows_is_named(tmp_path: Path) -> None:
+    """Of three rows the last one is cut in mid-write; an open quote would take all rows after it."""
+    head, row = "batch_size,prompt_len,new_tokens,latency_s\n", "1,64,32,0.02\n"
+    cut = read(head + row + "2,64,32,0.03\n4,64,3", tmp_path / "f")
+    assert [figure.batch_size for figure in cut.figures] == [1, 2]
+    assert "row 3 is cut or broken" in cut.remarks[0]
+    for text, message in (
+        (head + '2,64,"32,0.03\n' + row, "is not a known result file"),
+        ("batch_size,prompt_len,latency_s,latency_s\n1,64,0.02,0.03\n", "several columns called latency_s"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            read(text, tmp_path / "f")
 
 
 def test_two_tables_in_one_file_are_told_apart(tmp_path: Path) -> None:

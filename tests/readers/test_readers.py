@@ -143,6 +143,7 @@ def answers(**options: int) -> dict[str, object]:
 
 
 LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
+PHASES = {"phases": [{"concurrency": 8}, {"concurrency": 1, "exclude_from_results": True}]}
 PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
 
 
@@ -177,6 +178,7 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
          {"seconds": 25e-3}, "gives 2.5 tokens"),
         # Other versions have it elsewhere: docs.nvidia.com/aiperf, export schema 1.3; genai-perf's own tests.
         ("aiperf.json", {"input_config": LOADGEN}, "decode", {"cap": 2, "model's name": "m"}, ""),
+        ("aiperf.json", {"input_config": PHASES}, "decode", {"cap": 8}, ""),
         ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
         # It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus).
         ("optimum.json", on("cuda", *["NVIDIA L4"] * 8), "decode", {"device": "NVIDIA L4"}, ""),
