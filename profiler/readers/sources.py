@@ -96,7 +96,7 @@ def _tables(text: str, delimiter: str) -> list[Source]:
     if delimiter == "|":
         numbered = [(at, [cell.strip(" *`>") for cell in line.split("|")]) for at, line in enumerate(lines)]
     else:
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
+        reader = csv.reader(lines, delimiter=delimiter)
         try:
             numbered = [(reader.line_num - 1, [cell.strip() for cell in row]) for row in reader]
         except csv.Error:
