@@ -77,6 +77,7 @@ def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
 
     from profiler.device.machine import machine_for
 
+    group.share_cores()
     link = group.measure_link(machine_for(group.device))
     dist.destroy_process_group()
     if group.rank:

@@ -130,6 +130,8 @@ def group_of(option: str, ranks: int, device_type: str) -> ProcessGroup | None:
         return None
     from profiler.ranks.process_group import ProcessGroup
 
+    if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+        raise RequestError(f"{option}: all ranks must be on one machine, whose clock they share.")
     if (started := int(os.environ["WORLD_SIZE"])) != ranks:
         raise RequestError(f"torchrun started {started} processes; use {option} {started}.")
     return ProcessGroup(device_type)

@@ -13,6 +13,7 @@ import torch
 
 from profiler.counting.operators import ModelWork
 from profiler.device.clock import no_gc
+from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import idle_power_w, source_for
 from profiler.engines.base import DecodeState
@@ -33,11 +34,17 @@ from profiler.run.document import opening
 from profiler.run.fact_log import open_log
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
-from profiler.run.setup import dispatch_of_twin, roof_dtypes
+from profiler.run.setup import LOOK, UNSEEN, dispatch_of_twin, roof_dtypes
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun
+from profiler.run.warnings import busy_words
 from profiler.store.folder import Run
 from profiler.store.writer import RunStore
+
+OWN_CORES = (
+    "each rank runs on its own cores here, and gloo's event loops cannot preempt it: a plain torchrun gives neither,"
+    " and its steps take longer."
+)
 
 
 class LeadingEngine(EagerEngine):
@@ -110,8 +117,10 @@ def _set_up(
     budget = budget_of(replace(prepared, whole=True), machine, spent_s)
     stages = Stages(listener, machine, left_s=budget.to_end_s)
     idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
+    foreign = stages.tried(LOOK, UNSEEN, partial(ForeignLoad, group.helper_pids))
     stages.begin("loading", f"loading {request.source.name} over {group.size} ranks")
     joined, loaded, work = load_share(request, prepared.config, group)
+    warnings = [OWN_CORES] if group.share_cores() else []
     held_bytes = machine.allocated_bytes()
     stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
     ceilings = roofs_of_rank(request, work, group, machine)
@@ -119,6 +128,8 @@ def _set_up(
     paths = execution_paths(loaded, work, engines, grid, prompts)
     subject = Subject(machine, loaded, work, engines, paths, grid, prompts, held_bytes)
     dispatch = dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
+    warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
+    prepared = replace(prepared, warnings=(*prepared.warnings, *warnings))
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
     document = replace(document, ranks=group.size)
     ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch])
@@ -130,6 +141,7 @@ def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:
     machine, request = machine_for(group.device), replace(prepared.request, device=group.device)
     with quiet_libraries():
         joined, _, work = load_share(request, prepared.config, group)
+        group.share_cores()
         roofs_of_rank(request, work, group, machine)
         engine = EagerEngine(joined, machine)
         while (order := group.next_order()) is not None:
