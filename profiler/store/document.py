@@ -35,6 +35,16 @@ OLDEST_SCHEMA = 6
 
 
 @dataclass(frozen=True)
+class LargerGrid:
+    """The next larger default grid, for which there was too little time or memory."""
+
+    prompt_lens: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    budget_s: float | None
+    """The budget that is expected to measure it; null if it does not fit into memory."""
+
+
+@dataclass(frozen=True)
 class GridRecord:
     """The grid that the user requested."""
 
@@ -50,6 +60,8 @@ class GridRecord:
     """A short hash of their tokens."""
     prefix: int = 0
     """The first tokens of every prompt, which were cached before it: only in runs of older versions."""
+    larger: LargerGrid | None = None
+    """Null if the grid was named, or is the largest default grid."""
 
 
 @dataclass(frozen=True)
