@@ -13,8 +13,7 @@ from profiler.checks.installation import CheckResult, Found, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import Lines, Section, TextColumn, TextTable
-from profiler.run.options import DEFAULT_MODEL
-from profiler.run.validate import DEFAULT_NEW_TOKENS
+from profiler.run.options import DEFAULT_MODEL, DEFAULT_NEW_TOKENS
 from profiler.units import scaled
 
 if TYPE_CHECKING:

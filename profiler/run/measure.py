@@ -30,9 +30,10 @@ from profiler.measure.trials import try_variants
 from profiler.roofs.measure import remeasure_roofs
 from profiler.run.default_grid import Pace
 from profiler.run.fact_log import FactLog
+from profiler.run.options import DEFAULT_NEW_TOKENS
 from profiler.run.setup import dispatch_of_twin
 from profiler.run.stages import RunBudget, RunPart, Stages
-from profiler.run.validate import DEFAULT_NEW_TOKENS, PreparedRun
+from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
 
 # Kernels that were disturbed are replayed again at most this often, each time in this share of the replays' time.

@@ -14,6 +14,8 @@ from profiler.options import argument, option
 from profiler.quant.registry import quant_help
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_NEW_TOKENS = 32
+"""Tokens of a grid that is named without them."""
 
 
 @dataclass(frozen=True)

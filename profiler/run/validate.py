@@ -33,7 +33,7 @@ from profiler.measure.drafting import Draft, draft_of
 from profiler.measure.quality import text_ids
 from profiler.options import flag_of, listed, one_of
 from profiler.quant.registry import FORMATS, Quant, QuantOptions, check_quant, known_quant
-from profiler.run.options import DEFAULT_MODEL, Options
+from profiler.run.options import DEFAULT_MODEL, DEFAULT_NEW_TOKENS, Options
 from profiler.store.document import LargerGrid, RunDocument
 from profiler.store.folder import read_document, read_results
 
@@ -88,7 +88,6 @@ class PreparedRun:
 
 # Where only prompts or only batch sizes are named, these are the others.
 _PROMPT_LENS, _BATCH_SIZES = "128,512", "1,2,4"
-DEFAULT_NEW_TOKENS = 32
 
 
 def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:

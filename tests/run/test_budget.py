@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,7 @@ from profiler import effort
 from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
-from profiler.errors import RequestError
-from profiler.facts.roofs import READ, Ceilings
+from profiler.facts.roofs import Ceilings
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.judge.judge_run import judge_run
@@ -29,7 +27,7 @@ from profiler.run.warnings import busy_words, device_warnings
 
 EFFORT = replace(
     effort.Effort(),
-    shares={part: 0.0 for part in RunPart}
+    shares=dict.fromkeys(RunPart, 0.0)
     | {RunPart.CEILINGS: 0.1, RunPart.TIMING: 0.5, RunPart.REPLAYS: 0.1, RunPart.TRIALS: 0.2, RunPart.REPORT: 0.1},
 )
 
@@ -49,7 +47,7 @@ def budget(machine: SetClock, **options: object) -> RunBudget:
 
 
 def test_the_shares_of_a_run_are_all_of_it() -> None:
-    """Timing has half of the budget and trials a fifth; ceilings, overhead and replays have the rest with the report."""
+    """Timing has half of the budget and trials a fifth; ceilings, overhead, replays and the report share the rest."""
     shares = effort.Effort().shares
     assert set(shares) == set(RunPart)
     assert sum(shares.values()) == pytest.approx(1.0)

@@ -83,7 +83,7 @@ def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
 
 
 def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_folder: Path) -> None:
-    """A GPU's smallest cells take the host's time, whatever they compute: only the roofline shows what larger ones do."""
+    """A GPU's smallest cells take the host's time; only the roofline shows what larger ones do."""
     slow = Ceilings({"float32": roof(1e6), "bfloat16": roof(1e6)}, {READ: roof(1e15)}, 1, beyond_cache=True)
     key = prepared.grid.keys[-1]
     by_warm_up = pace_of(tiny_folder, 1e-4, 1e-4, 1.0).expected_s(key)
@@ -93,7 +93,7 @@ def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_fold
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, phase: Phase) -> None:
-    """Without a cache, a float32 step reads 4 bytes for two FLOPs per weight. At 30 FLOPs per byte the knee is at 60."""
+    """Without a cache, a float32 step reads 4 bytes for two FLOPs per weight: at 30 FLOPs per byte, the knee is at 60."""
     roofs = Ceilings({"float32": roof(30e12)}, {READ: roof(1e12)}, 1, beyond_cache=True)
     options = Options(model=str(tiny_folder), new_tokens=4, dtype="float32", device="cpu", budget_s=1e9)
     prepared = prepare_batch_test(options, phase, context_len=1 if phase == "decode" else None, prompt_len=1)
