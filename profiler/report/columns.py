@@ -49,27 +49,33 @@ class Entry:
     number: bool
 
 
+
+def _rate(per_s: float) -> str:
+    """Return a rate whose unit is the heading, with a prefix where it is readable: `0.061e12` -> `61.0 G`."""
+    return scaled(per_s, "").rstrip()
+
+
 COLUMNS = (
-    Column("phase", lambda cell: cell.phase),
+    Column("phase", lambda cell: cell.phase, media=DOCUMENTS),
+    Column("batch x tokens", lambda cell: f"{cell.phase} {cell.batch_size} x {cell.key.cell.depth}", media=TERMINAL),
     Column("engine", lambda cell: cell.engine),
-    Column("batch", lambda cell: cell.batch_size),
+    Column("batch", lambda cell: cell.batch_size, media=DOCUMENTS),
     Column("prompt", lambda cell: cell.prompt_len, media=DOCUMENTS),
     Column("context", lambda cell: cell.context_len, media=DOCUMENTS),
-    Column("tokens", lambda cell: cell.key.cell.depth, media=TERMINAL),
     Column("status", lambda cell: cell.status, media=DOCUMENTS),
     Column("time", lambda cell: cell.latency_s, duration),
-    Column("±", half_width, percent),
+    Column("±", half_width, lambda width: percent(width) if width >= 0.1 else f"{100 * width:.1f} %"),
     Column("visits", lambda cell: cell.visits, media=DOCUMENTS),
     Column("p99", lambda cell: cell.p99_s, duration, DOCUMENTS),
     Column("TTFT", lambda cell: cell.ttft_s, duration, DOCUMENTS),
     Column("tokens/s", lambda cell: cell.tokens_per_s, significant, DOCUMENTS),
     Column("tok/s", lambda cell: cell.tokens_per_s, significant, TERMINAL),
-    Column("memory", lambda cell: cell.peak_memory_bytes, lambda value: scaled(value, "B")),
-    Column("TFLOP/s", lambda cell: cell.flops_per_s, lambda value: significant(value / 1e12)),
-    Column("GB/s", lambda cell: cell.bytes_per_s, lambda value: significant(value / 1e9)),
-    Column("MFU", lambda cell: cell.mfu, percent),
-    Column("MBU", lambda cell: cell.mbu, percent),
+    Column("FLOP/s", lambda cell: cell.flops_per_s, _rate),
+    Column("B/s", lambda cell: cell.bytes_per_s, _rate),
+    Column("MFU", lambda cell: cell.mfu, percent, DOCUMENTS),
+    Column("MBU", lambda cell: cell.mbu, percent, DOCUMENTS),
     Column("roof", lambda cell: cell.attained, percent),
+    Column("memory", lambda cell: cell.peak_memory_bytes, lambda value: scaled(value, "B")),
     Column("regime", lambda cell: cell.regime),
     Column("sure", lambda cell: cell.confidence),
     Column("noise", lambda cell: cell.noise, media=DOCUMENTS),

@@ -17,10 +17,12 @@ from profiler.report.blocks import (
     Section,
     Sentences,
     ShellCommand,
+    TextTable,
+    text_table,
 )
 from profiler.report.selection import first_engine, of_phase
-from profiler.store.folder import Run
-from profiler.units import clock_time, duration, percent, scaled, several, short_count
+from profiler.store.folder import CELLS_FILE, Run
+from profiler.units import duration, percent, scaled, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
@@ -62,9 +64,9 @@ def setting(run: Run) -> Section:
     lines = [
         f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {device.name}",
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
-        "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
-    return Section("", [Lines(lines, "paragraph")])
+    roofs = Lines(["measured roofs: " + ", ".join(roofs_lines(run))], "paragraph", media=FULL)
+    return Section("", [Lines(lines, "paragraph"), roofs])
 
 
 def roofs_lines(run: Run) -> list[str]:
@@ -109,18 +111,37 @@ def instrument_line(run: Run) -> str:
     return f"measurement overhead: {duration(mark_s)} per step, {words} of the fastest one"
 
 
-# Shorter stages are omitted from the line on wall time.
-_SHORTEST_STAGE_S = 0.5
+# Stages of a run before its budget begins, and the names of those after it in the table of seconds.
+_BEFORE = ("starting", "loading")
+_PARTS = {"roofs": "ceilings", "dispatch": "overhead", "timing": "timing", "replays": "replays", "levers": "trials"}
 
 
-def stage_line(run: Run) -> str | None:
-    """Return `wall time 2:05: timing 70 s, replays 10 s`: the stages of the run, the longest first."""
-    stages = run.document.stage_s
+def _after_loading_s(run: Run) -> dict[str, float]:
+    """Return the seconds of the stages that `--budget` counts."""
+    return {name: seconds for name, seconds in run.document.stage_s.items() if not name.startswith(_BEFORE)}
+
+
+def seconds_table(run: Run) -> TextTable:
+    """Return the seconds of each part of a run after loading, with their share."""
+    parts_s = dict.fromkeys((*_PARTS.values(), "rest"), 0.0)
+    for name, seconds in _after_loading_s(run).items():
+        parts_s[_PARTS.get(name, "rest")] += seconds
+    total_s = sum(parts_s.values())
+    rows = [[part, f"{seconds:.1f} s", percent(seconds / total_s)] for part, seconds in parts_s.items() if seconds]
+    return text_table(("after loading", "time", "share"), rows, media=FULL)
+
+
+def _time_lines(run: Run) -> list[str]:
+    """Return `measured for 58 s (--budget 60), after 7.6 s of imports and 1.2 s of loading`; nothing if not stored."""
+    stages, budget_s = run.document.stage_s, run.document.engine.budget_s
     if not stages:
-        return None
-    ordered = sorted(stages.items(), key=lambda item: -item[1])
-    parts = [f"{name} {seconds:.0f} s" for name, seconds in ordered if seconds >= _SHORTEST_STAGE_S]
-    return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
+        return []
+    budget = f" (--budget {budget_s:g})" if budget_s else ""
+    starting_s, after_s = stages.get("starting", 0.0), sum(_after_loading_s(run).values())
+    loading_s = sum(stages.values()) - starting_s - after_s
+    before = [f"{starting_s:.1f} s of imports"] if starting_s else []
+    before.append(f"{loading_s:.1f} s of loading")
+    return [f"measured for {after_s:.0f} s{budget}, after {' and '.join(before)}"]
 
 
 def method(run: Run) -> Section:
@@ -140,22 +161,21 @@ def method(run: Run) -> Section:
 def ending(run: Run) -> Section:
     """What measuring cost; at the end of a screen the warnings, where they are seen, and what to open next.
 
-    A first look has the warnings that change a conclusion, and the number of the others.
+    A first look has the warnings that change a conclusion.
     """
-    remarks, costs = run.document.remarks, [instrument_line(run), stage_line(run)]
-    changing = [warning for warning in run.document.warnings if warning not in remarks]
-    others = several(len(remarks), "warning that changes no conclusion", "warnings that change no conclusion")
+    changing = [warning for warning in run.document.warnings if warning not in run.document.remarks]
     blocks = [
-        Lines([line for line in costs if line], "dim", media=FULL),
+        seconds_table(run),
+        Lines([instrument_line(run)], "dim", media=FULL),
         Lines(run.document.warnings, "warning", media=FULL_SCREEN),
         Lines(changing, "warning", media=FIRST_LOOK),
-        Lines([f"{others}: --full"] if remarks else [], "dim", media=FIRST_LOOK),
         Lines(end_lines(run), "dim", media=TERMINAL),
     ]
-    return Section("", blocks)
+    return Section("Where the seconds went", blocks)
 
 
 def end_lines(run: Run) -> list[str]:
-    """Return the run's folder and, if it has a report, the page to open next: the end of a screen."""
+    """Return the seconds, the run's folder with its table and, if it has a report, the page to open next."""
     page = run.folder / "report.html"
-    return [f"run: {run.folder}", *([f"next: open {page}, or roofscope explain TERM"] if page.exists() else [])]
+    table = f"run: {run.folder} (its table: {CELLS_FILE}, or roofscope export)"
+    return [*_time_lines(run), table, *([f"next: open {page}, or roofscope explain TERM"] if page.exists() else [])]
