@@ -28,15 +28,15 @@ from profiler.report.blocks import (
 from profiler.report.columns import columns_with_values
 from profiler.report.glossary import roofline_words
 from profiler.report.roofline_data import point_words, roof_lines
-from profiler.report.selection import MOST_SIZES, evidence_of, first_engine, of_phase, spanning
+from profiler.report.selection import MOST_SIZES, first_engine, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled, several, significant
+from profiler.units import duration, several, significant
 
 
 def cells(run: Run) -> Section:
-    """Every cell, and why all are noisy if they are."""
-    blocks = [CellsTable(run), Lines(common_noise_lines(run), media=FULL)]
+    """Every cell, and why they are noisy if they are."""
+    blocks = [CellsTable(run), Lines(noise_lines(run), media=FULL)]
     return Section("Cells", blocks, "measured times; rates from counted work")
 
 
@@ -61,7 +61,7 @@ def _(block: CellsTable, console: Console) -> None:
             break
     console.print(table)
     some = [f"{len(shown)} of {len(cells)} rows; all are in cells.csv"] if len(shown) < len(cells) else []
-    for note in [*some, *_cell_notes(run), *(_memory_notes(run) if whole else [])]:
+    for note in [*some, *_cell_notes(run)]:
         console.print(UnbrokenText(note, "dim"))
 
 
@@ -135,40 +135,18 @@ def batch_lines(run: Run) -> list[str]:
     return lines if doubled else [*lines, "no batch size was doubled: roofscope batch-test measures it"]
 
 
-def _memory_notes(run: Run) -> list[str]:
-    """Return the most memory that a cell takes, counted and measured, next to the device's room, if it was measured.
-
-    On a CPU only the whole process is measured.
-    """
-    evidence = evidence_of(run)
-    peaks = [(evidence[cell.key], cell.peak_memory_bytes) for cell in run.measured if cell.key in evidence]
-    largest, measured = max(peaks, key=lambda each: each[0].predicted_peak_memory_bytes, default=(None, None))
-    if largest is None or not measured:
-        return []
-    sizes = largest.predicted_peak_memory_bytes, measured, run.document.device.memory_bytes
-    counted, held, room = (scaled(nbytes, "B") for nbytes in sizes)
-    whole = "with libraries and measuring, the process held" if run.document.device.kind == "cpu" else "measured"
-    return [f"memory: {largest.key.name} needs {counted} by the counts, {whole} {held}; the device has {room}"]
-
-
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def common_noise_lines(run: Run) -> list[str]:
-    """Return `all 32 cells: the machine itself drifted by 23 %`, if all cells share a kind of reason."""
-    total = len(run.document.evidence)
-    texts = [text for cells, text in _noise_kinds(run) if len(cells) == total > 1]
-    return [f"all {total} cells: {'; '.join(texts)}"] if texts else []
-
-
-def _noise_kinds(run: Run) -> list[tuple[list[CellKey], str]]:
-    """Return the cells of each kind of noise reason (its text without figures), and the reason; most frequent first."""
-    kinds: dict[str, dict[CellKey, str]] = {}
+def noise_lines(run: Run) -> list[str]:
+    """Return `4 of 32 cells: time known to within 3 to 9 %`: each kind of noise reason, the most frequent first."""
+    kinds: dict[str, list[str]] = {}
     for item in run.document.evidence:
         for why in item.noise_reasons:
-            kinds.setdefault(_NUMBER.sub("#", why), {})[item.key] = why
+            kinds.setdefault(_NUMBER.sub("#", why), []).append(why)
+    total = len(run.document.evidence)
     ranked = sorted(kinds.values(), key=len, reverse=True)
-    return [(list(texts), _together(list(texts.values()))) for texts in ranked]
+    return [f"{len(reasons)} of {several(total, 'cell', 'cells')}: {_together(reasons)}" for reasons in ranked]
 
 
 def _together(texts: Sequence[str]) -> str:

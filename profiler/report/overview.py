@@ -20,7 +20,7 @@ from profiler.report.blocks import (
     TextTable,
     text_table,
 )
-from profiler.report.selection import first_engine, of_phase
+from profiler.report.selection import first_engine
 from profiler.store.folder import CELLS_FILE, Run
 from profiler.units import duration, percent, scaled, short_count
 
@@ -96,21 +96,6 @@ def _of_sheet(roof: Roof, peak: float | None) -> str:
     return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
 
 
-# A smaller share of a step, taken by the measurement itself, has no figure.
-_LEAST_OVERHEAD = 0.01
-
-
-def instrument_line(run: Run) -> str:
-    """Return the overhead of the measurement per step, absolute and as a share of the fastest decode step."""
-    mark_s = run.document.engine.instrument_s_per_step
-    fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
-    if mark_s is None or fastest_s is None:
-        return "measurement overhead: not known"
-    share = mark_s / fastest_s
-    words = percent(share) if share >= _LEAST_OVERHEAD else f"less than {percent(_LEAST_OVERHEAD)}"
-    return f"measurement overhead: {duration(mark_s)} per step, {words} of the fastest one"
-
-
 # Stages of a run before its budget begins, and the names of those after it in the table of seconds.
 _BEFORE = ("starting", "loading")
 _PARTS = {"roofs": "ceilings", "dispatch": "overhead", "timing": "timing", "replays": "replays", "levers": "trials"}
@@ -128,7 +113,9 @@ def seconds_table(run: Run) -> TextTable:
         parts_s[_PARTS.get(name, "rest")] += seconds
     total_s = sum(parts_s.values())
     rows = [[part, f"{seconds:.1f} s", percent(seconds / total_s)] for part, seconds in parts_s.items() if seconds]
-    return text_table(("after loading", "time", "share"), rows, media=FULL)
+    mark_s = run.document.engine.instrument_s_per_step
+    caption = f"reading the clock adds {duration(mark_s)} to a step" if mark_s is not None else ""
+    return text_table(("after loading", "time", "share"), rows, caption=caption, media=FULL)
 
 
 def _time_lines(run: Run) -> list[str]:
@@ -148,9 +135,8 @@ def method(run: Run) -> Section:
     """How to read the figures, and the command that repeats the run."""
     coverage = run.document.counting.coverage
     text = (
-        "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
-        " visit. Rates use model work, the algorithm's minimum; the library's work beyond it is avoidable."
-        " Verdicts use the roofs measured here, never a datasheet."
+        "Times are medians with a 95 % interval whose unit is the visit. Rates use model work, the algorithm's minimum;"
+        " the library's work beyond it is avoidable. Verdicts use the roofs measured here, never a datasheet."
     )
     text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
     words = "roofscope explain TERM --run . explains each word of this report, with the figures of this run."
@@ -166,7 +152,6 @@ def ending(run: Run) -> Section:
     changing = [warning for warning in run.document.warnings if warning not in run.document.remarks]
     blocks = [
         seconds_table(run),
-        Lines([instrument_line(run)], "dim", media=FULL),
         Lines(run.document.warnings, "warning", media=FULL_SCREEN),
         Lines(changing, "warning", media=FIRST_LOOK),
         Lines(end_lines(run), "dim", media=TERMINAL),
