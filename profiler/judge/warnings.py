@@ -148,7 +148,10 @@ def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> l
     """Cells without a number, and cells that failed after an earlier visit: a sentence per kind of reason."""
     words = {
         False: ("cell has no number", "cells have no number"),
-        True: ("cell failed in a later visit and keeps its number", "cells failed in a later visit and keep their numbers"),
+        True: (
+            "cell failed in a later visit and keeps its number",
+            "cells failed in a later visit and keep their numbers",
+        ),
     }
     alike: dict[tuple[bool, Status, str], list[Gap]] = {}
     for cell, gap in gaps.items():

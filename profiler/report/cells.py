@@ -30,7 +30,7 @@ from profiler.report.glossary import roofline_words
 from profiler.report.roofline_data import point_words, roof_lines
 from profiler.report.selection import MOST_SIZES, first_engine, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
-from profiler.store.folder import Run
+from profiler.store.folder import CELLS_FILE, Run
 from profiler.units import duration, several, significant
 
 
@@ -84,25 +84,20 @@ def _cell_notes(run: Run) -> list[str]:
     """Return what the columns mean, what doubling the batch gives, and which cells have no row."""
     once = sum(result.visits == 1 for result in run.measured)
     two = f" ({several(once, 'row has', 'rows have')} one visit, which shows none)" if once else ""
-    roofs = roofline_words(run)
-    legend = f"±: half of the 95 % interval{two}" + (f"; roof: share of {roofs}" if roofs else "")
-    return [legend, *batch_lines(run), *_left_out_lines(run)]
+    roofs = f"; roof: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
+    return [f"±: half of the 95 % interval{two}{roofs}", *batch_lines(run), *_left_out_lines(run)]
 
 
 def _left_out_lines(run: Run) -> list[str]:
     """Return the larger default grid, and the cells that a run of an older version forecast."""
-    larger, ranges, lines = run.document.grid.larger, [], []
+    larger, lines = run.document.grid.larger, []
     if larger is not None:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
         needs = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
         lines.append(f"left out: the grid of prompts {prompts} x batches {batches}, which {needs}")
-    forecast = [result for result in run.results if result.status == "forecast"]
-    for phase in PHASES:
-        if times_s := [result.latency_s for result in of_phase(forecast, phase)]:
-            ranges.append(f"{phase} {' to '.join(dict.fromkeys(map(duration, (min(times_s), max(times_s)))))}")
-    if forecast:
-        cells = several(len(forecast), "more cell was", "more cells were")
-        lines.append(f"{cells} forecast, as runs recorded before did: {', '.join(ranges)} (--full, cells.csv)")
+    if forecast := sum(result.status == "forecast" for result in run.results):
+        rows = several(forecast, "more row was", "more rows were")
+        lines.append(f"{rows} forecast, as runs recorded before did: --full, {CELLS_FILE}")
     return lines
 
 
@@ -125,7 +120,8 @@ def batch_lines(run: Run) -> list[str]:
                 if {step.smaller, step.larger} <= usable:
                     ends = ((step.larger / step.smaller) ** (1 - slope) for slope in (step.high, step.low))
                     factor = " to ".join(dict.fromkeys(significant(end, 2) for end in ends))
-                    gains.setdefault((step.smaller, step.larger), []).append(f"{phase} {factor} times the tokens/s")
+                    gained = gains.setdefault((step.smaller, step.larger), [])
+                    gained.append(f"{factor}{'' if gained else ' times the tokens'} in {phase}")
     doubled = [sizes for sizes in gains if sizes[1] == 2 * sizes[0]]
     shown = (doubled or list(gains))[:_MOST_STEPS]
     lines = [

@@ -49,7 +49,6 @@ class Entry:
     number: bool
 
 
-
 def _rate(per_s: float) -> str:
     """Return a rate whose unit is the heading, with a prefix where it is readable: `0.061e12` -> `61.0 G`."""
     return scaled(per_s, "").rstrip()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from profiler.facts.measurements import WITHOUT_CUDNN
-from profiler.facts.roofs import Roof, memory_roof
 from profiler.judge.how_to import how_to
 from profiler.report.blocks import (
     DOCUMENTS,
@@ -20,9 +19,8 @@ from profiler.report.blocks import (
     TextTable,
     text_table,
 )
-from profiler.report.selection import first_engine
 from profiler.store.folder import CELLS_FILE, Run
-from profiler.units import duration, percent, scaled, short_count
+from profiler.units import duration, percent, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
@@ -58,42 +56,14 @@ def warnings(run: Run) -> Section:
 
 
 def setting(run: Run) -> Section:
-    """The model, the device and its roofs."""
-    device, prompts = run.document.device, run.document.grid.prompts
+    """The model and the device."""
+    prompts = run.document.grid.prompts
     precision = run.model.precision + (", random weights" if run.model.weights == "random" else "")
     lines = [
-        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {device.name}",
+        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {run.document.device.name}",
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
     ]
-    roofs = Lines(["measured roofs: " + ", ".join(roofs_lines(run))], "paragraph", media=FULL)
-    return Section("", [Lines(lines, "paragraph"), roofs])
-
-
-def roofs_lines(run: Run) -> list[str]:
-    """Return the measured roofs, each with the datasheet's value if there is one."""
-    ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
-    bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
-    lines = ["the memory roof is not known"]
-    if bandwidth is not None:
-        share = _of_sheet(memory_roof(ceilings.memory), device.datasheet_bytes_per_s)
-        lines = [f"memory {scaled(bandwidth, 'B/s')}{share}"]
-    if compute:
-        share = _of_sheet(compute, device.datasheet_flops_per_s)
-        lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
-    by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
-    smallest = min(by_batch, default=None)
-    if first_engine(run) in run.document.engine.owned:
-        return [*lines, f"dispatch is part of the time of {first_engine(run)}"]
-    lines.append(
-        "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} per decode step"
-    )
-    return lines
-
-
-def _of_sheet(roof: Roof, peak: float | None) -> str:
-    if not roof.measured:
-        return " (the datasheet's, not measured)"
-    return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
+    return Section("", [Lines(lines, "paragraph")])
 
 
 # Stages of a run before its budget begins, and the names of those after it in the table of seconds.
@@ -123,7 +93,7 @@ def _time_lines(run: Run) -> list[str]:
     stages, budget_s = run.document.stage_s, run.document.engine.budget_s
     if not stages:
         return []
-    budget = f" (--budget {budget_s:g})" if budget_s else ""
+    budget = f" (--budget {round(budget_s, 1):g})" if budget_s else ""
     starting_s, after_s = stages.get("starting", 0.0), sum(_after_loading_s(run).values())
     loading_s = sum(stages.values()) - starting_s - after_s
     before = [f"{starting_s:.1f} s of imports"] if starting_s else []
@@ -160,7 +130,7 @@ def ending(run: Run) -> Section:
 
 
 def end_lines(run: Run) -> list[str]:
-    """Return the seconds, the run's folder with its table and, if it has a report, the page to open next."""
-    page = run.folder / "report.html"
-    table = f"run: {run.folder} (its table: {CELLS_FILE}, or roofscope export)"
-    return [*_time_lines(run), table, *([f"next: open {page}, or roofscope explain TERM"] if page.exists() else [])]
+    """Return the seconds, the run's folder, and what to open next: its report if it has one, and its table."""
+    page = "report.html; " if (run.folder / "report.html").exists() else ""
+    files = f"next: {page}table: {CELLS_FILE}, roofscope export; roofscope explain TERM"
+    return [*_time_lines(run), f"run: {run.folder}", files]

@@ -38,9 +38,9 @@ _ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|
 MOST_LINES = 45
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
 _MOST_ITEMS = (40, 36, 32, 28, 24, 20, 18, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
-"""Rows or lines that each block of a first look has at most: the first number with which it fits."""
-_LEAST_ROWS = 4
-"""Only a table that would get fewer rows costs the answer a sentence."""
+"""Rows, sentences or lines that each block of a first look has at most: the first number with which it fits."""
+_FEW_ROWS = 8
+"""From this number of rows on, the answer has all of its sentences."""
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
@@ -103,10 +103,8 @@ def print_sections(
         console.file.write(whole)
         return
     blocks = _blocks(sections, "first look")
-    some = [most for most in _MOST_ITEMS if most >= _LEAST_ROWS]
-    for most, of_all in [*((most, False) for most in some), *((most, True) for most in _MOST_ITEMS)]:
-        shorter = (block if isinstance(block, Sentences) and not of_all else shortened(block, most) for block in blocks)
-        short = _printed(list(shorter), console)
+    for most in _MOST_ITEMS:
+        short = _printed([shortened(block, most) for block in blocks], console)
         if short.count("\n") < most_lines:
             break
     short = "".join(short.splitlines(keepends=True)[: most_lines - 1])
@@ -140,7 +138,7 @@ def shortened(block: Block, most: int) -> Block:
 
 @shortened.register
 def _(block: Sentences, most: int) -> Sentences:
-    return replace(block, sentences=block.sentences[:most])
+    return block if most >= _FEW_ROWS else replace(block, sentences=block.sentences[:most])
 
 
 @shortened.register

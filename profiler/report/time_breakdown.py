@@ -45,10 +45,6 @@ class Segment:
     """The left end of the segment; negative terms extend to the left of zero."""
 
     @property
-    def name(self) -> str:
-        return TERMS[self.term].name
-
-    @property
     def words(self) -> str:
         """Its short name and its share."""
         return f"{TERMS[self.term].short} {percent(self.share)}"
@@ -89,14 +85,16 @@ def why_no_bar(result: CellResult) -> str:
     if result.noise == "unusable":
         return f"is known only to within {percent(result.time.half_width)}"
     if result.unexplained_s < -result.latency_s:  # the machine changed between the measurements
-        return f"has {percent(result.unexplained_s / result.latency_s)} unexplained: its parts took longer by themselves"
+        return (
+            f"has {percent(result.unexplained_s / result.latency_s)} unexplained: its parts took longer by themselves"
+        )
     return ""
 
 
 def _no_bar_lines(results: Sequence[CellResult]) -> list[str]:
-    """Return `no bar for 2 cells: decode 1 x 64 is known only to within 40 %`, naming the first."""
+    """Return `no bar for 2 cells (first: decode 1 x 64 is known only to within 40 %)`."""
     without = [f"{result.key.name} {why}" for result in results if (why := why_no_bar(result))]
-    return [f"no bar for {several(len(without), 'cell', 'cells')}: {without[0]}"] if without else []
+    return [f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"] if without else []
 
 
 def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
@@ -130,7 +128,8 @@ _TITLE = "where the time goes"
 
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
-    most_a_phase, most_terms = (2, 4) if block.short else (8, None)
+    # With four terms a row is wider than 80 columns.
+    most_a_phase, most_terms = (2, 4 if console.width > 80 else 3) if block.short else (8, None)
     cells = of_first_engine(block.run)
     bars = breakdown_bars(cells, most_a_phase)
     if bars and console.color_system and not console.no_color and console.encoding.startswith("utf"):

@@ -98,10 +98,10 @@ def doubled(*batches: int, noise: str = "quiet") -> Run:
 
 def test_a_measured_doubling_says_how_many_times_the_tokens_it_gives() -> None:
     """Time that grows by 2^0.4 to 2^0.6 with twice the sequences is 2^0.4 to 2^0.6 (1.3 to 1.5) times the tokens/s."""
-    assert batch_lines(doubled(1, 2)) == ["batch x2 (1 to 2): decode 1.3 to 1.5 times the tokens/s"]
+    assert batch_lines(doubled(1, 2)) == ["batch x2 (1 to 2): 1.3 to 1.5 times the tokens in decode"]
     assert batch_lines(doubled(1, 2, 6)) == batch_lines(doubled(1, 2))
     missing = "no batch size was doubled: roofscope batch-test measures it"
-    assert batch_lines(doubled(1, 4)) == ["batch x4 (1 to 4): decode 1.7 to 2.3 times the tokens/s", missing]
+    assert batch_lines(doubled(1, 4)) == ["batch x4 (1 to 4): 1.7 to 2.3 times the tokens in decode", missing]
     assert batch_lines(doubled(1, 2, noise="unusable")) == [missing]
 
 
