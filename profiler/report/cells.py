@@ -85,20 +85,15 @@ def _cell_notes(run: Run) -> list[str]:
     once = sum(result.visits == 1 for result in run.measured)
     two = f" ({several(once, 'row has', 'rows have')} one visit, which shows none)" if once else ""
     roofs = f"; roof: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
-    return [f"±: half of the 95 % interval{two}{roofs}", *batch_lines(run), *_left_out_lines(run)]
-
-
-def _left_out_lines(run: Run) -> list[str]:
-    """Return the larger default grid, and the cells that a run of an older version forecast."""
-    larger, lines = run.document.grid.larger, []
-    if larger is not None:
+    notes = [f"±: half of the 95 % interval{two}{roofs}", *batch_lines(run)]
+    if larger := run.document.grid.larger:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
-        needs = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
-        lines.append(f"left out: the grid of prompts {prompts} x batches {batches}, which {needs}")
+        why = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
+        notes.append(f"left out: prompts {prompts} x batches {batches}; {why}")
     if forecast := sum(result.status == "forecast" for result in run.results):
         rows = several(forecast, "more row was", "more rows were")
-        lines.append(f"{rows} forecast, as runs recorded before did: --full, {CELLS_FILE}")
-    return lines
+        notes.append(f"{rows} forecast, as runs recorded before did: --full, {CELLS_FILE}")
+    return notes
 
 
 _MOST_STEPS = 2
@@ -125,8 +120,7 @@ def batch_lines(run: Run) -> list[str]:
     doubled = [sizes for sizes in gains if sizes[1] == 2 * sizes[0]]
     shown = (doubled or list(gains))[:_MOST_STEPS]
     lines = [
-        f"batch x{larger / smaller:g} ({smaller} to {larger}): {', '.join(gains[smaller, larger])}"
-        for smaller, larger in shown
+        f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}" for small, large in shown
     ]
     return lines if doubled else [*lines, "no batch size was doubled: roofscope batch-test measures it"]
 

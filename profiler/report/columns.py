@@ -49,11 +49,6 @@ class Entry:
     number: bool
 
 
-def _rate(per_s: float) -> str:
-    """Return a rate whose unit is the heading, with a prefix where it is readable: `0.061e12` -> `61.0 G`."""
-    return scaled(per_s, "").rstrip()
-
-
 COLUMNS = (
     Column("phase", lambda cell: cell.phase, media=DOCUMENTS),
     Column("batch x tokens", lambda cell: f"{cell.phase} {cell.batch_size} x {cell.key.cell.depth}", media=TERMINAL),
@@ -69,8 +64,8 @@ COLUMNS = (
     Column("TTFT", lambda cell: cell.ttft_s, duration, DOCUMENTS),
     Column("tokens/s", lambda cell: cell.tokens_per_s, significant, DOCUMENTS),
     Column("tok/s", lambda cell: cell.tokens_per_s, significant, TERMINAL),
-    Column("FLOP/s", lambda cell: cell.flops_per_s, _rate),
-    Column("B/s", lambda cell: cell.bytes_per_s, _rate),
+    Column("FLOP/s", lambda cell: cell.flops_per_s, lambda per_s: scaled(per_s, "").rstrip()),
+    Column("B/s", lambda cell: cell.bytes_per_s, lambda per_s: scaled(per_s, "").rstrip()),
     Column("MFU", lambda cell: cell.mfu, percent, DOCUMENTS),
     Column("MBU", lambda cell: cell.mbu, percent, DOCUMENTS),
     Column("roof", lambda cell: cell.attained, percent),

@@ -90,15 +90,12 @@ def seconds_table(run: Run) -> TextTable:
 
 def _time_lines(run: Run) -> list[str]:
     """Return `measured for 58 s (--budget 60), after 7.6 s of imports and 1.2 s of loading`; nothing if not stored."""
-    stages, budget_s = run.document.stage_s, run.document.engine.budget_s
-    if not stages:
-        return []
+    stages, after_s, budget_s = run.document.stage_s, _after_loading_s(run), run.document.engine.budget_s
     budget = f" (--budget {round(budget_s, 1):g})" if budget_s else ""
-    starting_s, after_s = stages.get("starting", 0.0), sum(_after_loading_s(run).values())
-    loading_s = sum(stages.values()) - starting_s - after_s
-    before = [f"{starting_s:.1f} s of imports"] if starting_s else []
-    before.append(f"{loading_s:.1f} s of loading")
-    return [f"measured for {after_s:.0f} s{budget}, after {' and '.join(before)}"]
+    before = [
+        f"{s:.1f} s of {name.replace('starting', 'imports')}" for name, s in stages.items() if name not in after_s
+    ]
+    return [f"measured for {sum(after_s.values()):.0f} s{budget}, after {' and '.join(before)}"] if before else []
 
 
 def method(run: Run) -> Section:

@@ -38,9 +38,7 @@ _ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|
 MOST_LINES = 45
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
 _MOST_ITEMS = (40, 36, 32, 28, 24, 20, 18, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
-"""Rows, sentences or lines that each block of a first look has at most: the first number with which it fits."""
-_FEW_ROWS = 8
-"""From this number of rows on, the answer has all of its sentences."""
+"""Rows or lines that each block of a first look has at most, and twice its sentences: the first with which it fits."""
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
@@ -138,7 +136,7 @@ def shortened(block: Block, most: int) -> Block:
 
 @shortened.register
 def _(block: Sentences, most: int) -> Sentences:
-    return block if most >= _FEW_ROWS else replace(block, sentences=block.sentences[:most])
+    return replace(block, sentences=block.sentences[: (most + 1) // 2])  # a sentence takes two lines or more
 
 
 @shortened.register

@@ -85,9 +85,7 @@ def why_no_bar(result: CellResult) -> str:
     if result.noise == "unusable":
         return f"is known only to within {percent(result.time.half_width)}"
     if result.unexplained_s < -result.latency_s:  # the machine changed between the measurements
-        return (
-            f"has {percent(result.unexplained_s / result.latency_s)} unexplained: its parts took longer by themselves"
-        )
+        return f"has {percent(result.unexplained_s / result.latency_s)} unexplained: its parts took longer"
     return ""
 
 
