@@ -42,9 +42,7 @@ def answer(
     sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
-    for phase in dict.fromkeys(cell.key.phase for cell in cells):
-        if not any(cell.usable for cell in cells if cell.key.phase == phase):
-            sentences.append(f"No time of a {phase} is known to within a tenth: measure again on a quieter machine.")
+    phases = {cell.key.phase for cell in cells}
     cells = [cell for cell in cells if cell.usable]
     decodes = sorted(
         (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
@@ -58,6 +56,8 @@ def answer(
         )
     if prefills:
         sentences.append(_prefill_sentence(prefills, setting))
+    for phase in sorted(phases - {cell.key.phase for cell in cells}):
+        sentences.append(f"No time of a {phase} is known to within a tenth: measure again on a quieter machine.")
     if busy:
         return sentences
     if decodes:

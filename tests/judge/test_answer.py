@@ -81,7 +81,7 @@ def test_a_time_that_is_not_usable_is_in_no_headline() -> None:
         of_parts(breakdown(3e-2, 1e-2), "memory-bound", two),
         of_parts(breakdown(7e-2, 1e-2), "compute-bound", prefill, usable=False),
     ]
-    unknown, first, *_ = said = answer(cells, SETTING)
+    first, unknown, *_ = said = answer(cells, SETTING)
     assert unknown == "No time of a prefill is known to within a tenth: measure again on a quieter machine."
     assert first.startswith("Decode at batch 2 is memory-bound: 30.0 ms per step")
     assert not any(time in " ".join(said) for time in ("20.0 ms", "70.0 ms"))
