@@ -91,8 +91,8 @@ def _cell_notes(run: Run) -> list[str]:
         why = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
         notes.append(f"left out: prompts {prompts} x batches {batches}; {why}")
     if forecast := sum(result.status == "forecast" for result in run.results):
-        rows = several(forecast, "more row was", "more rows were")
-        notes.append(f"{rows} forecast, as runs recorded before did: --full, {CELLS_FILE}")
+        rows = several(forecast, "row is", "rows are")
+        notes.append(f"{rows} forecast, as in runs recorded before 0.5.0: --full, {CELLS_FILE}")
     return notes
 
 

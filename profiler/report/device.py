@@ -13,7 +13,7 @@ from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings
 from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
-from profiler.report.blocks import DOCUMENTS, FULL, Lines, Section, TextTable, text_table
+from profiler.report.blocks import DOCUMENTS, Lines, Section, TextTable, text_table
 from profiler.store.folder import Run
 from profiler.units import duration, percent, processors, scaled, significant
 
@@ -59,7 +59,7 @@ def device(run: Run) -> Section:
     note = f"roofs measured on {measured_at}{sheet}; the rest during the run"
     of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
     roofs = roofs_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
-    return Section("Roofs, device and software", [roofs, health], note, FULL)
+    return Section("Roofs, device and software", [roofs, health], note, DOCUMENTS)
 
 
 def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]:

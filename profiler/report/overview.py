@@ -83,9 +83,7 @@ def seconds_table(run: Run) -> TextTable:
         parts_s[_PARTS.get(name, "rest")] += seconds
     total_s = sum(parts_s.values())
     rows = [[part, f"{seconds:.1f} s", percent(seconds / total_s)] for part, seconds in parts_s.items() if seconds]
-    mark_s = run.document.engine.instrument_s_per_step
-    caption = f"reading the clock adds {duration(mark_s)} to a step" if mark_s is not None else ""
-    return text_table(("after loading", "time", "share"), rows, caption=caption, media=FULL)
+    return text_table(("after loading", "time", "share"), rows, media=FULL)
 
 
 def _time_lines(run: Run) -> list[str]:
@@ -117,8 +115,10 @@ def ending(run: Run) -> Section:
     A first look has the warnings that change a conclusion.
     """
     changing = [warning for warning in run.document.warnings if warning not in run.document.remarks]
+    mark_s = run.document.engine.instrument_s_per_step
     blocks = [
         seconds_table(run),
+        Lines([f"reading the clock adds {duration(mark_s)} to a step"] if mark_s else [], "dim", media=FULL),
         Lines(run.document.warnings, "warning", media=FULL_SCREEN),
         Lines(changing, "warning", media=FIRST_LOOK),
         Lines(end_lines(run), "dim", media=TERMINAL),
@@ -128,6 +128,6 @@ def ending(run: Run) -> Section:
 
 def end_lines(run: Run) -> list[str]:
     """Return the seconds, the run's folder, and what to open next: its report if it has one, and its table."""
-    page = "report.html; " if (run.folder / "report.html").exists() else ""
-    files = f"next: {page}table: {CELLS_FILE}, roofscope export; roofscope explain TERM"
+    page = "next: report.html; " if (run.folder / "report.html").exists() else ""
+    files = f"{page}table: {CELLS_FILE}, roofscope export; roofscope explain TERM"
     return [*_time_lines(run), f"run: {run.folder}", files]

@@ -142,7 +142,7 @@ def _print_bars(bars: Sequence[BreakdownBar], console: Console) -> None:
     legend = Text(f"{_TITLE}: ")
     for number, term in enumerate(terms_of(bars)):
         legend.append(", " if number else "").append(_BLOCK, style=TERMS[term].screen_color)
-        legend.append(f" {TERMS[term].name}")
+        legend.append(f" {TERMS[term].short}")
     console.print(legend)
     widest = max(len(bar.name) for bar in bars)
     for bar in bars:

@@ -83,4 +83,4 @@ def test_full_has_all_lines() -> None:
     assert short[-1] == f"{len(full) - len(short) + 1} more lines: {whole_by}"
     assert sum("(forecast)" in line for line in full) == 28
     assert not any("(forecast)" in line for line in short)
-    assert any(line.startswith("28 more rows were forecast, as runs recorded before did") for line in short)
+    assert any(line.startswith("28 rows are forecast, as in runs recorded before") for line in short)
