@@ -35,14 +35,15 @@ from profiler.units import duration, several, significant
 
 
 def cells(run: Run) -> Section:
-    """Every cell, and why they are noisy if they are."""
-    blocks = [CellsTable(run), Lines(noise_lines(run), media=FULL)]
+    """Every cell, and why they are noisy if they are. The terminal prints the notes with the table."""
+    notes = Lines(_cell_notes(run), media=DOCUMENTS)
+    blocks = [CellsTable(run), notes, Lines(noise_lines(run), media=FULL)]
     return Section("Cells", blocks, "measured times; rates from counted work")
 
 
-_UNBOUNDED = 1000
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: "-"}
 _FLAGS = "flags"
+_MOST_STEPS = 2
 # What a narrow terminal omits first: the flags of a regime, and columns that the others imply.
 _FIRST_TO_GO = ("memory", _FLAGS, "B/s", "FLOP/s", "tok/s")
 
@@ -54,7 +55,7 @@ def _(block: CellsTable, console: Console) -> None:
     cells = [result for result in run.results if whole or result.status != "forecast"]
     phases = sum(bool(of_phase(cells, phase)) for phase in PHASES)
     shown = cells if block.most is None or len(cells) <= block.most else spanning(cells, max(1, block.most // phases))
-    unbounded = console.options.update(max_width=_UNBOUNDED)
+    unbounded = console.options.update(max_width=10 * console.width)
     for omitted, gap in itertools.product(range(len(_FIRST_TO_GO) + 1), (2, 1)):
         table = rich_table(_cells_table(run, shown, _FIRST_TO_GO[:omitted]), gap=gap)
         if console.measure(table, options=unbounded).maximum <= console.width:
@@ -94,9 +95,6 @@ def _cell_notes(run: Run) -> list[str]:
         rows = several(forecast, "row is", "rows are")
         notes.append(f"{rows} forecast, as in runs recorded before 0.5.0: --full, {CELLS_FILE}")
     return notes
-
-
-_MOST_STEPS = 2
 
 
 def batch_lines(run: Run) -> list[str]:

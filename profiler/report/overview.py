@@ -118,6 +118,7 @@ def ending(run: Run) -> Section:
     mark_s = run.document.engine.instrument_s_per_step
     blocks = [
         seconds_table(run),
+        Lines(_time_lines(run), "dim", media=DOCUMENTS),
         Lines([f"reading the clock adds {duration(mark_s)} to a step"] if mark_s else [], "dim", media=FULL),
         Lines(run.document.warnings, "warning", media=FULL_SCREEN),
         Lines(changing, "warning", media=FIRST_LOOK),
