@@ -35,7 +35,7 @@ from profiler.units import unbroken
 WIDTH = 100
 _LEAST = 40
 _ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|"})
-MOST_LINES = 45
+MOST_LINES = 60
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
 _MOST_ITEMS = (40, 36, 32, 28, 24, 20, 18, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 """Rows or lines that each block of a first look has at most, and twice its sentences: the first with which it fits."""
