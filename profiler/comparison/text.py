@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from profiler.comparison.compare import Change, Comparison
@@ -16,6 +17,8 @@ REASON = "reason"
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
+_BUDGET = r" --budget \S+"
+_GRID = r""" --(?:context-lens|prompts|prompt-lens|batch-sizes|new-tokens) (?:'[^']*'|"'"|[^\s'"])+"""
 
 
 def changes_section(comparison: Comparison) -> Section:
@@ -77,9 +80,7 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     verdicts = [several(counts[name], f"is {word}", f"are {word}") for name, word in words if counts[name]]
     cells = several(len(comparison.changes), "common cell", "common cells")
     sentences = [f"Of {cells}, {', '.join(verdicts)}." if verdicts else "The two have no common cell."]
-    unmatched = (("first", comparison.only_before), ("second", comparison.only_after))
-    sentences += [f"{several(count, 'cell is', 'cells are')} only in the {side}." for side, count in unmatched if count]
-    sentences += machine_sentences(comparison)
+    sentences += shared_sentences(comparison)
     claims = [item for item in comparison.changes if item.is_claim]
     claims.sort(key=lambda item: -abs(item.difference.log_ratio))
     sentences += [f"{item.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
@@ -98,9 +99,15 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def machine_sentences(comparison: Comparison) -> list[str]:
-    """Sentences on the claimed shifts of the machine itself, one per resource."""
+def shared_sentences(comparison: Comparison) -> list[str]:
+    """Sentences of compare and gate: cells that only one side has, and claimed shifts of the machine itself."""
+    sides = (("first", comparison.before, comparison.only_before), ("second", comparison.after, comparison.only_after))
     sentences = []
+    for (name, side, count), (other_name, other, _) in (sides, sides[::-1]):
+        if count and comparison.comparable:
+            command = on_grid_of(other, side)
+            measures = f"; this measures them for the {other_name}: `{command}`" if command else ""
+            sentences.append(f"{several(count, 'cell is', 'cells are')} only in the {name}{measures}.")
     for shift in comparison.shifts:
         if shift.claimed and abs(shift.ratio - 1) > _LEAST_SHIFT:
             word = "slower" if shift.ratio > 1 else "faster"
@@ -114,11 +121,17 @@ def machine_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
+def on_grid_of(run: Side, other: Side) -> str:
+    """The command that repeats a run on the grid of the other, whole; empty for other tools and for equal grids."""
+    own, grid = ("".join(re.findall(_GRID, side.command)) for side in (run, other))
+    return re.sub(f"{_GRID}|{_BUDGET}", "", run.command) + grid if own and grid and own != grid else ""
+
+
 def difference_lines(comparison: Comparison) -> list[str]:
     """Lines on the settings that differ, the most important first, and on processors that neither run recorded."""
-    lines = [f"differs: {item.words}" for item in comparison.differences] or [
-        "no known setting differs between the two"
-    ]
+    named_alike = comparison.before.settings.keys() == comparison.after.settings.keys()
+    none = "no known setting differs between the two" if named_alike else "no setting that both name differs"
+    lines = [f"differs: {item.words}" for item in comparison.differences] or [none]
     if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
         name = comparison.before.settings.get("device", "")
         lines.append(f"neither run recorded its processor's family; several are named {name}")
@@ -128,7 +141,7 @@ def difference_lines(comparison: Comparison) -> list[str]:
     ):
         # llama-bench's tables, for one, leave out what has its default value.
         only = [f"{name} {value}" for name, value in side.settings.items() if name not in other.settings]
-        if only and side.tool == other.tool != ROOFSCOPE:
+        if only and ROOFSCOPE not in (side.tool, other.tool):
             lines.append(f"{word}: only this file says {', '.join(only)}")
         lines += [f"{word}: {remark}" for remark in side.remarks]
     return lines
