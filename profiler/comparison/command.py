@@ -13,7 +13,7 @@ from profiler.comparison.documents import changes_frame
 from profiler.comparison.gate import Gate
 from profiler.comparison.gate import gate as gate_of
 from profiler.comparison.side import in_order, read_side
-from profiler.comparison.text import on_grid_of
+from profiler.comparison.text import measuring
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 
@@ -50,12 +50,11 @@ def compared(before: Path, after: Path, *, anyway: bool = False, tp: Sequence[in
     if not (anyway or comparison.comparable):
         raise RequestError(f"not comparable: {comparison.refusal}. --anyway shows them side by side.")
     if not comparison.changes:
-        command = on_grid_of(comparison.after, comparison.before)
-        measures = f"; this measures those of the first for the second: `{command}`" if command else ""
         first, other = (in_order(list(side.cells))[0].name for side in (comparison.before, comparison.after))
         raise RequestError(
             f"{before} and {after} have no cell in common: the first has {comparison.only_before}, the second"
-            f" {comparison.only_after}, such as {first} and {other}{measures}."
+            f" {comparison.only_after}, such as {first} and {other}"
+            f"{measuring('second', comparison.after, comparison.before)}."
         )
     return comparison
 

@@ -17,7 +17,6 @@ REASON = "reason"
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
-_BUDGET = r" --budget \S+"
 _GRID = r""" --(?:context-lens|prompts|prompt-lens|batch-sizes|new-tokens) (?:'[^']*'|"'"|[^\s'"])+"""
 
 
@@ -101,12 +100,11 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
 
 def shared_sentences(comparison: Comparison) -> list[str]:
     """Sentences of compare and gate: cells that only one side has, and claimed shifts of the machine itself."""
-    sides = (("first", comparison.before, comparison.only_before), ("second", comparison.after, comparison.only_after))
+    pair = (("first", comparison.before, comparison.only_before), ("second", comparison.after, comparison.only_after))
     sentences = []
-    for (name, side, count), (other_name, other, _) in (sides, sides[::-1]):
+    for (name, side, count), (other_name, other, _) in (pair, pair[::-1]):
         if count and comparison.comparable:
-            command = on_grid_of(other, side)
-            measures = f"; this measures them for the {other_name}: `{command}`" if command else ""
+            measures = measuring(other_name, other, side)
             sentences.append(f"{several(count, 'cell is', 'cells are')} only in the {name}{measures}.")
     for shift in comparison.shifts:
         if shift.claimed and abs(shift.ratio - 1) > _LEAST_SHIFT:
@@ -121,24 +119,22 @@ def shared_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def on_grid_of(run: Side, other: Side) -> str:
-    """The command that repeats a run on the grid of the other, whole; empty for other tools and for equal grids."""
+def measuring(name: str, run: Side, other: Side) -> str:
+    """`; to measure the second on the other grid: COMMAND`, with its own options; empty if it is the same grid."""
     own, grid = ("".join(re.findall(_GRID, side.command)) for side in (run, other))
-    return re.sub(f"{_GRID}|{_BUDGET}", "", run.command) + grid if own and grid and own != grid else ""
+    command = re.sub(rf"{_GRID}| --budget \S+", "", run.command) + grid
+    return f"; to measure the {name} on the other grid: `{command}`" if own and grid and own != grid else ""
 
 
 def difference_lines(comparison: Comparison) -> list[str]:
     """Lines on the settings that differ, the most important first, and on processors that neither run recorded."""
-    named_alike = comparison.before.settings.keys() == comparison.after.settings.keys()
+    first, second = comparison.before, comparison.after
+    named_alike = first.settings.keys() == second.settings.keys()
     none = "no known setting differs between the two" if named_alike else "no setting that both name differs"
     lines = [f"differs: {item.words}" for item in comparison.differences] or [none]
-    if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
-        name = comparison.before.settings.get("device", "")
-        lines.append(f"neither run recorded its processor's family; several are named {name}")
-    for word, side, other in (
-        ("before", comparison.before, comparison.after),
-        ("after", comparison.after, comparison.before),
-    ):
+    if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (first, second)):
+        lines.append(f"neither run recorded its processor's family; several are named {first.settings['device']}")
+    for word, side, other in (("before", first, second), ("after", second, first)):
         # llama-bench's tables, for one, leave out what has its default value.
         only = [f"{name} {value}" for name, value in side.settings.items() if name not in other.settings]
         if only and ROOFSCOPE not in (side.tool, other.tool):

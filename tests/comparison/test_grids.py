@@ -13,7 +13,7 @@ from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
 from profiler.comparison.gate_formats import gate_github, gate_section
 from profiler.comparison.side import Side
-from profiler.comparison.text import comparison_sentences, on_grid_of
+from profiler.comparison.text import comparison_sentences, measuring
 from profiler.report.blocks import Lines
 
 REFERENCE = Path(__file__).parents[2] / "runs" / "reference"
@@ -38,12 +38,12 @@ def repeated(grid: str, settings: str = "") -> str:
         (
             measured(LARGE, 64, 256),
             measured(SMALL, 64, settings=" --no-levers"),
-            f"1 cell is only in the first; this measures them for the second: {repeated(LARGE, ' --no-levers')}.",
+            f"1 cell is only in the first; to measure the second on the other grid: {repeated(LARGE, ' --no-levers')}.",
         ),
         (
             measured(SMALL, 64),
             measured(LARGE, 64, 256),
-            f"1 cell is only in the second; this measures them for the first: {repeated(LARGE)}.",
+            f"1 cell is only in the second; to measure the first on the other grid: {repeated(LARGE)}.",
         ),
         # A cell of the same grid that had no number.
         (measured(LARGE, 64, 256), measured(LARGE, 64), "1 cell is only in the first."),
@@ -57,7 +57,7 @@ def test_the_cells_of_one_side_are_counted_with_what_measures_them(before: Side,
     verdict = gate(comparison, {"decode": 0.03})
     alone = gate(compare_sides(measured(SMALL, 64), measured(SMALL, 64)), {"decode": 0.03})
     assert (verdict.outcome, verdict.cells) == (alone.outcome, alone.cells)
-    assert [block.lines[0] for block in gate_section(verdict).blocks if isinstance(block, Lines)][0] == said
+    assert next(block.lines[0] for block in gate_section(verdict).blocks if isinstance(block, Lines)) == said
     assert f"::notice title=roofscope gate::{said}" in gate_github(verdict)
 
 
@@ -72,8 +72,8 @@ def test_the_cells_of_one_side_are_counted_with_what_measures_them(before: Side,
 )
 def test_every_grid_can_be_taken_over_and_left(grid: str) -> None:
     other = measured(LARGE, 64)
-    assert on_grid_of(other, measured(grid)) == repeated(grid).strip("`")
-    assert on_grid_of(measured(grid), other) == repeated(LARGE).strip("`")
+    assert measuring("second", other, measured(grid)) == f"; to measure the second on the other grid: {repeated(grid)}"
+    assert measuring("first", measured(grid), other) == f"; to measure the first on the other grid: {repeated(LARGE)}"
 
 
 def test_runs_without_a_common_cell_say_what_measures_one(roofscope: Callable[..., Any]) -> None:
@@ -82,8 +82,8 @@ def test_runs_without_a_common_cell_say_what_measures_one(roofscope: Callable[..
     for command in ("compare", "gate"):
         found = roofscope(command, first, second)
         assert found.code == 2
-        assert "the first has 8, the second 8, such as prefill 1 x 16 and prefill 1 x 64; this measures" in found.err
         assert (
-            "`roofscope run smollm2-135m --dtype float32 --quant none --weights random --engine eager --device cpu"
-            " --prompt-lens 16,128 --batch-sizes 1,4 --new-tokens 32`"
+            "in common: the first has 8, the second 8, such as prefill 1 x 16 and prefill 1 x 64; to measure the"
+            " second on the other grid: `roofscope run smollm2-135m --dtype float32 --quant none --weights random"
+            " --engine eager --device cpu --prompt-lens 16,128 --batch-sizes 1,4 --new-tokens 32`."
         ) in found.err

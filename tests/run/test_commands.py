@@ -26,8 +26,8 @@ from machines import HOST, small
 from raw_samples import read_records
 
 import profiler
-from profiler.engines.transformers import EagerEngine
 from profiler.device.device import ENVIRONMENT
+from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, RankError, RequestError, RunError
 from profiler.facts.visits import Gap
 from profiler.grid.cells import Cell
