@@ -205,8 +205,9 @@ def _headings(table: TextTable, width: int) -> tuple[list[str], int | None]:
         return headings, None
     least = [max(1, _longest_word(heading), size) for heading, size in zip(headings, cells, strict=True)]
     wrapped = (textwrap.wrap(heading, size) for heading, size in zip(headings, least, strict=True))
-    left = max(1, width - sum(least[1:]) - gaps)
-    return ["\n".join(parts) for parts in wrapped], left if left < least[0] else None
+    excess = sum(least) + gaps - width
+    word = max(_longest_word(text) for text in (headings[0], *(row[0] for row in table.rows)))
+    return ["\n".join(parts) for parts in wrapped], max(word, least[0] - excess) if excess > 0 else None
 
 
 def _longest_word(text: str) -> int:
