@@ -42,8 +42,8 @@ def _name(side: Side) -> str:
 
 
 def signed(share: float) -> str:
-    """`0.071` -> `+7.1 %`."""
-    return f"{100 * share:+.1f} %"
+    """`0.071` -> `+7.1 %`, `3.768` -> `+377 %`."""
+    return f"{100 * share:+.{0 if abs(share) >= 1 else 1}f} %"
 
 
 def change_words(change: Change) -> str:
@@ -66,7 +66,7 @@ def moved_words(change: Change) -> str:
 
 def interval_words(change: Change) -> str:
     """`-1.2 .. +3.4 %`."""
-    return f"{100 * change.low:+.1f} .. {100 * change.high:+.1f} %"
+    return f"{signed(change.low).removesuffix(' %')} .. {signed(change.high)}"
 
 
 def comparison_sentences(comparison: Comparison) -> list[str]:
