@@ -199,10 +199,10 @@ def _(block: Picture, console: Console) -> None:
     """A terminal has no pictures."""
 
 
-def _headings(table: TextTable, width: int) -> tuple[list[str], int | None]:
+def _headings(table: TextTable, width: int, gap: int) -> tuple[list[str], int | None]:
     """Return the headings, in several lines if the table were too wide, and the room for a first column that breaks."""
     headings = [column.heading for column in table.columns]
-    gaps = (2 if table.has_head else 1) * (len(headings) - 1)
+    gaps = (gap if table.has_head else gap - 1) * (len(headings) - 1)
     longest = [_longest_word if column.wrap else len for column in table.columns]
     cells = [max((size(row[number]) for row in table.rows), default=0) for number, size in enumerate(longest)]
     natural = [max(len(heading), size) for heading, size in zip(headings, cells, strict=True)]
@@ -232,7 +232,7 @@ def rich_table(table: TextTable, width: int = WIDTH, gap: int = 2) -> Table:
         padding=(0, gap - 1, 0, 0),
         caption_justify="left",
     )
-    headings, left = _headings(table, width)
+    headings, left = _headings(table, width, gap)
     for number, (column, heading) in enumerate(zip(table.columns, headings, strict=True)):
         side: Literal["left", "right"] = "right" if column.number else "left"
         most = None if number else left
