@@ -1,20 +1,21 @@
-"""A fit to a run's measured cells: its cross-validated error, its intervals, and the cells that the run missed."""
+"""A fit to a run's measured cells: its cross-validated error, and its intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from profiler.facts.dispatch import Dispatch
-from profiler.facts.measurements import ForecastTime, Replay
+from profiler.facts.measurements import Replay
 from profiler.facts.operators import REST
+from profiler.facts.roofs import drift
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
-from profiler.judge.demand import faults_of
+from profiler.judge.demand import dispatch_at, faults_of
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
 from profiler.predict.predict import FittedModel, Forecast, Terms, fit, predicted_regimes
@@ -24,6 +25,8 @@ HELD_OUT_SHARE = 0.9
 """Coverage of an interval."""
 LEAST_CELLS = 6
 """The fewest held-out cells from which an error is reported."""
+LEAST_OF_PHASE = 4
+"""The fewest measured cells of a phase from which others are forecast."""
 # Half width of an interval in standard deviations, if too few cells were held out.
 _UNSEEN_WIDTHS = 3.0
 _MOST_FOLDS = 32
@@ -107,12 +110,37 @@ class TrainedModel:
     outside: HeldOut
     """Errors of leaving out the largest batch, and the longest context."""
 
-    def bounds(self, forecast: Forecast) -> tuple[Array, Array]:
-        """The 90 % interval of each forecast in seconds: (low [n], high [n])."""
+    drift: float
+    """Change of the machine's speed during the run, as a share."""
+
+    def forecast(self, demanded: OperatorArrays) -> tuple[Forecast, Array]:
+        """Forecast any steps: times that grow with the batch and the length, and the half width of the log of each [n].
+
+        A half width covers 90 %, and is at least that of the cells next to the step and of the drift together. It is
+        infinite if the step contradicts smaller or larger ones by more than that.
+        """
+        forecast, measured = self.fitted.forecast(demanded), self.measured.demanded
+        steps = demanded.steps
         within = self.within.half_width
-        widths = np.where(self.unseen(forecast.demanded.steps), max(within, self.outside.half_width), within)
-        spread = np.exp(widths * forecast.sigma)
-        return forecast.latency_s / spread, forecast.latency_s * spread
+        widths = np.where(self.unseen(steps), max(within, self.outside.half_width), within)
+        half_width = np.maximum(widths * forecast.sigma, np.hypot(self._widest_near(steps), self.drift))
+        known_s = self.fitted.forecast(measured).latency_s
+        sizes = np.concatenate([_sizes(steps), _sizes(measured.steps)])
+        latency_s = grown(sizes, np.concatenate([forecast.latency_s, known_s]))[: len(steps)]
+        moved = np.abs(np.log(latency_s / forecast.latency_s))
+        half_width = np.where(moved > half_width, np.inf, np.hypot(half_width, moved))
+        return replace(forecast, latency_s=latency_s), half_width
+
+    def _widest_near(self, steps: StepArrays) -> Array:
+        """The widest interval [n] of the measured cells around each step, as half widths in shares of their times."""
+        sizes, half_widths = _sizes(self.measured.demanded.steps), self.measured.half_width_s / self.measured.latency_s
+        widest = np.zeros(len(steps))
+        for index, (phase, *at) in enumerate(_sizes(steps)):
+            near = of_phase = sizes[:, 0] == phase
+            for axis, size in enumerate(at, start=1):
+                near = near & np.isin(sizes[:, axis], _around(sizes[of_phase, axis], size))
+            widest[index] = half_widths[near if near.any() else of_phase].max(initial=0.0)
+        return widest
 
     def unseen(self, steps: StepArrays) -> Array:
         """bool[n]: whether a step is outside the batches, prompts and contexts measured in its phase."""
@@ -176,49 +204,55 @@ def _binding(terms: Terms) -> list[str]:
     return [regime.removesuffix("-bound") for regime in predicted_regimes(terms)]
 
 
-def train(measured: MeasuredCells, device: DeviceRates) -> TrainedModel:
+def _sizes(steps: StepArrays) -> Array:
+    """(phase, batch, length) of each step: [n, 3]."""
+    return np.stack([steps.prefill, steps.batch, steps.depth], axis=1)
+
+
+def _around(sizes: Array, at: int) -> tuple[int, int]:
+    """The nearest of `sizes` on both sides of `at`; beyond all of them, the last one twice."""
+    return sizes[sizes <= at].max(initial=sizes.min()), sizes[sizes >= at].min(initial=sizes.max())
+
+
+def grown(sizes: Array, seconds: Array) -> Array:
+    """The nearest times [n] that shrink with no size: `sizes` are (phase, batch, length) [n, 3].
+
+    Each is the geometric mean of the longest time of all smaller steps and the shortest of all larger ones, both of
+    which grow.
+    """
+    smaller = (sizes[:, None, 0] == sizes[:, 0]) & (sizes[:, None] <= sizes).all(axis=2)
+    longest = np.where(smaller, seconds[:, None], 0.0).max(axis=0)
+    shortest = np.where(smaller, seconds, np.inf).min(axis=1)
+    return np.asarray(np.sqrt(longest * shortest))
+
+
+def too_few(trained: TrainedModel, steps: StepArrays) -> Phase | None:
+    """The first phase of `steps` of which too few cells were measured for a forecast; None if there are enough.
+
+    That is fewer than four, or one batch size or one length, if other ones are asked for.
+    """
+    measured = trained.measured.demanded.steps
+    for phase, chosen in by_phase(steps):
+        known, asked = _sizes(measured.at(measured.prefill == (phase == "prefill"))), _sizes(steps.at(chosen))
+        alone = (np.ptp(known, axis=0) == 0) & (asked != known[:1]).any(axis=0) if len(known) else True
+        if len(known) < LEAST_OF_PHASE or np.any(alone):
+            return phase
+    return None
+
+
+def train(measured: MeasuredCells, device: DeviceRates, drift: float = 0.0) -> TrainedModel:
     """Fit all measured cells, and cross-validate the fit."""
     return TrainedModel(
         fit(measured, device),
         measured,
         held_out(measured, device, one_at_a_time(measured)),
         held_out(measured, device, outermost_cells(measured)),
+        drift,
     )
 
 
 CountSteps = Callable[[Sequence[CellKey]], OperatorArrays]
 """Counts what every operator of the run's model must do in some steps."""
-
-
-def forecast_missing(
-    facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str
-) -> tuple[ForecastTime, ...]:
-    """Times of an engine's cells that the run did not reach, from those that it measured.
-
-    A phase of which nothing was measured is left out, and so is a step that does not fit the memory.
-    """
-    phases = {result.phase for result in results if result.status == "ok" and result.engine == engine}
-    missing = [
-        key
-        for key in facts.grid.keys
-        if key.cell.engine == engine
-        and key.phase in phases
-        and key.cell not in facts.visits
-        and key.cell not in facts.gaps
-    ]
-    if not missing or not facts.ceilings.judges:
-        return ()
-    trained = train_on(facts, results, count, engine)
-    if trained is None:
-        return ()
-    forecast = trained.fitted.forecast(count(missing))
-    low_s, high_s = trained.bounds(forecast)
-    fits = forecast.fits(facts.device.room_bytes)
-    return tuple(
-        ForecastTime(key, float(forecast.latency_s[index]), float(low_s[index]), float(high_s[index]))
-        for index, key in enumerate(missing)
-        if fits[index]
-    )
 
 
 def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str) -> TrainedModel | None:
@@ -227,9 +261,9 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
     if not by_key:
         return None
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
-    for (name, phase, batch), samples in facts.dispatch.items():
-        if name == engine:
-            dispatch[phase][batch] = samples
+    for key in by_key:  # at other batches no step bounds what a disturbed twin took
+        if found := dispatch_at(facts, key):
+            dispatch[key.phase][key.cell.batch_size] = found
     device = DeviceRates(
         facts.ceilings,
         dispatch,
@@ -237,7 +271,8 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
         facts.device.room_bytes,
         facts.ceilings.fetch_s(facts.model.offloaded_bytes),
     )
-    return train(_measured_cells(facts, by_key, count, engine), device)
+    changed = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
+    return train(_measured_cells(facts, by_key, count, engine), device, changed)
 
 
 def _measured_cells(

@@ -92,11 +92,11 @@ def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
     return ForecastError(held.median, held.p90, len(held.errors), how)
 
 
-def cells_of(trained: TrainedModel, forecast: Forecast, factor: Array, off: Array) -> tuple[ForecastCell, ...]:
-    """Forecast cells; `factor` [n] scales the times for a variant, and `off` [n] is the half width of its log."""
-    _, high_s = trained.bounds(forecast)
-    spread = np.exp(np.hypot(np.log(high_s / forecast.latency_s), off))
-    latency_s = forecast.latency_s * factor
+def cells_of(
+    trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array
+) -> tuple[ForecastCell, ...]:
+    """Forecast cells; `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a variant."""
+    latency_s, spread = forecast.latency_s * factor, np.exp(half_width)
     basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
     room_bytes = trained.fitted.device.room_bytes
     return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, room_bytes)
