@@ -119,17 +119,27 @@ class TrainedModel:
         A half width covers 90 %, and is at least that of the cells next to the step and of the drift together. It is
         infinite if the step contradicts smaller or larger ones by more than that.
         """
-        forecast, measured = self.fitted.forecast(demanded), self.measured.demanded
-        steps = demanded.steps
+        forecast, steps = self.fitted.forecast(demanded), demanded.steps
         within = self.within.half_width
         widths = np.where(self.unseen(steps), max(within, self.outside.half_width), within)
-        half_width = np.maximum(widths * forecast.sigma, np.hypot(self._widest_near(steps), self.drift))
-        known_s = self.fitted.forecast(measured).latency_s
-        sizes = np.concatenate([_sizes(steps), _sizes(measured.steps)])
-        latency_s = grown(sizes, np.concatenate([forecast.latency_s, known_s]))[: len(steps)]
+        half_width = np.hypot(widths * forecast.sigma, np.hypot(self._widest_near(steps), self.drift))
+        latency_s = self._grown(steps, forecast.latency_s)
         moved = np.abs(np.log(latency_s / forecast.latency_s))
         half_width = np.where(moved > half_width, np.inf, np.hypot(half_width, moved))
         return replace(forecast, latency_s=latency_s), half_width
+
+    def _grown(self, steps: StepArrays, latency_s: Array) -> Array:
+        """Times [n] that grow, also from and to the measured cells, in each phase whose measured cells grow.
+
+        Two rows of a CPU's products may take longer than four.
+        """
+        measured, sizes = self.measured, _sizes(self.measured.demanded.steps)
+        fast_s, slow_s = measured.latency_s - measured.half_width_s, measured.latency_s + measured.half_width_s
+        shrinks = (_smaller(sizes) & (fast_s[:, None] > slow_s)).any(axis=1)
+        both = np.concatenate([_sizes(steps), sizes])
+        known_s = self.fitted.forecast(measured.demanded).latency_s
+        grown_s = grown(both, np.concatenate([latency_s, known_s]))[: len(steps)]
+        return np.where(np.isin(steps.prefill, sizes[shrinks, 0]), latency_s, grown_s)
 
     def _widest_near(self, steps: StepArrays) -> Array:
         """The widest interval [n] of the measured cells around each step, as half widths in shares of their times."""
@@ -214,13 +224,18 @@ def _around(sizes: Array, at: int) -> tuple[int, int]:
     return sizes[sizes <= at].max(initial=sizes.min()), sizes[sizes >= at].min(initial=sizes.max())
 
 
+def _smaller(sizes: Array) -> Array:
+    """bool[n, n]: whether no size of the first step is larger than that of the second, in one phase."""
+    return np.asarray((sizes[:, None, 0] == sizes[:, 0]) & (sizes[:, None] <= sizes).all(axis=2))
+
+
 def grown(sizes: Array, seconds: Array) -> Array:
     """The nearest times [n] that shrink with no size: `sizes` are (phase, batch, length) [n, 3].
 
     Each is the geometric mean of the longest time of all smaller steps and the shortest of all larger ones, both of
     which grow.
     """
-    smaller = (sizes[:, None, 0] == sizes[:, 0]) & (sizes[:, None] <= sizes).all(axis=2)
+    smaller = _smaller(sizes)
     longest = np.where(smaller, seconds[:, None], 0.0).max(axis=0)
     shortest = np.where(smaller, seconds, np.inf).min(axis=1)
     return np.asarray(np.sqrt(longest * shortest))
