@@ -124,11 +124,11 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     check_positions(basis.max_positions, grid.longest_context, SHORTER)
     facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
     if phase := too_few(trained, steps):
-        raise RequestError(f"{folder} measured too few cells of {phase} for these forecasts. {_measuring(basis, grid)}")
+        raise RequestError(f"{folder} measured too few cells of {phase} to forecast these; {_measuring(basis, grid)}")
     forecast, half_width = trained.forecast(basis.demanded(steps))
     if not np.isfinite(half_width).all():
         name = grid.keys[int(np.argmax(half_width))].name
-        raise RequestError(f"{name}: its forecast does not fit those of smaller and larger ones. {_measuring(basis, grid)}")
+        raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
     forms = _forms(basis, request)
     factor, off = _factors(basis, forms, steps)
     how = "from the time breakdown of its measured cells: roofs, replayed kernels, dispatch and the unexplained rest"
@@ -140,8 +140,8 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         precision=" -> ".join([document.model.precision, *forms]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=cross_validated_error(trained.within, ONE_OUT),
-        beyond=cross_validated_error(trained.outside, EXTREMES_OUT),
+        error=cross_validated_error(trained.within, trained.again, ONE_OUT),
+        beyond=cross_validated_error(trained.outside, trained.again, EXTREMES_OUT),
         cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
         notes=(),
     )
@@ -174,11 +174,11 @@ def _requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
 
 
 def _measuring(basis: RunFacts, grid: Grid) -> str:
-    """The command that measures the cells of a grid as the run was measured, as a sentence."""
+    """The end of a sentence: the command that measures the cells of a grid as the run was measured."""
     command = re.sub(r" --(budget|prompt-lens|batch-sizes|context-lens) [^ ]+", "", basis.run.document.command)
     sizes = {"prompt-lens": grid.prompt_lens, "context-lens": grid.context_lens, "batch-sizes": grid.batch_sizes}
     asked = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
-    return f"Measure them: {' '.join([command, *asked])}"
+    return f"measure them: {' '.join([command, *asked])}"
 
 
 def _factors(basis: RunFacts, forms: Sequence[str], steps: StepArrays) -> tuple[Array, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from profiler.judge.cells import CellResult
 from profiler.judge.demand import dispatch_at, faults_of
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
-from profiler.predict.predict import FittedModel, Forecast, Terms, fit, predicted_regimes
+from profiler.predict.predict import FittedModel, Forecast, Terms, fit, fit_residuals, predicted_regimes
 from profiler.stats import NORMAL_95
 
 HELD_OUT_SHARE = 0.9
@@ -66,12 +67,12 @@ class HeldOut:
         return float(np.sort(self.widths)[min(rank, len(self.widths)) - 1])
 
 
-def held_out(measured: MeasuredCells, device: DeviceRates, groups: Sequence[Array]) -> HeldOut:
-    """Forecast each group of cells, given as indices, from a fit to all cells outside the group."""
+def held_out(measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Sequence[Array]) -> HeldOut:
+    """Forecast each group of cells, given as indices, from `refit` to all cells outside the group."""
     parts = [(np.zeros(0), np.zeros(0))]
     for group in groups:
         others = np.setdiff1d(np.arange(len(measured)), group)
-        forecast = fit(measured.at(others), device).forecast(measured.demanded.at(group))
+        forecast = refit(measured.at(others)).forecast(measured.demanded.at(group))
         ratio = forecast.latency_s / measured.latency_s[group]
         measured_sigma = measured.half_width_s[group] / NORMAL_95 / measured.latency_s[group]
         widths = np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma)
@@ -109,9 +110,13 @@ class TrainedModel:
     """Errors of leaving one cell out."""
     outside: HeldOut
     """Errors of leaving out the largest batch, and the longest context."""
-
     drift: float
     """Change of the machine's speed during the run, as a share."""
+
+    @property
+    def again(self) -> float:
+        """Half width (95 %) of a second measurement of a cell, as a share: that of the median cell, and the drift."""
+        return math.hypot(float(np.median(self.measured.half_width_s / self.measured.latency_s)), self.drift)
 
     def forecast(self, demanded: OperatorArrays) -> tuple[Forecast, Array]:
         """Forecast any steps: times that grow with the batch and the length, and the half width of the log of each [n].
@@ -256,14 +261,15 @@ def too_few(trained: TrainedModel, steps: StepArrays) -> Phase | None:
 
 
 def train(measured: MeasuredCells, device: DeviceRates, drift: float = 0.0) -> TrainedModel:
-    """Fit all measured cells, and cross-validate the fit."""
-    return TrainedModel(
-        fit(measured, device),
-        measured,
-        held_out(measured, device, one_at_a_time(measured)),
-        held_out(measured, device, outermost_cells(measured)),
-        drift,
-    )
+    """Fit all measured cells, and cross-validate the fit.
+
+    Between measured cells, kernels are replayed at close numbers of rows. So a cell that is left out alone keeps its
+    replays; the outermost ones do not.
+    """
+    fitted = fit(measured, device)
+    within = held_out(measured, partial(fit_residuals, fitted), one_at_a_time(measured))
+    outside = held_out(measured, partial(fit, device=device), outermost_cells(measured))
+    return TrainedModel(fitted, measured, within, outside, drift)
 
 
 CountSteps = Callable[[Sequence[CellKey]], OperatorArrays]

@@ -144,14 +144,18 @@ class Forecast:
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
     """Fit kernel times, page faults and residuals to measured cells."""
-    bare = FittedModel(device, replayed_kernels(measured, device), _fault_shares(measured))
-    terms_s = bare.terms(measured.demanded).total_s
+    return fit_residuals(FittedModel(device, replayed_kernels(measured, device), _fault_shares(measured)), measured)
+
+
+def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
+    """The model with the residuals of these measured cells instead of its own."""
+    terms_s = model.terms(measured.demanded).total_s
     residuals: dict[Phase, Surface] = {}
     for phase, chosen in by_phase(measured.demanded.steps):
         values = np.log(measured.latency_s[chosen] / terms_s[chosen])
         noise = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
         residuals[phase] = surface(octaves(measured.demanded.steps.at(chosen)), values, noise)
-    return replace(bare, residuals=residuals)
+    return replace(model, residuals=residuals)
 
 
 def _fault_shares(measured: MeasuredCells) -> dict[Phase, tuple[Array, Array]]:
