@@ -16,7 +16,7 @@ from profiler.facts.roofs import drift
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
-from profiler.judge.demand import dispatch_at, faults_of
+from profiler.judge.demand import dispatch_at
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
 from profiler.predict.predict import FittedModel, Forecast, Terms, fit, fit_residuals, predicted_regimes
@@ -67,7 +67,9 @@ class HeldOut:
         return float(np.sort(self.widths)[min(rank, len(self.widths)) - 1])
 
 
-def held_out(measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Sequence[Array]) -> HeldOut:
+def held_out(
+    measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Sequence[Array]
+) -> HeldOut:
     """Forecast each group of cells, given as indices, from `refit` to all cells outside the group."""
     parts = [(np.zeros(0), np.zeros(0))]
     for group in groups:
@@ -308,7 +310,6 @@ def _measured_cells(
         _replayed(facts, keys, count(keys)),
         np.array([row.latency_s for row in rows]),
         np.array([(row.latency_high_s - row.latency_low_s) / 2 for row in rows]),
-        np.array([faults_of(key.phase, facts.visits[key.cell]) for key in keys]),
         _replayed(facts, between, count(between)) if between else None,
     )
 

@@ -48,8 +48,6 @@ class MeasuredCells(Columnar):
     latency_s: Array
     half_width_s: Array
     """Half width of the 95 % interval."""
-    faults: Array
-    """Page faults of a step."""
     between: ReplayedSteps | None = None
     """Replays of linears at numbers of rows between those of the cells."""
 
@@ -163,9 +161,6 @@ def _instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: D
     return np.maximum(np.asarray(roof_s) / column.count, 1e-12)
 
 
-_READ_AND_WRITTEN = 2
-
-
 @dataclass(frozen=True)
 class DeviceRates:
     """A device's rates beyond single kernels: roofs, bandwidths and dispatch."""
@@ -177,22 +172,6 @@ class DeviceRates:
     room_bytes: int
     """The bytes that a model may take of its memory."""
     fetch_s: float = 0.0
-
-    def between_bytes_per_s(self, demanded: OperatorArrays) -> Array:
-        """Bytes/s [n] of data that one kernel writes and the next reads, possibly from a cache that holds both.
-
-        The measured curve drops at small sizes, whose reads take less time than a call. So a size counts with the
-        highest bandwidth of any larger or equal size.
-        """
-        if demanded.handed_bytes is None or not self.ceilings.curve:
-            return np.asarray(self.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes))
-        descending = sorted(self.ceilings.curve, key=lambda point: -point.nbytes)
-        end = self.ceilings.curve[-1].bytes_per_s
-        reached = np.maximum.accumulate([point.bytes_per_s / end for point in descending])
-        sizes = np.array([point.nbytes for point in descending])[::-1]
-        larger = np.searchsorted(sizes, _READ_AND_WRITTEN * demanded.handed_bytes, side="left")
-        gains = np.append(reached[::-1], 1.0)
-        return np.asarray(self.ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
     def dispatched(self, steps: StepArrays) -> HostTime[Floats]:
         """The host's seconds per step [n], interpolated over log(batch) between measured batch sizes."""

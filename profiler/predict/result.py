@@ -103,9 +103,7 @@ def cross_validated_error(held: HeldOut, again: float, how: str) -> ForecastErro
     return ForecastError(median, p90, len(held.errors), how)
 
 
-def cells_of(
-    trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array
-) -> tuple[ForecastCell, ...]:
+def cells_of(trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array) -> tuple[ForecastCell, ...]:
     """Forecast cells; `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a variant."""
     latency_s, spread = forecast.latency_s * factor, np.exp(half_width)
     basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]

@@ -109,9 +109,7 @@ def planted(known: RunFacts, overlaps: bool = False) -> tuple[MeasuredCells, Dev
         for column in demanded.columns
         if isinstance(column.source, Linear | AttentionCore)
     }
-    bare = replace(
-        known.trained.measured, replayed=ReplayedSteps(demanded, replayed, {}), faults=np.zeros(len(demanded.steps))
-    )
+    bare = replace(known.trained.measured, replayed=ReplayedSteps(demanded, replayed, {}))
 
     def truth(some: Any) -> Any:
         return 1.07 * fit(bare, device).terms(some).total_s
@@ -137,7 +135,9 @@ def test_a_planted_device_is_forecast_where_nobody_measured(known: RunFacts, ove
     assert np.median(off) < 0.05
 
 
-def trained_on_corners(known: RunFacts, own: float, drift: float = 0.0, slower: float = 1.0) -> tuple[TrainedModel, Any]:
+def trained_on_corners(
+    known: RunFacts, own: float, drift: float = 0.0, slower: float = 1.0
+) -> tuple[TrainedModel, Any]:
     """A planted run of batches 1 and 8 and prompts of 64 and 512 with replays between them, and its truth.
 
     The half widths of its cells are `own`; replays between them took `slower` times their time.
@@ -197,7 +197,9 @@ def test_a_disturbed_twin_counts_only_for_cells_that_bound_it() -> None:
 def test_the_twin_of_a_batch_without_a_cell_changes_no_forecast(slower: float) -> None:
     """An H100's run without its cells of batch 4: the decode steps took 24.1 and 26.2 ms, whatever its twin took."""
     known = run_facts(REFERENCE / "mistral-7b-h100")
-    twin = {key: replace(item, step_s=slower * item.step_s) for key, item in known.facts.dispatch.items() if key[2] == 4}
+    twin = {
+        key: replace(item, step_s=slower * item.step_s) for key, item in known.facts.dispatch.items() if key[2] == 4
+    }
     facts = replace(known.facts, dispatch={**known.facts.dispatch, **twin})
     rows = [row for row in known.run.measured if row.batch_size != 4]
     steps = StepArrays.of([key for key in facts.grid.keys if key.cell.batch_size == 4 and key.phase == "decode"])
