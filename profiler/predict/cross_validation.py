@@ -19,7 +19,7 @@ from profiler.judge.cells import CellResult
 from profiler.judge.demand import dispatch_at
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
-from profiler.predict.predict import FittedModel, Forecast, Terms, fit, fit_residuals, predicted_regimes
+from profiler.predict.predict import FittedModel, Forecast, fit, fit_residuals
 from profiler.stats import NORMAL_95
 
 HELD_OUT_SHARE = 0.9
@@ -102,6 +102,13 @@ def outermost_cells(measured: MeasuredCells) -> list[Array]:
     return groups
 
 
+_ASSUMED = (
+    "kernels keep the share of their roof that they had at the nearest batch measured",
+    "attention keeps the share of its roof that it had at the nearest length measured",
+)
+"""What a forecast of a batch, and of a length, beyond the measured ones assumes."""
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """A fit to measured cells, with its held-out errors."""
@@ -182,43 +189,8 @@ class TrainedModel:
 
     def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
         """The assumptions of each forecast that goes beyond the measured cells, as sentences; empty for the others."""
-        steps = forecast.demanded.steps
-        batch, length = self.reaches(steps)
-        binding, measured_binding = _binding(forecast.terms), self._measured_binding()
-        resident, all_resident = self._resident(forecast.demanded), self._resident(self.measured.demanded).all()
-        assumptions: list[tuple[str, ...]] = []
-        for index in range(len(steps)):
-            phase = steps.phase(index)
-            sentences = []
-            if batch[index]:
-                sentences.append("kernels keep the share of their roof that they had at the nearest batch measured")
-            if length[index]:
-                sentences.append("attention keeps the share of its roof that it had at the nearest length measured")
-            if binding[index] not in measured_binding.get(phase, {binding[index]}):
-                sentences.append(f"{binding[index]} dominates, as in no measured {phase}: the forecast uses its roof")
-            if not resident[index] and all_resident:
-                sentences.append(
-                    "the weights and the KV cache exceed the last-level cache: the forecast uses the memory roof"
-                )
-            assumptions.append(tuple(sentences))
-        return assumptions
-
-    def _measured_binding(self) -> dict[Phase, set[str]]:
-        terms = self.fitted.terms(self.measured.demanded)
-        binding: dict[Phase, set[str]] = {}
-        for prefill, name in zip(self.measured.demanded.steps.prefill, _binding(terms), strict=True):
-            binding.setdefault("prefill" if prefill else "decode", {"mixed"}).add(name)
-        return binding
-
-    def _resident(self, demanded: OperatorArrays) -> Array:
-        """bool[n]: whether the working set of a step fits a cache that is faster than the memory."""
-        ceilings = self.fitted.device.ceilings
-        roof = ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
-        return np.asarray(roof > ceilings.memory_bytes_per_s * 1.001)
-
-
-def _binding(terms: Terms) -> list[str]:
-    return [regime.removesuffix("-bound") for regime in predicted_regimes(terms)]
+        beyond = zip(*self.reaches(forecast.demanded.steps), strict=True)
+        return [tuple(text for text, at in zip(_ASSUMED, each, strict=True) if at) for each in beyond]
 
 
 def _sizes(steps: StepArrays) -> Array:

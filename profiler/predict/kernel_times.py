@@ -309,12 +309,6 @@ def kernel_surface(sizes: Array, seconds: Array, roof_s: Array, noise: float) ->
     return KernelSurface(surface(sizes, ratios, np.full(len(seconds), noise)), least_s)
 
 
-_LEAST_LOST = 1e-3
-"""The smallest loss as a share of the time, so that its logarithm is finite."""
-_LEAST_STEP = 1e-6
-"""Added to the squared difference of two logarithms, so that weights are finite."""
-
-
 @dataclass(frozen=True)
 class Line:
     """A kernel's time in relation to its roof, interpolated over one size; arrays are [m] measured points."""
@@ -322,27 +316,10 @@ class Line:
     log_sizes: Array
     log_ratios: Array
     """log(time / roof) at each size."""
-    log_lost: Array
-    """log(seconds beyond the roof) at each size."""
 
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
-        """Seconds [n] at `sizes` [n] with roofs `roof_s` [n], at least the roof.
-
-        Between two points, either the ratio of time and roof or the loss in seconds may be the more constant one. Both
-        are interpolated, and the one that differs less between the two points has the larger weight. Beyond all points
-        the ratio is constant.
-        """
-        log_sizes = np.log(np.maximum(sizes, 1))
-        by_share = roof_s * np.maximum(np.exp(self.log_ratio(sizes)) - 1, _LEAST_LOST)
-        by_loss = np.exp(np.interp(log_sizes, self.log_sizes, self.log_lost))
-        if len(self.log_sizes) < 2:
-            return np.asarray(roof_s + by_share)
-        steps = np.diff(self.log_ratios) ** 2, np.diff(self.log_lost) ** 2
-        weights = (steps[0] + _LEAST_STEP) / (steps[0] + steps[1] + 2 * _LEAST_STEP)
-        segment = np.clip(np.searchsorted(self.log_sizes, log_sizes) - 1, 0, len(weights) - 1)
-        inside = (log_sizes >= self.log_sizes[0]) & (log_sizes <= self.log_sizes[-1])
-        loss_weight = np.where(inside, weights[segment], 0.0)
-        return np.asarray(roof_s + by_share ** (1 - loss_weight) * by_loss**loss_weight)
+        """Seconds [n] at `sizes` [n] with roofs `roof_s` [n], at least the roof."""
+        return np.asarray(roof_s * np.maximum(1.0, np.exp(self.log_ratio(sizes))))
 
     def log_ratio(self, sizes: Array) -> Array:
         """log(time / roof) [n] at `sizes` [n], linear in log(size) between the points and constant beyond them."""
@@ -353,6 +330,4 @@ def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:
     """The line through measured points [m], with the median of those that share a size."""
     unique = np.unique(sizes)
     ratios = np.log(seconds / roof_s)
-    lost = np.log(np.maximum(seconds - roof_s, _LEAST_LOST * seconds))
-    ratios, lost = (np.array([np.median(values[sizes == size]) for size in unique]) for values in (ratios, lost))
-    return Line(np.log(np.maximum(unique, 1)), ratios, lost)
+    return Line(np.log(np.maximum(unique, 1)), np.array([np.median(ratios[sizes == size]) for size in unique]))

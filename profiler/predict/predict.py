@@ -120,10 +120,6 @@ class Forecast:
     sigma: Array
     """Standard deviation of log(latency)."""
 
-    def fits(self, room_bytes: int) -> Array:
-        """bool[n]: whether the tensors of a step fit into what a model may take of a device (`data.room`)."""
-        return np.asarray(self.demanded.need.fits(room_bytes))
-
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
     """Fit kernel times and residuals to measured cells."""

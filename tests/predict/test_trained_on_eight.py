@@ -11,7 +11,6 @@ from cases import slow_except
 
 from profiler.predict.cross_validation import grown
 from profiler.predict.kernel_times import line
-from profiler.predict.operator_arrays import Array
 
 FOLDERS = sorted(MORE.glob("smollm2-*"))
 DRIFTED = "smollm2-135m-zen4-nf4"
@@ -39,19 +38,10 @@ def test_times_grow_with_every_size() -> None:
     assert grown(phases, np.array([3.0, 9.0, 2.0])) == pytest.approx([3.0, 9.0, 2.0]), "neither is larger"
 
 
-def test_between_two_points_a_kernel_has_their_common_share_or_loss() -> None:
-    """The roof is 1 s up to 4 rows, and 0.25 s per row beyond.
-
-    The times at 1 and 64 rows give those between them. One kernel reaches half its roof everywhere, and another one
-    loses 0.2 s everywhere.
-    """
-
-    def roof_s(rows: Array) -> Array:
-        return np.maximum(1.0, rows / 4)
-
+def test_between_two_points_a_kernel_has_their_common_share_of_its_roof() -> None:
+    """The roof is 1 s up to 4 rows, and 0.25 s per row beyond; the kernel takes twice as long."""
     measured, others = np.array([1.0, 64.0]), np.array([4.0, 8.0, 32.0])
-    for truth in (lambda rows: 2 * roof_s(rows), lambda rows: roof_s(rows) + 0.2):
-        times = line(measured, truth(measured), roof_s(measured))
-        assert times.seconds(others, roof_s(others)) == pytest.approx(truth(others), rel=1e-3)
-    halved = line(measured, 2 * roof_s(measured), roof_s(measured))
+    halved = line(measured, 2 * np.maximum(1.0, measured / 4), np.maximum(1.0, measured / 4))
+    roof_s = np.maximum(1.0, others / 4)
+    assert halved.seconds(others, roof_s) == pytest.approx(2 * roof_s)
     assert halved.seconds(np.array([256.0]), np.array([64.0])) == pytest.approx(128.0, rel=1e-3), "beyond all points"
