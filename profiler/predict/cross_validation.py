@@ -130,12 +130,14 @@ class TrainedModel:
     def forecast(self, demanded: OperatorArrays) -> tuple[Forecast, Array]:
         """Forecast any steps: times that grow with the batch and the length, and the half width of the log of each [n].
 
-        A half width covers 90 %, and is at least that of the cells next to the step and of the drift together. It is
-        infinite if the step contradicts smaller or larger ones by more than that.
+        A half width covers 90 %, and is at least that of the cells next to the step and of the drift together. Beyond
+        the measured sizes it grows with the octaves. It is infinite if the step contradicts smaller or larger ones by
+        more than that. Each phase needs measured cells (`too_few`).
         """
         forecast, steps = self.fitted.forecast(demanded), demanded.steps
-        within = self.within.half_width
-        widths = np.where(self.unseen(steps), max(within, self.outside.half_width), within)
+        within, octaves = self.within.half_width, self.beyond(steps).sum(axis=1)
+        outside = max(within, self.outside.half_width) * np.maximum(1.0, octaves)
+        widths = np.where(octaves > 0, outside, within)
         half_width = np.hypot(widths * forecast.sigma, np.hypot(self._widest_near(steps), self.drift))
         latency_s = self._grown(steps, forecast.latency_s)
         moved = np.abs(np.log(latency_s / forecast.latency_s))
@@ -166,31 +168,18 @@ class TrainedModel:
             widest[index] = half_widths[near if near.any() else of_phase].max(initial=0.0)
         return widest
 
-    def unseen(self, steps: StepArrays) -> Array:
-        """bool[n]: whether a step is outside the batches, prompts and contexts measured in its phase."""
-        larger, longer = self.reaches(steps)
-        return larger | longer
-
-    def reaches(self, steps: StepArrays) -> tuple[Array, Array]:
-        """bool[n] each: whether (the batch, the length) of a step is outside those measured in its phase."""
-        measured = self.measured.demanded.steps
-        batch, length = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
+    def beyond(self, steps: StepArrays) -> Array:
+        """Octaves [n, 2] by which the (batch, length) of each step is outside those measured in its phase."""
+        measured, octaves = _sizes(self.measured.demanded.steps), np.zeros((len(steps), 2))
         for phase, chosen in by_phase(steps):
-            of_phase = measured.prefill == (phase == "prefill")
-            if not of_phase.any():
-                batch[chosen] = length[chosen] = True
-                continue
-            for outside, sizes, measured_sizes in (
-                (batch, steps.batch, measured.batch[of_phase]),
-                (length, steps.depth, measured.depth[of_phase]),
-            ):
-                outside[chosen] = (sizes[chosen] < measured_sizes.min()) | (sizes[chosen] > measured_sizes.max())
-        return batch, length
+            known, sizes = measured[measured[:, 0] == (phase == "prefill"), 1:], _sizes(steps.at(chosen))[:, 1:]
+            octaves[chosen] = np.abs(np.log2(sizes / np.clip(sizes, known.min(axis=0), known.max(axis=0))))
+        return octaves
 
     def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
         """The assumptions of each forecast that goes beyond the measured cells, as sentences; empty for the others."""
-        beyond = zip(*self.reaches(forecast.demanded.steps), strict=True)
-        return [tuple(text for text, at in zip(_ASSUMED, each, strict=True) if at) for each in beyond]
+        octaves = self.beyond(forecast.demanded.steps)
+        return [tuple(text for text, at in zip(_ASSUMED, each, strict=True) if at) for each in octaves]
 
 
 def _sizes(steps: StepArrays) -> Array:

@@ -118,7 +118,7 @@ def left_out(folder: Path) -> list[Checked]:
     trained = train(as_run(measured, chosen), device, drift(looks, on_gpu=facts.device.kind == "cuda"))
     rest = np.setdiff1d(np.arange(len(measured)), chosen)
     forecast, half_width = trained.forecast(measured.demanded.at(rest))
-    unseen = trained.unseen(forecast.demanded.steps)
+    unseen = trained.beyond(forecast.demanded.steps).any(axis=1)
     said = [cross_validated_error(held, trained.again, "").median for held in (trained.within, trained.outside)]
     return [
         Checked(
