@@ -127,14 +127,19 @@ class TrainedModel:
     @property
     def again(self) -> float:
         """Half width (95 %) of a second measurement of a cell, as a share: that of the median cell, and the drift."""
-        return math.hypot(float(np.median(self.measured.half_width_s / self.measured.latency_s)), self.drift)
+        return math.hypot(float(np.median(self._widths)), self.drift)
+
+    @property
+    def _widths(self) -> Array:
+        """Half widths of the measured cells as shares of their times."""
+        return np.asarray(self.measured.half_width_s / self.measured.latency_s)
 
     def forecast(self, demanded: OperatorArrays) -> tuple[Forecast, Array]:
         """Forecast any steps: times that grow with the batch and the length, and the half width of the log of each [n].
 
-        A half width covers 90 %, and is at least that of the cells next to the step and of the drift together. Beyond
-        the measured sizes it grows with the octaves. It is infinite if the step contradicts smaller or larger ones by
-        more than that. Each phase needs measured cells (`too_few`).
+        A measured cell keeps its time. A half width covers 90 %, and is at least that of the cells next to the step and
+        of the drift together. Beyond the measured sizes it grows with the octaves. It is infinite if the step
+        contradicts smaller or larger ones by more than that. Each phase needs measured cells (`too_few`).
         """
         forecast, steps = self.fitted.forecast(demanded), demanded.steps
         within, octaves = self.within.half_width, self.beyond(steps).sum(axis=1)
@@ -144,6 +149,10 @@ class TrainedModel:
         latency_s = self._grown(steps, forecast.latency_s)
         moved = np.abs(np.log(latency_s / forecast.latency_s))
         half_width = np.where(moved > half_width, np.inf, np.hypot(half_width, moved))
+        same = (_sizes(steps)[:, None] == _sizes(self.measured.demanded.steps)).all(axis=2)
+        known, at = same.any(axis=1), same.argmax(axis=1)
+        latency_s = np.where(known, self.measured.latency_s[at], latency_s)
+        half_width = np.where(known, np.hypot(self._widths[at], self.drift), half_width)
         return replace(forecast, latency_s=latency_s), half_width
 
     def _grown(self, steps: StepArrays, latency_s: Array) -> Array:
@@ -161,13 +170,12 @@ class TrainedModel:
 
     def _widest_near(self, steps: StepArrays) -> Array:
         """The widest interval [n] of the measured cells around each step, as half widths in shares of their times."""
-        sizes, half_widths = _sizes(self.measured.demanded.steps), self.measured.half_width_s / self.measured.latency_s
-        widest = np.zeros(len(steps))
+        sizes, widest = _sizes(self.measured.demanded.steps), np.zeros(len(steps))
         for index, (phase, *at) in enumerate(_sizes(steps)):
             near = of_phase = sizes[:, 0] == phase
             for axis, size in enumerate(at, start=1):
                 near = near & np.isin(sizes[:, axis], _around(sizes[of_phase, axis], size))
-            widest[index] = half_widths[near if near.any() else of_phase].max(initial=0.0)
+            widest[index] = self._widths[near if near.any() else of_phase].max(initial=0.0)
         return widest
 
     def beyond(self, steps: StepArrays) -> Array:

@@ -43,7 +43,7 @@ class ForecastCell:
     regime: str
     """The limit of the cell."""
     basis: str
-    """`between measured cells`, `measured`, or the assumptions of a forecast beyond them."""
+    """`between measured cells`, or the assumptions of a forecast beyond them."""
     fits: bool = True
     """Whether the tensors of the cell fit the device's memory, by the memory model."""
     tight: bool = False

@@ -169,6 +169,13 @@ def test_no_interval_is_narrower_than_the_cells_around_and_the_drift(known: RunF
         assert (half_width < 1.5 * least).all()
 
 
+def test_a_measured_cell_keeps_its_time_and_interval(known: RunFacts) -> None:
+    trained, _ = trained_on_corners(known, 0.05)
+    forecast, half_width = trained.forecast(trained.measured.demanded)
+    assert forecast.latency_s == pytest.approx(trained.measured.latency_s)
+    assert half_width == pytest.approx(np.hypot(0.05, 0.03))
+
+
 def test_a_forecast_that_contradicts_larger_cells_is_refused(known: RunFacts) -> None:
     """The replays at 2 and 4 rows were disturbed: three times as slow as those of 1 and 8."""
     demanded = known.demanded(StepArrays.of(make_grid("64", "2,4", 32).keys))
