@@ -74,7 +74,9 @@ def eight_unseen(grid: Grid) -> tuple[list[int], list[int]]:
     """Return (prompts, batches): a prompt between those of a grid and one beyond, at its batches and beyond them."""
     prompts, batches = sorted(grid.prompt_lens), sorted(grid.batch_sizes)
     between = math.isqrt(prompts[-2] * prompts[-1])
-    return [between, prompts[-1] + between], [batches[0], *batches[-1:], 3 * batches[-1] // 4, 2 * batches[-1]]
+    largest = batches[-1]
+    third = 3 * largest // 4 if largest > 2 else 3
+    return [between, prompts[-1] + between], [batches[0], third, largest, 2 * largest]
 
 
 def measured_later(model: str, budget_s: float, options: Sequence[str], out: Path) -> list[Checked]:
