@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from profiler.count.grid import number_blocks
 from profiler.counting.count import CountDocument, OperatorRow, RankShare, SharedPrefix, StepCount
 from profiler.counting.crosscheck import Crosscheck
-from profiler.counting.floor import TIGHT, GpuRow
+from profiler.counting.floor import IN_CHUNKS, TIGHT, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import ModelWork
 from profiler.facts.operators import GemmShape
@@ -183,6 +183,8 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
         if gpu.refusal:
             lines.append(gpu.refusal)
             continue
+        if gpu.in_chunks:
+            lines.append(f"{gpu.gpu}: {IN_CHUNKS}")
         if gpu.tight:
             lines.append(f"{gpu.gpu}: {TIGHT}; room for {scaled(gpu.safe_bytes, 'B')} is enough")
         if gpu.dtype != dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -96,6 +97,9 @@ def compute_bound_from(floor_at: Callable[[int], StepFloor]) -> int | None:
     return least(lambda size: floor_at(size).bound == "compute")
 
 
+IN_CHUNKS = "in chunks: it fits if its prompts are prefilled in chunks, as servers do, and not in one step"
+"""What it means that a decode step fits only on a server."""
+
 NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs with room"
 """What to do about a step that does not fit."""
 
@@ -124,6 +128,8 @@ class GpuRow:
     """What a model may take of the GPU's memory."""
     tight: bool
     """Whether the step fits, but runs out of memory if free memory is in pieces."""
+    in_chunks: bool
+    """Whether a decode step fits only if its prompts are prefilled in chunks, as servers do."""
     refusal: str | None
     """The reason why there is no floor, in one line; null if there is one."""
     one_token_floor_s: float | None = None
@@ -133,9 +139,16 @@ class GpuRow:
 
 
 def floor_on(
-    card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float, safe_bytes: float = 0.0
+    card: Datasheet,
+    operators: Sequence[OperatorWork],
+    dtype: str,
+    needs_bytes: float,
+    safe_bytes: float = 0.0,
+    served_bytes: float = math.inf,
 ) -> GpuRow:
     """Return the floor of a step of these operators on a GPU, for a model of `dtype` that needs `needs_bytes`.
+
+    `served_bytes` are those that it needs on a server, which prefills in chunks.
 
     GPUs without bfloat16 units run in float16, which has the same bytes. An operator whose dtype the GPU has no units
     for runs in the model's dtype.
@@ -144,9 +157,10 @@ def floor_on(
         dtype = "float16"
     peak, room_bytes = card.peak_flops_per_s(dtype), card.room_bytes
     floor = refusal = None
+    in_chunks = served_bytes <= room_bytes < needs_bytes
     if peak is None:
         refusal = f"{card.gpu}: the datasheet table has no {dtype} rate"
-    elif needs_bytes > room_bytes:
+    elif needs_bytes > room_bytes and not in_chunks:
         needs, room = scaled(needs_bytes, "B"), scaled(room_bytes, "B")
         refusal = f"{card.gpu}: does not fit; the step needs {needs}, the GPU has room for {room}; {NEEDS_LESS}"
     else:
@@ -162,6 +176,7 @@ def floor_on(
         safe_bytes=max(needs_bytes, safe_bytes),
         room_bytes=room_bytes,
         tight=needs_bytes <= room_bytes < safe_bytes,
+        in_chunks=in_chunks,
         refusal=refusal,
     )
 
