@@ -152,15 +152,15 @@ def gpu_called(name: str) -> Datasheet:
 
     The name of a computer that has one kind of GPU, such as DGX Spark, is that GPU's. A word may be abbreviated, but
     not within a number: T5 does not mean T5000. A memory size is not a name, but may follow that of a GPU which shares
-    its computer's memory: M4 Max 64GB. Words may be joined: RTX_4090, h100-sxm, rtx4090. Raises RequestError for no
-    match or several.
+    its computer's memory: M4 Max 64GB. Words may be joined: RTX_4090, h100-sxm, rtx4090, 7900xtx. Raises RequestError
+    for no match or several.
     """
     if name.endswith(".json"):
         raise RequestError(f"{name}: profiles of GPUs were removed; name a GPU (`roofscope gpus` lists them).")
     rows = (
         _rows_called(name)
         or _rows_called(re.sub("[-_]", " ", name))
-        or [gpu for gpu in gpus() if _joined(gpu.gpu) == _joined(name)]
+        or [gpu for gpu in gpus() if re.search(rf"(^|(?<!\d)(?=\d)){re.escape(_joined(name))}$", _joined(gpu.gpu))]
     )
     if len(rows) == 1:
         return rows[0]
@@ -183,10 +183,13 @@ def _with_memory(name: str) -> Datasheet | None:
     rows = [gpu for gpu in _rows_called(match[1]) if gpu.memory_sizes_gib] if match else []
     if match is None or len(rows) != 1:
         return None
-    [gpu], size = rows, int(match[2])
-    if size not in gpu.memory_sizes_gib:
-        sizes = ", ".join(map(str, gpu.memory_sizes_gib))
-        raise RequestError(f"{name!r}: the memory of the {gpu.gpu} is one of {sizes} GB.")
+    own, size = rows[0].gpu, int(match[2])
+    # One with fewer cores, which is sold with other sizes, has a row of its own.
+    binned = [gpu for gpu in gpus() if re.fullmatch(rf"{re.escape(own)}( \d+-core)?", gpu.gpu)]
+    gpu = next((gpu for gpu in binned if size in gpu.memory_sizes_gib), None)
+    if gpu is None:
+        sizes = ", ".join(map(str, sorted(size for gpu in binned for size in gpu.memory_sizes_gib)))
+        raise RequestError(f"{name!r}: the memory of the {own} is one of {sizes} GB.")
     share = gpu.usable_bytes / gpu.memory_bytes
     if gpu.vendor == "Apple" and size <= _LITTLE_GIB:
         share = _SHARE_OF_LITTLE
