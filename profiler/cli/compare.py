@@ -11,7 +11,7 @@ from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Long
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_in_order
 from profiler.options import argument, option
-from profiler.quant.registry import counted_quant_help
+from profiler.quant.registry import quant_help
 
 
 @dataclass(frozen=True)
@@ -91,10 +91,8 @@ class Placed:
     model: str = option(MISSING, "The model that ran: hub id, folder, .gguf file, or a preset's name.")
     gpu: str = option("", "The GPU that it ran on, such as 'H100 SXM'.")
     here: bool = option(False, "Measure and use the roofs of this device.")
-    quant: str = option("none", f"{counted_quant_help()}.")
-    bits: float = option(
-        0.0, "In place of --quant: mean bits of all weights; default: as the file says.", shown="as counted"
-    )
+    quant: str = option("none", f"{quant_help(counted=True)}.")
+    bits: float = option(0.0, "In place of --quant: mean bits of all weights, such as 4.85.", shown="as the file says")
     tp: int = option(0, "GPUs that shared each step; default: as the file says, or 1.")
     link: str = option("", "nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s; default: the GPU's.")
     prompt_lens: str = option("", "Prompt length, for a file without shapes.")

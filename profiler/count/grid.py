@@ -180,8 +180,8 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
     """Return the document of a grid; what does not fit has no floor (null)."""
     frame = grid_frame(grid)
     records: Any = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    model = (grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, grid.note)
-    return GridDocument(*model, numbers, records)
+    head = (grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, grid.note)
+    return GridDocument(*head, numbers, records)
 
 
 def _title(grid: GridCount) -> Lines:
@@ -250,13 +250,12 @@ def _at(tokens: int | None, what: str, *, grows: bool) -> str:
 
 
 def _gpu_table(numbers: ModelNumbers) -> TextTable:
-    limit = f"{numbers.max_positions:,}" if numbers.max_positions else "-"
     rows = [
         [
             gpu.gpu.removesuffix(", datasheet"),
             *(str(number) if number else "no room" for number in (gpu.largest_batch, gpu.largest_batch_one_by_one)),
             *(f"{number:,}" if number else "no room" for number in (gpu.longest_prompt, gpu.longest_context)),
-            limit,
+            f"{numbers.max_positions:,}" if numbers.max_positions else "-",
             significant(gpu.tokens_per_s_at_most) if gpu.tokens_per_s_at_most else "-",
             _batch(gpu.linears_compute_bound_from_batch),
             _batch(gpu.compute_bound_from_batch),

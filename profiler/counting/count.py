@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -242,9 +241,11 @@ def count(
         operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
         there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
         need = memory_need(work, counted.weight_bytes, first, keys - int(first.query) - prefix, there)
-        served = need_in_chunks(work, counted.weight_bytes, batch, max(1, int(step.context)), prefix).safe_bytes
-        needs = (float(need.peak_bytes), float(need.safe_bytes), math.inf if phase == "prefill" else float(served))
-        return floor_on(gpu, operators, counted.dtype, *needs)
+        if phase == "decode" and need.peak_bytes > gpu.room_bytes:
+            served = need_in_chunks(work, counted.weight_bytes, batch, max(1, int(step.context)), prefix).safe_bytes
+            if served <= gpu.room_bytes:
+                return replace(floor_on(gpu, operators, counted.dtype, float(served)), in_chunks=True)
+        return floor_on(gpu, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
 
     def verifying_on(gpu: Datasheet) -> GpuRow:
         row, one_s = on_gpu(gpu, step), on_gpu(gpu, replace(step, query=1, asked=1)).floor_s

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
@@ -128,27 +127,20 @@ class GpuRow:
     """What a model may take of the GPU's memory."""
     tight: bool
     """Whether the step fits, but runs out of memory if free memory is in pieces."""
-    in_chunks: bool
-    """Whether a decode step fits only if its prompts are prefilled in chunks, as servers do."""
     refusal: str | None
     """The reason why there is no floor, in one line; null if there is one."""
     one_token_floor_s: float | None = None
     """Of a step that verifies drafts: the floor of a step of one token in its place; else null."""
     pays_from: float | None = None
     """The probability of acceptance from which drafts pay at these floors; null if they never do."""
+    in_chunks: bool = False
+    """Whether it fits only if its prompts are prefilled in chunks, as servers do, with `needs_bytes`."""
 
 
 def floor_on(
-    card: Datasheet,
-    operators: Sequence[OperatorWork],
-    dtype: str,
-    needs_bytes: float,
-    safe_bytes: float = 0.0,
-    served_bytes: float = math.inf,
+    card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float, safe_bytes: float = 0.0
 ) -> GpuRow:
     """Return the floor of a step of these operators on a GPU, for a model of `dtype` that needs `needs_bytes`.
-
-    `served_bytes` are those that it needs on a server, which prefills in chunks.
 
     GPUs without bfloat16 units run in float16, which has the same bytes. An operator whose dtype the GPU has no units
     for runs in the model's dtype.
@@ -157,10 +149,9 @@ def floor_on(
         dtype = "float16"
     peak, room_bytes = card.peak_flops_per_s(dtype), card.room_bytes
     floor = refusal = None
-    in_chunks = served_bytes <= room_bytes < needs_bytes
     if peak is None:
         refusal = f"{card.gpu}: the datasheet table has no {dtype} rate"
-    elif needs_bytes > room_bytes and not in_chunks:
+    elif needs_bytes > room_bytes:
         needs, room = scaled(needs_bytes, "B"), scaled(room_bytes, "B")
         refusal = f"{card.gpu}: does not fit; the step needs {needs}, the GPU has room for {room}; {NEEDS_LESS}"
     else:
@@ -176,7 +167,6 @@ def floor_on(
         safe_bytes=max(needs_bytes, safe_bytes),
         room_bytes=room_bytes,
         tight=needs_bytes <= room_bytes < safe_bytes,
-        in_chunks=in_chunks,
         refusal=refusal,
     )
 

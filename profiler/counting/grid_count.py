@@ -174,7 +174,12 @@ def count_grid(
         prefix=prefix,
         note="; ".join(filter(None, (stored_note(quant, counted), beyond))),
         gpus=tuple(
-            gpu_floors(roofs, counted.work, counted.dtype, step, needs(fuses=roofs.fuses_grouped_heads), served_bytes)
+            GpuFloors(
+                roofs,
+                *roof_times(counted.work, step, roofs, counted.dtype),
+                needs(fuses=roofs.fuses_grouped_heads),
+                served_bytes,
+            )
             for roofs in gpus
         ),
     )
@@ -187,10 +192,3 @@ def check_countable(grid: GridCount, work: ModelWork) -> None:
         batch, prompt, context = (int(each[at]) for each in (grid.batch_size, grid.prompt_len, grid.context_len))
         if work.work(Step(batch, max(prompt - grid.prefix, 1), context)).model_flops > np.iinfo(np.int64).max:
             raise RequestError(f"a step of batch {batch} is more work than 64-bit integers can count.")
-
-
-def gpu_floors(
-    roofs: RoofSet, work: ModelWork, dtype: str, step: Step, need: MemoryNeed, served_bytes: _Floats
-) -> GpuFloors:
-    """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs, with what they need of its memory."""
-    return GpuFloors(roofs, *roof_times(work, step, roofs, dtype), need, served_bytes)

@@ -20,11 +20,9 @@ def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
         return counted
     work, is_mixture = counted.work, bool(counted.work.of_kind(Experts))
     operators = [_packed(each, form, counted.dtype, is_mixture=is_mixture) for each in work.operators]
-    weight_bytes = round(work.params * form.bits / 8)
-    if form.packs != "all":
-        pairs = zip(work.operators, operators, strict=True)
-        saved = sum((old.count - old.repeats) * (_weight_bytes(old) - _weight_bytes(new)) for old, new in pairs)
-        weight_bytes = counted.weight_bytes - saved
+    pairs = zip(work.operators, operators, strict=True)
+    saved = sum((old.count - old.repeats) * (_weight_bytes(old) - _weight_bytes(new)) for old, new in pairs)
+    weight_bytes = round(work.params * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
     return replace(counted, work=replace(work, operators=tuple(operators)), weight_bytes=weight_bytes, published=None)
 
 
@@ -34,10 +32,8 @@ def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: b
     if isinstance(operator, Experts):
         weights = sum(ins * outs for ins, outs in operator.matrices)
         return replace(operator, expert_bytes=round(weights * form.bits / 8), dtype=products)
-    if not isinstance(operator, Linear):
-        return operator
     stays = operator.group == "lm_head" or (form.packs == "experts" and is_mixture)
-    if form.packs != "all" and stays:
+    if not isinstance(operator, Linear) or (form.packs != "all" and stays):
         return operator
     stored = operator.weight
     nbytes = round(stored.in_features * stored.out_features * form.bits / 8)
@@ -51,11 +47,15 @@ def _weight_bytes(operator: Operator) -> int:
     return operator.weight.weight_bytes if isinstance(operator, Linear) else 0
 
 
+_OTHERS = {"all": "a mean of all", "linears": "the head and the embedding tables in 16", "experts": "all others in 16"}
+
+
 def stored_note(quant: str, counted: CountedModel) -> str:
     """What the name of a format does not say: its bits and what they leave out, or that it leaves experts dense."""
     experts = counted.work.of_kind(Experts)
     if form := stored_format(quant):
-        return f"{quant}: {form.words(is_mixture=bool(experts))}"
+        packs = "linears" if form.packs == "experts" and not experts else form.packs
+        return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}"
     if FORMATS[quant].bits < 16 and any(bytes_per_weight(bank) >= DENSE_BYTES for bank in experts):
         return f"{quant} leaves the experts in {counted.dtype}, as transformers does; nvfp4, awq or --bits packs them"
     return ""

@@ -68,5 +68,5 @@ def sustained_words(name: str, bytes_per_s: float, sustained_bytes_per_s: float 
     share, copies = percent(sustained_bytes_per_s / bytes_per_s), scaled(sustained_bytes_per_s, "B/s")
     return [
         f"{name.removesuffix(', datasheet')}: copies that others measured attain {copies}, {share} of the datasheet's"
-        f" {scaled(bytes_per_s, 'B/s')}; a memory-bound step at {share} has no room left."
+        f" {scaled(bytes_per_s, 'B/s')}: a memory-bound step that attains {share} has little room left."
     ]

@@ -13,9 +13,8 @@ from profiler.counting.floor import floor_s
 from profiler.counting.memory_need import path_on
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import rows_of
-from profiler.data.datasheets import Datasheet, gpu_called
+from profiler.data.datasheets import Datasheet
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, formats_of
-from profiler.data.published_results import published as published_figures
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
 from profiler.grid.cells import PHASES, Phase
@@ -246,16 +245,14 @@ _OF_PUBLISHED: dict[tuple[EngineKind, str], float] = {
 }
 
 
-@cache
-def _vendors() -> frozenset[str]:
-    """The makers of the GPUs of published figures."""
-    return frozenset(gpu_called(point.gpu).vendor for point in published_figures())
+_VENDORS = frozenset({"NVIDIA", "AMD"})
+"""The makers of the GPUs of published figures."""
 
 
 def obstacle_on(sheet: Datasheet, engine: EngineKind, format_: str, published: str | None) -> str:
     """Why an engine has no kernels on a GPU for a format of `--quant` or for weights `published` packed; else empty."""
     of_format = FORMATS[format_].least_capability if format_ in FORMATS else 0.0
-    if sheet.vendor not in _vendors():
+    if sheet.vendor not in _VENDORS:
         return f"has no range, since no published figure is of a GPU of {sheet.vendor}"
     if sheet.vendor != "NVIDIA":
         return f"has neither published figures nor a known torchao kernel of {format_}" if of_format else ""

@@ -161,11 +161,9 @@ def known_quant(quant: str, *, counted: bool = False) -> Quant:
     """
     if quant in FORMATS or (counted and stored_format(quant)):
         return quant
-    if stored_format(quant):
-        where = "is counted by `count`, `place` and `forecast --on`, and does not run here"
-        raise RequestError(f"--quant {quant} {where}; use {', '.join(FORMATS)}.")
     known = [*FORMATS, *(stored_formats() if counted else ())]
-    raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(known)}.{near_misses(quant, known)}")
+    why = "is only counted, and does not run here" if stored_format(quant) else "is unknown"
+    raise RequestError(f"--quant {quant!r} {why}; use {', '.join(known)}.{near_misses(quant, known)}")
 
 
 def tried_formats() -> list[QuantFormat]:
@@ -182,17 +180,13 @@ def published_as(quant: str) -> str:
     return (FORMATS[quant].published_as or quant) if quant in FORMATS else quant
 
 
-def quant_help() -> str:
+def quant_help(*, counted: bool = False) -> str:
     """All formats by package, for help texts: `none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo, fp8 (torchao)`."""
     by_package: dict[str, list[str]] = {}
     for item in FORMATS.values():
         by_package.setdefault(item.package, []).append(item.name)
-    return ", ".join(", ".join(names) + (f" ({package})" if package else "") for package, names in by_package.items())
-
-
-def counted_quant_help() -> str:
-    """The same with the formats that are counted only."""
-    return f"{quant_help()}; or as others store them: nvfp4, mxfp4, awq, gptq, q4_k_m and its sisters"
+    own = ", ".join(", ".join(names) + (f" ({package})" if package else "") for package, names in by_package.items())
+    return f"{own}; or as others store them: nvfp4, mxfp4, awq, gptq, q4_k_m and its sisters" if counted else own
 
 
 def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:

@@ -34,14 +34,6 @@ class StoredFormat:
         """The format whose published results stand for its own: weights in about as many bits."""
         return "int4wo" if self.bits < _FEW_BITS else "int8wo"
 
-    def words(self, *, is_mixture: bool) -> str:
-        """`4.5 bits per weight; the head and the embedding tables stay in 16 bits`."""
-        if self.packs == "all":
-            return f"a mean of all weights{'' if _BITS.fullmatch(self.name) else f', {self.bits:.3g} bits each'}"
-        if self.packs == "experts" and is_mixture:
-            return f"{self.bits:.3g} bits per weight of the experts; all other weights stay in 16 bits"
-        return f"{self.bits:.3g} bits per weight; the head and the embedding tables stay in 16 bits"
-
 
 @cache
 def stored_formats() -> dict[str, StoredFormat]:
