@@ -155,7 +155,7 @@ def count_grid(
         return memory_need(counted.work, counted.weight_bytes, prefill, prompt == 0, path)
 
     fused = needs(fuses=True)
-    served = need_in_chunks(counted.work, counted.weight_bytes, batch, np.maximum(context, 1), prefix)
+    served = need_in_chunks(counted.work, counted.weight_bytes, batch, first, prefix)
     served_bytes = np.where(prompt > 0, np.inf, served.safe_bytes)
     return GridCount(
         model=model,

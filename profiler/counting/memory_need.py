@@ -176,8 +176,8 @@ def need_in_chunks(work: ModelWork, weight_bytes: int, batch: Count, tokens: Cou
     Servers fuse attention, repeat no heads, and copy no experts. The first `shared` tokens of all sequences are cached
     once.
     """
-    last = np.minimum(tokens, _CHUNK)
-    prefill = Step(1, last, tokens - last, np.minimum(shared, tokens - last))
+    last = np.minimum(tokens - shared, _CHUNK)
+    prefill = Step(1, last, tokens - last, shared)
     grouped: dict[int, Heads] = {core.qk_dim: "grouped" for core in work.of_kind(AttentionCore)}
     return memory_need(work, weight_bytes, prefill, 1, ExecutionPath(masked_heads=grouped), batch)
 
