@@ -85,8 +85,8 @@ def _memory_notes(gpu: GpuFloors) -> list[str]:
 def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:
     if not gpu.runs[n]:
         return ["no room", "-", "-"]
-    floor_s, tight = gpu.floor_s[n], " (tight)" if gpu.tight[n] else " (in chunks)" if gpu.in_chunks[n] else ""
-    return [duration(floor_s), significant(grid.tokens[n] / floor_s), f"{gpu.bound[n]}{tight}"]
+    floor_s, how = gpu.floor_s[n], " (tight)" if gpu.tight[n] else " (in chunks)" if gpu.in_chunks[n] else ""
+    return [f"{duration(floor_s)}{how}", significant(grid.tokens[n] / floor_s), str(gpu.bound[n])]
 
 
 def grid_frame(grid: GridCount) -> pd.DataFrame:
@@ -253,8 +253,7 @@ def _gpu_table(numbers: ModelNumbers) -> TextTable:
     rows = [
         [
             gpu.gpu.removesuffix(", datasheet"),
-            *(str(number) if number else "no room" for number in (gpu.largest_batch, gpu.largest_batch_one_by_one)),
-            *(f"{number:,}" if number else "no room" for number in (gpu.longest_prompt, gpu.longest_context)),
+            *map(_most, (gpu.largest_batch, gpu.largest_batch_one_by_one, gpu.longest_prompt, gpu.longest_context)),
             f"{numbers.max_positions:,}" if numbers.max_positions else "-",
             significant(gpu.tokens_per_s_at_most) if gpu.tokens_per_s_at_most else "-",
             _batch(gpu.linears_compute_bound_from_batch),
@@ -274,11 +273,15 @@ def _gpu_table(numbers: ModelNumbers) -> TextTable:
         "step bound by compute",
     )
     caption = (
-        f"Decode after {numbers.context_len} cached tokens. Prompts of a batch run together, or one at a time and in"
-        " chunks, as in servers. Of one sequence: the longest prompt that fits in one step, the longest context that"
-        " fits if it is filled in chunks, and tok/s. Compute limits from the batch on that is shown."
+        f"Decode after {numbers.context_len} cached tokens. Prompts run together, or one at a time in chunks as in"
+        " servers. Of one sequence: the longest prompt that fits in one step, the longest context that fits in chunks,"
+        " tok/s. Compute limits from the batch on that is shown."
     )
     return text_table(headings, rows, caption=caption)
+
+
+def _most(number: int) -> str:
+    return "no limit" if number >= MOST else f"{number:,}" if number else "no room"
 
 
 def _batch(batch: int | None) -> str:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from profiler.counting.floor import DENSE_BYTES, bytes_per_weight
 from profiler.counting.operators import Experts, Linear, Operator
 from profiler.counting.preset_counts import CountedModel, Dtype
-from profiler.quant.registry import FORMATS
 from profiler.quant.stored_formats import StoredFormat, stored_format
 
 
@@ -56,6 +55,6 @@ def stored_note(quant: str, counted: CountedModel) -> str:
     if form := stored_format(quant):
         packs = "linears" if form.packs == "experts" and not experts else form.packs
         return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}"
-    if FORMATS[quant].bits < 16 and any(bytes_per_weight(bank) >= DENSE_BYTES for bank in experts):
+    if quant != "none" and any(bytes_per_weight(bank) >= DENSE_BYTES for bank in experts):
         return f"{quant} leaves the experts in {counted.dtype}, as transformers does; nvfp4, awq or --bits packs them"
     return ""

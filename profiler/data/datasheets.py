@@ -190,9 +190,8 @@ def _with_memory(name: str) -> Datasheet | None:
     if gpu is None:
         sizes = ", ".join(map(str, sorted(size for gpu in binned for size in gpu.memory_sizes_gib)))
         raise RequestError(f"{name!r}: the memory of the {own} is one of {sizes} GB.")
-    share = gpu.usable_bytes / gpu.memory_bytes
-    if gpu.vendor == "Apple" and size <= _LITTLE_GIB:
-        share = _SHARE_OF_LITTLE
+    is_little = gpu.vendor == "Apple" and size <= _LITTLE_GIB
+    share = _SHARE_OF_LITTLE if is_little else gpu.usable_bytes / gpu.memory_bytes
     return replace(gpu, gpu=f"{gpu.gpu} {size}GB", memory_bytes=size << 30, usable_bytes=int(share * (size << 30)))
 
 

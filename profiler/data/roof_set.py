@@ -65,8 +65,6 @@ def sustained_words(name: str, bytes_per_s: float, sustained_bytes_per_s: float 
     """A sentence on how near to a datasheet's bandwidth others came on that GPU; empty if that is not known."""
     if not sustained_bytes_per_s:
         return []
-    share, copies = percent(sustained_bytes_per_s / bytes_per_s), scaled(sustained_bytes_per_s, "B/s")
-    return [
-        f"{name.removesuffix(', datasheet')}: copies that others measured attain {copies}, {share} of the datasheet's"
-        f" {scaled(bytes_per_s, 'B/s')}: a memory-bound step that attains {share} has little room left."
-    ]
+    share, gpu = percent(sustained_bytes_per_s / bytes_per_s), name.removesuffix(", datasheet")
+    copies = f"{gpu}: others' copies attain {scaled(sustained_bytes_per_s, 'B/s')}, {share} of the datasheet's"
+    return [f"{copies}; a step at {share} has little room left."]
