@@ -28,6 +28,7 @@ def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Sec
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
     blocks = [
         Lines(_totals(counted)),
+        Lines([f"note:       {counted.note}"] if counted.note else []),
         Lines([_one_rank(share)] if share else []),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
@@ -71,7 +72,6 @@ def _totals(counted: StepCount) -> list[str]:
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
         *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
         *(_prefix(counted.prefix, int(step.batch)) if counted.prefix else []),
-        *([f"note:       {counted.note}"] if counted.note else []),
         *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
     ]
 
