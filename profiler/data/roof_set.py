@@ -66,5 +66,5 @@ def sustained_words(name: str, bytes_per_s: float, sustained_bytes_per_s: float 
     if not sustained_bytes_per_s:
         return []
     share, gpu = percent(sustained_bytes_per_s / bytes_per_s), name.removesuffix(", datasheet")
-    copies = f"{gpu}: others' copies attain {scaled(sustained_bytes_per_s, 'B/s')}, {share} of the datasheet's"
-    return [f"{copies}; a step at {share} has little room left."]
+    others = f"{gpu}: others attain {scaled(sustained_bytes_per_s, 'B/s')}, {share} of the datasheet's bandwidth"
+    return [f"{others}; a step at {share} has little room left."]
