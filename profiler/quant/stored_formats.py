@@ -43,7 +43,7 @@ def stored_formats() -> dict[str, StoredFormat]:
 
 def stored_format(quant: str) -> StoredFormat | None:
     """Return the format called `quant`, in any case, or the mean of `4.85 bits`; None for any other name."""
-    if match := _BITS.fullmatch(quant):
+    if (match := _BITS.fullmatch(quant)) and 1 <= float(match[1]) <= _MOST_BITS:
         return StoredFormat(quant, float(match[1]))
     return stored_formats().get(quant.lower())
 
