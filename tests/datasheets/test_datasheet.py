@@ -175,7 +175,7 @@ def test_the_memory_of_a_computer_may_follow_the_name_of_its_gpu(name: str, row:
 
 
 def test_gpus_at_home_have_their_makers_figures_and_no_price() -> None:
-    """Apple's GB/s (newsroom, 2020 to 2026), and TFLOP/s by cores x clock; nobody rents them out by the hour."""
+    """GB/s as lists quote Apple's announcements, and TFLOP/s by cores x clock; nobody rents them out by the hour."""
     gb_per_s = {
         "M1": 68.25, "M1 Pro": 200, "M1 Max": 400, "M1 Ultra": 800, "M2 Ultra": 800, "M3 Pro": 150, "M3 Max": 400,
         "M3 Ultra": 819, "M4": 120, "M4 Pro": 273, "M4 Max": 546, "M5": 153, "M5 Pro": 307, "M5 Max": 614,
