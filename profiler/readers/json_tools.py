@@ -11,18 +11,23 @@ from dataclasses import replace
 from statistics import median
 
 from profiler.readers.figures import Covers, Figure
-from profiler.readers.formats import Client, Format, Steps, seconds_at, speculated
+from profiler.readers.formats import Client, Format, Request, Steps, seconds_at, speculated
 from profiler.readers.values import Measured, Record, first_of, inner, measured, needed, number_at, whole_at, whole_of
 from profiler.units import duration
 
 _WHOLE = "prompt and generation in one figure"
 
 
-def _concurrency(record: Record) -> Record:
-    """The cap of the last phase whose results count; without phases, that of the run."""
+def _of_aiperf(record: Record) -> Record:
+    """The cap of the last phase whose results count; without phases, that of the run. Drafts, if a server counts them.
+
+    (docs/metrics-reference.md of AIPerf, Speculative Decoding Metrics.)
+    """
     phases = [each for each in inner(record, "input_config.phases") or [] if not each.get("exclude_from_results")]
     paths = "concurrency | loadgen.concurrency | perf_analyzer.stimulus.concurrency"
-    return {"cap": first_of(phases[-1] if phases else record.get("input_config") or {}, paths)}
+    drafted = number_at(record, "total_draft_tokens.avg / total_spec_decode_steps.avg")
+    cap = first_of(phases[-1] if phases else record.get("input_config") or {}, paths)
+    return {"cap": cap, "verified": drafted and 1 + drafted}
 
 
 # Its `concurrency` is a cap. `effective_decode_concurrency` is the time-averaged number of requests in decode
@@ -30,13 +35,14 @@ def _concurrency(record: Record) -> Record:
 _AIPERF = Format(
     tool="AIPerf",
     has=("request_throughput", "request_latency", "output_token_throughput"),
-    more=_concurrency,
+    more=_of_aiperf,
     figures=Client(
         prompt_len="input_sequence_length.avg",
         new_tokens="output_sequence_length.avg",
         output_per_s="output_token_throughput.avg",
         to_first="time_to_first_token.p50 | time_to_first_token.avg",
         per_token="inter_token_latency.p50 | inter_token_latency.avg",
+        acceptance="spec_decode_token_weighted_acceptance_length.avg | spec_decode_acceptance_length.avg",
         decoding="effective_decode_concurrency.avg",
         streams_by="--streaming",
     ),
@@ -375,6 +381,109 @@ _TRANSFORMERS = Format(
     | {"device": "metadata.hardware_info.gpu_name"},
 )
 
+# One request: what a server answers, or a console prints (`readers/printed.py`), by the same keys.
+_ASSUMED = {"n_gpu_layers": "all layers on the GPU", "cached": "no token from a cache"}
+
+
+def _unsaid(record: Record) -> Record:
+    assumed = [words for name, words in _ASSUMED.items() if record.get(name) is None]
+    return {"remark": f"assumed, as the file does not say it: {', '.join(assumed)}." if assumed else ""}
+
+
+def _of_llama_cpp(record: Record) -> Record:
+    """llama-server names drafts if there were any, and llama-cli's runs are steps; its rates alone say neither."""
+    paths = ("predicted_n", "draft_n_accepted", "draft_n")
+    new, accepted, drafted = (whole_at(record, f"timings.{path}", 0) or 0 for path in paths)
+    steps = max(1, new - 1 - accepted)  # a step without drafts gives one token, too
+    more: Record = {"acceptance": -1 if new or record.get("runs") else None}
+    if drafted:
+        more = {"acceptance": (new - 1) / steps, "verified": 1 + drafted / steps}
+    cached = whole_at(record, "timings.cache_n", 0)
+    return {**more, "cached": cached, **_unsaid({**record, "cached": cached})}
+
+
+def _of_vllm(record: Record) -> Record:
+    """The prompt's tokens include the cached ones. `mean_acceptance_length` includes the token of every step."""
+    spec = inner(record, "metrics.speculative_decoding") or {}
+    drafted = number_at(spec, "num_draft_tokens / num_spec_steps")
+    cached = whole_at(record, "usage.prompt_tokens_details.cached_tokens", 0)
+    prompt = whole_at(record, "usage.prompt_tokens | usage.input_tokens", 0)
+    return {
+        "cached": cached,
+        "computed": prompt and max(1, prompt - (cached or 0)),
+        "acceptance": spec.get("mean_acceptance_length"),
+        "verified": drafted and 1 + drafted,
+        "remark": "assumed, as the file does not say it: no other request at the same time.",
+    }
+
+
+# ollama: api/types.go, `Metrics`; its first token starts the clock of the others (runner/ollamarunner/runner.go).
+_OLLAMA = Format(
+    tool="ollama",
+    has=("eval_duration | eval_rate | done",),
+    records=lambda source: [
+        {**each, "run": at if len(source.records) > 1 else ""} for at, each in enumerate(source.records, 1)
+    ],
+    more=_unsaid,
+    figures=Request(
+        "prompt_eval_count",
+        "eval_count",
+        "prompt_eval_duration",
+        "prompt_eval_rate",
+        "eval_duration",
+        "eval_rate",
+        unit=1e-9,
+    ),
+    settings={"run": "run", "model's name": "model", "quantization": "model_info.quant"},
+    packed_dtype="int8",
+)
+_RATES = Request("prompt_tokens", "generation_tokens", prompt_per_s="prompt_tps", per_s="generation_tps")
+# mlx_lm starts its clock anew after the first token (mlx_lm/generate.py).
+_MLX = replace(_OLLAMA, tool="mlx_lm", has=("generation_tps",), figures=_RATES, packed_dtype="float16")
+# tools/server/server-context.cpp, `get_timings` and `print_timings`; `llama_perf_context_print` counts runs.
+_LLAMA_CPP = replace(
+    _OLLAMA,
+    tool="llama.cpp",
+    has=("timings.predicted_ms | timings.prompt_ms | timings.predicted_per_second",),
+    more=_of_llama_cpp,
+    figures=Request(
+        "timings.prompt_n",
+        "timings.predicted_n",
+        "timings.prompt_ms",
+        "timings.prompt_per_second",
+        "timings.predicted_ms",
+        "timings.predicted_per_second",
+        unit=1e-3,
+    ),
+)
+# Its REST API (lmstudio.ai/docs), `lms chat --stats`, and its window, which does not name the prompt's tokens.
+_LM_STUDIO = replace(
+    _OLLAMA,
+    tool="LM Studio",
+    has=("stats.tokens_per_second",),
+    figures=Request(
+        "usage.prompt_tokens | stats.input_tokens",
+        "usage.completion_tokens | stats.total_output_tokens",
+        "stats.time_to_first_token | stats.time_to_first_token_seconds",
+        per_s="stats.tokens_per_second",
+    ),
+)
+# `--enable-per-request-metrics` and `--per-request-spec-decode-metrics` (docs/features).
+_VLLM_ANSWER = replace(
+    _OLLAMA,
+    tool="vLLM's answer",
+    has=("metrics.generation_time_ms | metrics.speculative_decoding",),
+    more=_of_vllm,
+    figures=Request(
+        "computed",
+        "usage.completion_tokens | usage.output_tokens",
+        "metrics.time_to_first_token_ms",
+        rest="metrics.generation_time_ms",
+        unit=1e-3,
+    ),
+    packed_dtype="",
+)
+
 JSON_TOOLS = (
     _OPTIMUM,
     _GUIDELLM,
@@ -387,6 +496,12 @@ JSON_TOOLS = (
     _TRANSFORMERS,
     _VLLM_LATENCY,
     _VLLM_THROUGHPUT,
+    _OLLAMA,
+    _LLAMA_CPP,
+    _LM_STUDIO,
+    _VLLM_ANSWER,
+    replace(_MLX, tool="TabbyAPI", has=("cached", *_MLX.has)),
+    _MLX,
     replace(_SERVING, tool="vllm bench sweep", has=(*_SERVING.has, "run_number"), repeated=True),
     replace(_SERVING, tool="SGLang bench_serving", has=(*_SERVING.has, "random_input_len | sharegpt_output_len")),
     _SERVING,
