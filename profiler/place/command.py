@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
+from profiler.place.place import Fit, PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -39,6 +40,18 @@ _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
+# Fewer bits per weight are rare.
+_LEAST_BITS = 4.0
+# A step that reads all weights: its tokens use every expert.
+_READS_ALL = Step(1 << 20, 1, 0)
+# What follows if the weights and the cache do not fit.
+_THEN: Mapping[Fit, str] = {
+    "yes": "the host's memory must have held what no step reads, such as an embedding table.",
+    "perhaps": "{which} must come from several GPUs (--tp N), another GPU or {instead}, or the host's memory held a"
+    " part. Its shares are in doubt.",
+    "no": "{which} must come from several GPUs (--tp N), another GPU or {instead}, or the host's memory held a part. No"
+    " share is given, and the floors are those of a GPU with room for all.",
+}
 _NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
 
 
@@ -83,9 +96,29 @@ class _Setup:
         cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=once))
         return self.weight_bytes(figure) + width * cache
 
-    def fits(self, figure: Figure) -> bool:
-        """Whether they have room, or need none."""
-        return figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * self.room_bytes
+    def knows_bits(self, figure: Figure) -> bool:
+        """Whether the file, the request or the checkpoint says in how many bits the weights were."""
+        return figure.held.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
+
+    @cached_property
+    def unread_share(self) -> float:
+        """The share of the weights that no step reads, such as an embedding table: the host may keep it."""
+        read_bytes = float(self.counted.work.work(_READS_ALL).weight_bytes)
+        return max(0.0, 1 - read_bytes / self.counted.weight_bytes)
+
+    def lacks_room(self, figure: Figure) -> bool:
+        """Whether they do not fit, and the file does not say that the host's memory held some."""
+        return not figure.held.weights_on_host and self.needed_bytes(figure) > _FULLEST * self.room_bytes
+
+    def fit(self, figure: Figure) -> Fit:
+        """Whether they have room; perhaps, if the file shows that it ran there, or does not say its bits."""
+        held, own_bytes, missing_bytes = figure.held, self.weight_bytes(figure), self.needed_bytes(figure)
+        missing_bytes -= _FULLEST * self.room_bytes
+        if not held.weights_on_host and missing_bytes <= self.unread_share * own_bytes:
+            return "yes"
+        spared_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
+        ran_there = held.weights_on_host or held.gpu_layers is not None
+        return "perhaps" if ran_there or missing_bytes <= spared_bytes else "no"
 
 
 def place(
@@ -140,7 +173,7 @@ def place(
     figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
-    rows = [placed(figure, *floor, setup.fits(figure)) for figure, floor in floors]
+    rows = [placed(figure, *floor, setup.fit(figure)) for figure, floor in floors]
     warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
@@ -298,24 +331,31 @@ def _doubts(
         if not any(setup.gpu.lower() in name for name in names):
             yield f"the file says that it ran on {device}, not on {setup.gpu}."
     named = {{**file.settings, **dict(figure.settings)}.get("quantization", "-") for figure in figures} - {"-"}
-    is_dense = setup.quant == "none" and counted.published is None
-    if named and is_dense and not any(figure.held.weight_bytes for figure in figures):
-        yield (
-            f"the file says that its weights were quantised ({', '.join(sorted(named))}), but they are counted"
-            f" in {counted.dtype}: give --quant, or the quantised model's own folder."
+    unknown = [pair for pair in zip(figures, rows, strict=True) if not setup.knows_bits(pair[0])]
+    own_bits = 8 * counted.weight_bytes / counted.work.params
+    most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
+    if unknown and (named or file.packed_dtype or most):
+        says = (
+            f"says that its weights were quantised ({', '.join(sorted(named))})" if named else "does not say its bits"
         )
-    if outside := [figure for figure, row in zip(figures, rows, strict=True) if not row.fits]:
+        allowed = f" (its times allow at most {significant(min(most), 2)} per weight)" if most else ""
+        yield (
+            f"the file {says}{allowed}, but its weights are counted in {counted.dtype}: give --quant, or the quantised"
+            " model's own folder."
+        )
+    for fit, then in _THEN.items():
+        outside = [figure for figure in figures if setup.lacks_room(figure) and setup.fit(figure) == fit]
+        if not outside:
+            continue
         largest = max(outside, key=setup.needed_bytes)
-        weights, needs = (scaled(of(largest), "B") for of in (setup.weight_bytes, setup.needed_bytes))
-        what, instead = f"the weights need {weights}", "or another precision"
+        what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
         if setup.weight_bytes(largest) <= room:
+            needs = scaled(setup.needed_bytes(largest), "B")
             what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
-            instead = "or a cache in fewer bits"
+            instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
-        yield (
-            f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several GPUs"
-            f" (--tp N), another GPU {instead}, and is not judged."
-        )
+        then = then.format(which=which, instead=instead)
+        yield f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {then}"
 
 
 def _is_packed(figure: Figure) -> bool:

@@ -18,8 +18,6 @@ class Held:
 
     weight_bytes: float | None = None
     """Bytes per parameter as stored."""
-    is_assumed: bool = False
-    """Whether `weight_bytes` is the most that fits, since the file does not say it."""
     params: int | None = None
     """The model's parameters."""
     kv_itemsize: float | None = None
