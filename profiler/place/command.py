@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -40,19 +39,11 @@ _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
+_NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
 # Fewer bits per weight are rare.
 _LEAST_BITS = 4.0
 # A step that reads all weights: its tokens use every expert.
 _READS_ALL = Step(1 << 20, 1, 0)
-# What follows if the weights and the cache do not fit.
-_THEN: Mapping[Fit, str] = {
-    "yes": "the host's memory must have held what no step reads, such as an embedding table.",
-    "perhaps": "{which} must come from several GPUs (--tp N), another GPU or {instead}, or the host's memory held a"
-    " part. Its shares are in doubt.",
-    "no": "{which} must come from several GPUs (--tp N), another GPU or {instead}, or the host's memory held a part. No"
-    " share is given, and the floors are those of a GPU with room for all.",
-}
-_NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
 
 
 @dataclass(frozen=True)
@@ -100,25 +91,16 @@ class _Setup:
         """Whether the file, the request or the checkpoint says in how many bits the weights were."""
         return figure.held.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
 
-    @cached_property
-    def unread_share(self) -> float:
-        """The share of the weights that no step reads, such as an embedding table: the host may keep it."""
-        read_bytes = float(self.counted.work.work(_READS_ALL).weight_bytes)
-        return max(0.0, 1 - read_bytes / self.counted.weight_bytes)
-
-    def lacks_room(self, figure: Figure) -> bool:
-        """Whether they do not fit, and the file does not say that the host's memory held some."""
-        return not figure.held.weights_on_host and self.needed_bytes(figure) > _FULLEST * self.room_bytes
-
     def fit(self, figure: Figure) -> Fit:
-        """Whether they have room; perhaps, if the file shows that it ran there, or does not say its bits."""
-        held, own_bytes, missing_bytes = figure.held, self.weight_bytes(figure), self.needed_bytes(figure)
-        missing_bytes -= _FULLEST * self.room_bytes
-        if not held.weights_on_host and missing_bytes <= self.unread_share * own_bytes:
+        """Whether they have room; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
+        held, own_bytes, work = figure.held, self.weight_bytes(figure), self.counted.work
+        missing_bytes = self.needed_bytes(figure) - _FULLEST * self.room_bytes
+        if missing_bytes <= 0 and not held.weights_on_host:
             return "yes"
-        spared_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
+        unread_bytes = own_bytes * (1 - float(work.work(_READS_ALL).weight_bytes) / self.counted.weight_bytes)
+        spared_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * work.params
         ran_there = held.weights_on_host or held.gpu_layers is not None
-        return "perhaps" if ran_there or missing_bytes <= spared_bytes else "no"
+        return "perhaps" if ran_there or missing_bytes <= max(unread_bytes, spared_bytes) else "no"
 
 
 def place(
@@ -335,27 +317,26 @@ def _doubts(
     own_bits = 8 * counted.weight_bytes / counted.work.params
     most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
     if unknown and (named or file.packed_dtype or most):
-        says = (
-            f"says that its weights were quantised ({', '.join(sorted(named))})" if named else "does not say its bits"
-        )
+        quantised = f"says that its weights were quantised ({', '.join(sorted(named))})"
         allowed = f" (its times allow at most {significant(min(most), 2)} per weight)" if most else ""
         yield (
-            f"the file {says}{allowed}, but its weights are counted in {counted.dtype}: give --quant, or the quantised"
-            " model's own folder."
+            f"the file {quantised if named else 'does not say its bits'}{allowed}, but its weights are counted in"
+            f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
         )
-    for fit, then in _THEN.items():
-        outside = [figure for figure in figures if setup.lacks_room(figure) and setup.fit(figure) == fit]
-        if not outside:
-            continue
-        largest = max(outside, key=setup.needed_bytes)
-        what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
-        if setup.weight_bytes(largest) <= room:
-            needs = scaled(setup.needed_bytes(largest), "B")
-            what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
-            instead = "a cache in fewer bits"
-        which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
-        then = then.format(which=which, instead=instead)
-        yield f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {then}"
+    no_share = "No share is given, and the floors are those of a GPU with room for all"
+    for fit, then in (("perhaps", "Its shares are in doubt"), ("no", no_share)):
+        if outside := [each for each in figures if setup.fit(each) == fit and not each.held.weights_on_host]:
+            largest = max(outside, key=setup.needed_bytes)
+            what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
+            if setup.weight_bytes(largest) <= room:
+                needs = scaled(setup.needed_bytes(largest), "B")
+                what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
+                instead = "a cache in fewer bits"
+            which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
+            yield (
+                f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several"
+                f" GPUs (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. {then}."
+            )
 
 
 def _is_packed(figure: Figure) -> bool:

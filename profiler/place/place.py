@@ -103,7 +103,7 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
     regime: Regime = "inconclusive"
-    if fit == "yes" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
+    if fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
         regime = "compute-bound" if by_compute else "memory-bound"
     spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
     return PlacedFigure(

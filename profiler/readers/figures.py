@@ -50,8 +50,6 @@ class Figure:
     """New tokens of each sequence that the prefill of a generation makes."""
     requests: int | None = None
     """Sequences that shared `time`, if it is not one batch's."""
-    is_per_token: bool = False
-    """Whether `time` is that of each token of a prompt whose length the file does not name."""
     cap: int | None = None
     """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
     cached_once: int = 0
@@ -89,17 +87,9 @@ class Figure:
         if self.requests and batch:
             batch = min(batch, self.requests)
             time = time.times(batch / self.requests)
-        if self.is_per_token and prompt_len:
-            time = time.times(prompt_len)
         requests = None if batch else self.requests
         return replace(
-            self,
-            time=time,
-            requests=requests,
-            is_per_token=self.is_per_token and not prompt_len,
-            batch_size=batch,
-            prompt_len=prompt_len,
-            new_tokens=new_tokens,
+            self, time=time, requests=requests, batch_size=batch, prompt_len=prompt_len, new_tokens=new_tokens
         )
 
 

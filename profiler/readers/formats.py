@@ -30,10 +30,9 @@ from profiler.readers.values import (
 )
 from profiler.units import several
 
-# The mean of fewer steps says little.
-_MANY = 32
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
+_FEW_STEPS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +144,10 @@ class Steps:
 
 @dataclass(frozen=True)
 class Request:
-    """Where the times of one request are, which ran alone: its batch is 1.
+    """Where the times of one request are, which ran alone: its batch is 1. Of a time and a rate, the time counts.
 
-    Of a time and a rate, the time counts. A record may have further keys: `runs`, its decode steps; `cached`, the
-    tokens before the prompt; `acceptance` and `verified`, the tokens that a step gives and processes; `bits` per
-    weight; `n_gpu_layers`.
+    A record may have further keys: `runs`, its decode steps; `cached`, the tokens before the prompt; `acceptance` and
+    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`.
     """
 
     prompt_len: str
@@ -166,32 +164,28 @@ class Request:
     """Of the times, in seconds."""
 
     def __call__(self, record: Record) -> list[Figure]:
-        """The figures of a prefill and a decode step.
+        """The figures of a prefill and a decode step. Raises RequestError for what is no time or shape.
 
-        The first token comes with the prompt, so N tokens are N - 1 steps. Raises RequestError for what is no time or
-        shape.
+        The first token comes with the prompt, so N tokens are N - 1 steps. A prompt's rate needs its length.
         """
-        paths = (self.prompt_len, self.new_tokens, "runs", "cached")
-        prompt, new, runs, cached = (whole_at(record, path, 0) for path in paths)
-        new = runs + 1 if runs else new
-        steps = 1 if new is None else new - 1
-        bits, acceptance, verified = number_at(record, "bits"), first_of(record, "acceptance"), record.get("verified")
-        held = Held(weight_bytes=bits and bits / 8, gpu_layers=whole_at(record, "n_gpu_layers", 0))
+        paths = (self.prompt_len, self.new_tokens, "runs", "cached", "n_gpu_layers")
+        prompt, new, runs, cached, gpu_layers = (whole_at(record, path, 0) for path in paths)
+        new, bits, figures = runs + 1 if runs else new, number_at(record, "bits"), []
+        held = Held(weight_bytes=bits and bits / 8, gpu_layers=gpu_layers)
         shape = Figure("prefill", Measured(1.0), 1, prompt, cached, new, held=held)
-        figures = []
-        if prompt != 0 and (first_s := self._spent(record, self.to_first, self.prompt_per_s, prompt)):
-            is_per_token = prompt is None and not number_at(record, self.to_first)
-            figures.append(replace(shape, time=first_s, is_per_token=is_per_token))
-        if steps > 0 and (rest_s := self._spent(record, self.rest, self.per_s, new)):
-            few = (f"the mean of only {several(steps, 'step', 'steps')}",) if new and steps < _MANY else ()
-            decode = replace(shape, covers="decode", time=rest_s.times(1 / steps), notes=few)
-            figures.append(speculated(decode, acceptance, verified))
+        if first_s := self._spent(record, self.to_first, self.prompt_per_s, prompt):
+            figures.append(replace(shape, time=first_s))
+        steps = 1 if new is None else new - 1
+        if steps and (rest_s := self._spent(record, self.rest, self.per_s, new or 1)):
+            few = [f"the mean of only {several(steps, 'step', 'steps')}"] if new and steps < _FEW_STEPS else []
+            decode = replace(shape, covers="decode", time=rest_s.times(1 / steps), notes=tuple(few))
+            figures.append(speculated(decode, first_of(record, "acceptance"), record.get("verified")))
         return figures
 
     def _spent(self, record: Record, times: str, rates: str, tokens: int | None) -> Measured | None:
-        """The seconds of so many tokens, or of one, by their time or their rate; None without one."""
-        if (time_s := seconds_at(record, times, self.unit)) is None and number_at(record, rates):
-            time_s = measured(first_of(record, rates), rates).of(tokens or 1)
+        """The seconds of so many tokens, by their time or their rate; None without one."""
+        if (time_s := seconds_at(record, times, self.unit)) is None and tokens and number_at(record, rates):
+            time_s = measured(first_of(record, rates), rates).of(tokens)
         return time_s and replace(time_s, repeats=1)
 
 

@@ -7,7 +7,7 @@ tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 
@@ -105,24 +105,20 @@ def _trtllm(text: str) -> Iterator[Record]:
     yield from [record] * len(_TRTLLM.findall(text))
 
 
-# What consoles print about one request, under the keys of its JSON: ollama's api/types.go, llama.cpp's
-# tools/server/server-context.cpp, src/llama-context.cpp and tools/cli, mlx_lm/generate.py, LM Studio's `lms chat
-# --stats` and its window, and TabbyAPI's log.
+# What ollama, llama.cpp, mlx_lm and LM Studio print about a request, by the keys of their JSON.
 _CONSOLES = (
     (
         "prompt eval count: {prompt_eval_count} token",
-        "prompt eval duration: {prompt_eval_duration}",
         "prompt eval rate: {prompt_eval_rate} token",
         "eval count: {eval_count} token",
-        "eval duration: {eval_duration}",
         "eval rate: {eval_rate} token",
     ),
     (
-        "prompt eval time = {timings.prompt_ms} ms / {timings.prompt_n} tokens",
-        "eval time = {timings.predicted_ms} ms / {timings.predicted_n} tokens",
-        "eval time = {timings.predicted_ms} ms / {runs} runs",
-        "( {timings.draft_n_accepted} accepted / {timings.draft_n} generated)",
-        "[ Prompt: {timings.prompt_per_second} t/s | Generation: {timings.predicted_per_second} t/s",
+        "prompt eval time = {prompt_ms} ms / {prompt_n} tokens",
+        "eval time = {predicted_ms} ms / {predicted_n} tokens",
+        "eval time = {predicted_ms} ms / {runs} runs",
+        "( {draft_n_accepted} accepted / {draft_n} generated)",
+        "[ Prompt: {prompt_per_second} t/s | Generation: {predicted_per_second} t/s",
     ),
     (
         "Prompt: {prompt_tokens} tokens, {prompt_tps} tokens-per-sec",
@@ -131,53 +127,35 @@ _CONSOLES = (
     (
         "Tokens/Second: {stats.tokens_per_second}",
         "Time to First Token: {stats.time_to_first_token}s",
-        "Prompt Tokens: {stats.input_tokens}",
-        "Predicted Tokens: {stats.total_output_tokens}",
-        "{stats.tokens_per_second} tok/sec • {stats.total_output_tokens} tokens • {stats.time_to_first_token}s to",
-    ),
-    (
-        "{generation_tokens} tokens generated in {s} seconds (Queue: {queue} s, Process: {cached} cached tokens and"
-        " {prompt_tokens} new tokens at {prompt_tps} T/s, Generate: {generation_tps} T/s",
+        "Prompt Tokens: {usage.prompt_tokens}",
+        "Predicted Tokens: {usage.completion_tokens}",
+        "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
+# What a server logs of its model, before that of a draft.
 _ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{layers} layers to GPU")
-_DURATION = r"([\d.]+)(h|ms|m|s|µs|ns)"
-_NS = {"h": 3.6e12, "m": 6e10, "s": 1e9, "ms": 1e6, "µs": 1e3, "ns": 1.0}
 
 
-def console_requests(text: str) -> Iterator[list[Record]]:
+def console_requests(text: str) -> Iterator[Sequence[Record]]:
     """What consoles print about requests, by tool, each as the record of its JSON.
 
-    A line of a kind that a request already has begins another one. What stands above it holds for those below.
+    A line of a kind that a request already has begins another one.
     """
-    above = [found for line in _ABOVE for found in _filled(line, text)]
+    above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
     for lines in _CONSOLES:
-        known: Record = {}
-        new: Record = {}
-        requests: list[Record] = []
-        for _, found in sorted(chain(above, *(_filled(line, text) for line in lines)), key=itemgetter(0)):
-            if "bits" in found or "layers" in found:
-                new = {**found, **new}  # a draft model is named after the model
-                continue
+        requests: list[dict[str, str]] = []
+        for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):
             if not requests or not found.keys().isdisjoint(requests[-1]):
-                known, new = {**known, **new}, {}
-                requests.append(known)
-            requests[-1] = {**requests[-1], **found}
+                requests.append(dict(above))
+            requests[-1] |= found
         yield requests
 
 
-def _filled(line: str, text: str) -> Iterator[tuple[int, Record]]:
+def _filled(line: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Where a line is in a text, with its values by the names in it. Between words may be any number of spaces."""
     words, names = re.split(r"\{.*?\}", line), re.findall(r"\{(.*?)\}", line)
     if max(" ".join(words).split(), key=len) in text:
-        end = "" if words[-1] else r"(?!\S)"
-        pattern = r"(\d\S*?)".join(re.escape(each).replace(r"\ ", r"[^\S\n]*") for each in words) + end
-        for found in re.finditer(rf"(?<!prompt ){pattern}", text):
-            yield found.start(), dict(zip(names, map(_plain, found.groups()), strict=True))
-
-
-def _plain(value: str) -> object:
-    """A number with a point, or Go's `2m43.5s` in nanoseconds."""
-    if re.fullmatch(rf"(?:{_DURATION})+", value):
-        return sum(float(number) * _NS[unit] for number, unit in re.findall(_DURATION, value))
-    return value.replace(",", ".") if re.fullmatch(r"\d+,\d+", value) else value
+        pattern = r"(\d\S*?)".join(re.escape(each).replace(r"\ ", r"[^\S\n]*") for each in words)
+        for found in re.finditer(r"(?<!prompt )" + pattern + ("" if words[-1] else r"(?!\S)"), text):
+            values = (re.sub(r"^(\d+),(\d+)$", r"\1.\2", value) for value in found.groups())
+            yield found.start(), dict(zip(names, values, strict=True))
