@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from profiler.readers.figures import Figure
 from profiler.readers.formats import Client, Format, Request, Steps, speculated
+from profiler.readers.sources import Source
 from profiler.readers.values import Measured, Record, first_of, inner, needed, number_at, whole_at, whole_of
 
 _WHOLE = "prompt and generation in one figure"
 
 
 def _of_aiperf(record: Record) -> Record:
-    """The cap of the last phase whose results count, or else of the run; the drafts of a step, if a server counts them."""
+    """The cap of the last phase whose results count, else of the run; the drafts of a step, if a server counts them."""
     phases = [each for each in inner(record, "input_config.phases") or [] if not each.get("exclude_from_results")]
     paths = "concurrency | loadgen.concurrency | perf_analyzer.stimulus.concurrency"
     drafted = number_at(record, "total_draft_tokens.avg / total_spec_decode_steps.avg")
@@ -345,14 +346,18 @@ def _of_vllm(record: Record) -> Record:
     }
 
 
+def _runs(source: Source) -> list[Record]:
+    """The whole answers, with their number if there are several. A stream's other lines have no figures."""
+    ended = [each for each in source.records if each.get("done", True)] or source.records
+    return [{**each, "run": at if len(ended) > 1 else ""} for at, each in enumerate(ended, 1)]
+
+
 _EVAL = ("prompt_eval_count", "eval_count", "prompt_eval_duration", "prompt_eval_rate")
 # The clock of all of them starts anew after the first token.
 _OLLAMA = Format(
     tool="ollama",
     has=("eval_duration | eval_rate | done",),
-    records=lambda source: [
-        {**each, "run": at if len(source.records) > 1 else ""} for at, each in enumerate(source.records, 1)
-    ],
+    records=_runs,
     more=_unsaid,
     figures=Request(*_EVAL, rest="eval_duration", per_s="eval_rate", unit=1e-9),
     settings={"run": "run", "model's name": "model", "quantization": "model_info.quant"},

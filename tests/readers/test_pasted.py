@@ -189,7 +189,7 @@ def test_two_printed_reports_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "optimum.json", "trtllm-bench.txt"])
+@pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "trtllm-bench.txt"])
 def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="it has 2 reports; give each a file"):
         read(2 * (FILES / name).read_text(), tmp_path / "f")
@@ -210,7 +210,6 @@ def test_vllm_speculation_is_read_from_its_screen(tmp_path: Path) -> None:
         ((FILES / "vllm-log.txt").read_text(), "log of a vLLM server.*--save-result"),
         ("Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n", "--output-json"),
         ("Decode batch. #running-req: 1, gen throughput (token/s): 95.1, #queue-req: 0\n", "SGLang server"),
-        ("llama_perf: eval time = 900.00 ms / 63 runs ( 14.29 ms per token, 70.00 tokens per second)\n", "llama-bench"),
     ],
 )
 def test_what_cannot_be_read_names_the_option_that_writes_a_file(text: str, what: str, tmp_path: Path) -> None:
