@@ -108,6 +108,12 @@ FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959
 UNSAID = {"accept_length": None}
 
 
+SPECULATED = {
+    "spec_decode_token_weighted_acceptance_length": {"unit": "ratio", "avg": 3.25},
+    "spec_decode_acceptance_length": {"unit": "ratio", "avg": 3.0},
+    "total_draft_tokens": {"unit": "tokens", "avg": 32.0},
+    "total_spec_decode_steps": {"unit": "count", "avg": 8.0},
+}
 LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
 PHASES = {"phases": [{"concurrency": 8}, {"concurrency": 1, "exclude_from_results": True}]}
 PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
@@ -146,6 +152,9 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("aiperf.json", {"input_config": LOADGEN}, "decode", {"cap": 2, "model's name": "m"}, ""),
         ("aiperf.json", {"input_config": PHASES}, "decode", {"cap": 8}, ""),
         ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
+        # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
+        ("aiperf.json", SPECULATED, "decode", {"step_tokens": 3.25, "query_tokens": 5.0, "seconds": 32.53e-3}, ""),
+        ("aiperf.json", {}, "decode", {"step_tokens": None}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),
