@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_files import changed, served
+from foreign_files import FILES, changed, served
 
 from profiler.errors import RequestError
 from profiler.place.command import place
+from profiler.readers.detect import FORMATS, read_foreign
 
 # Llama-3.1-8B in Q4_K: the bytes and parameters of its file, and the embedding's parameters, which no step reads.
 SIZE, PARAMS, EMBEDDING = 4_912_899_072, 8_030_261_248, 128_256 * 4096
@@ -185,3 +189,23 @@ def test_a_shared_prompt_is_cached_once(n_kv: int, cells: int, tmp_path: Path) -
     assert decode.floor_s == pytest.approx((15.01e9 + cells * 131_072) / 3.35e12, rel=5e-3)
     # 16.06 GB of weights and 1.3 GB of cache have room in 24 GB; 35 GB of cache do not.
     assert place(tmp_path / "f", "llama-3.1-8b", gpu="RTX 4090").rows[1].fits == (cells < 16_384)
+
+
+PAGE = Path(__file__).parents[2] / "docs/how-to/place-others-figures.md"
+EXAMPLES = re.findall(r"^\| (.+?) \| .*\| `roofscope (place .+?)` \|$", PAGE.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("example", [example for _, example in EXAMPLES])
+def test_the_example_of_each_tool_runs(
+    example: str, roofscope: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(PAGE.parents[2])
+    outcome = roofscope(*shlex.split(example))
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "under the roofs of" in " ".join(outcome.out.split())
+
+
+def test_each_tool_has_an_example() -> None:
+    """All but those that share a line with another one."""
+    found = {read_foreign(FILES.parents[2] / shlex.split(example)[1]).tool for _, example in EXAMPLES}
+    assert {each.tool for each in FORMATS} - found <= {"genai-perf", "SGLang bench_one_batch_server"}
