@@ -40,10 +40,7 @@ _FULLEST = 1.02
 # published.
 _REST_BYTES = (0.25, 4.0)
 _NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
-# Fewer bits per weight are rare.
-_LEAST_BITS = 4.0
-# A step that reads all weights: its tokens use every expert.
-_READS_ALL = Step(1 << 20, 1, 0)
+_LEAST_BITS = 4.0  # per weight; fewer are rare
 
 
 @dataclass(frozen=True)
@@ -95,12 +92,12 @@ class _Setup:
         """Whether they have room; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
         held, own_bytes, work = figure.held, self.weight_bytes(figure), self.counted.work
         missing_bytes = self.needed_bytes(figure) - _FULLEST * self.room_bytes
-        if missing_bytes <= 0 and not held.weights_on_host:
-            return "yes"
-        unread_bytes = own_bytes * (1 - float(work.work(_READS_ALL).weight_bytes) / self.counted.weight_bytes)
+        if missing_bytes <= 0 or held.weights_on_host or held.gpu_layers is not None:
+            return "perhaps" if missing_bytes > 0 or held.weights_on_host else "yes"
+        read_bytes = float(work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
+        unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         spared_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * work.params
-        ran_there = held.weights_on_host or held.gpu_layers is not None
-        return "perhaps" if ran_there or missing_bytes <= max(unread_bytes, spared_bytes) else "no"
+        return "perhaps" if missing_bytes <= max(unread_bytes, spared_bytes) else "no"
 
 
 def place(
@@ -318,25 +315,24 @@ def _doubts(
     most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
     if unknown and (named or file.packed_dtype or most):
         quantised = f"says that its weights were quantised ({', '.join(sorted(named))})"
-        allowed = f" (its times allow at most {significant(min(most), 2)} per weight)" if most else ""
+        allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
         yield (
             f"the file {quantised if named else 'does not say its bits'}{allowed}, but its weights are counted in"
             f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
         )
-    no_share = "No share is given, and the floors are those of a GPU with room for all"
-    for fit, then in (("perhaps", "Its shares are in doubt"), ("no", no_share)):
-        if outside := [each for each in figures if setup.fit(each) == fit and not each.held.weights_on_host]:
-            largest = max(outside, key=setup.needed_bytes)
-            what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
-            if setup.weight_bytes(largest) <= room:
-                needs = scaled(setup.needed_bytes(largest), "B")
-                what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
-                instead = "a cache in fewer bits"
-            which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
-            yield (
-                f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several"
-                f" GPUs (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. {then}."
-            )
+    if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
+        largest = max(outside, key=setup.needed_bytes)
+        what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
+        if setup.weight_bytes(largest) <= room:
+            needs = scaled(setup.needed_bytes(largest), "B")
+            what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
+            instead = "a cache in fewer bits"
+        which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
+        yield (
+            f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several GPUs"
+            f" (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in"
+            " doubt, or not given, and floors assume room for all."
+        )
 
 
 def _is_packed(figure: Figure) -> bool:

@@ -22,8 +22,7 @@ Fit = Literal["yes", "perhaps", "no"]
 # A first repetition was cold if it took this many times as long as each of at least so many others.
 _LEAST_OTHERS = 2
 _MUCH_LONGER = 1.5
-# From this share of the roof on, a decode step may be several tokens' that a tool counted as one. Below, most of it is
-# neither arithmetic nor memory.
+# From this share of the roof on, a decode step may be several tokens' that a tool counted as one.
 _HALF = 0.5
 
 

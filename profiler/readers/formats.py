@@ -32,7 +32,6 @@ from profiler.units import several
 
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
-_FEW_STEPS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +176,7 @@ class Request:
             figures.append(replace(shape, time=first_s))
         steps = 1 if new is None else new - 1
         if steps and (rest_s := self._spent(record, self.rest, self.per_s, new or 1)):
-            few = [f"the mean of only {several(steps, 'step', 'steps')}"] if new and steps < _FEW_STEPS else []
+            few = [f"the mean of only {several(steps, 'step', 'steps')}"] if new and steps < 32 else []
             decode = replace(shape, covers="decode", time=rest_s.times(1 / steps), notes=tuple(few))
             figures.append(speculated(decode, first_of(record, "acceptance"), record.get("verified")))
         return figures

@@ -309,13 +309,12 @@ _TRANSFORMERS = Format(
     | {"device": "metadata.hardware_info.gpu_name"},
 )
 
+
 # One request: what a server answers, or a console prints (`readers/printed.py`), by the same keys.
-_ASSUMED = {"n_gpu_layers": "all layers on the GPU", "cached": "no token from a cache"}
-
-
 def _unsaid(record: Record) -> Record:
-    assumed = [words for name, words in _ASSUMED.items() if record.get(name) is None]
-    return {"remark": f"assumed, as the file does not say it: {', '.join(assumed)}." if assumed else ""}
+    assumed = {"n_gpu_layers": "all layers on the GPU", "cached": "no token from a cache"}
+    unsaid = ", ".join(words for name, words in assumed.items() if record.get(name) is None)
+    return {"remark": f"assumed, as the file does not say it: {unsaid}." if unsaid else ""}
 
 
 def _of_llama_cpp(record: Record) -> Record:
@@ -323,10 +322,9 @@ def _of_llama_cpp(record: Record) -> Record:
     record = {**record, **(record.get("timings") or {})}
     new, accepted, drafted = (whole_at(record, name, 0) or 0 for name in ("predicted_n", "draft_n_accepted", "draft_n"))
     steps = max(1, new - 1 - accepted)  # a step without drafts gives one token, too
-    more: Record = {"cached": record.get("cache_n"), "acceptance": -1 if new or record.get("runs") else None}
-    if drafted:
-        more = {**more, "acceptance": (new - 1) / steps, "verified": 1 + drafted / steps}
-    return {**record, **more, **_unsaid({**record, **more})}
+    gives = (new - 1) / steps if drafted else -1 if new or record.get("runs") else None
+    more = {**record, "cached": record.get("cache_n"), "acceptance": gives, "verified": 1 + drafted / steps}
+    return {**more, **_unsaid(more)}
 
 
 def _of_vllm(record: Record) -> Record:

@@ -39,8 +39,9 @@ _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _NAMED = re.compile(r"`((?:tests|profiler|examples|runs/reference|\.ci)/[\w./-]*\w)(?:::(\w+))?`")
 OF_OTHERS = {
     "--durations", "--enable-per-request-metrics", "--extra-index-url", "--its", "--output-file", "--output-format",
-    "--output-json", "--per-request-spec-decode-metrics", "--questions", "--report", "--result-filename", "--save-result",
-    "--stats", "--strict", "--system-site-packages", "--to", "--verbose", "--help", "--dry-run", "--only", "--seed",
+    "--output-json", "--per-request-spec-decode-metrics", "--questions", "--report", "--result-filename", "--to",
+    "--stats", "--strict", "--system-site-packages", "--save-result", "--verbose", "--help", "--dry-run", "--only",
+    "--seed",
 }  # fmt: skip
 """Options of other programs on these pages, and of the scripts of tests/."""
 

@@ -107,7 +107,7 @@ def test_a_figure_above_the_roof_is_not_valid(tmp_path: Path) -> None:
     assert "prompt tokens may be counted" in decode.note
     assert "from a cache" in prefill.note
     # 14.48 GB of 16 bits would take 4.3 ms: in 1 ms a step reads less than 4 bits per weight.
-    assert "its times allow at most 3.8 per weight" in found.warnings[0]
+    assert "by its times at most 3.8 on H100 SXM" in found.warnings[0]
     assert found.warnings[1:] == ["2 of 2 figures are above the roof, so not valid."]
 
 
@@ -364,11 +364,11 @@ def test_what_ran_is_judged_with_its_doubt(tmp_path: Path) -> None:
     path = tmp_path / "t"
     head = "phase,batch_size,prompt_len,new_tokens,latency_s,bits_per_weight\ndecode,1,512,512,"
     for figure, model, gpu, fits, attained, regime, doubt in (
-        ("0.2439,", "llama-3.1-70b", "GB10", True, 2.09, None, "its times allow at most 7.7 per weight"),
-        ("0.6,", "llama-3.1-70b", "GB10", True, 0.85, "inconclusive", "Its shares are in doubt"),
+        ("0.2439,", "llama-3.1-70b", "GB10", True, 2.09, None, "by its times at most 7.7 on GB10"),
+        ("0.6,", "llama-3.1-70b", "GB10", True, 0.85, "inconclusive", "Shares are in doubt"),
         ("0.2439,4.84", "llama-3.1-70b", "GB10", True, 0.635, "memory-bound", ""),
         ("0.03,25.5", "llama-3.1-8b", "RTX 4090", True, 0.795, "inconclusive", "held a part, such as a table"),
-        ("0.03,32", "llama-3.1-8b", "RTX 4090", False, 0.995, None, "No share is given"),
+        ("0.03,32", "llama-3.1-8b", "RTX 4090", False, 0.995, None, "or not given, and floors"),
     ):
         path.write_text(head + figure)
         found = place(path, model, gpu=gpu)
