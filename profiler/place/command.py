@@ -90,14 +90,19 @@ class _Setup:
 
     def fit(self, figure: Figure) -> Fit:
         """Whether they have room; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
-        held, own_bytes, work = figure.held, self.weight_bytes(figure), self.counted.work
-        missing_bytes = self.needed_bytes(figure) - _FULLEST * self.room_bytes
-        if missing_bytes <= 0 or held.weights_on_host or held.gpu_layers is not None:
-            return "perhaps" if missing_bytes > 0 or held.weights_on_host else "yes"
-        read_bytes = float(work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
+        own_bytes, needed_bytes, on_host = (
+            self.weight_bytes(figure),
+            self.needed_bytes(figure),
+            figure.held.weights_on_host,
+        )
+        missing_bytes = needed_bytes - _FULLEST * self.room_bytes
+        if missing_bytes <= 0 or on_host or figure.held.gpu_layers is not None:
+            return "perhaps" if missing_bytes > 0 or on_host else "yes"
+        read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
-        spared_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * work.params
-        return "perhaps" if missing_bytes <= max(unread_bytes, spared_bytes) else "no"
+        fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
+        fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
+        return "perhaps" if missing_bytes <= max(unread_bytes, fewer_bytes) else "no"
 
 
 def place(

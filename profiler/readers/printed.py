@@ -132,14 +132,13 @@ _CONSOLES = (
         "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
-# What a server logs of its model, before that of a draft.
 _ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{layers} layers to GPU")
 
 
 def console_requests(text: str) -> Iterator[Sequence[Record]]:
     """What consoles print about requests, by tool, each as the record of its JSON.
 
-    A line of a kind that a request already has begins another one.
+    A line of a kind that a request already has begins another one. What a log says of its first model holds for all.
     """
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
     for lines in _CONSOLES:
@@ -155,7 +154,7 @@ def _filled(line: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Where a line is in a text, with its values by the names in it. Between words may be any number of spaces."""
     words, names = re.split(r"\{.*?\}", line), re.findall(r"\{(.*?)\}", line)
     if max(" ".join(words).split(), key=len) in text:
-        pattern = r"(\d\S*?)".join(re.escape(each).replace(r"\ ", r"[^\S\n]*") for each in words)
-        for found in re.finditer(r"(?<!prompt )" + pattern + ("" if words[-1] else r"(?!\S)"), text):
+        pattern = r"(\d\S{0,30}?)".join(re.escape(each).replace(r"\ ", r"[^\S\n]*") for each in words)
+        for found in re.finditer(r"(?<!prompt )(?<!\d)" + pattern + ("" if words[-1] else r"(?!\S)"), text):
             values = (re.sub(r"^(\d+),(\d+)$", r"\1.\2", value) for value in found.groups())
             yield found.start(), dict(zip(names, values, strict=True))
