@@ -90,14 +90,10 @@ class _Setup:
 
     def fit(self, figure: Figure) -> Fit:
         """Whether they have room; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
-        own_bytes, needed_bytes, on_host = (
-            self.weight_bytes(figure),
-            self.needed_bytes(figure),
-            figure.held.weights_on_host,
-        )
+        held, own_bytes, needed_bytes = figure.held, self.weight_bytes(figure), self.needed_bytes(figure)
         missing_bytes = needed_bytes - _FULLEST * self.room_bytes
-        if missing_bytes <= 0 or on_host or figure.held.gpu_layers is not None:
-            return "perhaps" if missing_bytes > 0 or on_host else "yes"
+        if missing_bytes <= 0 or held.weights_on_host or held.gpu_layers is not None:
+            return "perhaps" if missing_bytes > 0 or held.weights_on_host else "yes"
         read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
         unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
         fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params

@@ -108,12 +108,9 @@ FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959
 UNSAID = {"accept_length": None}
 
 
-SPECULATED = {
-    "spec_decode_token_weighted_acceptance_length": {"unit": "ratio", "avg": 3.25},
-    "spec_decode_acceptance_length": {"unit": "ratio", "avg": 3.0},
-    "total_draft_tokens": {"unit": "tokens", "avg": 32.0},
-    "total_spec_decode_steps": {"unit": "count", "avg": 8.0},
-}
+DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
+DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
+SPECULATED = {name: {"avg": value} for name, value in DRAFTS.items()}
 LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
 PHASES = {"phases": [{"concurrency": 8}, {"concurrency": 1, "exclude_from_results": True}]}
 PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurrency": 32}}}
