@@ -125,7 +125,7 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
     )
 
 
-_OVERHEAD = "below half of the roof at batch 1: overhead (host, kernels) or links between GPUs, rather than their memory"
+_OVERHEAD = "below half of the roof at batch 1: overhead (host, kernels) or GPUs' links, rather than their memory"
 ROOF_ALLOWS = "faster than the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache",

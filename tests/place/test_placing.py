@@ -388,4 +388,4 @@ def test_a_slow_step_alone_names_overhead_and_links(tmp_path: Path) -> None:
     """15 GB at 3.35 TB/s are 4.5 ms: of 20 ms or of 64 sequences' 20 ms, and not of 6 ms."""
     rows = [("decode", batch, 64, 32, step_s) for batch, step_s in ((1, 0.02), (64, 0.02), (1, 0.006))]
     found = place(table(tmp_path / "t", *rows), "llama-3.1-8b", gpu="H100 SXM").rows
-    assert ["overhead (host, kernels) or links" in row.note for row in found] == [True, False, False]
+    assert ["overhead (host, kernels) or GPUs' links" in row.note for row in found] == [True, False, False]
