@@ -28,10 +28,10 @@ from profiler.readers.values import (
     number_of,
     whole_at,
 )
-from profiler.units import several
 
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
+_FEW = 32  # steps, of which a mean says little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +176,7 @@ class Request:
             figures.append(replace(shape, time=first_s))
         steps = 1 if new is None else new - 1
         if steps and (rest_s := self._spent(record, self.rest, self.per_s, new or 1)):
-            few = [f"the mean of only {several(steps, 'step', 'steps')}"] if new and steps < 32 else []
+            few = [f"a mean of few steps: {steps}"] if new and steps < _FEW else []
             decode = replace(shape, covers="decode", time=rest_s.times(1 / steps), notes=tuple(few))
             figures.append(speculated(decode, first_of(record, "acceptance"), record.get("verified")))
         return figures
