@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,16 +15,19 @@ from functools import partial
 from typing import Any
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
 from profiler.counting.walk import linear_modules, walk
 from profiler.device.clock import no_gc
+from profiler.device.device import processor, software
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
-from profiler.errors import tolerate_errors
+from profiler.errors import RequestError, tolerate_errors
 from profiler.facts.dispatch import Calls, DispatchSamples
+from profiler.facts.roofs import AGREE
 from profiler.facts.step import Step
 from profiler.grid.cells import PHASES, Phase
 from profiler.loading.load import load
@@ -35,16 +39,25 @@ from profiler.patching import patched
 from profiler.quant.bitsandbytes import dense_copies
 from profiler.quant.registry import FORMATS, Quant
 from profiler.quant.storage import is_linear, stored
+from profiler.roofs.measure import device_and_software
+from profiler.roofs.sampler import is_known
 from profiler.stats import undisturbed
+from profiler.units import duration
+from profiler.user_cache import cache_path, read_recent, write_cache
 
 TWIN_STEPS = 24
 _LOOP_STEPS = 12
 """Steps of one loop of the twin by itself; few, since each new KV length costs an H100 more than two steps."""
 _TWIN_RUN = 4
-_TWIN_LOOPS, _TWIN_LEAST_LOOPS = 5, 3
+_TWIN_LOOPS, _TWIN_LEAST_LOOPS = 5, 2
 _TWIN_PROMPT = 8
 _TWIN_SLOTS = _TWIN_PROMPT + TWIN_STEPS
-_TWIN_REPLAY_S = 0.1
+_ALONE_SHARE, _AMONG_SHARE, _REPLAYS_SHARE = 0.2, 0.6, 0.2
+"""Shares of an engine's time on a CPU: the twin by itself, its steps among the weights, and its replayed calls."""
+_SAME_SPEED = 2 * AGREE
+# To be increased whenever dispatch is measured in another way: kept samples are then ignored.
+_METHOD = 1
+_KEPT = TypeAdapter(list[DispatchSamples])
 
 
 def measure_dispatch(
@@ -55,10 +68,14 @@ def measure_dispatch(
     engines: Sequence[str],
     budget_s: float,
     guard: Callable[[], AbstractContextManager[None]] = tolerate_errors,
+    *,
+    fresh: bool = True,
 ) -> list[DispatchSamples]:
-    """Return the dispatch time of a prefill and a decode step with each engine; `budget_s` is for each of them.
+    """Return the dispatch time of a prefill and a decode step with each engine; `budget_s` is for all of them.
 
-    Batch sizes that are not begun within the time of all are left out, except the first.
+    Batch sizes that are not begun within the time of an engine are left out, except the first; if its least steps take
+    twice that time, the engine is. Complete samples are kept. Unless `fresh`, those of the last day are returned, if
+    four steps of the twin still take as long.
 
     It is measured on the hollow twin. Decode steps of a compiling engine are left out: the twin's compiled code would
     differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is left out,
@@ -73,16 +90,58 @@ def measure_dispatch(
     On CUDA the host's caches do not see the weights, and the twin steps by itself.
     """
     request = loaded.request
+    names = [name for name in engines if name in ENGINES and ENGINES[name].eager_phases]
     samples: list[DispatchSamples] = []
     with guard():
         twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
-        for name in engines:
-            if name in ENGINES and (phases := ENGINES[name].eager_phases):
-                engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
-                with guard():  # such as a capture, which other engines do not need
-                    bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, budget_s)
-                    samples += [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
+        for name in names:
+            phases = ENGINES[name].eager_phases
+            engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
+            with guard():  # such as a capture, which other engines do not need
+                bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, budget_s / len(names))
+                path = cache_path("dispatch", _conditions(loaded, config, machine, name, batch_sizes))
+                kept = None if fresh else read_recent(path, _KEPT)
+                if kept is None or not _still_hold(kept, bench):
+                    kept = [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
+                    if len(kept) == len(phases) * len(batch_sizes):
+                        write_cache(path, _KEPT.dump_json(kept))
+                samples += kept
     return samples
+
+
+def _conditions(
+    loaded: LoadedModel, config: Any, machine: Machine, engine: str, batch_sizes: Sequence[int]
+) -> dict[str, Any]:
+    """What decides the samples of an engine. Of the model it is the shape: names and paths are left out.
+
+    Its widths count as well, since its weights stream through the caches.
+    """
+
+    def shape(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: value for key, value in values.items() if not key.startswith("_") and key != "transformers_version"
+        }
+
+    request = loaded.request
+    asked = (engine, request.dtype, request.quant, request.quant_options, request.attn, loaded.offloaded)
+    return {
+        **device_and_software(machine, software()),
+        "host": {**processor(), "threads": torch.get_num_threads()},
+        "model": json.loads(config.to_json_string(use_diff=False), object_hook=shape),
+        "asked": [*map(str, asked), *batch_sizes],
+        "method": _METHOD,
+    }
+
+
+def _still_hold(kept: Sequence[DispatchSamples], bench: _Bench) -> bool:
+    """Whether four steps of the twin by itself take as long as in the kept samples, within 10 % or their interval."""
+    decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]
+    if not decodes:
+        return False
+    then = min(decodes, key=lambda item: item.quartile_s)  # without the dense copies of larger batches
+    _, steps_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s, loops=2, steps=_TWIN_RUN + 1)
+    apart_s = abs(undisturbed(steps_s).quartile_s - then.quartile_s)
+    return apart_s <= max(_SAME_SPEED * then.quartile_s, then.half_width_s)
 
 
 @dataclass(frozen=True)
@@ -94,12 +153,12 @@ class _Bench:
     engine: Engine
     machine: Machine
     budget_s: float
-    """Seconds for the steps of one phase and batch size."""
+    """Seconds for the steps of this engine."""
 
 
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
-        return _among_weights(bench, _alone_s(bench), batch_sizes, phases)
+        return _among_weights(bench, _alone_s(bench, _ALONE_SHARE), batch_sizes, phases)
     alone_s = _alone_with_dense_copies_s(bench, batch_sizes)
     waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
     return [
@@ -109,9 +168,9 @@ def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[
     ]
 
 
-def _alone_s(bench: _Bench) -> dict[Phase, tuple[float, ...]]:
-    """Seconds of the twin's steps by itself."""
-    return dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, bench.budget_s), strict=True))
+def _alone_s(bench: _Bench, share: float = 1.0) -> dict[Phase, tuple[float, ...]]:
+    """Seconds of the twin's steps by itself, in this share of the time."""
+    return dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, share * bench.budget_s), strict=True))
 
 
 def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dict[tuple[Phase, int], tuple[float, ...]]:
@@ -128,9 +187,9 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
         return {(phase, batch): alone_s[phase] for phase in PHASES for batch in batch_sizes}
     try:
         with dense_copies(False):
-            alone_s = _alone_s(bench)
+            alone_s = _alone_s(bench, 0.5)
         with dense_copies(True):
-            copying_s = _alone_s(bench)
+            copying_s = _alone_s(bench, 0.5)
     except ImportError:  # without bitsandbytes' table, there is one path
         alone_s = copying_s = _alone_s(bench)
     found = {}
@@ -165,9 +224,11 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
 
 
 def twin_by_itself(
-    engine: Engine, machine: Machine, budget_s: float = math.inf
+    engine: Engine, machine: Machine, budget_s: float = math.inf, *, loops: int = _TWIN_LOOPS, steps: int = _LOOP_STEPS
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of the twin's (prefills, decode steps): two loops of four steps, or more within `budget_s`.
+    """Return the seconds of the twin's (prefills, decode steps): of a loop of four steps, or more within `budget_s`.
+
+    It ends before `loops` of so many `steps` if two of them agree. Raises RequestError if twice the time is too short.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
     on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.
@@ -179,14 +240,15 @@ def twin_by_itself(
     decodes: list[float] = []
     with torch.inference_mode(), no_gc():
         engine.prepare(1, _TWIN_SLOTS)
-        for loop in range(_TWIN_LOOPS):
-            if loop >= _TWIN_LEAST_LOOPS and machine.now_s() > deadline_s:
+        for loop in range(loops):
+            is_enough = machine.now_s() > deadline_s or (len(prefills) > 1 and is_known(decodes, 0.01))
+            if loop >= _TWIN_LEAST_LOOPS and is_enough:
                 break
             marks = [clock.mark()]
             state = engine.prefill(ids, _TWIN_SLOTS)
             marks.append(clock.mark())
-            for step in range(_LOOP_STEPS):
-                if step >= _TWIN_RUN and machine.now_s() > deadline_s:
+            for step in range(steps):
+                if machine.now_s() > deadline_s + (budget_s if step < _TWIN_RUN else 0.0):
                     break
                 state = engine.decode(state)
                 marks.append(clock.mark())
@@ -195,6 +257,8 @@ def twin_by_itself(
             if loop:
                 prefills.append(prefill_s)
                 decodes += decode_s[1:]
+    if len(decodes) < _TWIN_RUN - 1:
+        raise RequestError(f"its first steps by itself took more than twice {duration(budget_s)}.")
     return tuple(prefills), tuple(decodes)
 
 
@@ -212,13 +276,19 @@ def _among_weights(
     decode_sizes = batch_sizes if "decode" in phases else ()
     decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes]
     all_steps = [prefill, *decodes]
-    deadline_s = bench.machine.now_s() + bench.budget_s * len(all_steps)
+    budget_s = _AMONG_SHARE * bench.budget_s
+    deadline_s = bench.machine.now_s() + budget_s
     for among in itertools.cycle(all_steps):
-        is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in all_steps[:2])
+        late_s = bench.machine.now_s() - deadline_s
+        is_late = late_s >= (0.0 if all(each.calls for each in all_steps[:2]) else budget_s)
         if is_late or len(among.steps) >= TWIN_STEPS:
             break
-        among.turn(deadline_s)
-    prefills, *steps = (among.samples(alone_s) for among in all_steps if among.steps)
+        among.turn(deadline_s, deadline_s + budget_s)
+    if not all(each.calls for each in all_steps[:2]):
+        raise RequestError(f"its first steps among the weights took more than twice {duration(budget_s)}.")
+    seen = [among for among in all_steps if among.calls]
+    replay_s = _REPLAYS_SHARE * bench.budget_s / (2 * len(seen))
+    prefills, *steps = (among.samples(alone_s, replay_s) for among in seen)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
@@ -237,12 +307,12 @@ class _Among:
         )
         self._ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
         self.steps: list[float] = []
-        self._calls: list[float] = []
+        self.calls: list[float] = []
 
-    def turn(self, deadline_s: float) -> None:
+    def turn(self, deadline_s: float, most_s: float) -> None:
         """Run a few steps in a row, as in a decode loop: after other work, the first one finds Python colder still.
 
-        After the deadline two steps are enough.
+        After the deadline two steps are enough. At the time `most_s` it ends, and lacks the bare calls.
         """
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
         with torch.inference_mode(), no_gc():
@@ -254,32 +324,34 @@ class _Among:
                     state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
                     if step > 0:
                         self.steps.append(machine.now_s() - start_s - sum(streamed_s))
-                        if machine.now_s() > deadline_s:
-                            break
+                    if machine.now_s() > (deadline_s if step else most_s):
+                        break
             calls_s = 0.0
             for stream, bare in zip(self._streams, self._bare, strict=True):
+                if machine.now_s() > most_s:
+                    return
                 stream()
                 start_s = machine.now_s()
                 bare()
                 calls_s += machine.now_s() - start_s
-        self._calls.append(calls_s)
+        self.calls.append(calls_s)
 
-    def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
-        """Return the measured samples, with the twin's own calls in isolation."""
+    def samples(self, alone_s: Mapping[Phase, tuple[float, ...]], replay_s: float) -> DispatchSamples:
+        """Return the measured samples, with the twin's own calls in isolation: two replays of `replay_s` each."""
         phase: Phase = "decode" if self._step.query == 1 else "prefill"
-        cores = _core_calls(self._bench, self._step)
+        cores = _core_calls(self._bench, self._step, replay_s)
         # The twin's own conversions between formats have almost nothing to convert.
         twin, rows = self._bench.twin, int(self._step.batch * self._step.query)
         linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
         converting = conversions(linears, dict.fromkeys(linears, rows), twin.request)
-        times = replay_calls(converting, self._bench.machine, budget_s=_TWIN_REPLAY_S)
+        times = replay_calls(converting, self._bench.machine, budget_s=replay_s)
         return DispatchSamples(
             engine=self._bench.engine.name,
             phase=phase,
             batch_size=int(self._step.batch),
             alone_s=alone_s[phase],
             among_s=tuple(self.steps),
-            bare_s=tuple(self._calls),
+            bare_s=tuple(self.calls),
             cores=cores,
             conversions=tuple(Calls(op.count, seconds) for op, seconds in times.items()),
         )
@@ -304,7 +376,7 @@ def _streaming(
         yield seconds
 
 
-def _core_calls(bench: _Bench, step: Step) -> tuple[Calls, ...]:
+def _core_calls(bench: _Bench, step: Step, budget_s: float) -> tuple[Calls, ...]:
     """Times of the twin's own attention cores and experts, replayed as the model's are: almost only dispatch."""
     engine, twin = bench.engine, bench.twin.module
     ids = torch.zeros(int(step.batch), _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
@@ -317,7 +389,7 @@ def _core_calls(bench: _Bench, step: Step) -> tuple[Calls, ...]:
             state = engine.prefill(ids, _TWIN_SLOTS)
         run = partial(engine.decode, state)
     modules = callable_modules(twin, walk(twin), bench.machine.available_bytes(), step)
-    times = replay_calls(caught_calls(modules, run), bench.machine, budget_s=_TWIN_REPLAY_S)
+    times = replay_calls(caught_calls(modules, run), bench.machine, budget_s=budget_s)
     return tuple(Calls(operator.count, seconds) for operator, seconds in times.items())
 
 

@@ -19,7 +19,7 @@ from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.device.memory import inner_tensors, page_faults
 from profiler.facts.roofs import AGREE, COPY, PINNED, READ, TRIAD, Ceilings, CurvePoint, Roof, WeightReadRoof
-from profiler.roofs.sampler import attempt, clocked, random_bytes, record, roof_of, sample, sample_on_device
+from profiler.roofs.sampler import attempt, clocked, is_known, random_bytes, record, roof_of, sample, sample_on_device
 
 # Four times all last-level caches, as BabelStream and STREAM require, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -29,8 +29,10 @@ _STREAM_LEAST_BYTES = 256 << 20
 _STREAM_MEMORY_SHARE = 0.1
 _GPU_AGREE = 0.01
 _CURVE_SMALLEST = 1 << 20
-# Share of a stage's time for one size; further sizes, tried for a plateau, together take up to another stage.
-_POINT_SHARE = 1 / 12
+# Share of the curve's time for each of its first nine sizes; larger ones, tried for a plateau, have the rest.
+_POINT_SHARE = 1 / 18
+# Shares of the time of all streams.
+_CURVE_SHARE, _READ_SHARE, _COPY_SHARE = 0.4, 0.3, 0.15
 # CUDA's launch queue has about a thousand entries; beyond it the device would be timed instead of the host.
 _LAUNCHES = 500
 # As large as what a prefill passes from one kernel to the next. Pages of a 64 MiB buffer, which no near cache serves,
@@ -40,8 +42,9 @@ _FRESH_BYTES = 8 << 20
 _FRESH_BUFFERS = 32
 
 
-def measure_page_fault_s(machine: Machine) -> float:
+def measure_page_fault_s(machine: Machine, budget_s: float = math.inf) -> float:
     """Return the seconds per page fault, all threads busy: filling a fresh buffer, less filling one that is there."""
+    deadline_s = machine.now_s() + budget_s
     resident = torch.zeros(_FRESH_BYTES, dtype=torch.uint8)
     costs = []
     for _ in range(_FRESH_BUFFERS):
@@ -51,6 +54,8 @@ def measure_page_fault_s(machine: Machine) -> float:
         [resident_s] = time_calls(partial(resident.fill_, 1), machine.clock, 1)
         if pages:
             costs.append((fresh_s - resident_s) / pages)
+        if machine.now_s() > deadline_s:
+            break
     return max(0.0, statistics.median(costs)) if costs else 0.0
 
 
@@ -60,12 +65,15 @@ def _fill_fresh() -> None:
         del fresh  # a map that is still in use cannot be closed
 
 
-def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
-    """Measure the roofs that do not depend on a dtype; `missing` names each that fails. Raises DeviceError."""
+def measure_streams(machine: Machine, budget_s: float) -> Ceilings:
+    """Measure the roofs that do not depend on a dtype, together in `budget_s`.
+
+    `missing` names each that fails. Raises DeviceError.
+    """
     missing: dict[str, str] = {}
-    curve = _curve(machine, stage_budget_s, missing)
+    curve = _curve(machine, _CURVE_SHARE * budget_s, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
-    memory = _streams(machine, stream_bytes, stage_budget_s, missing)
+    memory = _streams(machine, stream_bytes, budget_s, missing)
     # No cache serves the largest size: it is many times as large, or two sizes beyond the cache agree.
     cache_bytes = machine.info.last_level_cache_bytes
     is_larger = bool(curve) and curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes
@@ -103,10 +111,10 @@ def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, 
         x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
         def probe(moved_bytes: int, call: Callable[[], object], method: str) -> Roof:
-            return roof_of(moved_bytes, sample_on_device(call, machine, budget_s / 2), method)
+            return roof_of(moved_bytes, sample_on_device(call, machine, _COPY_SHARE * budget_s), method)
 
         probes = {
-            READ: lambda: _read(machine, data, budget_s),
+            READ: lambda: _read(machine, data, _READ_SHARE * budget_s),
             COPY: lambda: probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
             TRIAD: lambda: probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
         }
@@ -124,7 +132,7 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
     time limit.
     """
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
-    points: list[CurvePoint] = []
+    deadline_s, points = machine.now_s() + budget_s, list[CurvePoint]()
     nbytes = _CURVE_SMALLEST
     with attempt("reads of several sizes", machine, missing):
         room = machine.available_bytes() * _STREAM_MEMORY_SHARE
@@ -134,7 +142,6 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
             nbytes *= 2
         del data
-        deadline_s = machine.now_s() + budget_s
         # A GPU's reads repeat within a few per mille. Each has a fixed cost: on an H100, 8 of the 181 us of 512 MiB.
         tolerance = _GPU_AGREE if machine.is_cuda else AGREE
         while nbytes <= room and not _is_past(points, past_bytes, tolerance):
@@ -148,7 +155,7 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
 
 
 def _point(machine: Machine, data: torch.Tensor, budget_s: float) -> CurvePoint:
-    seconds = sample_on_device(data.sum, machine, _POINT_SHARE * budget_s)
+    seconds = sample_on_device(data.sum, machine, _POINT_SHARE * budget_s, least_s=0.0)
     return CurvePoint(data.nbytes, data.nbytes / statistics.median(seconds))
 
 
@@ -225,7 +232,10 @@ def _interleaved_s(
     weights_s: list[float] = []
     stream_s: list[float] = []
     deadline_s = machine.now_s() + budget_s
-    while len(weights_s) < _LEAST_PASSES or machine.now_s() < deadline_s:
+    while not (is_known(weights_s) and is_known(stream_s)):
+        late_s = machine.now_s() - deadline_s
+        if late_s > (0.0 if len(weights_s) >= _LEAST_PASSES else budget_s) and weights_s:
+            break
         weights_s += time_calls(read_weights, machine.clock, 1)
         stream_s += time_calls(read_stream, machine.clock, 1)
     return weights_s, stream_s

@@ -36,7 +36,7 @@ from profiler.measure.subject import Subject, execution_paths
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.roofs.bandwidth import measure_links, measure_weights
-from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe, measure_host_pace
+from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.sampler import attempt
 from profiler.run.fact_log import FactLog
@@ -49,6 +49,8 @@ _LOOK_S = 0.5
 """Seconds between two looks at other processes."""
 _CHECK_EVERY_S = 2.0
 """Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
+_CEILINGS_ROOFS = 6.0
+"""Seconds for all ceilings and the pace of the host, in those of one roof."""
 _DRIFT = "the drift probe", "a change in the machine's own speed is not detected"
 _DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexplained"
 
@@ -162,7 +164,9 @@ def measure_foundation(
         stages.miss(f"measuring {name}", why, "this roof is missing")
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     grid = prepared.grid
-    return ceilings, dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
+    return ceilings, dispatch_of_twin(
+        prepared, subject, stages, budget, grid.batch_sizes, grid.engines, fresh=prepared.options.fresh
+    )
 
 
 def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) -> int:
@@ -180,16 +184,23 @@ def dispatch_of_twin(
     budget: RunBudget,
     batch_sizes: Sequence[int],
     engines: Sequence[str],
+    *,
+    fresh: bool = True,
 ) -> list[DispatchSamples]:
     """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget.
 
+    Unless `fresh`, that of the last day is used where four steps agree with it.
+
     Sizes at which no cell fits into memory are left out.
     """
-    twin_s, machine = budget.dispatch_s(len(PHASES) * len(batch_sizes) * len(engines)), subject.machine
+    measurements = len(PHASES) * len(batch_sizes) * len(engines)
+    budget_s = measurements * budget.dispatch_s(measurements)
     guard = partial(stages.optional, *_DISPATCH)
     with guard():
         sizes = subject.fitting(batch_sizes)  # the twin needs memory, too
-        return measure_dispatch(subject.loaded, prepared.config, machine, sizes, engines, twin_s, guard)
+        return measure_dispatch(
+            subject.loaded, prepared.config, subject.machine, sizes, engines, budget_s, guard, fresh=fresh
+        )
     return []
 
 
@@ -208,21 +219,16 @@ def measure_ceilings(
     cached roofs are not checked.
     """
     dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
-    limits = effort.STANDARD if budget is None else budget
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
-        roofs = measure(
+        return measure(
             machine,
             dtypes,
             model_dtype=model_dtype,
-            stage_budget_s=limits.roof_s,
+            budget_s=None if budget is None else _CEILINGS_ROOFS * budget.roof_s,
             known=known,
             checks_known=effort.STANDARD.checks_kept_roofs and not busy,
         )
-        missing, host = dict(roofs.missing), roofs.host
-        with attempt("the host's pace", machine, missing):
-            host = host or measure_host_pace(machine, limits.host_pace_s)
-        return replace(roofs, host=host, missing=missing)
 
     ceilings = cached(measure_missing, machine, software(), fresh=fresh)
     return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
