@@ -42,13 +42,14 @@ from profiler.quant.storage import is_linear, stored
 from profiler.roofs.measure import device_and_software
 from profiler.roofs.sampler import is_known
 from profiler.stats import undisturbed
-from profiler.units import duration
 from profiler.user_cache import cache_path, read_recent, write_cache
 
 TWIN_STEPS = 24
 _LOOP_STEPS = 12
 """Steps of one loop of the twin by itself; few, since each new KV length costs an H100 more than two steps."""
 _TWIN_RUN = 4
+_LATE_STEPS = 3
+"""Steps of a loop of the twin by itself that begins after its time."""
 _TWIN_LOOPS, _TWIN_LEAST_LOOPS = 5, 2
 _TWIN_PROMPT = 8
 _TWIN_SLOTS = _TWIN_PROMPT + TWIN_STEPS
@@ -57,6 +58,7 @@ _ALONE_SHARE, _AMONG_SHARE, _REPLAYS_SHARE = 0.2, 0.6, 0.2
 _SAME_SPEED = 2 * AGREE
 # To be increased whenever dispatch is measured in another way: kept samples are then ignored.
 _METHOD = 1
+_TOO_SLOW = "the least of its steps took more than twice its time; this machine is busy, or its memory is too slow."
 _KEPT = TypeAdapter(list[DispatchSamples])
 
 
@@ -98,7 +100,9 @@ def measure_dispatch(
             phases = ENGINES[name].eager_phases
             engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
             with guard():  # such as a capture, which other engines do not need
-                bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, budget_s / len(names))
+                share_s = budget_s / len(names)
+                most_s = machine.now_s() + 2 * share_s
+                bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, share_s, most_s)
                 path = cache_path("dispatch", _conditions(loaded, config, machine, name, batch_sizes))
                 kept = None if fresh else read_recent(path, _KEPT)
                 if kept is None or not _still_hold(kept, bench):
@@ -112,24 +116,18 @@ def measure_dispatch(
 def _conditions(
     loaded: LoadedModel, config: Any, machine: Machine, engine: str, batch_sizes: Sequence[int]
 ) -> dict[str, Any]:
-    """What decides the samples of an engine. Of the model it is the shape: names and paths are left out.
+    """What decides the samples of an engine. Of the model it is the shape, as its weights stream through the caches."""
 
-    Its widths count as well, since its weights stream through the caches.
-    """
-
-    def shape(values: dict[str, Any]) -> dict[str, Any]:
-        return {
-            key: value for key, value in values.items() if not key.startswith("_") and key != "transformers_version"
-        }
+    def unnamed(values: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in values.items() if not key.startswith("_")}  # such as _name_or_path
 
     request = loaded.request
     asked = (engine, request.dtype, request.quant, request.quant_options, request.attn, loaded.offloaded)
     return {
         **device_and_software(machine, software()),
         "host": {**processor(), "threads": torch.get_num_threads()},
-        "model": json.loads(config.to_json_string(use_diff=False), object_hook=shape),
-        "asked": [*map(str, asked), *batch_sizes],
-        "method": _METHOD,
+        "model": json.loads(config.to_json_string(use_diff=False), object_hook=unnamed),
+        "asked": [_METHOD, *map(str, asked), *batch_sizes],
     }
 
 
@@ -139,7 +137,7 @@ def _still_hold(kept: Sequence[DispatchSamples], bench: _Bench) -> bool:
     if not decodes:
         return False
     then = min(decodes, key=lambda item: item.quartile_s)  # without the dense copies of larger batches
-    _, steps_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s, loops=2, steps=_TWIN_RUN + 1)
+    _, steps_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s, bench.most_s, loops=2, steps=_TWIN_RUN + 1)
     apart_s = abs(undisturbed(steps_s).quartile_s - then.quartile_s)
     return apart_s <= max(_SAME_SPEED * then.quartile_s, then.half_width_s)
 
@@ -154,6 +152,8 @@ class _Bench:
     machine: Machine
     budget_s: float
     """Seconds for the steps of this engine."""
+    most_s: float
+    """The time of the machine at which they end, whatever is still missing."""
 
 
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
@@ -170,7 +170,8 @@ def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[
 
 def _alone_s(bench: _Bench, share: float = 1.0) -> dict[Phase, tuple[float, ...]]:
     """Seconds of the twin's steps by itself, in this share of the time."""
-    return dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, share * bench.budget_s), strict=True))
+    seconds = twin_by_itself(bench.engine, bench.machine, share * bench.budget_s, bench.most_s)
+    return dict(zip(PHASES, seconds, strict=True))
 
 
 def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dict[tuple[Phase, int], tuple[float, ...]]:
@@ -224,11 +225,18 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
 
 
 def twin_by_itself(
-    engine: Engine, machine: Machine, budget_s: float = math.inf, *, loops: int = _TWIN_LOOPS, steps: int = _LOOP_STEPS
+    engine: Engine,
+    machine: Machine,
+    budget_s: float = math.inf,
+    most_s: float = math.inf,
+    *,
+    loops: int = _TWIN_LOOPS,
+    steps: int = _LOOP_STEPS,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of the twin's (prefills, decode steps): of a loop of four steps, or more within `budget_s`.
+    """Return the seconds of the twin's (prefills, decode steps), in `loops` of so many `steps`.
 
-    It ends before `loops` of so many `steps` if two of them agree. Raises RequestError if twice the time is too short.
+    They end when steps of two loops agree, or after `budget_s` with a loop of three steps. Raises RequestError if that
+    has not ended at the time `most_s` of the machine.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
     on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.
@@ -248,7 +256,7 @@ def twin_by_itself(
             state = engine.prefill(ids, _TWIN_SLOTS)
             marks.append(clock.mark())
             for step in range(steps):
-                if machine.now_s() > deadline_s + (budget_s if step < _TWIN_RUN else 0.0):
+                if machine.now_s() > (deadline_s if step >= _LATE_STEPS else most_s):
                     break
                 state = engine.decode(state)
                 marks.append(clock.mark())
@@ -257,8 +265,8 @@ def twin_by_itself(
             if loop:
                 prefills.append(prefill_s)
                 decodes += decode_s[1:]
-    if len(decodes) < _TWIN_RUN - 1:
-        raise RequestError(f"its first steps by itself took more than twice {duration(budget_s)}.")
+    if not decodes:
+        raise RequestError(_TOO_SLOW)
     return tuple(prefills), tuple(decodes)
 
 
@@ -276,19 +284,16 @@ def _among_weights(
     decode_sizes = batch_sizes if "decode" in phases else ()
     decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes]
     all_steps = [prefill, *decodes]
-    budget_s = _AMONG_SHARE * bench.budget_s
-    deadline_s = bench.machine.now_s() + budget_s
+    deadline_s = bench.machine.now_s() + _AMONG_SHARE * bench.budget_s
     for among in itertools.cycle(all_steps):
-        late_s = bench.machine.now_s() - deadline_s
-        is_late = late_s >= (0.0 if all(each.calls for each in all_steps[:2]) else budget_s)
-        if is_late or len(among.steps) >= TWIN_STEPS:
+        has_least = all(each.calls for each in all_steps[:2])
+        if bench.machine.now_s() >= (deadline_s if has_least else bench.most_s) or len(among.steps) >= TWIN_STEPS:
             break
-        among.turn(deadline_s, deadline_s + budget_s)
-    if not all(each.calls for each in all_steps[:2]):
-        raise RequestError(f"its first steps among the weights took more than twice {duration(budget_s)}.")
+        among.turn(deadline_s)
+    if not has_least:
+        raise RequestError(_TOO_SLOW)
     seen = [among for among in all_steps if among.calls]
-    replay_s = _REPLAYS_SHARE * bench.budget_s / (2 * len(seen))
-    prefills, *steps = (among.samples(alone_s, replay_s) for among in seen)
+    prefills, *steps = (among.samples(alone_s, _REPLAYS_SHARE * bench.budget_s / len(seen)) for among in seen)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
@@ -309,12 +314,13 @@ class _Among:
         self.steps: list[float] = []
         self.calls: list[float] = []
 
-    def turn(self, deadline_s: float, most_s: float) -> None:
+    def turn(self, deadline_s: float) -> None:
         """Run a few steps in a row, as in a decode loop: after other work, the first one finds Python colder still.
 
-        After the deadline two steps are enough. At the time `most_s` it ends, and lacks the bare calls.
+        After the deadline two steps are enough. When all of the bench's time is over, it ends without the bare calls.
         """
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
+        most_s = self._bench.most_s
         with torch.inference_mode(), no_gc():
             with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed_s:
                 state = engine.prefill(self._ids, _TWIN_SLOTS)
@@ -337,14 +343,14 @@ class _Among:
         self.calls.append(calls_s)
 
     def samples(self, alone_s: Mapping[Phase, tuple[float, ...]], replay_s: float) -> DispatchSamples:
-        """Return the measured samples, with the twin's own calls in isolation: two replays of `replay_s` each."""
+        """Return the measured samples, with the twin's own calls in isolation, replayed in `replay_s`."""
         phase: Phase = "decode" if self._step.query == 1 else "prefill"
-        cores = _core_calls(self._bench, self._step, replay_s)
+        cores = _core_calls(self._bench, self._step, replay_s / 2)
         # The twin's own conversions between formats have almost nothing to convert.
         twin, rows = self._bench.twin, int(self._step.batch * self._step.query)
         linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
         converting = conversions(linears, dict.fromkeys(linears, rows), twin.request)
-        times = replay_calls(converting, self._bench.machine, budget_s=replay_s)
+        times = replay_calls(converting, self._bench.machine, budget_s=replay_s / 2)
         return DispatchSamples(
             engine=self._bench.engine.name,
             phase=phase,

@@ -59,8 +59,8 @@ def on_one_clock(patch: pytest.MonkeyPatch) -> None:
     """Measure times, budgets and roofs by the CPU time of one thread, and shorten the checks."""
     patch.setattr("profiler.device.clock.clock_for", lambda _device: CoreClock())
     patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
-    patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.2))
-    patch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
+    patch.setattr("profiler.run.setup.measure", partial(measure, budget_s=1.2))
+    patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
     # A check of the machine before every round would take longer than the visits of such a small model.
     with_effort(patch, rounds=30, checks_kept_roofs=False, roofs_again_s=0.0, drift_calls=2, drift_bursts=2)
     patch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", NOBODY)

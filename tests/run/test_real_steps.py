@@ -22,8 +22,8 @@ def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """Profile six layers of SmolLM2-135M, each cell four times, with briefly measured roofs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
-        patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
-        patch.setattr("profiler.run.setup.measure_host_pace", lambda *_: None)
+        patch.setattr("profiler.run.setup.measure", partial(measure, budget_s=1.8))
+        patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
         with_effort(patch, rounds=4, more_prefills_s=0.2, twin_s=0.5)
         yield lambda: profiler.profile(
             str(short_folder),
