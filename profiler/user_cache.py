@@ -6,12 +6,9 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 RECENT_S = 24 * 3600.0
@@ -24,11 +21,10 @@ def cache_path(kind: str, facts: Mapping[str, Any]) -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "roofscope" / kind / f"{key}.json"
 
 
-def read_recent(path: Path, kind: TypeAdapter[T]) -> T | None:
-    """Return what a file of the last day has; None without such a file, or if it cannot be read."""
+def read_recent(path: Path, parse: Callable[[bytes], T]) -> T | None:
+    """Return what a file of the last day has; None without such a file, or if `parse` raises ValueError."""
     try:
-        is_recent = abs(time.time() - path.stat().st_mtime) < RECENT_S
-        return kind.validate_json(path.read_bytes()) if is_recent else None
+        return parse(path.read_bytes()) if time.time() - path.stat().st_mtime < RECENT_S else None
     except (OSError, ValueError):
         return None
 

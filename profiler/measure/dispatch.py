@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from torch import nn
 
 from profiler.counting.walk import linear_modules, walk
 from profiler.device.clock import no_gc
-from profiler.device.device import processor, software
+from profiler.device.device import processor
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
@@ -39,26 +39,24 @@ from profiler.patching import patched
 from profiler.quant.bitsandbytes import dense_copies
 from profiler.quant.registry import FORMATS, Quant
 from profiler.quant.storage import is_linear, stored
-from profiler.roofs.measure import device_and_software
+from profiler.roofs.measure import circumstances
 from profiler.roofs.sampler import is_known
 from profiler.stats import undisturbed
+from profiler.units import duration
 from profiler.user_cache import cache_path, read_recent, write_cache
 
 TWIN_STEPS = 24
 _LOOP_STEPS = 12
 """Steps of one loop of the twin by itself; few, since each new KV length costs an H100 more than two steps."""
 _TWIN_RUN = 4
-_LATE_STEPS = 3
-"""Steps of a loop of the twin by itself that begins after its time."""
 _TWIN_LOOPS, _TWIN_LEAST_LOOPS = 5, 2
 _TWIN_PROMPT = 8
 _TWIN_SLOTS = _TWIN_PROMPT + TWIN_STEPS
-_ALONE_SHARE, _AMONG_SHARE, _REPLAYS_SHARE = 0.2, 0.6, 0.2
-"""Shares of an engine's time on a CPU: the twin by itself, its steps among the weights, and its replayed calls."""
-_SAME_SPEED = 2 * AGREE
-# To be increased whenever dispatch is measured in another way: kept samples are then ignored.
+_TWIN_REPLAY_S = 0.05
+_ALONE_SHARE, _AMONG_SHARE = 0.2, 0.6
+"""Shares of an engine's time on a CPU: for the twin by itself, and for its steps among the weights."""
 _METHOD = 1
-_TOO_SLOW = "the least of its steps took more than twice its time; this machine is busy, or its memory is too slow."
+"""To be increased whenever dispatch is measured in another way: kept samples are then ignored."""
 _KEPT = TypeAdapter(list[DispatchSamples])
 
 
@@ -75,9 +73,8 @@ def measure_dispatch(
 ) -> list[DispatchSamples]:
     """Return the dispatch time of a prefill and a decode step with each engine; `budget_s` is for all of them.
 
-    Batch sizes that are not begun within the time of an engine are left out, except the first; if its least steps take
-    twice that time, the engine is. Complete samples are kept. Unless `fresh`, those of the last day are returned, if
-    four steps of the twin still take as long.
+    Batch sizes that are not begun within the time of all are left out, except the first; so is an engine at twice its
+    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps of the twin take as long.
 
     It is measured on the hollow twin. Decode steps of a compiling engine are left out: the twin's compiled code would
     differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is left out,
@@ -100,46 +97,46 @@ def measure_dispatch(
             phases = ENGINES[name].eager_phases
             engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
             with guard():  # such as a capture, which other engines do not need
-                share_s = budget_s / len(names)
-                most_s = machine.now_s() + 2 * share_s
-                bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, share_s, most_s)
-                path = cache_path("dispatch", _conditions(loaded, config, machine, name, batch_sizes))
-                kept = None if fresh else read_recent(path, _KEPT)
-                if kept is None or not _still_hold(kept, bench):
-                    kept = [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
-                    if len(kept) == len(phases) * len(batch_sizes):
-                        write_cache(path, _KEPT.dump_json(kept))
-                samples += kept
+                bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, budget_s / len(names))
+                path = _kept_in(bench, config, name, batch_sizes)
+                found = None if fresh else read_recent(path, _KEPT.validate_json)
+                with _in_time(bench):
+                    if found is None or not _still_hold(found, bench):
+                        found = [replace(item, engine=name) for item in _engine_samples(bench, batch_sizes, phases)]
+                        if len(found) == len(phases) * len(batch_sizes):
+                            write_cache(path, _KEPT.dump_json(found))
+                samples += found
     return samples
 
 
-def _conditions(
-    loaded: LoadedModel, config: Any, machine: Machine, engine: str, batch_sizes: Sequence[int]
-) -> dict[str, Any]:
-    """What decides the samples of an engine. Of the model it is the shape, as its weights stream through the caches."""
-
-    def unnamed(values: dict[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in values.items() if not key.startswith("_")}  # such as _name_or_path
-
-    request = loaded.request
-    asked = (engine, request.dtype, request.quant, request.quant_options, request.attn, loaded.offloaded)
-    return {
-        **device_and_software(machine, software()),
-        "host": {**processor(), "threads": torch.get_num_threads()},
-        "model": json.loads(config.to_json_string(use_diff=False), object_hook=unnamed),
-        "asked": [_METHOD, *map(str, asked), *batch_sizes],
-    }
+def _kept_in(bench: _Bench, config: Any, engine: str, batch_sizes: Sequence[int]) -> Path:
+    """The file for samples of such steps. Of the model its shape counts, as its weights stream through the caches."""
+    request, unnamed = bench.loaded.request, copy.deepcopy(config)
+    unnamed.name_or_path = ""
+    shape = unnamed.to_json_string(use_diff=False), request.dtype, request.quant, request.quant_options, request.attn
+    asked = [*map(str, shape), bench.loaded.offloaded, engine, *batch_sizes, torch.get_num_threads(), processor()]
+    return cache_path("dispatch", {**circumstances(bench.machine), "asked": asked, "method": _METHOD})
 
 
 def _still_hold(kept: Sequence[DispatchSamples], bench: _Bench) -> bool:
     """Whether four steps of the twin by itself take as long as in the kept samples, within 10 % or their interval."""
-    decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]
-    if not decodes:
-        return False
-    then = min(decodes, key=lambda item: item.quartile_s)  # without the dense copies of larger batches
-    _, steps_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s, bench.most_s, loops=2, steps=_TWIN_RUN + 1)
-    apart_s = abs(undisturbed(steps_s).quartile_s - then.quartile_s)
-    return apart_s <= max(_SAME_SPEED * then.quartile_s, then.half_width_s)
+    now_s = undisturbed(twin_by_itself(bench.engine, bench.machine, 0.0)[1]).quartile_s
+    decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]  # some with dense copies
+    return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
+
+
+@contextlib.contextmanager
+def _in_time(bench: _Bench) -> Iterator[None]:
+    """Context manager in which no step of the twin begins after twice the time. One that does raises RequestError."""
+    end_s = bench.machine.now_s() + 2 * bench.budget_s
+
+    def step(run: Callable[..., object], *arguments: Any) -> object:
+        if bench.machine.now_s() > end_s:
+            raise RequestError(f"its steps did not end within twice {duration(bench.budget_s)}")
+        return run(*arguments)
+
+    with patched(bench.engine, **{name: partial(step, getattr(bench.engine, name)) for name in ("prefill", "decode")}):
+        yield
 
 
 @dataclass(frozen=True)
@@ -152,8 +149,6 @@ class _Bench:
     machine: Machine
     budget_s: float
     """Seconds for the steps of this engine."""
-    most_s: float
-    """The time of the machine at which they end, whatever is still missing."""
 
 
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
@@ -168,10 +163,9 @@ def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[
     ]
 
 
-def _alone_s(bench: _Bench, share: float = 1.0) -> dict[Phase, tuple[float, ...]]:
+def _alone_s(bench: _Bench, share: float) -> dict[Phase, tuple[float, ...]]:
     """Seconds of the twin's steps by itself, in this share of the time."""
-    seconds = twin_by_itself(bench.engine, bench.machine, share * bench.budget_s, bench.most_s)
-    return dict(zip(PHASES, seconds, strict=True))
+    return dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, share * bench.budget_s), strict=True))
 
 
 def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dict[tuple[Phase, int], tuple[float, ...]]:
@@ -184,7 +178,7 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
     modules = (module for module in bench.loaded.module.modules() if is_linear(module))
     packed = [weight for weight in map(stored, modules) if FORMATS.get(weight.format, FORMATS["none"]).has_options]
     if not packed:
-        alone_s = _alone_s(bench)
+        alone_s = _alone_s(bench, 1.0)
         return {(phase, batch): alone_s[phase] for phase in PHASES for batch in batch_sizes}
     try:
         with dense_copies(False):
@@ -192,7 +186,7 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
         with dense_copies(True):
             copying_s = _alone_s(bench, 0.5)
     except ImportError:  # without bitsandbytes' table, there is one path
-        alone_s = copying_s = _alone_s(bench)
+        alone_s = copying_s = _alone_s(bench, 1.0)
     found = {}
     for phase, batch in itertools.product(PHASES, batch_sizes):
         more_s = undisturbed(copying_s[phase]).quartile_s - undisturbed(alone_s[phase]).quartile_s
@@ -225,18 +219,11 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
 
 
 def twin_by_itself(
-    engine: Engine,
-    machine: Machine,
-    budget_s: float = math.inf,
-    most_s: float = math.inf,
-    *,
-    loops: int = _TWIN_LOOPS,
-    steps: int = _LOOP_STEPS,
+    engine: Engine, machine: Machine, budget_s: float = math.inf
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of the twin's (prefills, decode steps), in `loops` of so many `steps`.
+    """Return the seconds of the twin's (prefills, decode steps): a loop of four steps, or more within `budget_s`.
 
-    They end when steps of two loops agree, or after `budget_s` with a loop of three steps. Raises RequestError if that
-    has not ended at the time `most_s` of the machine.
+    It ends before that if the steps of two loops agree.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
     on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.
@@ -248,15 +235,15 @@ def twin_by_itself(
     decodes: list[float] = []
     with torch.inference_mode(), no_gc():
         engine.prepare(1, _TWIN_SLOTS)
-        for loop in range(loops):
+        for loop in range(_TWIN_LOOPS):
             is_enough = machine.now_s() > deadline_s or (len(prefills) > 1 and is_known(decodes, 0.01))
             if loop >= _TWIN_LEAST_LOOPS and is_enough:
                 break
             marks = [clock.mark()]
             state = engine.prefill(ids, _TWIN_SLOTS)
             marks.append(clock.mark())
-            for step in range(steps):
-                if machine.now_s() > (deadline_s if step >= _LATE_STEPS else most_s):
+            for step in range(_LOOP_STEPS):
+                if step > _TWIN_RUN and machine.now_s() > deadline_s:
                     break
                 state = engine.decode(state)
                 marks.append(clock.mark())
@@ -265,8 +252,6 @@ def twin_by_itself(
             if loop:
                 prefills.append(prefill_s)
                 decodes += decode_s[1:]
-    if not decodes:
-        raise RequestError(_TOO_SLOW)
     return tuple(prefills), tuple(decodes)
 
 
@@ -286,14 +271,11 @@ def _among_weights(
     all_steps = [prefill, *decodes]
     deadline_s = bench.machine.now_s() + _AMONG_SHARE * bench.budget_s
     for among in itertools.cycle(all_steps):
-        has_least = all(each.calls for each in all_steps[:2])
-        if bench.machine.now_s() >= (deadline_s if has_least else bench.most_s) or len(among.steps) >= TWIN_STEPS:
+        is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in all_steps[:2])
+        if is_late or len(among.steps) >= TWIN_STEPS:
             break
         among.turn(deadline_s)
-    if not has_least:
-        raise RequestError(_TOO_SLOW)
-    seen = [among for among in all_steps if among.calls]
-    prefills, *steps = (among.samples(alone_s, _REPLAYS_SHARE * bench.budget_s / len(seen)) for among in seen)
+    prefills, *steps = (among.samples(alone_s) for among in all_steps if among.steps)
     return [*(replace(prefills, batch_size=batch) for batch in batch_sizes), *steps]
 
 
@@ -312,15 +294,14 @@ class _Among:
         )
         self._ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
         self.steps: list[float] = []
-        self.calls: list[float] = []
+        self._calls: list[float] = []
 
     def turn(self, deadline_s: float) -> None:
         """Run a few steps in a row, as in a decode loop: after other work, the first one finds Python colder still.
 
-        After the deadline two steps are enough. When all of the bench's time is over, it ends without the bare calls.
+        After the deadline two steps are enough.
         """
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
-        most_s = self._bench.most_s
         with torch.inference_mode(), no_gc():
             with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed_s:
                 state = engine.prefill(self._ids, _TWIN_SLOTS)
@@ -330,34 +311,32 @@ class _Among:
                     state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
                     if step > 0:
                         self.steps.append(machine.now_s() - start_s - sum(streamed_s))
-                    if machine.now_s() > (deadline_s if step else most_s):
-                        break
+                        if machine.now_s() > deadline_s:
+                            break
             calls_s = 0.0
             for stream, bare in zip(self._streams, self._bare, strict=True):
-                if machine.now_s() > most_s:
-                    return
                 stream()
                 start_s = machine.now_s()
                 bare()
                 calls_s += machine.now_s() - start_s
-        self.calls.append(calls_s)
+        self._calls.append(calls_s)
 
-    def samples(self, alone_s: Mapping[Phase, tuple[float, ...]], replay_s: float) -> DispatchSamples:
-        """Return the measured samples, with the twin's own calls in isolation, replayed in `replay_s`."""
+    def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
+        """Return the measured samples, with the twin's own calls in isolation."""
         phase: Phase = "decode" if self._step.query == 1 else "prefill"
-        cores = _core_calls(self._bench, self._step, replay_s / 2)
+        cores = _core_calls(self._bench, self._step)
         # The twin's own conversions between formats have almost nothing to convert.
         twin, rows = self._bench.twin, int(self._step.batch * self._step.query)
         linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
         converting = conversions(linears, dict.fromkeys(linears, rows), twin.request)
-        times = replay_calls(converting, self._bench.machine, budget_s=replay_s / 2)
+        times = replay_calls(converting, self._bench.machine, budget_s=_TWIN_REPLAY_S)
         return DispatchSamples(
             engine=self._bench.engine.name,
             phase=phase,
             batch_size=int(self._step.batch),
             alone_s=alone_s[phase],
             among_s=tuple(self.steps),
-            bare_s=tuple(self.calls),
+            bare_s=tuple(self._calls),
             cores=cores,
             conversions=tuple(Calls(op.count, seconds) for op, seconds in times.items()),
         )
@@ -382,7 +361,7 @@ def _streaming(
         yield seconds
 
 
-def _core_calls(bench: _Bench, step: Step, budget_s: float) -> tuple[Calls, ...]:
+def _core_calls(bench: _Bench, step: Step) -> tuple[Calls, ...]:
     """Times of the twin's own attention cores and experts, replayed as the model's are: almost only dispatch."""
     engine, twin = bench.engine, bench.twin.module
     ids = torch.zeros(int(step.batch), _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
@@ -395,7 +374,7 @@ def _core_calls(bench: _Bench, step: Step, budget_s: float) -> tuple[Calls, ...]
             state = engine.prefill(ids, _TWIN_SLOTS)
         run = partial(engine.decode, state)
     modules = callable_modules(twin, walk(twin), bench.machine.available_bytes(), step)
-    times = replay_calls(caught_calls(modules, run), bench.machine, budget_s=budget_s)
+    times = replay_calls(caught_calls(modules, run), bench.machine, budget_s=_TWIN_REPLAY_S)
     return tuple(Calls(operator.count, seconds) for operator, seconds in times.items())
 
 

@@ -21,7 +21,6 @@ _GEMM_LARGEST = 8192
 _GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
 # An H100 at its power limit of 700 W lowers its clock within 10 to 35 ms: from 780 to between 660 and 720 TFLOP/s.
 _SETTLE_S = 0.1
-_SETTLE_CALLS = 10_000
 _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
 
@@ -76,15 +75,11 @@ def sampled_product(product: SquareProduct, machine: Machine, size: int, budget_
 
     A GPU multiplies for all of the time, however well the samples agree.
     """
-    multiply, method = product
+    (multiply, method), least_s = product, LEAST_S
     if machine.is_cuda:
-        start_s = machine.now_s()
-        for _ in range(_SETTLE_CALLS):
-            if machine.now_s() >= start_s + _SETTLE_S:
-                break
-            time_calls(multiply, machine.clock, 1)
-        budget_s -= machine.now_s() - start_s
-    least_s = math.inf if machine.is_cuda else LEAST_S
+        least_s = math.inf
+        sample(multiply, machine, _SETTLE_S, least_s=least_s)
+        budget_s -= _SETTLE_S
     return roof_of(2.0 * size**3, sample(multiply, machine, budget_s, least_s=least_s), method)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -15,6 +14,7 @@ from profiler import effort
 from profiler.counting.operators import ModelWork
 from profiler.data.roof_set import RoofSet
 from profiler.data.room import idle_room_bytes
+from profiler.device.device import software
 from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
@@ -29,7 +29,7 @@ from profiler.user_cache import RECENT_S, cache_path, read_recent, write_cache
 # Seconds for each check of a cached roof.
 _CHECK_S = 0.3
 # Shares of the time, in that of one dtype's products.
-_STREAMS, _PAGE_FAULTS, _PRODUCT, _HOST = 3.0, 0.2, 0.8, 1.0
+_STREAMS, _PRODUCT, _HOST = 3.0, 1.0, 1.0
 
 
 def measure(
@@ -55,7 +55,7 @@ def measure(
     "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     start_s = machine.now_s()
-    shares = _STREAMS + _PAGE_FAULTS + _PRODUCT + _HOST + len(dtypes)
+    shares = _STREAMS + _PRODUCT + _HOST + len(dtypes)
     share_s = effort.STANDARD.roof_s if budget_s is None else budget_s / shares
     if known is not None:
         # All roofs that are independent of the dtype; without one of them all are measured again.
@@ -67,7 +67,7 @@ def measure(
     page_fault_s, host = roofs.page_fault_s, roofs.host
     if not machine.is_cuda and not page_fault_s:
         with attempt("page faults", machine, missing):
-            page_fault_s = measure_page_fault_s(machine, _PAGE_FAULTS * share_s)
+            page_fault_s = measure_page_fault_s(machine)
     memory, compute = dict(roofs.memory), dict(roofs.compute)
     gemv = f"{GEMV} {model_dtype}"
     if model_dtype != "int8" and gemv not in memory:
@@ -134,50 +134,42 @@ _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)
 
 
-def cached(
-    measure: Callable[[Ceilings | None], Ceilings], machine: Machine, software: Mapping[str, str], *, fresh: bool
-) -> Ceilings:
-    """Return `measure(known)`, where `known` are the cached roofs of this device and software, and cache the result.
+def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False) -> Ceilings:
+    """Return `measure(known=...)` of the cached roofs of this device and software, and cache the result.
 
     `known` is None if the cache is older than a day or `fresh` is set. Two cards never share an entry, nor does one
     card under two drivers or power limits. A cache that cannot be read or written is ignored.
     """
-    path = cache_path("ceilings", {**device_and_software(machine, software), "method": _METHOD})
-    measured = measure(None if fresh else _read(path))
+    path = cache_path("ceilings", {**circumstances(machine), "method": _METHOD})
+    known = None if fresh else read_recent(path, _CEILINGS.validate_json)
+    if known and time.time() - known.measured_at_unix_s > RECENT_S:  # each run writes the file
+        known = None
+    measured = measure(known=known)
     if not machine.source.failures:  # otherwise clocks are missing
         write_cache(path, _CEILINGS.dump_json(measured))
     return measured
 
 
-def device_and_software(machine: Machine, software: Mapping[str, str]) -> dict[str, Any]:
+def circumstances(machine: Machine) -> dict[str, Any]:
     """Return what distinguishes measurements of this device, under its settings and this software, from others."""
     settings = machine.source.facts()
     return {
         "device": {**asdict(machine.info), "datasheet": None},
         "settings": {name: settings.get(name) for name in _SETTINGS},
-        "software": dict(software),
+        "software": software(),
     }
-
-
-def _read(path: Path) -> Ceilings | None:
-    ceilings = read_recent(path, _CEILINGS)  # written again by each run, so its own date counts
-    return ceilings if ceilings and 0 <= time.time() - ceilings.measured_at_unix_s < RECENT_S else None
 
 
 def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
     """Return the roofs of this device, measured or cached. Raises RequestError if they cannot be measured."""
-    from profiler.device.device import resolve_device, software
+    from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.roofs.gemm import measurable_dtypes
 
     machine = machine_for(resolve_device("auto"))
     used = {operator.dtype_name for operator in work.operators if operator.dtype.itemsize > 0}
     dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
-
-    def measure_missing(known: Ceilings | None) -> Ceilings:
-        return measure(machine, dtypes, model_dtype=dtype, known=known)
-
-    measured = cached(measure_missing, machine, software(), fresh=False)
+    measured = cached(partial(measure, machine, dtypes, model_dtype=dtype), machine)
     ceilings = measured.only(dtypes, dtype, machine.info.datasheet)
     if not ceilings.judges:
         why = next(iter(measured.missing.values()))

@@ -21,11 +21,8 @@ from profiler.stats import timing_of
 _TILE_BYTES = 16 << 20
 _LEAST_SAMPLES = 5
 MOST_SAMPLES = 100
-# From so many samples on, their quartiles show how well their median is known.
-_ENOUGH_SAMPLES = 10
 # A call is sampled this long even if it repeats exactly: a GPU reports its clock four times meanwhile.
 LEAST_S = 0.2
-_WARM_UPS = 3
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
 CLOCK_LOOKS_S = 0.05
@@ -69,15 +66,13 @@ def sample(call: Callable[[], object], machine: Machine, budget_s: float, *, lea
 
     It warms up until three calls in a row agree. Short calls are timed in groups, so that neither the clock's
     resolution nor a synchronisation after each matters. A hundred groups fill the time, or a second of it. The device
-    is under load for `least_s` of it at least, so that its clock settles.
-
-    There are at least five samples, unless the time of another one would be over twice. Of a call that long, the first
-    is the only sample. Raises RuntimeError if the clock gives no time.
+    is under load for `least_s` of it, so that its clock settles. Another sample would end within twice the time, or
+    there is none: of a call that long, the first is the only sample. Raises RuntimeError if the clock gives no time.
     """
     start_s = machine.now_s()
     deadline_s, recent = start_s + budget_s, list[float]()
-    while len(recent) < _WARM_UPS or max(recent) > _STEADY_RATIO * min(recent):
-        recent = [*recent[1 - _WARM_UPS :], *time_calls(call, machine.clock, 1)]
+    while len(recent) < 3 or max(recent) > _STEADY_RATIO * min(recent):
+        recent = [*recent[-2:], *time_calls(call, machine.clock, 1)]
         if machine.now_s() >= start_s + budget_s / 4:
             break
     if not min(recent) > 0:  # NaN as well
@@ -85,11 +80,9 @@ def sample(call: Callable[[], object], machine: Machine, budget_s: float, *, lea
     group_s = max(_LEAST_SAMPLE_S, min(deadline_s - machine.now_s(), _LOADED_S) / MOST_SAMPLES)
     group = max(1, int(group_s / min(recent)))
     samples: list[float] = []
-    while len(samples) < MOST_SAMPLES:
-        now_s = machine.now_s()
-        is_over = now_s >= deadline_s and len(samples) >= _LEAST_SAMPLES
-        is_too_long = now_s + group * min(recent) > deadline_s + budget_s
-        if is_over or is_too_long or (now_s - start_s >= least_s and is_known(samples)):
+    while (now_s := machine.now_s()) < deadline_s or len(samples) < _LEAST_SAMPLES:
+        is_done = len(samples) >= MOST_SAMPLES or (now_s - start_s >= least_s and is_known(samples))
+        if is_done or now_s + group * min(recent) > deadline_s + budget_s:
             break
         samples += [round(seconds, 12) for seconds in time_calls(call, machine.clock, 1, group=group)]
     return samples or recent[-1:]
@@ -97,22 +90,17 @@ def sample(call: Callable[[], object], machine: Machine, budget_s: float, *, lea
 
 def is_known(samples: Sequence[float], share: float = 0.005) -> bool:
     """Return whether ten or more samples give their median to within this share (see `Timing.half_width_s`)."""
-    if len(samples) < _ENOUGH_SAMPLES:
-        return False
-    timing = timing_of(samples)
-    return timing.half_width_s <= share * timing.median_s
+    return len(samples) >= 10 and timing_of(samples).half_width_s <= share * statistics.median(samples)
 
 
-def sample_on_device(
-    call: Callable[[], object], machine: Machine, budget_s: float, *, least_s: float = LEAST_S
-) -> list[float]:
+def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
     """Return the seconds per call on the device, sampled as `sample` does.
 
     If the host may not stay ahead of the calls, many of them are recorded in one graph. Raises RequestError if such a
     call cannot be recorded, since its launches would be timed.
     """
     if not machine.captures:
-        return sample(call, machine, budget_s, least_s=least_s)
+        return sample(call, machine, budget_s)
     call()
     machine.clock.synchronize()
     moments_s = [machine.now_s()]
@@ -122,9 +110,9 @@ def sample_on_device(
     machine.clock.synchronize()
     submit_s = min(after - before for before, after in pairwise(moments_s))  # the fastest of a few
     if submit_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
-        return sample(call, machine, budget_s, least_s=least_s)
+        return sample(call, machine, budget_s)
     calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submit_s)))
-    return [seconds / calls for seconds in sample(record(call, machine, calls), machine, budget_s, least_s=least_s)]
+    return [seconds / calls for seconds in sample(record(call, machine, calls), machine, budget_s)]
 
 
 def record(call: Callable[[], object], machine: Machine, times: int = 1) -> Callable[[], object]:

@@ -17,7 +17,7 @@ from profiler.counting.memory_need import cache_bytes, memory_need
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.contention import Neighbours
-from profiler.device.device import Device, software
+from profiler.device.device import Device
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES, OWNING
@@ -184,7 +184,6 @@ def dispatch_of_twin(
     budget: RunBudget,
     batch_sizes: Sequence[int],
     engines: Sequence[str],
-    *,
     fresh: bool = True,
 ) -> list[DispatchSamples]:
     """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget.
@@ -219,19 +218,10 @@ def measure_ceilings(
     cached roofs are not checked.
     """
     dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
-
-    def measure_missing(known: Ceilings | None) -> Ceilings:
-        return measure(
-            machine,
-            dtypes,
-            model_dtype=model_dtype,
-            budget_s=None if budget is None else _CEILINGS_ROOFS * budget.roof_s,
-            known=known,
-            checks_known=effort.STANDARD.checks_kept_roofs and not busy,
-        )
-
-    ceilings = cached(measure_missing, machine, software(), fresh=fresh)
-    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
+    budget_s = None if budget is None else _CEILINGS_ROOFS * budget.roof_s
+    checks = effort.STANDARD.checks_kept_roofs and not busy
+    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=budget_s, checks_known=checks)
+    return cached(measuring, machine, fresh=fresh).only(dtypes, model_dtype, machine.info.datasheet)
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:
