@@ -65,9 +65,9 @@ def _fill_fresh() -> None:
 def measure_streams(machine: Machine, budget_s: float) -> Ceilings:
     """Measure in `budget_s` the roofs that depend on no dtype; `missing` names each that fails. Raises DeviceError."""
     missing: dict[str, str] = {}
-    curve = _curve(machine, _CURVE_SHARE * budget_s, missing)
+    curve, data = _curve(machine, _CURVE_SHARE * budget_s, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
-    memory = _streams(machine, stream_bytes, budget_s, missing)
+    memory = _streams(machine, data, stream_bytes, budget_s, missing)
     # No cache serves the largest size: it is many times as large, or two sizes beyond the cache agree.
     cache_bytes = machine.info.last_level_cache_bytes
     is_larger = bool(curve) and curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes
@@ -96,11 +96,13 @@ def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Roof:
     return roof_of(data.nbytes, sample_on_device(data.sum, machine, budget_s), f"sum of {data.nbytes >> 20} MiB")
 
 
-def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, str]) -> dict[str, Roof]:
-    """Read-dominant stream, copy and triad over all of `nbytes`; as in STREAM, a write is counted once."""
+def _streams(
+    machine: Machine, data: torch.Tensor | None, nbytes: int, budget_s: float, missing: dict[str, str]
+) -> dict[str, Roof]:
+    """Read-dominant stream, copy and triad over `nbytes`, of `data` if given. As in STREAM, a write is counted once."""
     roofs: dict[str, Roof] = {}
     with attempt(f"{READ}, {COPY} and {TRIAD}", machine, missing):
-        data = random_bytes(nbytes, machine.device)
+        data = random_bytes(nbytes, machine.device) if data is None else data[: nbytes // 4]
         source, target = data.chunk(2)
         x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
@@ -118,8 +120,12 @@ def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, 
     return roofs
 
 
-def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[CurvePoint, ...]:
+def _curve(
+    machine: Machine, budget_s: float, missing: dict[str, str]
+) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
     """Read bandwidth of buffers from 1 MiB on, each twice the previous one, until two beyond every cache agree.
+
+    It also returns the last buffer, or None if there was no room for it.
 
     A device may have a second cache besides the one it reports, or share one with other processes. Beyond four times
     the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory and the
@@ -127,7 +133,7 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
     """
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     deadline_s, points = machine.now_s() + budget_s, list[CurvePoint]()
-    nbytes = _CURVE_SMALLEST
+    nbytes, data = _CURVE_SMALLEST, None
     with attempt("reads of several sizes", machine, missing):
         room = machine.available_bytes() * _STREAM_MEMORY_SHARE
         data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
@@ -135,17 +141,18 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
             with attempt("reads of some sizes", machine, missing):
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
             nbytes *= 2
-        del data
         # A GPU's reads repeat within a few per mille. Each has a fixed cost: on an H100, 8 of the 181 us of 512 MiB.
         tolerance = _GPU_AGREE if machine.is_cuda else AGREE
         while nbytes <= room and not _is_past(points, past_bytes, tolerance):
             start_s = machine.now_s()
-            points.append(_point(machine, random_bytes(nbytes, machine.device), budget_s))
+            data = None  # frees it before the next one is made
+            data = random_bytes(nbytes, machine.device)
+            points.append(_point(machine, data, budget_s))
             nbytes *= 2
             now_s = machine.now_s()
             if now_s + 2 * (now_s - start_s) > deadline_s:
                 break
-    return tuple(points)
+    return tuple(points), data
 
 
 def _point(machine: Machine, data: torch.Tensor, budget_s: float) -> CurvePoint:
