@@ -55,6 +55,8 @@ _TWIN_SLOTS = _TWIN_PROMPT + TWIN_STEPS
 _TWIN_REPLAY_S = 0.05
 _ALONE_SHARE, _AMONG_SHARE = 0.2, 0.6
 """Shares of an engine's time on a CPU: for the twin by itself, and for its steps among the weights."""
+_LEAST_S = 1.0
+"""Time of an engine in which its steps may begin, however short its budget is."""
 _METHOD = 1
 """To be increased whenever dispatch is measured in another way: kept samples are then ignored."""
 _KEPT = TypeAdapter(list[DispatchSamples])
@@ -128,7 +130,7 @@ def _still_hold(kept: Sequence[DispatchSamples], bench: _Bench) -> bool:
 @contextlib.contextmanager
 def _in_time(bench: _Bench) -> Iterator[None]:
     """Context manager in which no step of the twin begins after twice the time. One that does raises RequestError."""
-    end_s = bench.machine.now_s() + 2 * bench.budget_s
+    end_s = bench.machine.now_s() + max(2 * bench.budget_s, _LEAST_S)
 
     def step(run: Callable[..., object], *arguments: Any) -> object:
         if bench.machine.now_s() > end_s:
