@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,21 @@ class Effort:
     """Seconds of the standard twin's steps, which give the host's index."""
     twin_s: float = 1.5
     """Most seconds of the hollow twin's steps, per phase, batch size and engine."""
-    roofs_again_share: float = 0.02
-    """Measuring the roofs once more."""
-    replays_share: float = 0.10
-    """Replaying each cell's kernels."""
-    between_share: float = 0.02
-    """Replays of linears at rows between those of the cells."""
-    generate_share: float = 0.04
-    """Timing the parts of `generate`."""
-    trials_share: float = 0.10
-    """Trying variants on a few layers."""
-    gpu_replays_share: float = 0.06
-    gpu_trials_share: float = 0.40
-    """The same shares on a GPU. Its replays are graphs of single operators, which take less than a second per step.
-    Trials are what a run on a rented GPU is for."""
-    unexplained_share: float = 0.03
-    """Hooking the cells with unexplained time."""
-    report_share: float = 0.06
-    """Judging the run and writing its report."""
+    shares: Mapping[str, float] = field(
+        default_factory=lambda: {
+            "ceilings": 0.11,
+            "overhead": 0.04,
+            "timing": 0.50,
+            "roofs again": 0.01,
+            "replays": 0.06,
+            "replays between cells": 0.01,
+            "generate": 0.01,
+            "trials": 0.20,
+            "unexplained": 0.01,
+            "report": 0.05,
+        }
+    )
+    """Shares of the parts of a run (`RunPart`). A user reads the timed cells and the tried changes."""
     neighbours_share: float = 0.1
     """Waiting for other processes to end before anything is timed, at most."""
     script_least_s: float = 30.0
@@ -64,12 +62,6 @@ class Effort:
     """`why`: most calls that are repeated together."""
     script_floor: bool = True
     """`why`: whether the least time of the calls is measured."""
-
-    @property
-    def visits_share(self) -> float:
-        """Share of further seconds of a budget that go to the visits of cells."""
-        after = (self.roofs_again_share, self.replays_share, self.between_share, self.trials_share)
-        return 1 - sum((*after, self.unexplained_share, self.report_share))
 
 
 STANDARD = Effort()

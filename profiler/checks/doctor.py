@@ -13,7 +13,7 @@ from profiler.checks.installation import CheckResult, Found, quietly, run_check
 from profiler.errors import RoofscopeError, describe_error
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import Lines, Section, TextColumn, TextTable
-from profiler.run.options import DEFAULT_MODEL, Options
+from profiler.run.options import DEFAULT_MODEL, DEFAULT_NEW_TOKENS
 from profiler.units import scaled
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     half, query = machine.info.sixteen_bit_dtype, _FIRST_PROMPT_LEN
     precisions = [(dtype, dtype, "none") for dtype in ([half] if machine.is_cuda else ["float32", half])]
     precisions += [(quant, half, quant) for quant in _PACKED if packs]
-    room, new_tokens, fits = room_here_bytes(machine.device), Options(model=DEFAULT_MODEL).new_tokens, []
+    room, new_tokens, fits = room_here_bytes(machine.device), DEFAULT_NEW_TOKENS, []
     for name in preset_names():
         for precision, dtype, quant in precisions:
             counted = counted_model(resolve(name), dtype, quant)

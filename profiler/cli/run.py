@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -193,13 +193,12 @@ class BatchTest:
     """The steps whose batch `batch-test` doubles."""
 
     phase: str = option("decode", "prefill or decode.")
-    prompt: int = option(128, "Prompt tokens.")
+    prompt: int | None = option(None, "Prompt tokens.", shown="128, or fewer where time is short")
     context: int = option(0, "Instead of a prompt: tokens in the KV cache of a decode.")
 
 
 @asks(
     only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"),
-    new_tokens=16,
     budget_s=60.0,
 )
 def batch_test(options: Options, test: BatchTest, progress: Progress, output: Output) -> None:
@@ -207,15 +206,11 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
 
     Compares the measured slopes with those that bytes and FLOPs predict.
     """
-    prompt_lens, context_lens = ([], [test.context]) if test.context else ([test.prompt], [])
     with progress.listener(output) as listener:
         from profiler.run.batch_test import prepare_batch_test
         from profiler.run.pipeline import execute
 
-        listener.stage("choosing batches: roofs, counts, memory and budget")
-        prepared = prepare_batch_test(replace(options, prompt_lens=prompt_lens, context_lens=context_lens), test.phase)
-        for warning in prepared.warnings:
-            listener.stage(warning)
+        prepared = prepare_batch_test(options, test.phase, test.prompt, test.context)
         result = execute(prepared, listener)
     from profiler.run.screens import doubling_sections
 

@@ -80,7 +80,7 @@ def budget_words(gate: Gate) -> str:
     at_threshold = len(open_cells) - len(budgets_s) - untimed - drifted
     parts = []
     if budgets_s:
-        budget_s = sum(budgets_s) / STANDARD.visits_share
+        budget_s = sum(budgets_s) / STANDARD.shares["timing"]
         cells = several(len(budgets_s), "cell needs", "cells need")
         parts.append(f"{cells} about {budget_s:.0f} s more of --budget in each of the two runs")
     if untimed:

@@ -18,7 +18,6 @@ from profiler.device.machine import Machine
 from profiler.errors import RequestError
 from profiler.facts.measurements import DraftFloor, Drafting
 from profiler.facts.roofs import Ceilings
-from profiler.grid.cells import Grid
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
@@ -46,7 +45,7 @@ class Draft:
     """The draft model; None for n-grams."""
 
 
-def draft_of(name: str, request: ModelRequest, config: Any, grid: Grid) -> Draft:
+def draft_of(name: str, request: ModelRequest, config: Any, new_tokens: int) -> Draft:
     """Check a request for drafts before anything is loaded.
 
     Raises RequestError for random weights, which accept no draft, and for a draft model of another vocabulary.
@@ -57,7 +56,7 @@ def draft_of(name: str, request: ModelRequest, config: Any, grid: Grid) -> Draft
             " or see from which acceptance drafts pay with `roofscope count --verify 4`."
         )
     longest = most_positions(config)
-    prompt = text_ids(request, "--draft")[: None if longest is None else max(1, longest - grid.new_tokens)]
+    prompt = text_ids(request, "--draft")[: None if longest is None else max(1, longest - new_tokens)]
     if name == NGRAM:
         return Draft(name, prompt, None)
     source = resolve(name)

@@ -9,9 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-import numpy as np
-from numpy.typing import NDArray
-
 from profiler.effort import STANDARD, Effort
 from profiler.facts.visits import Gap, Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, CellKey, Grid, Phase
@@ -28,12 +25,6 @@ from profiler.stats import (
 )
 
 _SEED = 0
-_FAR = 100.0
-"""Distance in doublings, larger than any grid."""
-USUAL_ATTAINED = 0.55
-"""The median share of the roofline that steps attain in the reference runs."""
-
-
 MORE_PREFILLS = LEAST_SAMPLES - 1
 TAIL_PREFILLS = samples_for(95)
 """Prefills with which the time to first token has its 95th percentile."""
@@ -61,8 +52,13 @@ class Plan:
     """Whether every cell is visited twice, whatever the budget."""
     half_width: float = TARGET_HALF_WIDTH
     """Target half-width of the 95 % interval, as a share of the median."""
-    floors_s: Mapping[CellKey, float] = field(default_factory=dict)
-    """The least seconds of each step, from which the time of a cell's first visit is estimated."""
+    expected_s: Mapping[CellKey, float] = field(default_factory=dict)
+    """Expected seconds of each prefill and step, until it is measured."""
+    first_use: float = 0.0
+    """Seconds of a step at a new length over those of a timed one, on a GPU, whose first visit makes each step once
+    before it is timed."""
+    new_shape_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that an engine takes to prepare each new shape, such as for compiling it."""
     late_s: float = math.inf
     """Seconds beyond the budget at which the current visit is given up."""
     tail_s: float = 0.0
@@ -106,7 +102,7 @@ class CellState:
 
 
 def expected_sweep_s(plan: Plan) -> float:
-    """Return the expected seconds of two visits of each cell, estimated from the plan's floors."""
+    """Return the expected seconds of two visits of each cell."""
     states = {cell: CellState() for cell in plan.grid.cells}
     return Rounds(plan, states, Costs(plan)).left_s
 
@@ -119,21 +115,22 @@ class Rounds:
         self._states = states
         self._costs = costs
         self._shuffle = random.Random(_SEED)
+        self._all_twice = plan.whole or self.left_s <= plan.budget_s
 
     def following(self, left_s: float, swing: float) -> tuple[list[list[Cell]], bool] | None:
         """The turns of the next round, and whether they run whatever they take; None if there is none left."""
         for cells, least in self._stages:
             if turns := self._waiting(cells, least):
                 if self._plan.whole:
-                    return self._in_order(turns, least), True
+                    return self._in_order(turns), True
                 if turns := self._affordable(turns, left_s, least):
-                    return self._in_order(turns, least), False
+                    return self._in_order(turns), False
         states = self._states
         medians = {phase: [phase_medians(phase, state.visits) for state in states.values()] for phase in PHASES}
         spreads = {phase: spread_of(of_cells, swing) for phase, of_cells in medians.items()}
         open_cells = [cell for cell, state in states.items() if state.gap is None and not self._is_done(state, spreads)]
         if turns := _cheapest(_turns(open_cells), self._costs, left_s):
-            return self._in_order(turns, CLAIM_VISITS), False
+            return self._in_order(turns), False
         return None
 
     def _is_done(self, state: CellState, spreads: Mapping[Phase, VisitSpread]) -> bool:
@@ -157,11 +154,17 @@ class Rounds:
 
     @property
     def _stages(self) -> Iterator[tuple[Sequence[Cell], int]]:
-        """Cells, and the visits that each of them needs before the next stage."""
+        """Cells, and the visits that each of them needs before the next stage.
+
+        Where not all cells can have two visits, the corners have theirs first.
+        """
         everything = list(self._states)
-        for cells in (everything,) if self._plan.ascending else (corners(everything), everything):
-            for least in range(1, min(CLAIM_VISITS, self._plan.effort.rounds) + 1):
-                yield cells, least
+        groups = (everything,) if self._plan.ascending else (corners(everything), everything)
+        times = range(1, min(CLAIM_VISITS, self._plan.effort.rounds) + 1)
+        if self._all_twice:
+            yield from ((cells, least) for least in times for cells in groups)
+        else:
+            yield from ((cells, least) for cells in groups for least in times)
 
     def _waiting(self, cells: Sequence[Cell], least: int) -> list[list[Cell]]:
         states = ((cell, self._states[cell]) for cell in cells)
@@ -173,24 +176,24 @@ class Rounds:
             return _cheapest(turns, self._costs, left_s)
         return [turn for turn in turns if self._costs.of_all(turn) <= left_s]
 
-    def _in_order(self, turns: list[list[Cell]], least: int) -> list[list[Cell]]:
-        if self._plan.ascending and least == 1:
-            return sorted(turns, key=_size)
-        if least == 1:
-            visited = [cell for cell, state in self._states.items() if state.visits]
-            return _furthest_first(turns, visited)
-        self._shuffle.shuffle(turns)
+    def _in_order(self, turns: list[list[Cell]]) -> list[list[Cell]]:
+        visits = len(self._states[turns[0][0]].visits)
+        if visits < CLAIM_VISITS:
+            turns = sorted(turns, key=_size)  # in one order, so that other cells are between two visits of a cell
+        else:
+            self._shuffle.shuffle(turns)
         return [turn[:: -1 if len(self._states[turn[0]].visits) % 2 else 1] for turn in turns]
 
 
-def further_prefills(prefill_s: float, most_s: float, tail_s: float) -> int:
-    """Return how many prefills a visit adds to the first: as many as fit into `most_s`, but at most `MORE_PREFILLS`.
+def further_prefills(prefill_s: float, most_s: float, tail_s: float, *, first: bool) -> int:
+    """Return how many prefills a visit adds to its own: as many as fit into `most_s`, but at most `MORE_PREFILLS`.
 
-    If `TAIL_PREFILLS` fit into `tail_s`, so many that two visits have them.
+    The first visit of a cell adds at least one, so that two visits have three. If `TAIL_PREFILLS` fit into `tail_s`, it
+    adds so many that two visits have them.
     """
     if TAIL_PREFILLS * prefill_s <= tail_s:
         return max(MORE_PREFILLS, TAIL_PREFILLS // CLAIM_VISITS - 1)
-    return min(MORE_PREFILLS, int(most_s / prefill_s))
+    return max(int(first), min(MORE_PREFILLS, int(most_s / prefill_s)))
 
 
 def corners(cells: Sequence[Cell]) -> list[Cell]:
@@ -210,30 +213,6 @@ def _size(turn: Sequence[Cell]) -> int:
     return turn[0].batch_size * turn[0].depth
 
 
-def _furthest_first(turns: Sequence[list[Cell]], visited: Sequence[Cell]) -> list[list[Cell]]:
-    """Each turn once, next the one furthest from all before it, of equals the smallest."""
-    remaining = sorted(turns, key=_size)
-    points = _octaves([turn[0] for turn in remaining])
-    distances = np.full(len(remaining), np.inf)
-    for point in _octaves(visited or remaining[0][:1]):
-        distances = np.minimum(distances, np.linalg.norm(points - point, axis=1))
-    ordered = []
-    if not visited:
-        distances[0] = np.inf
-    for _ in remaining:
-        index = int(np.argmax(distances))
-        ordered.append(remaining[index])
-        distances = np.minimum(distances, np.linalg.norm(points - points[index], axis=1))
-        distances[index] = -1.0
-    return ordered
-
-
-def _octaves(cells: Sequence[Cell]) -> NDArray[np.float64]:
-    """[n, 3]: log2 of the batch and of the length, and a coordinate that separates prompts from filled caches."""
-    rows = [(math.log2(cell.batch_size), math.log2(cell.depth), _FAR * bool(cell.prompt_len)) for cell in cells]
-    return np.array(rows, dtype=np.float64)
-
-
 def _turns(cells: Iterable[Cell]) -> list[list[Cell]]:
     """Cells grouped into turns: those that differ only in their engine."""
     turns: dict[Cell, list[Cell]] = {}
@@ -250,15 +229,13 @@ def _cheapest(turns: list[list[Cell]], costs: Costs, left_s: float) -> list[list
 
 
 class Costs:
-    """Expected seconds of a visit of each cell: as long as its last one, or its floors over the share that other cells
-    attained."""
+    """Expected seconds of a visit of each cell: as long as its last one, or as its prefill and steps are expected."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._last_s: dict[Cell, float] = {}
-        self._over_floor: dict[Phase, float] = dict.fromkeys(PHASES, 1 / USUAL_ATTAINED)
-        self._first_uses = 0.0
-        """Seconds of the steps at new lengths, over those of the timed steps; 0 where none are new."""
+        self._over_expected: dict[Phase, float] = dict.fromkeys(PHASES, 1.0)
+        self._first_use = plan.first_use
 
     def of(self, cell: Cell, visit: int = 0, *, tail: bool = False) -> float:
         """Seconds of the visit with this number, from 0; the first one also warms its shape up.
@@ -267,16 +244,15 @@ class Costs:
         """
         if cell in self._last_s:
             return self._last_s[cell]
-        seconds = 0.0
+        plan, seconds = self._plan, 0.0 if visit else self._plan.new_shape_s.get(cell.engine, 0.0)
         for key in cell.keys:
-            once_s = self._plan.floors_s.get(key, 0.0) * self._over_floor[key.phase]
+            once_s = plan.expected_s.get(key, 0.0) * self._over_expected[key.phase]
             if key.phase == "decode":
-                seconds += once_s * cell.decode_steps * (1 if visit else 1 + self._first_uses)
-            else:
-                effort = self._plan.effort
-                warm_ups = 0 if visit else 1 if once_s > effort.warm_up_s else 2
-                tail_s = self._plan.tail_s_of(cell) if tail and visit < CLAIM_VISITS else 0.0
-                more = further_prefills(once_s, effort.more_prefills_s, tail_s) if once_s else 0
+                seconds += once_s * cell.decode_steps * (1 if visit else 1 + self._first_use)
+            elif once_s:
+                warm_ups = 0 if visit else 1 if once_s > plan.effort.warm_up_s else 2
+                tail_s = plan.tail_s_of(cell) if tail and visit < CLAIM_VISITS else 0.0
+                more = further_prefills(once_s, plan.effort.more_prefills_s, tail_s, first=not visit)
                 seconds += once_s * (1 + warm_ups + more)
         return seconds
 
@@ -289,8 +265,8 @@ class Costs:
             return
         self._last_s[cell] = seconds - sum(outcome.warm_up_s) - sum(outcome.first_decode_s)
         if outcome.first_decode_s:
-            self._first_uses = sum(outcome.first_decode_s) / sum(outcome.decode_s)
+            self._first_use = sum(outcome.first_decode_s) / sum(outcome.decode_s)
         for key in cell.keys:
-            medians, floor_s = phase_medians(key.phase, [outcome]), self._plan.floors_s.get(key, 0.0)
-            if medians and floor_s:
-                self._over_floor[key.phase] = medians[outcome.round] / floor_s
+            medians, expected_s = phase_medians(key.phase, [outcome]), self._plan.expected_s.get(key, 0.0)
+            if medians and expected_s:
+                self._over_expected[key.phase] = medians[outcome.round] / expected_s

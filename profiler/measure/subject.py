@@ -105,17 +105,17 @@ class Subject:
         path, new_tokens = self.paths[cell.engine, "prefill"], cell.slots - cell.prefilled
         return memory_need(self.work, self.model_bytes, prefill, new_tokens, path)
 
-    def no_room(self, cell: Cell) -> str | None:
+    def no_room(self, cell: Cell, *, safely: bool = False) -> str | None:
         """Return why a cell cannot fit into memory, or None. The weights are already loaded.
 
         Ranks that share a CPU's memory all need it at once. Whether free memory is in pieces is not known before a GPU
-        tries it; a driver that spills must not be tried.
+        tries it; a driver that spills must not be tried. With `safely`, the cell fits in whatever pieces memory is.
         """
         need, ranks = self._need(cell), 1 + len(self.engines[cell.engine].helper_pids)
         needed_bytes = ranks * (need.peak_bytes - self.model_bytes)
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
         room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
-        if self.machine.may_spill:
+        if safely or self.machine.may_spill:
             room -= ranks * int(need.fragmentation_bytes)
         if needed_bytes > room:
             return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, room) / 1e9:.1f} GB is left"

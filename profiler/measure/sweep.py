@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.visits import Gap, Visit
-from profiler.grid.cells import Cell
+from profiler.grid.cells import Cell, Phase
 from profiler.loading.prompts import Prompts
 from profiler.measure.rounds import TAIL_PREFILLS, CellState, Costs, Plan, Progress, Rounds, further_prefills
 from profiler.stats import LEAST_SAMPLES
@@ -51,10 +52,10 @@ def sweep(
 ) -> Iterator[Visit | Gap]:
     """Visit the cells; yield each visit, and each cell that has no number, as it ends.
 
-    The most informative visits come first: the corners of the grid, twice; first the cheapest and its opposite. Then
-    each other cell is visited once, next the one furthest from all visited cells, since its forecast is least certain.
-    Second visits follow, which show how much visits differ, and then further ones where the interval is still wide, in
-    shuffled rounds (seeded). The engines of a cell are visited one right after the other, every second time in reverse.
+    The corners of the grid come first, then the other cells. If that is expected to fit, second visits follow after all
+    first ones, so that they lie apart in time; otherwise the corners have theirs first. Further visits are made where
+    the interval is still wide, in shuffled rounds (seeded). The engines of a cell are visited one right after the
+    other, every second time in reverse.
 
     A visit begins only if it is expected to end within the budget, and is given up when it exceeds it by `late_s`. The
     smallest cell is visited in any case, with fewer steps if it is late and `late_s` is finite. In a `whole` plan all
@@ -136,25 +137,56 @@ def _oom_reason(cell: Cell, no_memory: Iterable[Cell]) -> str | None:
     return None
 
 
-def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, budget_s: float) -> None:
+@dataclass(frozen=True)
+class WarmUp:
+    """The times of a cell whose steps have become stationary."""
+
+    cell: Cell
+    prefill_s: float | None
+    """Seconds of its fastest prefill; None without a prompt."""
+    decode_s: float
+    """The fastest loop's median seconds of a step."""
+    first_use: float
+    """Seconds of a step at a new length over those of a later one."""
+    new_shape_s: float
+    """Seconds by which the first loop took longer than later ones, such as for compiling the shape."""
+
+    def of(self, phase: Phase) -> float | None:
+        return self.prefill_s if phase == "prefill" else self.decode_s
+
+
+def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, budget_s: float) -> WarmUp | None:
     """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
 
-    It has the shape that is timed, since another number of slots would be compiled and captured for nothing. An error
-    is left to the cell's visit, which reports it.
+    It has the shape that is timed, since another number of slots would be compiled and captured for nothing. Slow steps
+    are few. An error is left to the cell's visit, which reports it; the result is then None.
     """
-    deadline_s = machine.now_s() + budget_s
-    recent: list[float] = []
+    start_s = machine.now_s()
+    loops: list[tuple[Visit, float]] = []
     context, steps = VisitContext(machine, prompts), 1
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
-        while machine.now_s() < deadline_s:
+        while not loops or machine.now_s() < start_s + budget_s:
+            before_s = start_s if not loops else machine.now_s()
             loop = run_loop(engine, cell, context, steps=min(steps, cell.decode_steps))
-            step_s = sorted(loop.decode_s)[len(loop.decode_s) // 2]
-            recent = [*recent[-2:], step_s]
-            steps_left = (deadline_s - machine.now_s()) / step_s if step_s > 0 else math.inf
+            loops.append((loop, machine.now_s() - before_s))
+            step_s = statistics.median(loop.decode_s)
+            steps_left = (start_s + budget_s - machine.now_s()) / step_s if step_s > 0 else math.inf
             steps = int(max(1, min(_WARM_UP_STEPS, steps_left)))
-            if len(recent) == 3 and max(recent) <= (1 + _STEADY) * min(recent):
-                return
+            recent = [statistics.median(loop.decode_s) for loop, _ in loops[-3:]]
+            if len(loops) >= 3 and max(recent) <= (1 + _STEADY) * min(recent):
+                break
+        return _warmed(cell, loops)
+    return None
+
+
+def _warmed(cell: Cell, loops: Sequence[tuple[Visit, float]]) -> WarmUp:
+    """The result of loops, each with its seconds; the second one is the first at most of its lengths."""
+    prefills = [loop.prefill_s for loop, _ in loops if loop.prefill_s]
+    decode_s = min(statistics.median(loop.decode_s) for loop, _ in loops)
+    new = [statistics.median(loop.decode_s[1:]) / decode_s for loop, _ in loops[1:2] if len(loop.decode_s) > 1]
+    new_shape_s = max(0.0, loops[0][1] - min(prefills, default=0.0) - decode_s)
+    return WarmUp(cell, min(prefills, default=None), decode_s, max([1.0, *new]), new_shape_s)
 
 
 @dataclass(frozen=True)
@@ -213,7 +245,7 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
         refuse_impossible_times([preparation_s + 1.0])  # preparing may take no time
         more_s, more_count = context.effort.more_prefills_s, 0
         if loop.prefill_s:
-            more_count = further_prefills(loop.prefill_s, more_s, context.tail_s)
+            more_count = further_prefills(loop.prefill_s, more_s, context.tail_s, first=is_new)
         more = list(itertools.islice(prefills, more_count))
         refuse_impossible_times(itertools.chain.from_iterable(more))
         # Held by the profiler and the engine for other purposes than this cell.

@@ -25,7 +25,7 @@ from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.request import ModelRequest, dtype_name
 from profiler.measure.rounds import Plan
-from profiler.measure.subject import Subject, execution_paths
+from profiler.measure.subject import Subject
 from profiler.measure.sweep import sweep
 from profiler.ranks.process_group import ProcessGroup
 from profiler.ranks.share import load_share
@@ -34,7 +34,7 @@ from profiler.run.document import opening
 from profiler.run.fact_log import open_log
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
-from profiler.run.setup import LOOK, UNSEEN, dispatch_of_twin, roof_dtypes
+from profiler.run.setup import LOOK, UNSEEN, dispatch_of_twin, on_grid, roof_dtypes, set_grid
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import busy_words
@@ -114,26 +114,28 @@ def _set_up(
     """Set up rank 0: the work of its share, roofs measured by all ranks at once, the link, and dispatch."""
     machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
     request, grid, prompts = prepared.request, prepared.grid, prepared.prompts
-    budget = budget_of(replace(prepared, whole=True), machine, spent_s)
-    stages = Stages(listener, machine, left_s=budget.to_end_s)
+    stages = Stages(listener, machine, spent_s)
     idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
     foreign = stages.tried(LOOK, UNSEEN, partial(ForeignLoad, group.helper_pids))
     stages.begin("loading", f"loading {request.source.name} over {group.size} ranks")
     joined, loaded, work = load_share(request, prepared.config, group)
     warnings = [OWN_CORES] if group.share_cores() else []
     held_bytes = machine.allocated_bytes()
+    budget = budget_of(replace(prepared, whole=True), machine)
+    stages.left_s = budget.to_end_s
     stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
     ceilings = roofs_of_rank(request, work, group, machine)
     engines = {name: LeadingEngine(joined, machine, group) for name in grid.engines}
-    paths = execution_paths(loaded, work, engines, grid, prompts)
-    subject = Subject(machine, loaded, work, engines, paths, grid, prompts, held_bytes)
+    subject = on_grid(Subject(machine, loaded, work, engines, {}, grid, prompts, held_bytes), grid, stages)
+    prepared, subject, pace = set_grid(prepared, subject, ceilings, stages, budget)
+    grid = prepared.grid
     dispatch = dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
     warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
     prepared = replace(prepared, warnings=(*prepared.warnings, *warnings))
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
     document = replace(document, ranks=group.size)
     ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch])
-    return Session(prepared, subject, document, ledger, stages, budget, fallbacks=fallbacks, forecasts=False)
+    return Session(prepared, subject, document, ledger, stages, budget, pace, fallbacks=fallbacks)
 
 
 def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:

@@ -73,7 +73,13 @@ def opening(
             memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
             dispatch_s=dispatch_seconds(by_step),
         ),
-        grid=view(GridRecord, grid, prompts=prepared.prompts.name, prompts_digest=prepared.prompts.digest),
+        grid=view(
+            GridRecord,
+            grid,
+            prompts=prepared.prompts.name,
+            prompts_digest=prepared.prompts.digest,
+            larger=prepared.larger,
+        ),
         engine=EngineRecord(
             names=grid.engines,
             budget_s=prepared.options.budget_s,

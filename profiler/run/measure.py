@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,8 @@ from profiler.errors import describe_error
 from profiler.facts.measurements import PackedBatches, Replays
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
-from profiler.grid.cells import PHASES, Cell, CellKey
-from profiler.judge.demand import breakdown_of, cells_of_disturbed_dispatch, cells_of_disturbed_parts
+from profiler.grid.cells import Cell
+from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbed_parts
 from profiler.judge.judge_run import break_down_run, judge_run, time_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
@@ -27,10 +27,10 @@ from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
 from profiler.measure.trace import trace_cell
 from profiler.measure.trials import try_variants
-from profiler.predict.cross_validation import forecast_missing
-from profiler.predict.operator_arrays import OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.roofs.measure import remeasure_roofs
+from profiler.run.default_grid import Pace
 from profiler.run.fact_log import FactLog
+from profiler.run.options import DEFAULT_NEW_TOKENS
 from profiler.run.setup import dispatch_of_twin
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
@@ -77,12 +77,11 @@ class Session:
     ledger: FactLog
     stages: Stages
     budget: RunBudget
+    pace: Pace
     neighbours: Neighbours | None = None
     """Other processes of this machine; None if they cannot be observed."""
     fallbacks: list[Fallback] = field(default_factory=list)
     """Slower code that libraries have reported so far; it grows while they work."""
-    forecasts: bool = True
-    """Whether cells that were not measured are forecast from this run."""
 
 
 def explain_cells(session: Session) -> None:
@@ -130,7 +129,7 @@ def _replay(session: Session, measured: list[Cell]) -> None:
         for _ in range(_MOST_REPEATS):
             if session.budget.whole or session.budget.left_s:
                 _repeat_parts(session, measured)
-        if session.forecasts:  # at row counts between those of the cells forecasts need not guess then
+        if session.document.ranks == 1:  # at row counts between those of the cells forecasts need not guess then
             known, budget_s = session.ledger.gathered.replays, session.budget.part_s(RunPart.BETWEEN)
             keys = [key for key in keys_between([key for cell in measured for key in cell.keys]) if key not in known]
             ceilings = session.ledger.facts.ceilings
@@ -234,29 +233,13 @@ def _search_unexplained(session: Session) -> None:
                 ledger.extend(hooked for hooked in hooked_keys if hooked.key in unexplained)
 
 
-def floors_s(session: Session) -> Mapping[CellKey, float]:
-    """Return the least seconds of each step, from which visits are estimated before any is measured."""
-    facts, floors = session.ledger.facts, dict[CellKey, float]()
-    with session.stages.optional("the estimate of the time left", "progress is shown without it"):
-        for key in facts.grid.keys:
-            floors[key] = breakdown_of(facts, key, latency_s=1.0)[0].floor_s
-    return floors
-
-
-def forecast_missing_cells(session: Session) -> None:
-    """Forecast the cells that the budget did not reach, from those that were measured."""
-    subject, ledger = session.subject, session.ledger
-    if not session.forecasts:
-        return
-    with session.stages.optional("the forecast of cells that were not measured", "they have no time"):
-        facts, results = ledger.facts, list(time_run(ledger.facts).rows.values())
-        for name in (name for name, engine in subject.engines.items() if not engine.owned):
-            paths = {phase: subject.paths[name, phase] for phase in PHASES}
-
-            def count(keys: Sequence[CellKey], paths: Paths = paths) -> OperatorArrays:
-                return operator_arrays(subject.work, StepArrays.of(keys), paths, subject.model_bytes)
-
-            ledger.extend(forecast_missing(facts, results, count, name))
+def skip_the_rest(session: Session) -> None:
+    """Give each cell that the budget did not reach its reason."""
+    gathered = session.ledger.gathered
+    for cell in session.prepared.grid.cells:
+        if cell not in gathered.visits and cell not in gathered.gaps:
+            budget = f"the budget of {session.budget.total_s:g} s ended before its visit; a larger --budget reaches it"
+            session.ledger.add(Gap(cell, "skipped", budget))
 
 
 def measure_options(session: Session, folder: Path) -> None:
@@ -279,7 +262,12 @@ def measure_options(session: Session, folder: Path) -> None:
         session.stages.begin("drafts", "answering with and without drafts")
         with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):
             session.ledger.add(
-                measure_drafts(subject, draft, session.prepared.grid.new_tokens, session.ledger.facts.ceilings)
+                measure_drafts(
+                    subject,
+                    draft,
+                    options.new_tokens or DEFAULT_NEW_TOKENS,
+                    session.ledger.facts.ceilings,
+                )
             )
     if quality_ids := session.prepared.quality_ids:
         session.stages.begin("quality", "comparing the quantised model with the unquantised one")

@@ -10,9 +10,9 @@ from pathlib import Path
 from profiler.errors import RequestError
 from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.run.options import Options
-from profiler.run.pipeline import execute
+from profiler.run.pipeline import execute, grid_of
 from profiler.run.stages import Listener
-from profiler.run.validate import prepare
+from profiler.run.validate import PreparedRun, prepare
 from profiler.store.folder import Run
 
 
@@ -44,18 +44,26 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
 def _run_each(
     options: Sequence[Options], names: Sequence[str], flag: str, kind: str, listener: Listener
 ) -> tuple[Path, list[Run]]:
-    """The common folder, and a run for each value of an option; they share the budget, if there is one."""
+    """The common folder, and a run for each value of an option, each with the budget, on one grid."""
     if len(set(names)) < len(names):
         raise RequestError(f"{flag} {','.join(names)}: a {kind} is named twice.")
-    each = [replace(one, budget_s=None if one.budget_s is None else one.budget_s / len(names)) for one in options]
-    base = Path(each[0].out or prepare(each[0], compared=True).out)
-    folders = [base / name.replace(":", "") for name in names]
-    prepared = [prepare(replace(one, out=out), compared=True) for one, out in zip(each, folders, strict=True)]
+    prepared = [prepare(one) for one in options]
+    base = Path(options[0].out or prepared[0].out)
+    prepared = [replace(one, out=base / name.replace(":", "")) for one, name in zip(prepared, names, strict=True)]
+    if prepared[0].ladder:
+        prepared = _on_one_grid(prepared, listener)
     runs = []
     for number, one in enumerate(prepared, start=1):
         runs.append(execute(one, listener, further_runs=len(prepared) - number))
         gc.collect()  # the model of the last run
     return base, runs
+
+
+def _on_one_grid(prepared: Sequence[PreparedRun], listener: Listener) -> list[PreparedRun]:
+    """The runs on the default grid of the slowest: each model is loaded and warmed up for that."""
+    grids = [grid_of(one, listener) for one in prepared]
+    smallest = max(grids, key=prepared[0].ladder.index)
+    return [replace(one.on(smallest), ladder=()) for one in prepared]
 
 
 def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:

@@ -14,6 +14,8 @@ from profiler.options import argument, option
 from profiler.quant.registry import quant_help
 
 DEFAULT_MODEL = "smollm2-135m"
+DEFAULT_NEW_TOKENS = 32
+"""Tokens of a grid that is named without them."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Options:
     prompt_lens: str | Sequence[int] | Ragged | None = option(
         None,
         "Prompt lengths: 128, or 64,256, or 64..2048*2; for unequal prompts ragged:32..512 or ragged:FILE.",
-        shown="64,128,256,512; 64,512 to compare precisions, engines or devices",
+        shown="the first default grid for which there is time",
     )
     prompts: Path | str | None = option(
         None,
@@ -37,9 +39,9 @@ class Options:
     )
     context_lens: str | Sequence[int] = option("", "Decode with this many tokens in the KV cache, without a prefill.")
     batch_sizes: str | Sequence[int] | None = option(
-        None, "Batch sizes, in the same grammar.", shown="1,2,4,8; 1,8 to compare"
+        None, "Batch sizes, in the same grammar.", shown="those of the default grid"
     )
-    new_tokens: int = option(32, "Tokens to decode after each prompt.")
+    new_tokens: int | None = option(None, "Tokens to decode after each prompt.", shown="10 to 32, by the grid")
     dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
     quant: str = option("none", f"{quant_help()}; or several: none,nf4.")
     double_quant: bool = option(False, "nf4, fp4: quantise the scales too.")
@@ -61,7 +63,7 @@ class Options:
     out: Path | str | None = option(None, "Run folder (default: a new one under runs/).")
     budget_s: float | None = option(
         None,
-        "Seconds from the start to the answer, without loading.",
+        "Seconds from the loaded model to the answer; for each of several precisions or devices.",
         flag="budget",
         shown="60; a grid that you name is measured whole",
     )

@@ -19,9 +19,10 @@ from profiler.errors import DeviceError
 from profiler.facts.measurements import Readings
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
+from profiler.grid.cells import Grid
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.rounds import Plan, Progress, expected_sweep_s
-from profiler.measure.sweep import sweep, warm_up
+from profiler.measure.rounds import Progress, expected_sweep_s
+from profiler.measure.sweep import sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
@@ -30,9 +31,8 @@ from profiler.run.measure import (
     Session,
     Sweep,
     explain_cells,
-    floors_s,
-    forecast_missing_cells,
     measure_options,
+    skip_the_rest,
     try_changes,
 )
 from profiler.run.options import Options, check_options
@@ -40,8 +40,10 @@ from profiler.run.setup import (
     LOOK,
     UNSEEN,
     MachineChecks,
+    dispatch_of_twin,
     load_subject,
-    measure_foundation,
+    measure_device,
+    set_grid,
     wait_for_neighbours,
 )
 from profiler.run.stages import Listener, RunBudget, RunPart, Stages
@@ -62,8 +64,9 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
     `model` is a hub id, a folder, a GGUF file or a preset's name (None: the default model). `options` are the fields of
     `profiler.run.options.Options`. `prompt_lens`, `batch_sizes` and `context_lens` are numbers or texts in the range
-    grammar; `engine` is one name, or several with commas. `budget_s` is the time from the start to the answer (None:
-    60, but a grid that is named is measured whole). `out` is the folder (default: a new one under `runs/`).
+    grammar; `engine` is one name, or several with commas. `budget_s` is the time from the loaded model to the
+    answer (None: 60, but a grid that is named is measured whole). `out` is the folder (default: a new one under
+    `runs/`).
 
     Raises RequestError for a request that cannot be met, before anything is loaded.
     """
@@ -76,8 +79,7 @@ def execute(
 ) -> Run:
     """Execute a checked request: count, measure, time, try; then split the times and report, also if it is interrupted.
 
-    `visits` decides the order of visits. `spent_s` of the budget elapsed before; `further_runs` of the same command
-    follow.
+    `visits` decides the order of visits. The command took `spent_s` before; `further_runs` of it follow.
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
@@ -107,8 +109,8 @@ def keeping_what_was_measured(session: Session) -> Iterator[Ending]:
         yield ending
     except (DeviceError, KeyboardInterrupt) as error:
         ending.error = error
-    if not isinstance(ending.error, DeviceError):
-        forecast_missing_cells(session)
+    if ending.error is None:
+        skip_the_rest(session)
     document = closing(session.document, session.subject, session.stages, ending.error)
     ending.document = replace(document, fallbacks=tuple(session.fallbacks))
     write_document(session.prepared.out, ending.document)
@@ -140,20 +142,36 @@ def set_up(
     `fallbacks` grows while the libraries work.
     """
     machine = machine_for(prepared.request.device)
-    budget = budget_of(prepared, machine, spent_s, further_runs)
-    stages = Stages(listener, machine, spent_s, budget.to_end_s)
+    stages = Stages(listener, machine, spent_s)
     idle_w = stages.tried(*IDLE_POWER, partial(idle_power_w, machine.source))
     neighbours = stages.tried(LOOK, UNSEEN, Neighbours)
-    subject = load_subject(prepared, stages, budget)
+    subject = load_subject(prepared, stages)
+    budget = budget_of(prepared, machine, further_runs)
+    stages.left_s = budget.to_end_s
     contention = neighbours and stages.tried(LOOK, UNSEEN, partial(wait_for_neighbours, neighbours, stages, budget))
-    ceilings, dispatch = measure_foundation(prepared, subject, stages, budget, busy=bool(contention))
+    ceilings = measure_device(prepared, subject, stages, budget, busy=bool(contention))
+    prepared, subject, pace = set_grid(prepared, subject, ceilings, stages, budget)
+    sizes, engines, fresh = prepared.grid.batch_sizes, prepared.grid.engines, prepared.options.fresh
+    dispatch = dispatch_of_twin(prepared, subject, stages, budget, sizes, engines, fresh=fresh)
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
     ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *(contention or ())])
-    return Session(prepared, subject, document, ledger, stages, budget, neighbours, fallbacks)
+    return Session(prepared, subject, document, ledger, stages, budget, pace, neighbours, fallbacks)
 
 
-def budget_of(prepared: PreparedRun, machine: Machine, spent_s: float, further_runs: int = 0) -> RunBudget:
-    """Return the budget of a run, without the parts that it does not have; arguments as of `execute`."""
+def grid_of(prepared: PreparedRun, listener: Listener) -> Grid:
+    """Return the default grid that a run would choose. The model is loaded for that, and released."""
+    machine = machine_for(prepared.request.device)
+    stages = Stages(listener, machine)
+    with quiet_libraries():
+        subject = load_subject(prepared, stages)
+        budget = budget_of(prepared, machine)
+        ceilings = measure_device(prepared, subject, stages, budget, busy=False)
+        chosen, _, _ = set_grid(prepared, subject, ceilings, stages, budget)
+    return chosen.grid
+
+
+def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) -> RunBudget:
+    """Return the budget of a run, without the parts that it does not have; it begins now."""
     grid = prepared.grid
     absent = {
         RunPart.TRIALS: prepared.options.no_levers,
@@ -164,7 +182,6 @@ def budget_of(prepared: PreparedRun, machine: Machine, spent_s: float, further_r
         prepared.budget_s,
         effort.STANDARD,
         whole=prepared.whole,
-        spent_s=spent_s,
         without={part for part, is_absent in absent.items() if is_absent},
         further_runs=further_runs,
     )
@@ -174,11 +191,9 @@ def time_cells(session: Session, visits: Sweep) -> None:
     """Time the cells in repeated visits, and watch the device's telemetry, its own speed and other processes."""
     subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
     grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
-    plan = Plan(
-        grid,
-        budget.sweep_s,
-        whole,
-        floors_s=floors_s(session),
+    plan = replace(
+        session.pace.plan(grid),
+        whole=whole,
         late_s=_LATE_SHARE * budget.total_s,
         tail_s=effort.STANDARD.tail_share * budget.total_s,
         effort=effort.STANDARD,
@@ -195,10 +210,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
     # Cells without a number are tried again: what they lacked, such as memory, may be available now.
     earlier = [visit for visits in gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
-        for name, engine in subject.engines.items():
-            cell = replace(grid.cells[0], engine=name)
-            warm_up(engine, cell, machine, prompts=subject.prompts, budget_s=budget.warm_up_s)
-        sweep_s = budget.sweep_s
+        sweep_s = budget.part_s(RunPart.TIMING)
         after_s = budget.after_sweep_s if whole else budget.left_s - sweep_s
 
         def show(progress: Progress) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from profiler.effort import STANDARD
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult, difference_of
 from profiler.judge.difference import SAME, Difference, has_claim_visits
@@ -29,19 +28,12 @@ from profiler.report.device import quality_line
 from profiler.report.html import html_page, link_from
 from profiler.report.overview import NO_NUMBER, end_lines, roofs_lines
 from profiler.report.selection import of_phase
-from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 from profiler.units import duration, percent, scaled, significant, utc_minute
 
 PRECISION_COLUMNS = ("precision", "dtype", "memory", "saved", "decode", "dequantising", "tok/s", "regime")
 AGAINST_COLUMNS = ("cell", "precision", "time", "speed-up", "interval")
-# Each visit begins with a warm-up prefill.
-_PREFILLS = 2
-# Budgets are rounded up to this many seconds: the duration of a visit is not known more precisely.
-_BUDGET_STEP_S = 10
-# Before the visits, and the visits themselves.
-_STAGES = (("roofs", "dispatch"), ("timing",))
 
 
 @dataclass(frozen=True)
@@ -173,32 +165,10 @@ def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def once_line(runs: Sequence[Run]) -> str | None:
-    """Return the number of cells visited once, and the budget that visits each often enough; None without any."""
+    """Return how many cells were visited once; None without any."""
     items = compare_with_first(runs)
-    if not (once := sum(item.visited_once for item in items)):
-        return None
-    line = f"{once} of {len(items)} cells were visited once, too few for a claim"
-    needed_s = [_claims_s(run) for run in runs]
-    if not all(needed_s):
-        return line
-    budget_s = math.ceil(sum(needed_s) / _BUDGET_STEP_S) * _BUDGET_STEP_S
-    return f"{line}; --budget {budget_s} for all of them would visit each about twice"
-
-
-def _claims_s(run: Run) -> float:
-    """Return the budget with which this run would have visited every cell often enough for a claim; 0 if not known.
-
-    It adds the duration of the stages before the sweep to that of the sweep, scaled by the seconds in visits.
-    """
-    done_s = needed_s = 0.0
-    for row in run.measured:
-        visit_s = row.latency_s * (_PREFILLS if row.phase == "prefill" else row.key.cell.decode_steps)
-        done_s += visit_s * (row.visits or 0)
-        needed_s += visit_s * max(CLAIM_VISITS, row.visits or 0)
-    before_s, sweep_s = (sum(run.document.stage_s.get(name, 0.0) for name in names) for names in _STAGES)
-    if not done_s or not sweep_s:
-        return 0.0
-    return (before_s + needed_s / done_s * sweep_s) / STANDARD.visits_share
+    once = sum(item.visited_once for item in items)
+    return f"{once} of {len(items)} cells were visited once, too few for a claim" if once else None
 
 
 def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Section | None]:
@@ -264,7 +234,7 @@ def doubling_sections(run: Run, phase: Phase) -> list[Section]:
     """Return a run's batch-doubling tests of one phase, with its warnings and its folder."""
     tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
     sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
-    late = sorted({item.batch_size for item in run.results if item.phase == phase and item.status == "forecast"})
+    late = sorted({item.batch_size for item in run.results if item.phase == phase and item.status == "skipped"})
     ends = [f"No time was left for batch {', '.join(map(str, late))}: a larger --budget reaches them."] if late else []
     end = [Lines([*ends, *run.document.warnings], "warning"), Lines(end_lines(run), "dim")]
     return [*sections, Section("", end)]

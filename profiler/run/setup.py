@@ -27,7 +27,7 @@ from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings, swing
 from profiler.facts.step import ExecutionPath, Step
 from profiler.facts.telemetry import Contention
-from profiler.grid.cells import PHASES, Grid, Phase
+from profiler.grid.cells import PHASES, Grid
 from profiler.grid.ragged import PADDED_ENGINE
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
@@ -39,6 +39,7 @@ from profiler.roofs.bandwidth import measure_links, measure_weights
 from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.sampler import attempt
+from profiler.run.default_grid import Pace, choose_grid, measure_pace
 from profiler.run.fact_log import FactLog
 from profiler.run.stages import RunBudget, Stages
 from profiler.run.validate import PreparedRun
@@ -55,45 +56,48 @@ _DRIFT = "the drift probe", "a change in the machine's own speed is not detected
 _DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexplained"
 
 
-def load_subject(prepared: PreparedRun, stages: Stages, budget: RunBudget) -> Subject:
+def load_subject(prepared: PreparedRun, stages: Stages) -> Subject:
     """Load the model, make its engines, and count the work of its steps, by the kernels that this device chooses.
 
     Raises ModelError for a model that does not load, whatever the reason.
     """
     request, machine = prepared.request, stages.machine
     before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
-    with budget.apart():
-        stages.begin(
-            "loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)"
+    stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
+    try:
+        loaded = load(
+            request,
+            prepared.config,
+            lambda module: bytes_without_weights(module, request, prepared.smallest),
         )
-        try:
-            loaded = load(
-                request, prepared.config, lambda module: bytes_without_weights(module, request, prepared.grid)
-            )
-        except RoofscopeError:
-            raise
-        except torch.OutOfMemoryError as error:
-            raise ModelError(
-                f"{request.source.name} does not fit on {request.device}: {first_line(error)}; use --quant nf4 or a"
-                " smaller model."
-            ) from error
-        except Exception as error:
-            raise ModelError(
-                f"{request.source.name} does not load on {request.device}: {describe_error(error)}."
-            ) from error
-        work = walk(loaded.module)
-        for name in OWNING.keys() & set(prepared.grid.engines):
-            stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
-        engines = make_engines(prepared, loaded, work, machine)
+    except RoofscopeError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"{request.source.name} does not fit on {request.device}: {first_line(error)}; use --quant nf4 or a"
+            " smaller model."
+        ) from error
+    except Exception as error:
+        raise ModelError(
+            f"{request.source.name} does not load on {request.device}: {describe_error(error)}."
+        ) from error
+    work = walk(loaded.module)
+    for name in OWNING.keys() & set(prepared.grid.engines):
+        stages.begin(f"loading into {name}", f"{name} loads the model, compiles it and warms up")
+    engines = make_engines(prepared, loaded, work, machine)
     held_bytes = machine.allocated_bytes() - before_bytes
-    paths: dict[tuple[str, Phase], ExecutionPath] = {
-        (name, phase): ExecutionPath() for name in engines for phase in PHASES
-    }
-    with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
-        paths = execution_paths(loaded, work, engines, prepared.grid, prepared.prompts)
     if FORMATS[request.quant].has_options and (why := four_bit_rule_error(machine.device)):
         stages.miss("bitsandbytes' choice of 4-bit kernels", why, "dense copies are counted from 5 rows on")
-    return Subject(machine, loaded, work, engines, paths, prepared.grid, prepared.prompts, held_bytes)
+    subject = Subject(machine, loaded, work, engines, {}, prepared.grid, prepared.prompts, held_bytes)
+    return on_grid(subject, prepared.grid, stages)
+
+
+def on_grid(subject: Subject, grid: Grid, stages: Stages) -> Subject:
+    """Return the subject of this grid, whose longest prompt decides the kernels."""
+    paths = {(name, phase): ExecutionPath() for name in subject.engines for phase in PHASES}
+    with stages.optional("the choice of kernels", "work is counted as if the fastest ran"):
+        paths = execution_paths(subject.loaded, subject.work, subject.engines, grid, subject.prompts)
+    return replace(subject, grid=grid, paths=paths)
 
 
 def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:
@@ -142,10 +146,10 @@ class MachineChecks:
         return swing(self._ledger.gathered.looks)
 
 
-def measure_foundation(
+def measure_device(
     prepared: PreparedRun, subject: Subject, stages: Stages, budget: RunBudget, *, busy: bool
-) -> tuple[Ceilings, list[DispatchSamples]]:
-    """Measure what all cells depend on: the roofs, the links to offloaded weights, and dispatch.
+) -> Ceilings:
+    """Measure the roofs, and the links to offloaded weights.
 
     `busy` says that other processes disturb: roofs are then neither checked nor measured on the model's weights.
     """
@@ -162,11 +166,19 @@ def measure_foundation(
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
         stages.miss(f"measuring {name}", why, "this roof is missing")
-    stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    grid = prepared.grid
-    return ceilings, dispatch_of_twin(
-        prepared, subject, stages, budget, grid.batch_sizes, grid.engines, fresh=prepared.options.fresh
-    )
+    return ceilings
+
+
+def set_grid(
+    prepared: PreparedRun, subject: Subject, ceilings: Ceilings, stages: Stages, budget: RunBudget
+) -> tuple[PreparedRun, Subject, Pace]:
+    """Warm the engines up, and choose the grid unless it was named."""
+    stages.begin("timing", "warming up")
+    pace = measure_pace(prepared, subject, ceilings, budget)
+    if not prepared.ladder:
+        return prepared, subject, pace
+    grid, larger = choose_grid(prepared, pace, budget)
+    return replace(prepared.on(grid), larger=larger), on_grid(subject, grid, stages), pace
 
 
 def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) -> int:
@@ -192,6 +204,7 @@ def dispatch_of_twin(
 
     Sizes at which no cell fits into memory are left out.
     """
+    stages.begin("dispatch", "measuring dispatch on the hollow twin")
     measurements = len(PHASES) * len(batch_sizes) * len(engines)
     budget_s = measurements * budget.dispatch_s(measurements)
     guard = partial(stages.optional, *_DISPATCH)

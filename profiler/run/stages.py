@@ -31,18 +31,10 @@ class Listener(Protocol):
 class Stages:
     """Reports each stage to a listener, and records how long it took."""
 
-    def __init__(
-        self,
-        listener: Listener,
-        machine: Machine,
-        before_s: float = 0.0,
-        left_s: Callable[[], float | None] = lambda: None,
-    ) -> None:
-        """The command took `before_s` until now, mostly with imports.
-
-        `left_s` returns the seconds to the end of the run; None if they cannot be estimated yet.
-        """
-        self._left_s = left_s
+    def __init__(self, listener: Listener, machine: Machine, before_s: float = 0.0) -> None:
+        """The command took `before_s` until now, mostly with imports."""
+        self.left_s: Callable[[], float | None] = lambda: None
+        """Returns the seconds to the end of the run; None if they cannot be estimated yet."""
         self.listener = listener
         self.machine = machine
         self._now = ""
@@ -54,7 +46,7 @@ class Stages:
         """End the current stage and begin the next; times of stages with the same name add up."""
         self._end()
         self._now = name
-        left_s = self._left_s()
+        left_s = self.left_s()
         self.listener.stage(f"{text or name}{'' if left_s is None else f', {time_left(left_s)}'}")
 
     def spent_s(self) -> dict[str, float]:
@@ -93,9 +85,12 @@ class Stages:
 
 
 class RunPart(StrEnum):
-    """Parts of a run after the sweep, in their order."""
+    """Parts of a run from the loaded model on, in their order."""
 
-    ROOFS = "roofs"
+    CEILINGS = "ceilings"
+    OVERHEAD = "overhead"
+    TIMING = "timing"
+    ROOFS = "roofs again"
     REPLAYS = "replays"
     BETWEEN = "replays between cells"
     GENERATE = "generate"
@@ -104,22 +99,18 @@ class RunPart(StrEnum):
     REPORT = "report"
 
 
-SWEEP_SHARE = 0.5
-"""Approximate share of a budget for the visits of cells."""
-_GPU_SWEEP_SHARE = 0.4
-_ROOF_SHARE, _LEAST_ROOF_S = 0.02, 1.0
 _MOST_AFTER_SWEEP = 0.6
+_ROOF_SHARE, _LEAST_ROOF_S = 0.02, 1.0
 _HOST_SHARE = 0.03
-_DISPATCH_SHARE = 0.08
 _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.02, 3.0
 
 
 class RunBudget:
-    """Seconds from the start of a run to its answer, without loading the model.
+    """Seconds from the loaded model to the answer.
 
-    The parts after the sweep have fixed shares of the total. The sweep gets what they and the parts before it leave, or
-    half of the rest.
-    With `whole`, every cell is visited however long it takes, and the later parts get their shares of that longer run.
+    Each part has a share of the total, and less where earlier parts took longer than theirs. Trials also get what
+    earlier parts left; a run without them has longer visits. With `whole`, every cell is visited however long it takes,
+    and the later parts get their shares of that longer run.
     """
 
     def __init__(
@@ -129,46 +120,24 @@ class RunBudget:
         effort: Effort,
         *,
         whole: bool = False,
-        spent_s: float = 0.0,
         without: Collection[RunPart] = (),
         further_runs: int = 0,
     ) -> None:
-        """`spent_s` elapsed before this object was made; the run has no part of `without`.
-
-        `further_runs` of the same command follow, each of about the same length.
-        """
+        """The run has no part of `without`; `further_runs` of the same command follow, each about as long."""
         self.total_s = total_s
         self.whole = whole
         self._further_runs = further_runs
         self._machine = machine
         self._effort = effort
-        self._start_s = machine.now_s() - spent_s
-        self._excluded_s = 0.0
+        self._start_s = machine.now_s()
         self._is_known = not whole
-        shares = {
-            RunPart.ROOFS: effort.roofs_again_share,
-            RunPart.REPLAYS: effort.gpu_replays_share if machine.is_cuda else effort.replays_share,
-            RunPart.BETWEEN: effort.between_share,
-            RunPart.GENERATE: effort.generate_share,
-            RunPart.TRIALS: effort.gpu_trials_share if machine.is_cuda else effort.trials_share,
-            RunPart.UNEXPLAINED: effort.unexplained_share,
-            RunPart.REPORT: effort.report_share,
-        }
-        self._shares = {part: shares[part] for part in RunPart if part not in without}
-
-    @contextlib.contextmanager
-    def apart(self) -> Iterator[None]:
-        """Context manager whose time does not count towards the budget."""
-        before_s = self._machine.now_s()
-        try:
-            yield
-        finally:
-            self._excluded_s += self._machine.now_s() - before_s
+        self._shares = {part: effort.shares[part] for part in RunPart if part not in without}
+        self._gets_the_rest = RunPart.TIMING if whole or RunPart.TRIALS in without else RunPart.TRIALS
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the start, without those excluded by `apart`."""
-        return self._machine.now_s() - self._start_s - self._excluded_s
+        """Seconds since the model was loaded."""
+        return self._machine.now_s() - self._start_s
 
     @property
     def left_s(self) -> float:
@@ -185,35 +154,31 @@ class RunBudget:
         return self.left_s + self.further_s if self._is_known else None
 
     @property
-    def sweep_s(self) -> float:
-        """Seconds that the visits of cells may take from now on: what the later parts leave, and at least half.
-
-        An engine that compiles for half a minute would else leave no time for a second visit. On a GPU the trials leave
-        at least two fifths.
-        """
-        least_share = _GPU_SWEEP_SHARE if self._machine.is_cuda else SWEEP_SHARE
-        return max(self.left_s - self.after_sweep_s, least_share * self.left_s)
-
-    @property
     def after_sweep_s(self) -> float:
         """Seconds of all parts after the sweep, if it leaves them as much."""
-        return sum(self._shares.values()) * self.total_s
+        return self._after(RunPart.TIMING) * self.total_s
 
     def extend(self, sweep_s: float) -> None:
         """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in."""
         self._is_known = True
         if self.whole:
-            shares = min(_MOST_AFTER_SWEEP, sum(self._shares.values()))
+            shares = min(_MOST_AFTER_SWEEP, self._after(RunPart.TIMING))
             self.total_s = max(self.total_s, (self.elapsed_s + sweep_s) / (1 - shares))
 
     def part_s(self, part: RunPart) -> float:
         """Return the seconds that a part may take from now on: its share, and at most what later parts leave."""
-        share = self._shares.get(part, 0.0)
-        if not share or self.whole:
-            return share * self.total_s
+        share, later = self._shares.get(part, 0.0), self._after(part)
+        if not share:
+            return 0.0
+        at_least_s = self.left_s * share / (share + later)
+        if part is self._gets_the_rest:
+            return max(at_least_s, self.left_s - later * self.total_s)
+        return share * self.total_s if self.whole else min(share * self.total_s, at_least_s)
+
+    def _after(self, part: RunPart) -> float:
+        """The shares of the parts after this one."""
         order = list(RunPart)
-        later_shares = sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
-        return min(share * self.total_s, self.left_s * share / (share + later_shares))
+        return sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
 
     @property
     def roof_s(self) -> float:
@@ -237,11 +202,11 @@ class RunBudget:
 
     def dispatch_s(self, measurements: int) -> float:
         """Return the seconds for each of `measurements` measurements of dispatch."""
-        return self._most(self._effort.twin_s, _DISPATCH_SHARE * self.total_s / measurements)
+        return self._most(self._effort.twin_s, self.part_s(RunPart.OVERHEAD) / measurements)
 
     @property
     def warm_up_s(self) -> float:
-        """Seconds at most for warming up an engine; its first visit warms up the rest."""
+        """Seconds at most for warming up one cell of an engine; its first visit warms up the rest."""
         return self._most(_WARM_UP_MOST_S, _WARM_UP_SHARE * self.total_s)
 
     def _most(self, effort_s: float, share_s: float) -> float:

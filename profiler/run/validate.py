@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
+
 from profiler import effort
 from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
 from profiler.device.device import resolve_device
@@ -18,7 +20,8 @@ from profiler.engines.registry import OWNING, check_engine, engines_of_caches, w
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
 from profiler.facts.step import Attention
-from profiler.grid.cells import DEFAULT_ENGINE, Grid
+from profiler.grid.cells import DEFAULT_ENGINE, Grid, Phase
+from profiler.grid.ladder import default_grids
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, too_few
 from profiler.grid.ranges import check_positions, make_grid, parse_values
 from profiler.loading.config import load_config
@@ -30,8 +33,8 @@ from profiler.measure.drafting import Draft, draft_of
 from profiler.measure.quality import text_ids
 from profiler.options import flag_of, listed, one_of
 from profiler.quant.registry import FORMATS, Quant, QuantOptions, check_quant, known_quant
-from profiler.run.options import DEFAULT_MODEL, Options
-from profiler.store.document import RunDocument
+from profiler.run.options import DEFAULT_MODEL, DEFAULT_NEW_TOKENS, Options
+from profiler.store.document import LargerGrid, RunDocument
 from profiler.store.folder import read_document, read_results
 
 DEFAULT_BUDGET_S = 60.0
@@ -44,6 +47,7 @@ class PreparedRun:
     request: ModelRequest
     config: Any
     grid: Grid
+    """The grid; until the model is loaded, the largest of the ladder."""
     prompts: Prompts
     options: Options
     """The options as requested; those about the model or the grid are superseded by the fields above."""
@@ -58,32 +62,42 @@ class PreparedRun:
     warnings: tuple[str, ...] = ()
     """Warnings about the request itself."""
     budget_s: float = DEFAULT_BUDGET_S
-    """Seconds from the start of the run to its answer, without loading; at least this for a whole grid."""
+    """Seconds from the loaded model to the answer; at least this for a whole grid."""
     whole: bool = False
     """Whether every cell is measured, however long it takes: a grid that was named without a budget."""
     ascending: bool = False
     """Whether sizes are visited from the smallest on, each once before any twice."""
+    ladder: tuple[Grid, ...] = ()
+    """Default grids from which one is chosen when the model is loaded; empty if the grid was named."""
+    doubled: Phase | None = None
+    """The phase whose batch a batch test doubles."""
+    larger: LargerGrid | None = None
+    """The next larger grid of the ladder than the chosen one."""
+
+    @property
+    def smallest(self) -> Grid:
+        """The grid, or the smallest that may be chosen."""
+        return (self.ladder or (self.grid,))[-1]
+
+    def on(self, grid: Grid) -> PreparedRun:
+        """Return the run of this grid."""
+        command = repeating(self.request, grid, self.options)
+        prompts = replace(self.prompts, ragged=grid.ragged)
+        return replace(self, grid=grid, prompts=prompts, command=command)
 
 
-_PROMPT_LENS, _BATCH_SIZES = "64,128,256,512", "1,2,4,8"
-# A difference is claimed only for cells that both sides visited twice, so a comparison has fewer cells.
-_COMPARED_PROMPT_LENS, _COMPARED_BATCH_SIZES = "64,512", "1,8"
+# Where only prompts or only batch sizes are named, these are the others.
+_PROMPT_LENS, _BATCH_SIZES = "128,512", "1,2,4"
 
 
-def prepare(options: Options, compared: bool = False) -> PreparedRun:
+def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:
     """Check a request before anything is loaded or written. Raises RequestError with a one-line message.
 
-    Without a named grid it is the default grid, or its corners if runs are to be `compared`, or engines.
+    Without a named grid it is one of `ladder`, by default one of `default_grids`.
     """
     quant = options.quant
     engines = with_own_loop(listed(options.engine)) or [DEFAULT_ENGINE]
     caches = listed(options.cache)
-    compared = compared or len(engines) > 1 or len(caches) > 1
-    lens, batches = options.prompt_lens, options.batch_sizes
-    if lens is None and not options.context_lens and not options.prompts:
-        lens = _COMPARED_PROMPT_LENS if compared else _PROMPT_LENS
-    if batches is None:
-        batches = _COMPARED_BATCH_SIZES if compared else _BATCH_SIZES
     grid_named = bool(options.prompt_lens or options.prompts or options.batch_sizes or options.context_lens)
     if options.budget_s is None and not grid_named:
         options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
@@ -99,13 +113,11 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
     config = load_config(source, options.trust_remote_code)
     engines = engines_of_caches(engines, caches, config)
     prompts = _prompts(options, source, config)
-    if prompts.real:
-        lens = prompts.shape(options.new_tokens) if lens is None else lens
-        if not options.batch_sizes:
-            batches = [size for size in parse_values(str(batches), "--batch-sizes") if size <= len(prompts.real)]
-    grid = make_grid(lens or (), batches, options.new_tokens, options.context_lens, engines)
-    if prompts.real and grid.batch_sizes[-1] > len(prompts.real):
-        raise RequestError(too_few(prompts.name, len(prompts.real), grid.batch_sizes[-1]))
+    if grid_named:
+        ladder, asked = (), [_named_grid(options, prompts, engines)]
+    else:
+        ladder = ladder or default_grids(options.new_tokens)
+        asked = [replace(grid, engines=tuple(dict.fromkeys(engines))) for grid in ladder]
     dtype = resolve_dtype(options.dtype, quant, device, config)
     quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
     check_quant(quant, quant_options, dtype, device)
@@ -117,17 +129,8 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
             " give the model as a hub id or a folder of safetensors."
         )
     if options.tp != 1:
-        _check_ranks(options, source, config, quant, grid)
-    check_positions(most_positions(config), grid.longest_context, "a shorter --prompt-lens or fewer --new-tokens")
-    for name in grid.engines:
-        check_engine(
-            name,
-            on_cuda=device.type == "cuda",
-            config=config,
-            longest_context=grid.longest_context,
-            deepened=bool(grid.context_lens),
-            ragged=grid.ragged is not None,
-        )
+        _check_ranks(options, source, config, quant, asked[0])
+    grid, *smaller = _possible(asked, config, device)
     request = ModelRequest(
         source=source,
         device=device,
@@ -150,13 +153,51 @@ def prepare(options: Options, compared: bool = False) -> PreparedRun:
         prompts=replace(prompts, ragged=grid.ragged),
         options=options,
         quality_ids=text_ids(request, "--check-quality") if checks_quality else (),
-        draft=draft_of(options.draft, request, config, grid) if options.draft else None,
+        draft=draft_of(options.draft, request, config, grid.new_tokens) if options.draft else None,
         out=_default_folder(request) if options.out is None else Path(options.out),
         resumed=False,
         command=repeating(request, grid, options),
         budget_s=DEFAULT_BUDGET_S if options.budget_s is None else options.budget_s,
         whole=effort.STANDARD.whole_grid or (options.budget_s is None and grid_named),
+        ladder=(grid, *smaller) if ladder else (),
     )
+
+
+def _named_grid(options: Options, prompts: Prompts, engines: Sequence[str]) -> Grid:
+    """The grid that the options name, as far as they do. Raises RequestError."""
+    new_tokens, lens, batches = options.new_tokens or DEFAULT_NEW_TOKENS, options.prompt_lens, options.batch_sizes
+    if lens is None:
+        lens = prompts.shape(new_tokens) if prompts.real else () if options.context_lens else _PROMPT_LENS
+    if not batches:
+        most = len(prompts.real) if prompts.real else math.inf
+        batches = [size for size in parse_values(_BATCH_SIZES, "--batch-sizes") if size <= most]
+    grid = make_grid(lens, batches, new_tokens, options.context_lens, engines)
+    if prompts.real and grid.batch_sizes[-1] > len(prompts.real):
+        raise RequestError(too_few(prompts.name, len(prompts.real), grid.batch_sizes[-1]))
+    return grid
+
+
+def _possible(grids: Sequence[Grid], config: Any, device: torch.device) -> list[Grid]:
+    """The grids that this model and its engines can run. Raises RequestError if there is none."""
+    possible, refused, limit = list[Grid](), None, most_positions(config)
+    for grid in grids:
+        try:
+            check_positions(limit, grid.longest_context, "a shorter --prompt-lens or fewer --new-tokens")
+            for name in grid.engines:
+                check_engine(
+                    name,
+                    on_cuda=device.type == "cuda",
+                    config=config,
+                    longest_context=grid.longest_context,
+                    deepened=bool(grid.context_lens),
+                    ragged=grid.ragged is not None,
+                )
+            possible.append(grid)
+        except RequestError as error:
+            refused = error
+    if not possible and refused is not None:
+        raise refused
+    return possible
 
 
 def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
@@ -165,7 +206,8 @@ def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
     if not options.prompts:
         return Prompts(vocab_size)
     tokenizer = load_tokenizer(source, "--prompts", trust_remote_code=options.trust_remote_code)
-    most_tokens = math.inf if limit is None or options.prompt_lens else limit - options.new_tokens
+    new_tokens = options.new_tokens or DEFAULT_NEW_TOKENS
+    most_tokens = math.inf if limit is None or options.prompt_lens else limit - new_tokens
     return read_prompts(Path(options.prompts), tokenizer, vocab_size, most_tokens)
 
 
@@ -187,9 +229,6 @@ def _check_ranks(options: Options, source: ModelSource, config: object, quant: Q
         raise RequestError(f"--tp {tp}: --breakdown, --trace and --draft work on one device only; leave them out.")
 
 
-_DONE = ("ok", "skipped")
-
-
 def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     """Return the request that finishes a run: one that was interrupted, or in which a cell or a part failed.
 
@@ -198,7 +237,7 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     read, and whatever `prepare` raises.
     """
     document = read_document(folder)
-    if document.finished and not document.missing and all(row.status in _DONE for row in read_results(folder)):
+    if document.finished and not document.missing and all(row.status == "ok" for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope report` writes its pages again.")
     prepared = prepare(_options_of(folder, document, replace(options, out=folder)))
     if prepared.prompts.digest != document.grid.prompts_digest:

@@ -81,12 +81,12 @@ def test_a_cell_that_may_be_twice_as_slow_as_allowed_does_not_pass_with_the_othe
 def test_a_wide_interval_is_inconclusive_and_names_the_missing_budget() -> None:
     """+-5 % about 0 against 3 %: (5 / 3)^2 = 2.8 times the four visits of a second each: 7.1 s more.
 
-    Visits get 67 % of a budget.
+    Visits get half of a budget.
     """
     found = gated([0.0], half_width=0.05)
     assert found.outcome == "inconclusive"
     assert found.more_s == pytest.approx(4 * (0.05 / math.log(1.03)) ** 2 - 4, rel=0.02)
-    assert budget_words(found).startswith("1 cell needs about 11 s more of --budget")
+    assert budget_words(found).startswith("1 cell needs about 15 s more of --budget")
     # A cell that two visits of a second decide is judged from four on.
     assert gated([0.0], half_width=0.001, visits=2).more_s == 2
 

@@ -183,7 +183,7 @@ def subject(short_folder: Path) -> Subject:
 
 def draft_for(subject: Subject, name: str) -> Draft:
     """The drafts on the beginning of the built-in text."""
-    draft = draft_of(name, subject.request, subject.loaded.config, subject.grid)
+    draft = draft_of(name, subject.request, subject.loaded.config, NEW_TOKENS)
     return replace(draft, prompt=draft.prompt[:PROMPT_LEN])
 
 

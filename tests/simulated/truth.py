@@ -118,3 +118,10 @@ RTX_4090 = Truth(
     {"float16": 1.4e14, "bfloat16": 1.4e14, "float32": 7.0e13, "tfloat32": 7.0e13, "int8": 5.6e14, "float8": 2.8e14},
     72 << 20, 4.0e12, l2_writes_back=True, clock_hz=2.52e9, power_w=450.0,
 )  # fmt: skip
+# What the committed runs of an H200 measured; cuDNN planned its attention of each new shape in 37 ms there.
+H200 = Truth(
+    "NVIDIA H200", (9, 0), 132, 150_109_880_320, 4.39e12,
+    {"float16": 6.8e14, "bfloat16": 6.8e14, "float32": 5.0e13, "tfloat32": 3.4e14, "int8": 1.3e15, "float8": 1.3e15},
+    60 << 20, 1.3e13, l2_writes_back=True, launch_s=7.5e-6, plan_s=37e-3, smallest_kernel_s=1.04e-6,
+    link_bytes_per_s=50e9, clock_hz=1.98e9, power_w=700.0,
+)  # fmt: skip

@@ -1,0 +1,136 @@
+"""The default grid: the largest that is expected to be measured twice within the budget, and the next larger one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import HOST, roof
+from subjects import subject_of
+
+from profiler import effort
+from profiler.facts.roofs import READ, Ceilings
+from profiler.grid.cells import Cell, Phase
+from profiler.grid.ladder import default_grids, doubling_grids
+from profiler.measure.rounds import expected_sweep_s
+from profiler.measure.sweep import WarmUp, warm_up
+from profiler.run.batch_test import prepare_batch_test
+from profiler.run.default_grid import Pace, choose_grid, measure_pace
+from profiler.run.options import Options
+from profiler.run.stages import RunBudget
+from profiler.run.validate import PreparedRun, prepare
+
+FAST = Ceilings({"float32": roof(1e15), "bfloat16": roof(1e16)}, {READ: roof(1e15)}, 1, beyond_cache=True)
+"""Roofs so high that only the warm-ups decide."""
+
+
+def pace_of(folder: Path, prefill_s: float, step_s: float, wider: float, ceilings: Ceilings = FAST) -> Pace:
+    """A machine that takes these seconds for 32 tokens and one sequence, and `wider` times as long for four of each."""
+    subject, _ = subject_of(str(folder))
+    small = WarmUp(Cell(1, 32, 10), prefill_s, step_s, 1.0, 0.0)
+    four = WarmUp(Cell(4, 32, 10), wider * prefill_s, wider * step_s, 1.0, 0.0)
+    return Pace(subject, ceilings, {"eager": (small, four)})
+
+
+@pytest.fixture(scope="module")
+def prepared() -> PreparedRun:
+    """A request whose model can run all default grids; the paces are those of a tiny one."""
+    return prepare(Options(model="smollm2-135m", device="cpu"))
+
+
+def budget(total_s: float) -> RunBudget:
+    return RunBudget(HOST, total_s, effort.STANDARD)
+
+
+def test_every_default_grid_is_smaller_than_the_one_before_it() -> None:
+    grids = default_grids(None)
+    sizes = [sum(cell.batch_size * cell.depth + cell.decode_steps for cell in grid.cells) for grid in grids]
+    assert sizes == sorted(set(sizes), reverse=True)
+    assert all(8 <= cell.decode_steps <= 32 for grid in grids for cell in grid.cells)
+    assert len(grids[0].keys) == 18
+
+
+def test_a_batch_test_has_three_doublings_of_a_short_prompt_before_fewer_of_a_long_one() -> None:
+    grids = doubling_grids((128, 16), [], None)
+    assert all(grid.batch_sizes == tuple(2**power for power in range(len(grid.batch_sizes))) for grid in grids)
+    assert grids[0].batch_sizes[-1] == 4096
+    shapes = [(grid.prompt_lens[0], grid.batch_sizes[-1]) for grid in grids]
+    assert shapes.index((16, 8)) < shapes.index((16, 4)) < shapes.index((16, 2))
+    assert (128, 4) not in shapes
+    assert {grid.context_lens for grid in doubling_grids([], [64], None)} == {(64,)}
+
+
+def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
+    prepared: PreparedRun, tiny_folder: Path
+) -> None:
+    """Two visits of the chosen grid take less than half of 60 s; the budget that is named measures the next grid."""
+    places = []
+    for seconds in (1e-4, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0):
+        pace = pace_of(tiny_folder, seconds, seconds / 2, 2.0)
+        chosen, larger = choose_grid(prepared, pace, budget(60.0))
+        places.append(prepared.ladder.index(chosen))
+        assert (larger is None) == (chosen == prepared.ladder[0])
+        if chosen != prepared.ladder[-1]:
+            assert expected_sweep_s(pace.plan(chosen)) < 30.0
+        if larger is not None and larger.budget_s is not None:
+            more, _ = choose_grid(prepared, pace, budget(larger.budget_s))
+            assert (more.prompt_lens, more.batch_sizes) == (larger.prompt_lens, larger.batch_sizes)
+    assert places == sorted(places)
+    assert len(set(places)) > 3
+    assert places[-1] == len(prepared.ladder) - 1
+
+
+def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_folder: Path) -> None:
+    """A GPU's smallest cells take the host's time; only the roofline shows what larger ones do."""
+    slow = Ceilings({"float32": roof(1e6), "bfloat16": roof(1e6)}, {READ: roof(1e15)}, 1, beyond_cache=True)
+    key = prepared.grid.keys[-1]
+    by_warm_up = pace_of(tiny_folder, 1e-4, 1e-4, 1.0).expected_s(key)
+    assert by_warm_up == pytest.approx(1e-4, rel=0.01)
+    assert pace_of(tiny_folder, 1e-4, 1e-4, 1.0, slow).expected_s(key) > 10 * by_warm_up
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, phase: Phase) -> None:
+    """Without a cache, a float32 step reads 4 bytes for two FLOPs per weight: at 30 FLOPs per byte, the knee is at 60."""
+    roofs = Ceilings({"float32": roof(30e12)}, {READ: roof(1e12)}, 1, beyond_cache=True)
+    options = Options(model=str(tiny_folder), new_tokens=4, dtype="float32", device="cpu", budget_s=1e9)
+    prepared = prepare_batch_test(options, phase, context_len=1 if phase == "decode" else None, prompt_len=1)
+    pace = replace(pace_of(tiny_folder, 1e-9, 1e-9, 1.0), ceilings=roofs)
+    sizes = choose_grid(prepared, pace, budget(1e9))[0].batch_sizes
+    assert 60 < sizes[-1] <= 256
+
+
+def test_what_does_not_fit_into_memory_is_not_chosen(prepared: PreparedRun, tiny_folder: Path) -> None:
+    class Small(type(HOST)):  # type: ignore[misc]
+        def available_bytes(self) -> int:
+            return 8 << 20
+
+    pace = pace_of(tiny_folder, 1e-9, 1e-9, 1.0)
+    pace = replace(pace, subject=replace(pace.subject, machine=Small(HOST.device)))
+    chosen, larger = choose_grid(prepared, pace, budget(60.0))
+    assert chosen != prepared.ladder[0]
+    assert larger is not None
+    assert larger.budget_s is None
+
+
+def test_warm_ups_are_those_of_the_smallest_cell_and_of_more_sequences(
+    prepared: PreparedRun, tiny_folder: Path
+) -> None:
+    subject, _ = subject_of(str(tiny_folder))
+    [small, wider] = measure_pace(prepared, subject, FAST, budget(60.0)).warm_ups["eager"]
+    assert small.cell == prepared.ladder[-1].cells[0]
+    assert wider.cell.batch_size > small.cell.batch_size
+    assert all(item.prefill_s and 0 < item.decode_s < item.prefill_s * 100 for item in (small, wider))
+
+
+def test_an_engine_that_fails_gives_no_pace(tiny_folder: Path) -> None:
+    subject, _ = subject_of(str(tiny_folder))
+
+    class Failing:
+        def prepare(self, *_: Any) -> None:
+            raise RuntimeError("no kernel")
+
+    failing: Any = Failing()
+    assert warm_up(failing, Cell(1, 4, 6), HOST, prompts=subject.prompts, budget_s=1.0) is None
