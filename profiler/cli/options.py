@@ -46,8 +46,13 @@ class Output:
         """Lines of the answer on a terminal; None: all."""
         return None
 
-    def answer(self, document: Callable[[], object], sections: Callable[[], Sequence[Section | None]]) -> None:
-        """Print the JSON document, or the sections of the answer on the terminal."""
+    def answer(
+        self,
+        document: Callable[[], object],
+        sections: Callable[[], Sequence[Section | None]],
+        whole_by: str = "--full",
+    ) -> None:
+        """Print the JSON document, or the sections of the answer on the terminal; `whole_by` prints them all."""
         if self.format == "json":
             from profiler.json_document import json_text
 
@@ -55,7 +60,7 @@ class Output:
         else:
             from profiler.report.terminal import print_sections
 
-            print_sections(sections(), self.console(), self.most_lines)
+            print_sections(sections(), self.console(), self.most_lines, whole_by)
 
     def console(self) -> Console:
         """Return the console of this command."""

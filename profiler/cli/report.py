@@ -50,7 +50,7 @@ def judge(run: RunFolder, output: LongOutput) -> None:
     from profiler.run.judge_folder import judge_folder
 
     judged = judge_folder(run.folder)
-    output.answer(lambda: run_json(judged), lambda: run_sections(judged))
+    output.answer(lambda: run_json(judged), lambda: run_sections(judged), f"roofscope judge {run.folder} --full")
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,13 @@ def answer(
 
     They describe the first engine. Further engines are compared with it: the best change may be one, and each other one
     has a sentence. Another GPU is never the best change. `busy` are sentences about a busy machine: they come first,
-    and then no saving is named.
+    and then no saving is named. Cells that are not usable are in no sentence.
     """
     sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
+    phases = {cell.key.phase for cell in cells}
+    cells = [cell for cell in cells if cell.usable]
     decodes = sorted(
         (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
     )
@@ -54,6 +56,8 @@ def answer(
         )
     if prefills:
         sentences.append(_prefill_sentence(prefills, setting))
+    for phase in sorted(phases - {cell.key.phase for cell in cells}):
+        sentences.append(f"No time of a {phase} is known to within a tenth: measure again on a quieter machine.")
     if busy:
         return sentences
     if decodes:

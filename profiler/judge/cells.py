@@ -445,6 +445,8 @@ class JudgedCell:
     """Lower quartile of the fastest visit: what a quiet host would take."""
     knee: float | None = None
     """The batch from which, by the counts, the step is compute-bound; None if there is none, or only one was run."""
+    usable: bool = True
+    """Whether its time is known well enough for a headline."""
     levers: tuple[Lever, ...] = ()
     """Changes that would save time, the largest saving first; empty until all cells of the run are judged."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -10,7 +11,7 @@ from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.visits import Gap, Status, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
@@ -22,6 +23,7 @@ from profiler.units import duration, percent, scaled, several
 # Two clocks around the same loop must agree this well.
 _CLOCKS_AGREE = 0.02
 _HEALTHY_SHARE = 0.9
+_FIGURE = re.compile(r"\d[\d.]*")
 
 
 def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
@@ -143,20 +145,21 @@ def _slow_twin(dispatch: Iterable[Dispatch]) -> Iterator[str]:
 
 
 def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
-    """Cells without a number, and cells that failed after an earlier visit."""
-    without = [gap for cell, gap in gaps.items() if not visits.get(cell)]
-    failed = [gap for cell, gap in gaps.items() if visits.get(cell)]
+    """Cells without a number, and cells that failed after an earlier visit: a sentence per kind of reason."""
+    words = {
+        False: ("cell has no number", "cells have no number"),
+        True: (
+            "cell failed in a later visit and keeps its number",
+            "cells failed in a later visit and keep their numbers",
+        ),
+    }
+    alike: dict[tuple[bool, Status, str], list[Gap]] = {}
+    for cell, gap in gaps.items():
+        # Reasons of one kind differ only in their figures.
+        alike.setdefault((bool(visits.get(cell)), gap.status, _FIGURE.sub("", gap.reason)), []).append(gap)
     return [
-        f"{several(len(rows), one, many)} (first: batch {rows[0].cell.name}, {rows[0].status}: {rows[0].reason})."
-        for rows, one, many in (
-            (without, "cell has no number", "cells have no number"),
-            (
-                failed,
-                "cell failed in a later visit and keeps its number",
-                "cells failed in a later visit and keep their numbers",
-            ),
-        )
-        if rows
+        f"{several(len(rows), *words[has_number])} (first: batch {rows[0].cell.name}, {status}: {rows[0].reason})."
+        for (has_number, status, _), rows in sorted(alike.items())
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +14,7 @@ from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
+    FULL,
     Block,
     CellsTable,
     Lines,
@@ -25,138 +26,115 @@ from profiler.report.blocks import (
     text_table,
 )
 from profiler.report.columns import columns_with_values
+from profiler.report.glossary import roofline_words
 from profiler.report.roofline_data import point_words, roof_lines
-from profiler.report.selection import MOST_SIZES, evidence_of, half_width, of_phase, spanning
+from profiler.report.selection import MOST_SIZES, first_engine, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
-from profiler.store.folder import Run
-from profiler.units import duration, percent, scaled, several, significant
+from profiler.store.folder import CELLS_FILE, Run
+from profiler.units import duration, several, significant
 
 
 def cells(run: Run) -> Section:
-    """Every cell, and why all are noisy if they are."""
-    blocks = [CellsTable(run), Lines(common_noise_lines(run), media=DOCUMENTS)]
+    """Every cell, and why they are noisy if they are. The terminal prints the notes with the table."""
+    notes = Lines(_cell_notes(run), media=DOCUMENTS)
+    blocks = [CellsTable(run), notes, Lines(noise_lines(run), media=FULL)]
     return Section("Cells", blocks, "measured times; rates from counted work")
 
 
-_UNBOUNDED = 1000
-_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: ""}
-# The columns that a narrow terminal omits first: the others imply them.
-_FIRST_TO_GO = ("memory", "TFLOP/s", "GB/s", "MFU", "MBU", "tok/s")
+_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: "-"}
+_FLAGS = "flags"
+_MOST_STEPS = 2
+# What a narrow terminal omits first: the flags of a regime, and columns that the others imply.
+_FIRST_TO_GO = ("memory", _FLAGS, "B/s", "FLOP/s", "tok/s")
 
 
 @print_block.register
 def _(block: CellsTable, console: Console) -> None:
     """A row per cell; columns are omitted before any is cut to the console's width."""
-    whole = block.most is None
-    cells = [result for result in block.run.results if whole or result.status != "forecast"]
+    run, whole = block.run, block.most is None
+    cells = [result for result in run.results if whole or result.status != "forecast"]
     phases = sum(bool(of_phase(cells, phase)) for phase in PHASES)
     shown = cells if block.most is None or len(cells) <= block.most else spanning(cells, max(1, block.most // phases))
-    unbounded = console.options.update(max_width=_UNBOUNDED)
-    for omitted in range(len(_FIRST_TO_GO) + 1):
-        table = rich_table(_cells_table(block.run, shown, _FIRST_TO_GO[:omitted]))
+    unbounded = console.options.update(max_width=10 * console.width)
+    for omitted, gap in itertools.product(range(len(_FIRST_TO_GO) + 1), (2, 1)):
+        table = rich_table(_cells_table(run, shown, _FIRST_TO_GO[:omitted]), gap=gap)
         if console.measure(table, options=unbounded).maximum <= console.width:
             break
     console.print(table)
-    some = [f"{len(shown)} of {len(cells)} cells; all are in cells.csv"] if len(shown) < len(cells) else []
-    for note in [*some, *_cell_notes(block.run, forecasts=whole)]:
+    some = [f"{len(shown)} of {len(cells)} rows; all are in cells.csv"] if len(shown) < len(cells) else []
+    for note in [*some, *_cell_notes(run)]:
         console.print(UnbrokenText(note, "dim"))
 
 
 def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]) -> TextTable:
-    words, once, evidence, own = regime_names(run), visited_once(run), evidence_of(run), own_noise(run)
     columns = [column for column in columns_with_values(run, "terminal") if column.heading not in omitted]
     # A cell without a verdict has its status in place of one, so these have a text in every run.
     headings = list(dict.fromkeys([*(column.heading for column in columns), "regime", "sure"]))
-    rows = []
+    with_flags, rows = {} if _FLAGS in omitted else regime_names(run), []
     for result in results:
-        texts, key = {column.heading: column.entry(result).text for column in columns}, result.key
-        texts |= {"regime": f"({result.status})", "sure": ""}
-        if result.status == "forecast":
-            texts["±"] = _interval(result, "±")
-        elif result.status == "ok":
-            # What all cells share does not mark a cell.
-            marked = key in own or not (key in evidence and evidence[key].noise_reasons)
-            mark = "*" if key in once else "~" if result.noise != "quiet" and marked else ""
-            texts |= {"±": _interval(result, mark), "regime": words.get(key, "")}
-            texts["sure"] = _SHORT_CONFIDENCE[result.confidence]
+        texts = {column.heading: column.entry(result).text for column in columns}
+        regime = with_flags.get(result.key, result.regime or "-")
+        texts["regime"] = regime if result.status == "ok" else f"({result.status})"
+        texts["sure"] = _SHORT_CONFIDENCE[result.confidence]
         rows.append([texts[heading] for heading in headings])
     starts = [number for number, result in enumerate(results) if number and result.phase != results[number - 1].phase]
     return text_table(headings, rows, texts=("engine", "regime", "sure"), groups=starts)
 
 
-def _interval(result: CellResult, mark: str) -> str:
-    width = half_width(result)
-    if math.isnan(width):
-        return "n=1"
-    return f"{mark}{100 * width:.1f} %" if width < 0.1 else f"{mark}{percent(width)}"
+def _cell_notes(run: Run) -> list[str]:
+    """Return what the columns mean, what doubling the batch gives, and which cells have no row."""
+    once = sum(result.visits == 1 for result in run.measured)
+    two = f" ({several(once, 'row has', 'rows have')} one visit, which shows none)" if once else ""
+    roofs = f"; roof: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
+    notes = [f"±: half of the 95 % interval{two}{roofs}", *batch_lines(run)]
+    if larger := run.document.grid.larger:
+        prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
+        why = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
+        notes.append(f"left out: prompts {prompts} x batches {batches}; {why}")
+    if forecast := sum(result.status == "forecast" for result in run.results):
+        rows = several(forecast, "row is", "rows are")
+        notes.append(f"{rows} forecast, as in runs recorded before 0.5.0: --full, {CELLS_FILE}")
+    return notes
 
 
-def _cell_notes(run: Run, *, forecasts: bool) -> list[str]:
-    """Return the meanings of the marks in the table, and the noise that all cells share."""
-    forecast, notes = [result for result in run.results if result.status == "forecast"], []
-    if forecast and forecasts:
-        of_all = f"{len(forecast)} of {len(run.results)} rows"
-        notes.append(f"(forecast): {of_all} are estimated from the measured ones, since --budget ended first")
-    elif forecast:
-        ranges = []
-        for phase in PHASES:
-            if times_s := [result.latency_s for result in of_phase(forecast, phase)]:
-                ends = dict.fromkeys(map(duration, (min(times_s), max(times_s))))
-                ranges.append(f"{phase} {' to '.join(ends)}")
-        cells = several(len(forecast), "more cell is", "more cells are")
-        since = "forecast from these, since --budget ended first"
-        notes.append(f"{cells} {since}: {', '.join(ranges)} (--full, cells.csv)")
-    if visited_once(run):
-        notes.append("* visited once: ± is within that visit; a larger --budget gives more visits")
-    return [*notes, *(_memory_notes(run) if forecasts else []), *common_noise_lines(run)]
+def batch_lines(run: Run) -> list[str]:
+    """Return what each measured doubling of the batch gives at the shortest prompt: the 95 % interval of the factor.
 
-
-def _memory_notes(run: Run) -> list[str]:
-    """Return the most memory that a cell takes, counted and measured, next to the device's room, if it was measured.
-
-    On a CPU only the whole process is measured.
+    Without a doubling it returns other multiples, and the command that measures doublings. A cell whose time is not
+    usable is in none.
     """
-    evidence = evidence_of(run)
-    peaks = [(evidence[cell.key], cell.peak_memory_bytes) for cell in run.measured if cell.key in evidence]
-    largest, measured = max(peaks, key=lambda each: each[0].predicted_peak_memory_bytes, default=(None, None))
-    if largest is None or not measured:
-        return []
-    sizes = largest.predicted_peak_memory_bytes, measured, run.document.device.memory_bytes
-    counted, held, room = (scaled(nbytes, "B") for nbytes in sizes)
-    whole = "with libraries and measuring, the process held" if run.document.device.kind == "cpu" else "measured"
-    return [f"memory: {largest.key.name} needs {counted} by the counts, {whole} {held}; the device has {room}"]
-
-
-def visited_once(run: Run) -> set[CellKey]:
-    """Return the cells visited once; empty if all cells were."""
-    once = {result.key for result in run.measured if result.visits == 1}
-    return once if len(once) < len(run.measured) else set()
+    gains: dict[tuple[int, int], list[str]] = {}
+    for phase in reversed(PHASES):
+        fixed = {"phase": phase, "engine": first_engine(run)}
+        tests = [test for test in run.document.scaling if test.axis == "batch" and fixed.items() <= test.fixed.items()]
+        for test in sorted(tests, key=lambda each: (each.fixed["prompt_len"], each.fixed["context_len"]))[:1]:
+            usable = {cell.batch_size for cell in run.measured if test.holds(cell) and cell.noise != "unusable"}
+            for step in test.doublings:
+                if {step.smaller, step.larger} <= usable:
+                    ends = ((step.larger / step.smaller) ** (1 - slope) for slope in (step.high, step.low))
+                    factor = " to ".join(dict.fromkeys(significant(end, 2) for end in ends))
+                    gained = gains.setdefault((step.smaller, step.larger), [])
+                    gained.append(f"{factor}{'' if gained else ' times the tokens'} in {phase}")
+    doubled = [sizes for sizes in gains if sizes[1] == 2 * sizes[0]]
+    shown = (doubled or list(gains))[:_MOST_STEPS]
+    lines = [
+        f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}" for small, large in shown
+    ]
+    return lines if doubled else [*lines, "no batch size was doubled: roofscope batch-test measures it"]
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def common_noise_lines(run: Run) -> list[str]:
-    """Return `all 32 cells: the machine itself drifted by 23 %`, if all cells share a kind of reason."""
-    total = len(run.document.evidence)
-    texts = [text for cells, text in _noise_kinds(run) if len(cells) == total > 1]
-    return [f"all {total} cells: {'; '.join(texts)}"] if texts else []
-
-
-def own_noise(run: Run) -> set[CellKey]:
-    """Return the cells with a noise reason that not all cells share."""
-    total = len(run.document.evidence)
-    return {key for cells, _ in _noise_kinds(run) if not len(cells) == total > 1 for key in cells}
-
-
-def _noise_kinds(run: Run) -> list[tuple[list[CellKey], str]]:
-    """Return the cells of each kind of noise reason (its text without figures), and the reason; most frequent first."""
-    kinds: dict[str, dict[CellKey, str]] = {}
+def noise_lines(run: Run) -> list[str]:
+    """Return `4 of 32 cells: time known to within 3 to 9 %`: each kind of noise reason, the most frequent first."""
+    kinds: dict[str, list[str]] = {}
     for item in run.document.evidence:
         for why in item.noise_reasons:
-            kinds.setdefault(_NUMBER.sub("#", why), {})[item.key] = why
+            kinds.setdefault(_NUMBER.sub("#", why), []).append(why)
+    total = len(run.document.evidence)
     ranked = sorted(kinds.values(), key=len, reverse=True)
-    return [(list(texts), _together(list(texts.values()))) for texts in ranked]
+    return [f"{len(reasons)} of {several(total, 'cell', 'cells')}: {_together(reasons)}" for reasons in ranked]
 
 
 def _together(texts: Sequence[str]) -> str:

@@ -82,7 +82,8 @@ def _share(run: Run, *, column: str) -> str | None:
     return f"{' to '.join(ends)} of the time" if ends else None
 
 
-def _roofline(run: Run) -> str | None:
+def roofline_words(run: Run) -> str | None:
+    """Return `4.39 TB/s and 671 TFLOP/s, measured here`; None without both roofs."""
     if (roofs := _roofs(run)) is None:
         return None
     measured = run.document.ceilings.ceilings.measured(run.model.dtype)
@@ -124,7 +125,7 @@ _FIGURES: dict[str, Callable[[Run], str | None]] = {
     "TPOT": lambda run: _percentiles(run, {50: "latency_s", 90: "p90_s", 99: "p99_s"}, "decode"),
     "intensity": lambda run: _both(run, "intensity", significant),
     "witness": _witness,
-    "roofline": _roofline,
+    "roofline": roofline_words,
     "ridge point": _ridge,
     "MFU": lambda run: _of_sheet(run, "mfu"),
     "MBU": lambda run: _of_sheet(run, "mbu"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from profiler.facts.measurements import WITHOUT_CUDNN
-from profiler.facts.roofs import Roof, memory_roof
 from profiler.judge.how_to import how_to
 from profiler.report.blocks import (
     DOCUMENTS,
@@ -17,10 +16,11 @@ from profiler.report.blocks import (
     Section,
     Sentences,
     ShellCommand,
+    TextTable,
+    text_table,
 )
-from profiler.report.selection import first_engine, of_phase
-from profiler.store.folder import Run
-from profiler.units import clock_time, duration, percent, scaled, several, short_count
+from profiler.store.folder import CELLS_FILE, Run
+from profiler.units import duration, percent, short_count
 
 NO_NUMBER = "No cell has a number: there is nothing to conclude."
 
@@ -56,80 +56,52 @@ def warnings(run: Run) -> Section:
 
 
 def setting(run: Run) -> Section:
-    """The model, the device and its roofs."""
-    device, prompts = run.document.device, run.document.grid.prompts
+    """The model and the device."""
+    prompts = run.document.grid.prompts
     precision = run.model.precision + (", random weights" if run.model.weights == "random" else "")
     lines = [
-        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {device.name}",
+        f"{run.model.id}: {short_count(run.model.params)} parameters, {precision}, on {run.document.device.name}",
         *([f"prompts: those of {prompts}, in the model's own tokens"] if prompts else []),
-        "measured roofs: " + ", ".join(roofs_lines(run)),
     ]
     return Section("", [Lines(lines, "paragraph")])
 
 
-def roofs_lines(run: Run) -> list[str]:
-    """Return the measured roofs, each with the datasheet's value if there is one."""
-    ceilings, device, dtype = run.document.ceilings, run.document.device, run.model.dtype
-    bandwidth, compute = ceilings.memory_bytes_per_s, ceilings.compute.get(dtype)
-    lines = ["the memory roof is not known"]
-    if bandwidth is not None:
-        share = _of_sheet(memory_roof(ceilings.memory), device.datasheet_bytes_per_s)
-        lines = [f"memory {scaled(bandwidth, 'B/s')}{share}"]
-    if compute:
-        share = _of_sheet(compute, device.datasheet_flops_per_s)
-        lines.append(f"compute {scaled(compute.per_s, 'FLOP/s')} in {dtype}{share}")
-    by_batch = ceilings.dispatch_s.get(first_engine(run), {}).get("decode", {})
-    smallest = min(by_batch, default=None)
-    if first_engine(run) in run.document.engine.owned:
-        return [*lines, f"dispatch is part of the time of {first_engine(run)}"]
-    lines.append(
-        "dispatch not measured" if smallest is None else f"dispatch {duration(by_batch[smallest])} per decode step"
-    )
-    return lines
+# Stages of a run before its budget begins, and the names of those after it in the table of seconds.
+_BEFORE = ("starting", "loading")
+_PARTS = {"roofs": "ceilings", "dispatch": "overhead", "timing": "timing", "replays": "replays", "levers": "trials"}
 
 
-def _of_sheet(roof: Roof, peak: float | None) -> str:
-    if not roof.measured:
-        return " (the datasheet's, not measured)"
-    return f" ({percent(roof.per_s / peak)} of the datasheet)" if peak else ""
+def _after_loading_s(run: Run) -> dict[str, float]:
+    """Return the seconds of the stages that `--budget` counts."""
+    return {name: seconds for name, seconds in run.document.stage_s.items() if not name.startswith(_BEFORE)}
 
 
-# A smaller share of a step, taken by the measurement itself, has no figure.
-_LEAST_OVERHEAD = 0.01
+def seconds_table(run: Run) -> TextTable:
+    """Return the seconds of each part of a run after loading, with their share."""
+    parts_s = dict.fromkeys((*_PARTS.values(), "rest"), 0.0)
+    for name, seconds in _after_loading_s(run).items():
+        parts_s[_PARTS.get(name, "rest")] += seconds
+    total_s = sum(parts_s.values())
+    rows = [[part, f"{seconds:.1f} s", percent(seconds / total_s)] for part, seconds in parts_s.items() if seconds]
+    return text_table(("after loading", "time", "share"), rows, media=FULL)
 
 
-def instrument_line(run: Run) -> str:
-    """Return the overhead of the measurement per step, absolute and as a share of the fastest decode step."""
-    mark_s = run.document.engine.instrument_s_per_step
-    fastest_s = min((result.latency_s for result in of_phase(run.measured, "decode")), default=None)
-    if mark_s is None or fastest_s is None:
-        return "measurement overhead: not known"
-    share = mark_s / fastest_s
-    words = percent(share) if share >= _LEAST_OVERHEAD else f"less than {percent(_LEAST_OVERHEAD)}"
-    return f"measurement overhead: {duration(mark_s)} per step, {words} of the fastest one"
-
-
-# Shorter stages are omitted from the line on wall time.
-_SHORTEST_STAGE_S = 0.5
-
-
-def stage_line(run: Run) -> str | None:
-    """Return `wall time 2:05: timing 70 s, replays 10 s`: the stages of the run, the longest first."""
-    stages = run.document.stage_s
-    if not stages:
-        return None
-    ordered = sorted(stages.items(), key=lambda item: -item[1])
-    parts = [f"{name} {seconds:.0f} s" for name, seconds in ordered if seconds >= _SHORTEST_STAGE_S]
-    return f"wall time {clock_time(sum(stages.values()))}" + (f": {', '.join(parts)}" if parts else "")
+def _time_lines(run: Run) -> list[str]:
+    """Return `measured for 58 s (--budget 60), after 7.6 s of imports and 1.2 s of loading`; nothing if not stored."""
+    stages, after_s, budget_s = run.document.stage_s, _after_loading_s(run), run.document.engine.budget_s
+    budget = f" (--budget {round(budget_s, 1):g})" if budget_s else ""
+    before = [
+        f"{s:.1f} s of {name.replace('starting', 'imports')}" for name, s in stages.items() if name not in after_s
+    ]
+    return [f"measured for {sum(after_s.values()):.0f} s{budget}, after {' and '.join(before)}"] if before else []
 
 
 def method(run: Run) -> Section:
     """How to read the figures, and the command that repeats the run."""
     coverage = run.document.counting.coverage
     text = (
-        "Times are medians with a 95 % interval whose unit is the visit; that of a cell visited once is within the"
-        " visit. Rates use model work, the algorithm's minimum; the library's work beyond it is avoidable."
-        " Verdicts use the roofs measured here, never a datasheet."
+        "Times are medians with a 95 % interval whose unit is the visit. Rates use model work, the algorithm's minimum;"
+        " the library's work beyond it is avoidable. Verdicts use the roofs measured here, never a datasheet."
     )
     text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
     words = "roofscope explain TERM --run . explains each word of this report, with the figures of this run."
@@ -140,22 +112,23 @@ def method(run: Run) -> Section:
 def ending(run: Run) -> Section:
     """What measuring cost; at the end of a screen the warnings, where they are seen, and what to open next.
 
-    A first look has the warnings that change a conclusion, and the number of the others.
+    A first look has the warnings that change a conclusion.
     """
-    remarks, costs = run.document.remarks, [instrument_line(run), stage_line(run)]
-    changing = [warning for warning in run.document.warnings if warning not in remarks]
-    others = several(len(remarks), "warning that changes no conclusion", "warnings that change no conclusion")
+    changing = [warning for warning in run.document.warnings if warning not in run.document.remarks]
+    mark_s = run.document.engine.instrument_s_per_step
     blocks = [
-        Lines([line for line in costs if line], "dim", media=FULL),
+        seconds_table(run),
+        Lines(_time_lines(run), "dim", media=DOCUMENTS),
+        Lines([f"reading the clock adds {duration(mark_s)} to a step"] if mark_s else [], "dim", media=FULL),
         Lines(run.document.warnings, "warning", media=FULL_SCREEN),
         Lines(changing, "warning", media=FIRST_LOOK),
-        Lines([f"{others}: --full"] if remarks else [], "dim", media=FIRST_LOOK),
         Lines(end_lines(run), "dim", media=TERMINAL),
     ]
-    return Section("", blocks)
+    return Section("Where the seconds went", blocks)
 
 
 def end_lines(run: Run) -> list[str]:
-    """Return the run's folder and, if it has a report, the page to open next: the end of a screen."""
-    page = run.folder / "report.html"
-    return [f"run: {run.folder}", *([f"next: open {page}, or roofscope explain TERM"] if page.exists() else [])]
+    """Return the seconds, the run's folder, and what to open next: its report if it has one, and its table."""
+    page = "next: report.html; " if (run.folder / "report.html").exists() else ""
+    files = f"{page}table: {CELLS_FILE}, roofscope export; roofscope explain TERM"
+    return [*_time_lines(run), f"run: {run.folder}", files]

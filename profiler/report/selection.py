@@ -50,10 +50,12 @@ def spanning(results: Sequence[CellResult], most_a_phase: int) -> list[CellResul
 
 
 def half_width(result: CellResult) -> float:
-    """Return half of the interval of the time as a share of the time; NaN for a single sample."""
-    if result.status == "ok" and (result.samples is None or result.samples < 2):
-        return math.nan
-    return (result.latency_high_s - result.latency_low_s) / 2 / result.latency_s
+    """Return half of the 95 % interval of the time as a share of the time; NaN without two visits.
+
+    A single visit does not show how much visits of one cell differ, and a forecast has another interval.
+    """
+    known = result.status == "ok" and result.visits != 1 and (result.samples or 0) > 1
+    return result.time.half_width if known else math.nan
 
 
 def of_all(shown: int, total: int) -> str:

@@ -37,8 +37,8 @@ _LEAST = 40
 _ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|"})
 MOST_LINES = 45
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
-_MOST_ITEMS = (40, 36, 32, 28, 24, 20, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
-"""Rows, sentences or lines that each block of a first look has at most: the first number with which it fits."""
+_MOST_ITEMS = (40, 36, 32, 28, 24, 20, 18, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
+"""Rows or lines that each block of a first look has at most, and twice its sentences: the first with which it fits."""
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
@@ -89,8 +89,13 @@ class UnbrokenText:
         return Measurement.get(console, options, self._glued)
 
 
-def print_sections(sections: Sequence[Section | None], console: Console, most_lines: int | None = None) -> None:
-    """Print sections without their titles; more than `most_lines` become a first look and the number of those left."""
+def print_sections(
+    sections: Sequence[Section | None], console: Console, most_lines: int | None = None, whole_by: str = "--full"
+) -> None:
+    """Print sections without their titles; more than `most_lines` become a first look and the number of those left.
+
+    `whole_by` prints them all.
+    """
     whole = _printed(_blocks(sections, "terminal"), console)
     if most_lines is None or whole.count("\n") <= most_lines:
         console.file.write(whole)
@@ -103,7 +108,7 @@ def print_sections(sections: Sequence[Section | None], console: Console, most_li
     short = "".join(short.splitlines(keepends=True)[: most_lines - 1])
     console.file.write(short)
     omitted = whole.count("\n") - short.count("\n")
-    console.print(f"{omitted} more lines: --full", style="dim", highlight=False)
+    console.print(UnbrokenText(f"{omitted} more lines: {whole_by}", "dim"))
 
 
 def _blocks(sections: Sequence[Section | None], medium: Medium) -> list[Block]:
@@ -131,7 +136,7 @@ def shortened(block: Block, most: int) -> Block:
 
 @shortened.register
 def _(block: Sentences, most: int) -> Sentences:
-    return replace(block, sentences=block.sentences[:most])
+    return replace(block, sentences=block.sentences[: (most + 1) // 2])  # a sentence takes two lines or more
 
 
 @shortened.register
@@ -207,8 +212,8 @@ def _headings(table: TextTable, width: int) -> tuple[list[str], bool]:
     return ["\n".join(parts) for parts in wrapped], sum(least) + len(least) > width
 
 
-def rich_table(table: TextTable, width: int = WIDTH) -> Table:
-    """Return a table for a terminal of `width` columns.
+def rich_table(table: TextTable, width: int = WIDTH, gap: int = 2) -> Table:
+    """Return a table for a terminal of `width` columns, with `gap` spaces between its columns.
 
     If it is too wide, its headings have several lines, and then its first column breaks.
     """
@@ -217,7 +222,7 @@ def rich_table(table: TextTable, width: int = WIDTH) -> Table:
         show_header=table.has_head,
         show_edge=False,
         pad_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=(0, gap - 1, 0, 0),
         caption_justify="left",
     )
     headings, too_wide = _headings(table, width)

@@ -26,7 +26,7 @@ from profiler.report.blocks import (
 )
 from profiler.report.roofline_data import group_points
 from profiler.report.selection import evidence_of, of_first_engine, selected_cells, spanning
-from profiler.report.terminal import print_block, rich_table
+from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.store.folder import Run
 from profiler.units import duration, percent, several, significant
 
@@ -45,8 +45,9 @@ class Segment:
     """The left end of the segment; negative terms extend to the left of zero."""
 
     @property
-    def name(self) -> str:
-        return TERMS[self.term].name
+    def words(self) -> str:
+        """Its short name and its share."""
+        return f"{TERMS[self.term].short} {percent(self.share)}"
 
     @property
     def end(self) -> float:
@@ -66,18 +67,32 @@ class BreakdownBar:
 
     @property
     def below_zero(self) -> str:
-        """Return the most negative term with its share, as text; empty without a negative term."""
-        least = min(self.segments, key=lambda segment: segment.share)
-        return f"{least.name} {percent(least.share)}" if least.share <= -WORTH_SHOWING else ""
+        """Return the negative terms with their shares, as text; empty without any."""
+        return ", ".join(segment.words for segment in self.segments if segment.share <= -WORTH_SHOWING)
 
 
 def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[BreakdownBar]:
     """Return a bar per measured cell, at most `most_a_phase` per phase, evenly picked from the first to the last.
 
-    Cells whose terms add up to more than twice their time get none: the machine changed between the measurements.
+    Cells with a reason (`why_no_bar`) get none.
     """
-    drawable = [result for result in results if not result.unexplained_s < -result.latency_s]
+    drawable = [result for result in results if not why_no_bar(result)]
     return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(drawable, most_a_phase)]
+
+
+def why_no_bar(result: CellResult) -> str:
+    """Return why the terms of a cell's time say nothing, in words that follow its name; empty if they do."""
+    if result.noise == "unusable":
+        return f"is known only to within {percent(result.time.half_width)}"
+    if result.unexplained_s < -result.latency_s:  # the machine changed between the measurements
+        return f"has {percent(result.unexplained_s / result.latency_s)} unexplained: its parts took longer"
+    return ""
+
+
+def _no_bar_lines(results: Sequence[CellResult]) -> list[str]:
+    """Return `no bar for 2 cells (first: decode 1 x 64 is known only to within 40 %)`."""
+    without = [f"{result.key.name} {why}" for result in results if (why := why_no_bar(result))]
+    return [f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"] if without else []
 
 
 def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
@@ -111,16 +126,23 @@ _TITLE = "where the time goes"
 
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
-    most_a_phase, most_terms = (2, 4) if block.short else (8, None)
-    if not (bars := breakdown_bars(of_first_engine(block.run), most_a_phase)):
-        return
-    if not console.color_system or console.no_color or not console.encoding.startswith("utf"):
+    # With four terms a row is wider than 80 columns.
+    most_a_phase, most_terms = (2, 4 if console.width > 80 else 3) if block.short else (8, None)
+    cells = of_first_engine(block.run)
+    bars = breakdown_bars(cells, most_a_phase)
+    if bars and console.color_system and not console.no_color and console.encoding.startswith("utf"):
+        _print_bars(bars, console)
+    elif bars:
         console.print(rich_table(shares_table(bars, most_terms)))
-        return
+    for line in _no_bar_lines(cells):
+        console.print(UnbrokenText(line, "dim"))
+
+
+def _print_bars(bars: Sequence[BreakdownBar], console: Console) -> None:
     legend = Text(f"{_TITLE}: ")
     for number, term in enumerate(terms_of(bars)):
         legend.append(", " if number else "").append(_BLOCK, style=TERMS[term].screen_color)
-        legend.append(f" {TERMS[term].name}")
+        legend.append(f" {TERMS[term].short}")
     console.print(legend)
     widest = max(len(bar.name) for bar in bars)
     for bar in bars:
@@ -128,13 +150,16 @@ def _(block: BreakdownChart, console: Console) -> None:
 
 
 def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
-    """Return the terms of each cell with their shares, the largest first: the bars of a screen without colours."""
+    """Return the terms of each cell with their shares, the largest first: the bars of a screen without colours.
+
+    Of `most_terms` the negative ones are never left out.
+    """
     rows = []
     for bar in bars:
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
         ranked = sorted(shown, key=lambda segment: -abs(segment.share))
-        words = [f"{TERMS[segment.term].short} {percent(segment.share)}" for segment in ranked[:most_terms]]
-        rows.append([bar.name, ", ".join(words)])
+        kept = [item for rank, item in enumerate(ranked) if not most_terms or rank < most_terms or item.share < 0]
+        rows.append([bar.name, ", ".join(segment.words for segment in kept)])
     return text_table(("cell", _TITLE), rows, wrapped=(_TITLE,))
 
 

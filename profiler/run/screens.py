@@ -25,8 +25,9 @@ from profiler.report.blocks import (
 )
 from profiler.report.cells import doubling_table, regime_names
 from profiler.report.device import quality_line
+from profiler.report.glossary import roofline_words
 from profiler.report.html import html_page, link_from
-from profiler.report.overview import NO_NUMBER, end_lines, roofs_lines
+from profiler.report.overview import NO_NUMBER, end_lines
 from profiler.report.selection import of_phase
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
@@ -245,6 +246,6 @@ def _series(run: Run, test: DoublingTest) -> Section:
     depth = f"{fixed['prompt_len']} prompt tokens" if fixed["prompt_len"] else f"context {fixed['context_len']}"
     setting = [
         f"{model.id}, {model.dtype}, {fixed['phase']} with the engine {fixed['engine']}, {depth}",
-        "measured roofs: " + ", ".join(roofs_lines(run)),
+        f"roofs: {roofline_words(run) or 'not known'}",
     ]
     return Section("", [Sentences(test.sentences), Lines(setting), doubling_table(run, test)])

@@ -72,6 +72,21 @@ def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplai
     assert change.startswith(words)
 
 
+def test_a_time_that_is_not_usable_is_in_no_headline() -> None:
+    """Batch 1 is not usable, so batch 2 is the headline; of the prefills none is usable."""
+    one, two = (replace(KEY, cell=replace(CELL, batch_size=batch)) for batch in (1, 2))
+    prefill = CellKey("prefill", replace(CELL, prompt_len=64, context_len=0))
+    cells = [
+        of_parts(breakdown(2e-2, 1e-2), "memory-bound", one, usable=False),
+        of_parts(breakdown(3e-2, 1e-2), "memory-bound", two),
+        of_parts(breakdown(7e-2, 1e-2), "compute-bound", prefill, usable=False),
+    ]
+    first, unknown, *_ = said = answer(cells, SETTING)
+    assert unknown == "No time of a prefill is known to within a tenth: measure again on a quieter machine."
+    assert first.startswith("Decode at batch 2 is memory-bound: 30.0 ms per step")
+    assert not any(time in " ".join(said) for time in ("20.0 ms", "70.0 ms"))
+
+
 def test_a_share_is_of_the_roof_that_judged() -> None:
     """A step reads 1 GB at 2 TB/s; caches reach 2.5 TB/s and memory 1 TB/s, so the share is 80 %, not 200 %."""
     read = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
@@ -12,9 +13,11 @@ from profiler.errors import RequestError
 from profiler.facts.measurements import BatchTimes, PackedBatches
 from profiler.facts.visits import Visit
 from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
-from profiler.report.cells import common_noise_lines, own_noise, visited_once
+from profiler.judge.scaling import Doubling, DoublingTest
+from profiler.report.cells import batch_lines, noise_lines
 from profiler.report.changes import engines, levers, no_claim_lines, other_gpus, packed_lines
 from profiler.report.glossary import explanation
+from profiler.report.selection import half_width
 from profiler.report.time_breakdown import terms_table
 from profiler.store.folder import Run
 
@@ -66,16 +69,40 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
     ]  # fmt: skip
     items = tuple(evidence(of, noise_reasons=why) for of, why in zip(keys, reasons, strict=True))
     run = with_document(old_run(), evidence=items)
-    assert common_noise_lines(run) == [f"all 4 cells: {DRIFT}"]
-    known = with_document(run, evidence=items[:3])
-    assert common_noise_lines(known) == [f"all 3 cells: time known to within 2.6 to 10.1 %; {DRIFT}"]
-    assert own_noise(run) == set(keys[:3])
+    assert noise_lines(run) == [
+        f"4 of 4 cells: {DRIFT}",
+        "3 of 4 cells: time known to within 2.6 to 10.1 %",
+        "1 of 4 cells: only 4 samples",
+    ]
 
 
-def test_a_single_visit_is_marked_where_others_have_more(run: Run) -> None:
-    visits = [replace(item, visits=number) for item, number in zip(run.results, (1, 4, 4), strict=True)]
-    assert visited_once(replace(run, results=tuple(visits))) == {KEYS[0]}
-    assert visited_once(replace(run, results=tuple(replace(item, visits=1) for item in visits))) == set()
+def test_the_interval_of_one_visit_or_of_a_forecast_is_not_that_of_a_measured_time() -> None:
+    """Ends 1 % below and above the time are 1 %; one visit does not show how much visits differ."""
+    rows = [result(KEYS[0], visits=2), result(KEYS[0], visits=1), result(KEYS[0], visits=2, status="forecast")]
+    shares = [half_width(row) for row in rows]
+    assert shares == [pytest.approx(0.01), pytest.approx(math.nan, nan_ok=True), pytest.approx(math.nan, nan_ok=True)]
+
+
+def doubled(*batches: int, noise: str = "quiet") -> Run:
+    """Return a run of decodes whose time grows with the square root of the batch; `noise` is that of the last."""
+    rows = [result(key("decode", batch), math.sqrt(batch)) for batch in batches]
+    steps = tuple(
+        Doubling(smaller, larger, 0.5, 0.4, 0.6, 0.0, 1.0, math.sqrt(larger / smaller), "undecided")
+        for smaller, larger in pairwise(batches)
+    )
+    fixed = {"phase": "decode", "engine": "eager", "prompt_len": 64, "context_len": 80}
+    test = DoublingTest("batch", fixed, steps, batches[-1], batches[-1], None, None, ())
+    run = with_document(old_run(), scaling=(test,))
+    return replace(run, results=(*rows[:-1], replace(rows[-1], noise=noise)))
+
+
+def test_a_measured_doubling_says_how_many_times_the_tokens_it_gives() -> None:
+    """Time that grows by 2^0.4 to 2^0.6 with twice the sequences is 2^0.4 to 2^0.6 (1.3 to 1.5) times the tokens/s."""
+    assert batch_lines(doubled(1, 2)) == ["batch x2 (1 to 2): 1.3 to 1.5 times the tokens in decode"]
+    assert batch_lines(doubled(1, 2, 6)) == batch_lines(doubled(1, 2))
+    missing = "no batch size was doubled: roofscope batch-test measures it"
+    assert batch_lines(doubled(1, 4)) == ["batch x4 (1 to 4): 1.7 to 2.3 times the tokens in decode", missing]
+    assert batch_lines(doubled(1, 2, noise="unusable")) == [missing]
 
 
 def test_a_gpu_without_room_for_a_cell_is_marked(run: Run) -> None:

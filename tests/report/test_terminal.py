@@ -7,18 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from made_runs import key, old_run, result, whole_run
+from made_runs import REFERENCE, key, old_run, result, with_document
 from rich.console import Console
 
 from profiler.grid.cells import Cell
 from profiler.measure.rounds import Progress
 from profiler.report.blocks import Lines, Section, text_table
+from profiler.report.cells import cells
+from profiler.report.overview import end_lines, seconds_table
 from profiler.report.progress import LineListener
 from profiler.report.sections import SECTIONS, run_sections
 from profiler.report.terminal import print_sections
-from profiler.report.time_breakdown import bar_text, breakdown_bars
+from profiler.report.time_breakdown import bar_text, breakdown, breakdown_bars, shares_table
 from profiler.report.write import html_report, markdown_report
-from profiler.store.folder import Run
+from profiler.store.document import LargerGrid
+from profiler.store.folder import Run, read_run
 
 
 def lines_of(sections: Sequence[Section | None], width: int = 100, most_lines: int | None = None) -> list[str]:
@@ -38,17 +41,57 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     assert bar_text(bar) == text
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(100, []), (90, ["TFLOP/s"]), (80, ["TFLOP/s", "GB/s", "tok/s"])])
+@pytest.mark.parametrize(("width", "left_out"), [(100, []), (80, ["memory"]), (64, ["memory", "B/s", "FLOP/s"])])
 def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: list[str]) -> None:
-    """Columns that others imply are omitted first; digits and units are never cut."""
-    run = whole_run()
+    """On a GPU the peak memory leaves first; at 80 columns every figure of the answer stays, and none is cut."""
+    run = read_run(REFERENCE / "mistral-7b-h100")
     lines = lines_of(run_sections(run), width)
     assert next(filter(None, lines)).startswith(run.answer[0][:40]), "the answer comes first"
     assert "…" not in "".join(lines)
     assert max(map(len, lines)) <= width
-    [heads] = [line.split() for line in lines if line.startswith("phase")]
-    assert [name for name in ("TFLOP/s", "GB/s", "tok/s") if name not in heads] == left_out
+    [heads] = [line.split() for line in lines if line.startswith("batch x tokens")]
+    assert [name for name in ("memory", "B/s", "FLOP/s", "tok/s") if name not in heads] == left_out
     assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
+
+
+def test_a_rate_has_a_readable_unit() -> None:
+    """1,000 FLOPs in 1 us are 1 GFLOP/s, not 0.001 TFLOP/s."""
+    lines = lines_of([cells(replace(old_run(), results=(result(key(), 1e-6),)))])
+    assert lines[2].split()[:9] == ["decode", "1", "x", "64", "1.00", "us", "1.0", "%", "1000000"]
+    assert lines[2].split()[9:11] == ["1.00", "G"]
+
+
+def test_a_negative_rest_is_shown_beyond_the_largest_terms() -> None:
+    """Terms that add up to 104 % show their -4 %, though four others are larger."""
+    terms = {"compute_s": 0.5, "kernel_s": 0.32, "dispatch_s": 0.15, "avoidable_s": 0.07, "unexplained_s": -0.04}
+    bars = breakdown_bars([result(key(), 1.0, weights_s=0.0, **terms)], 8)
+    [[_, words]] = shares_table(bars, 4).rows
+    assert words == "arithmetic 50 %, kernels 32 %, dispatch 15 %, avoidable work 7 %, unexplained -4 %"
+
+
+def test_a_cell_without_a_bar_is_named() -> None:
+    """A time known to within 40 % has none, nor has a step of 357 ms whose kernels took 3.8 s while other work ran."""
+    noisy = result(key(), 1.0, latency_low_s=0.6, latency_high_s=1.4, noise="unusable")
+    later = result(key(batch=2), 0.357, kernel_s=3.8, unexplained_s=0.357 - 3.8)
+    *_, bar, note = lines_of([breakdown(replace(old_run(), results=(noisy, later, result(key(batch=4)))))])
+    assert bar.startswith("decode 4 x 64")
+    assert note == "no bar for 2 cells (first: decode 1 x 64 is known only to within 40 %)"
+
+
+def test_the_seconds_after_loading_add_up_and_the_closing_has_both_times() -> None:
+    """An H200's minute: 43 s from the loaded model, of which timing took 27 %; imports took 15.6 s."""
+    run = read_run(REFERENCE / "mistral-7b-h200-default")
+    assert ["timing", "11.4 s", "27 %"] in seconds_table(run).rows
+    first, *_, last = end_lines(run)
+    assert first == "measured for 43 s (--budget 60), after 15.6 s of imports and 1.4 s of loading"
+    assert "table: cells.csv, roofscope export" in last
+
+
+@pytest.mark.parametrize(("budget_s", "why"), [(400.0, "needs about --budget 400"), (None, "does not fit into memory")])
+def test_the_larger_grid_that_was_left_out_is_named_with_its_budget(budget_s: float | None, why: str) -> None:
+    grid = replace(old_run().document.grid, larger=LargerGrid((128, 512), (1, 4, 16), budget_s))
+    run = with_document(old_run(), grid=grid)
+    assert f"left out: prompts 128, 512 x batches 1, 4, 16; {why}" in lines_of([cells(run)])
 
 
 def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None:
@@ -70,15 +113,9 @@ def test_negative_terms_are_left_of_zero() -> None:
     assert spans["kernel_s"] == (pytest.approx(-0.02), pytest.approx(0.0))
     assert spans["unexplained_s"] == (pytest.approx(-0.10), pytest.approx(-0.02))
     assert sum(item.share for item in bar.segments) == pytest.approx(1.0)
-    assert bar.below_zero == "unexplained -8 %"
+    assert bar.below_zero == "kernels -2 %, unexplained -8 %"
     [tiny] = breakdown_bars([result(key(), 1.0, weights_s=1.005, unexplained_s=-0.005)], 8)
     assert tiny.below_zero == ""
-
-
-def test_parts_of_more_than_twice_the_time_are_not_drawn() -> None:
-    """A cell took 357 ms, but its kernels took 3.8 s when they were measured later, while other work ran."""
-    cell = result(key(), 0.357, kernel_s=3.8, unexplained_s=0.357 - 3.8)
-    assert breakdown_bars([cell], 8) == []
 
 
 def test_a_line_per_stage_and_one_per_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
