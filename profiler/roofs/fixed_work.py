@@ -34,10 +34,10 @@ _TWIN = {
 }
 
 
-def measure_host_pace(machine: Machine, budget_s: float | None = None) -> HostPace:
+def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
     """Return the seconds of a decode step of the standard twin: a Llama of 30 narrow layers, float32, eager, batch 1.
 
-    It takes at most `budget_s`, by default what a usual run takes, and ends when the two fastest runs of steps agree.
+    It takes at most `budget_s`, and ends when the two fastest runs of steps agree.
 
     It runs on the CPU in one thread, whatever device and model are profiled. What is timed is Python, torch's
     dispatcher and the kernel calls, as CPU time of the thread. Each run of steps counts with its fastest quartile,
@@ -45,7 +45,7 @@ def measure_host_pace(machine: Machine, budget_s: float | None = None) -> HostPa
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    deadline_s = machine.now_s() + (effort.STANDARD.host_pace_s if budget_s is None else budget_s)
+    deadline_s = machine.now_s() + budget_s
     runs: list[float] = []
     with torch_threads(1), torch.inference_mode(), no_gc():
         model = LlamaForCausalLM(LlamaConfig(**_TWIN)).eval()

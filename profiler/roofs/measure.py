@@ -30,6 +30,8 @@ from profiler.user_cache import RECENT_S, cache_path, read_recent, write_cache
 _CHECK_S = 0.3
 # Shares of the time, in that of one dtype's products.
 _STREAMS, _PRODUCT, _HOST = 3.0, 1.0, 1.0
+# The least time of that, and the least of all that is worth a day's reuse.
+_LEAST_S, KEPT_FROM_S = 0.1, 2.0
 
 
 def measure(
@@ -56,7 +58,7 @@ def measure(
     """
     start_s = machine.now_s()
     shares = _STREAMS + _PRODUCT + _HOST + len(dtypes)
-    share_s = effort.STANDARD.roof_s if budget_s is None else budget_s / shares
+    share_s = effort.STANDARD.roof_s if budget_s is None else max(_LEAST_S, budget_s / shares)
     if known is not None:
         # All roofs that are independent of the dtype; without one of them all are measured again.
         is_whole = {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
@@ -80,7 +82,7 @@ def measure(
                 compute[dtype] = clocked(partial(measure_gemm, machine, dtype, share_s), machine)
     if host is None:
         with attempt("the host's pace", machine, missing), quiet_libraries():
-            host = measure_host_pace(machine, min(effort.STANDARD.host_pace_s, _HOST * share_s))
+            host = measure_host_pace(machine, _HOST * share_s)
     return replace(
         roofs,
         compute=compute,
@@ -145,7 +147,7 @@ def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = 
     if known and time.time() - known.measured_at_unix_s > RECENT_S:  # each run writes the file
         known = None
     measured = measure(known=known)
-    if not machine.source.failures:  # otherwise clocks are missing
+    if measured.measured_s >= KEPT_FROM_S and not machine.source.failures:  # otherwise clocks are missing
         write_cache(path, _CEILINGS.dump_json(measured))
     return measured
 

@@ -41,7 +41,7 @@ from profiler.roofs.measure import cached, measure
 from profiler.roofs.sampler import attempt
 from profiler.run.default_grid import Pace, choose_grid, measure_pace
 from profiler.run.fact_log import FactLog
-from profiler.run.stages import RunBudget, Stages
+from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 
 LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
@@ -50,8 +50,8 @@ _LOOK_S = 0.5
 """Seconds between two looks at other processes."""
 _CHECK_EVERY_S = 2.0
 """Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
-_CEILINGS_ROOFS = 6.0
-"""Seconds for all ceilings and the pace of the host, in those of one roof."""
+_WITNESS_SHARE = 0.08
+"""Share of the time of the ceilings for reading the model's own weights."""
 _DRIFT = "the drift probe", "a change in the machine's own speed is not detected"
 _DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexplained"
 
@@ -153,16 +153,15 @@ def measure_device(
 
     `busy` says that other processes disturb: roofs are then neither checked nor measured on the model's weights.
     """
-    machine, loaded = subject.machine, subject.loaded
+    machine, loaded, budget_s = subject.machine, subject.loaded, budget.part_s(RunPart.CEILINGS)
     stages.begin("roofs", "measuring this device's roofs")
-    ceilings = measure_ceilings(
-        subject.request, machine, subject.work, fresh=prepared.options.fresh, budget=budget, busy=busy
-    )
+    roofs_s, fresh = (1 - _WITNESS_SHARE) * budget_s, prepared.options.fresh
+    ceilings = measure_ceilings(subject.request, machine, subject.work, roofs_s, fresh=fresh, busy=busy)
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
     if not busy:
         with attempt("the model's own weights", machine, missing):
-            weights = measure_weights(loaded.module.parameters(), machine, budget.weight_read_s)
+            weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_SHARE * budget_s)
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
         stages.miss(f"measuring {name}", why, "this roof is missing")
@@ -205,9 +204,7 @@ def dispatch_of_twin(
     Sizes at which no cell fits into memory are left out.
     """
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    measurements = len(PHASES) * len(batch_sizes) * len(engines)
-    budget_s = measurements * budget.dispatch_s(measurements)
-    guard = partial(stages.optional, *_DISPATCH)
+    guard, budget_s = partial(stages.optional, *_DISPATCH), budget.part_s(RunPart.OVERHEAD)
     with guard():
         sizes = subject.fitting(batch_sizes)  # the twin needs memory, too
         return measure_dispatch(
@@ -217,13 +214,7 @@ def dispatch_of_twin(
 
 
 def measure_ceilings(
-    request: ModelRequest,
-    machine: Machine,
-    work: ModelWork,
-    *,
-    fresh: bool,
-    budget: RunBudget | None = None,
-    busy: bool = False,
+    request: ModelRequest, machine: Machine, work: ModelWork, budget_s: float, *, fresh: bool, busy: bool = False
 ) -> Ceilings:
     """Return the device's roofs for the dtypes of a model's products, cached for a day unless `fresh`.
 
@@ -231,7 +222,6 @@ def measure_ceilings(
     cached roofs are not checked.
     """
     dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
-    budget_s = None if budget is None else _CEILINGS_ROOFS * budget.roof_s
     checks = effort.STANDARD.checks_kept_roofs and not busy
     measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=budget_s, checks_known=checks)
     return cached(measuring, machine, fresh=fresh).only(dtypes, model_dtype, machine.info.datasheet)
