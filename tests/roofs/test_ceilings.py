@@ -509,13 +509,13 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def known(machine: Machine) -> bool:
-    """Whether roofs were cached for this machine; afterwards they are."""
+def known(machine: Machine, measured_s: float = 5.0) -> bool:
+    """Whether roofs were cached for this machine; afterwards they are, if they were measured for long enough."""
     found: list[Ceilings | None] = []
 
     def measure(*, known: Ceilings | None) -> Ceilings:
         found.append(known)
-        return Ceilings({}, {}, 1, True, measured_s=5.0, measured_at_unix_s=machine.unix_s())
+        return Ceilings({}, {}, 1, True, measured_s=measured_s, measured_at_unix_s=machine.unix_s())
 
     cached(measure, machine)
     return found[0] is not None
@@ -532,6 +532,11 @@ def test_another_power_limit_or_driver_is_another_roof() -> None:
     """An H100 at 350 W multiplies slower than at 700."""
     assert [known(Card("GPU-2d5f", watts)) for watts in (700.0, 350.0, 700.0)] == [False, False, True]
     assert [known(Card("GPU-2d5f", driver=version)) for version in ("590.10", "590.10")] == [False, True]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_roofs_of_a_very_short_run_are_not_kept() -> None:
+    assert [known(HOST, 0.8), known(HOST, 3.0), known(HOST)] == [False, False, True]
 
 
 @pytest.mark.usefixtures("own_cache")
