@@ -77,7 +77,7 @@ FORMATS = {
 """Every format of --quant, and the package that it needs."""
 SIMULATED = {
     "T4, eager": "test_scenarios.py::test_attention_in_plain_products_on_an_old_card",
-    "H100, graph": "test_hosts.py::test_the_verdict_follows_the_host[graph-slow]",
+    "H100, graph": "test_scenarios.py::test_two_cards_one_after_the_other_in_one_process",
     "4090, eager": "test_scenarios.py::test_a_small_model_on_a_large_cache",
 }
 _ACCEPTANCE = "installation,recovery,roofs,trace,tokens,bytes,precision,telemetry,devices,doubling"
@@ -195,7 +195,7 @@ def steps(commands: Path, work: Path, stack: Stack) -> tuple[list[Step], list[St
         ["compare", *pair],
         ["report", *pair],
         ["judge", "one"],
-        ["forecast", "one"],
+        ["forecast", str(ROOT / "runs" / "reference" / "smollm2-135m-xeon")],
         ["export", "one", "--format", "parquet", "--out", "one.parquet"],
         ["place", csv, "--model", "smollm2-135m", "--gpu", "T4"],
     )

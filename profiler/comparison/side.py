@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Literal
 
+from profiler.device.device import ENVIRONMENT
 from profiler.errors import RequestError
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
@@ -120,6 +121,8 @@ class Side:
     clock_hz: float | None = None
     witness: MachineState | None = None
     is_cpu: bool = True
+    command: str = ""
+    """The command that repeats a run; empty for another tool's file."""
     remarks: tuple[str, ...] = ()
     """Sentences about another tool's file: what was left out, and what its reader should know first."""
 
@@ -242,6 +245,7 @@ def side_of_run(run: Run) -> Side:
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
         witness=witness,
         is_cpu=document.device.kind == "cpu",
+        command=document.command,
     )
 
 
@@ -305,6 +309,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
     }
     for phase, path in document.counting.paths.items():
         settings |= {f"{phase}, {name.replace('_', ' ')}": _words(value) for name, value in asdict(path).items()}
+    settings |= dict.fromkeys(ENVIRONMENT, NOT_TOLD)
     settings |= {name: version for name, version in document.software.items() if name != "system"}
     settings["system"] = document.software.get("system", "-")
     settings |= {name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +28,9 @@ from profiler.loading.config import config_from, load_config
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
-from profiler.predict.cross_validation import TrainedModel, train_on
+from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
-from profiler.predict.predict import Forecast, variant_factor
+from profiler.predict.predict import variant_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
 from profiler.quant.checkpoints import requested_form
 from profiler.quant.registry import FORMATS, Quant, known_quant
@@ -50,10 +51,6 @@ class RunFacts:
     trained: TrainedModel
     max_positions: int | None = None
     """The model's positions; None if its config does not say."""
-
-    def forecast(self, steps: StepArrays) -> Forecast:
-        """Forecast any steps of the run's model on its device."""
-        return self.trained.fitted.forecast(self.demanded(steps))
 
     def demanded(self, steps: StepArrays) -> OperatorArrays:
         """The work of the run's model in any steps."""
@@ -113,7 +110,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     """Forecast a run's model on its device.
 
     Raises RunError for a run that has no basis for it. Raises RequestError for more tokens than the model has
-    positions, or for a variant that the run did not try.
+    positions, for a variant that the run did not try, and for cells of which too few around were measured.
     """
     engines = read_document(folder).engine.names
     basis = run_facts(folder, request.engine if request.engine in engines else "")
@@ -125,10 +122,15 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         )
     grid = _requested_grid(basis, request)
     check_positions(basis.max_positions, grid.longest_context, SHORTER)
-    forecast = basis.forecast(StepArrays.of(grid.keys))
-    facts, trained = basis.facts, basis.trained
+    facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
+    if phase := too_few(trained, steps):
+        raise RequestError(f"{folder} measured too few cells of {phase} to forecast these; {_measuring(basis, grid)}")
+    forecast, half_width = trained.forecast(basis.demanded(steps))
+    if not np.isfinite(half_width).all():
+        name = grid.keys[int(np.argmax(half_width))].name
+        raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
     forms = _forms(basis, request)
-    factor, half_width = _factors(basis, forms, forecast)
+    factor, off = _factors(basis, forms, steps)
     how = "from the time breakdown of its measured cells: roofs, replayed kernels, dispatch and the unexplained rest"
     if forms:
         how += f"; {' and '.join(forms)} as tried on a few layers"
@@ -138,9 +140,9 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         precision=" -> ".join([document.model.precision, *forms]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=cross_validated_error(trained.within, ONE_OUT),
-        beyond=cross_validated_error(trained.outside, EXTREMES_OUT),
-        cells=cells_of(trained, forecast, factor, half_width),
+        error=cross_validated_error(trained.within, trained.again, ONE_OUT),
+        beyond=cross_validated_error(trained.outside, trained.again, EXTREMES_OUT),
+        cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
         notes=(),
     )
 
@@ -171,16 +173,24 @@ def _requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
     return make_grid(prompts, batches, request.new_tokens or own.new_tokens, contexts, (basis.engine,))
 
 
-def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple[Array, Array]:
+def _measuring(basis: RunFacts, grid: Grid) -> str:
+    """The end of a sentence: the command that measures the cells of a grid as the run was measured."""
+    command = re.sub(r" --(budget|prompt-lens|batch-sizes|context-lens) [^ ]+", "", basis.run.document.command)
+    sizes = {"prompt-lens": grid.prompt_lens, "context-lens": grid.context_lens, "batch-sizes": grid.batch_sizes}
+    asked = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
+    return f"measure them: {' '.join([command, *asked])}"
+
+
+def _factors(basis: RunFacts, forms: Sequence[str], steps: StepArrays) -> tuple[Array, Array]:
     """(the time of the variants over that of the run [n], the half width of its log [n]).
 
     Raises RequestError for a variant that the run did not try in every requested phase.
     """
-    factor, half_width = np.ones(len(forecast.latency_s)), np.zeros(len(forecast.latency_s))
+    factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form in forms:
         ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.form == form]
-        ratio = variant_factor(forecast.demanded.steps, ratios)
+        ratio = variant_factor(steps, ratios)
         if ratio is None:
             names = dict.fromkeys(item.form for _, item in tried_at)
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"

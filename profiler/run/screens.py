@@ -189,6 +189,8 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
     picture = [Picture("throughput", alt, tuple(runs))]
     is_measured = all(run.measured for run in runs)
     end, page = [f"run: {run.folder}" for run in runs], first.folder.parent / "report.html"
+    if (budget_s := first.document.engine.budget_s) is not None:
+        end.insert(0, f"each had --budget {budget_s:g}, on one grid")
     last_lines = [
         Lines([f"{run.model.quant} {quality}" for run in runs if (quality := quality_line(run))]),
         Lines(warnings_of(runs), "warning"),

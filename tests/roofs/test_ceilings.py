@@ -155,6 +155,14 @@ def test_a_slow_product_does_not_eat_the_budget(monkeypatch: pytest.MonkeyPatch)
     assert [call.args[2] for call in counted.mock_calls] == [256]  # one call already took a (fake) second
 
 
+@pytest.mark.parametrize(("budget_s", "size"), [(0.5, 256), (2.0, 512)])
+def test_a_larger_product_begins_only_if_four_of_its_calls_fit(budget_s: float, size: int) -> None:
+    """256x256 takes 26 ms, so four calls of eight times the work take 0.8 s; a call of 50 ms is long enough."""
+    with SimulatedMemory(lambda _: 2e7) as memory:
+        roof = products.measure_gemm(SimulatedMachine(memory), "float32", budget_s)
+    assert products.square_size(roof) == size
+
+
 def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """`_scaled_mm` gets the arguments of torchao's linear with scales per row, which `--quant fp8` creates."""
     pytest.importorskip("torchao")
