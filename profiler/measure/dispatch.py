@@ -224,9 +224,7 @@ def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
 def twin_by_itself(
     engine: Engine, machine: Machine, budget_s: float = math.inf
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of the twin's (prefills, decode steps): a loop of four steps, or more within `budget_s`.
-
-    It ends before that if the steps of two loops agree.
+    """Return the seconds of the twin's (prefills, decode steps): a loop of four, or in `budget_s` until they agree.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
     on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.

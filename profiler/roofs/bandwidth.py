@@ -187,10 +187,6 @@ def _launch(machine: Machine) -> dict[str, float]:
     return seconds
 
 
-# Share of the free memory for a stream as large as the weights; larger models are read in part.
-_MEMORY_SHARE = 0.1
-
-
 def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, budget_s: float) -> WeightReadRoof | None:
     """Return the bytes/s of summing each of a model's weights on the device, and of a stream cut into the same pieces.
 
@@ -203,7 +199,7 @@ def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, bu
     Returns None if no weight is on the device. Raises RequestError if a pass cannot be captured.
     """
     parts = _storages(tensors, machine.device)
-    room_bytes = max(machine.available_bytes() * _MEMORY_SHARE, 1.0)
+    room_bytes = max(machine.available_bytes() * _STREAM_MEMORY_SHARE, 1.0)  # larger models are read in part
     weights = parts[:: max(1, math.ceil(sum(part.nbytes for part in parts) / room_bytes))]
     if not weights:
         return None

@@ -199,9 +199,8 @@ def dispatch_of_twin(
 ) -> list[DispatchSamples]:
     """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget.
 
-    Unless `fresh`, that of the last day is used where four steps agree with it.
-
-    Sizes at which no cell fits into memory are left out.
+    Unless `fresh`, that of the last day is used where four steps agree with it. Sizes at which no cell fits into memory
+    are left out.
     """
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
     guard, budget_s = partial(stages.optional, *_DISPATCH), budget.part_s(RunPart.OVERHEAD)
