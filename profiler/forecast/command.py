@@ -34,6 +34,7 @@ from profiler.predict.predict import variant_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
 from profiler.quant.checkpoints import requested_form
 from profiler.quant.registry import FORMATS, Quant, known_quant
+from profiler.quant.stored_formats import quant_of, stored_format
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
@@ -153,8 +154,8 @@ def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
     forms = []
     if request.dtype not in ("auto", model.dtype):
         forms.append(request.dtype)
-    if request.quant not in ("none", model.quant):
-        forms.append(known_quant(request.quant))
+    if (quant := quant_of(request.quant, request.bits)) not in ("none", model.quant):
+        forms.append(known_quant(quant, counted=True))
     if request.engine and request.engine != basis.engine:
         forms.append("a static cache" if request.engine == "static" else f"the engine {request.engine}")
     if request.threads and request.threads != threads:
@@ -206,7 +207,8 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
 
     Raises RequestError for an unknown model or GPU, or a dtype or format without a basis there.
     """
-    quant, source, sheet = known_quant(request.quant), resolve(model), gpu_called(on)
+    quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
+    known_quant(quant, counted=True)
     config = requested_form(load_config(source), request.dtype != "auto")
     dtype = model_dtype(request.dtype, config)
     if quant != "none":  # the parts that a format leaves dense run in 16 bits
@@ -215,7 +217,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
     if request.dtype == "auto" and sheet.peak_flops_per_s(dtype_name(dtype)) is None:
         dtype = DTYPES[sheet.sustained_dtype]
     with quiet_libraries():
-        module = build_on_meta(config, dtype, quant)
+        module = build_on_meta(config, dtype, "none" if stored_format(quant) else quant)
     counted = counted_module(module, config, dtype, quant)
     grid = make_grid(
         request.prompt_lens or ("" if request.context_lens else "64,128,256,512"),

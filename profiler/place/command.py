@@ -18,6 +18,7 @@ from profiler.counting.floor import DENSE_BYTES, collectives_s, roof_times
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.stored_bits import in_bits
 from profiler.data import datasheets as datasheet
 from profiler.data.links import Link, link_called, link_of
 from profiler.data.roof_set import RoofSet, datasheet_roofs
@@ -26,6 +27,7 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
+from profiler.quant.stored_formats import StoredFormat, quant_of
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -39,6 +41,7 @@ _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
+_FP8_EXPERTS = StoredFormat("fp8", 8, "experts", "float8_e4m3fn")
 _NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
 
 
@@ -95,6 +98,7 @@ def place(
     gpu: str = "",
     here: bool = False,
     quant: str = "none",
+    bits: float = 0.0,
     tp: int = 0,
     link: str = "",
     prompt_lens: str = "",
@@ -103,11 +107,12 @@ def place(
 ) -> PlacedFile:
     """Compare the figures of a file with the datasheet roofs of one or more GPUs, or with roofs measured here.
 
+    `quant` or the mean `bits` are the format of weights where the file names no bits.
     `tp` is the number of GPUs that share each step; 0 is the number that the file names, else 1. The last three are the
     shape of the figures of a file that names none, a number each. Raises RequestError for an unreadable file, a missing
     shape, an unknown GPU, link or model.
     """
-    file = read_foreign(path)
+    file, quant = read_foreign(path), quant_of(quant, bits)
     shaped = _shaped(
         file.figures, {"--batch-sizes": batch_sizes, "--prompt-lens": prompt_lens, "--new-tokens": new_tokens}
     )
@@ -128,6 +133,8 @@ def place(
     sheet = None if here else _sheet(gpu, devices)
     source, precision = resolve(model), file.settings.get("precision", "auto")
     counted = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True)
+    if quant == "fp8" and counted.work.of_kind(Experts):  # servers pack experts as well, which torchao leaves dense
+        counted = in_bits(counted, _FP8_EXPERTS)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_roofs(counted.work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
@@ -158,7 +165,7 @@ def place(
         dtype=dtype,
         quant=quant,
         stored=_stored(setup, figures, widths),
-        roofs=PlaceRoofs(under.name, under.bytes_per_s, under.flops_per_s),
+        roofs=PlaceRoofs(under.name, under.bytes_per_s, under.flops_per_s, under.sustained_bytes_per_s),
         warnings=warnings,
         gpus=gpus,
         link=messages.name if rank and messages else "",

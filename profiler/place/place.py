@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+from profiler.data.roof_set import sustained_words
 from profiler.json_document import Document
 from profiler.judge.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
 from profiler.readers.figures import Covers, Figure
@@ -67,6 +68,8 @@ class PlaceRoofs:
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
     """Peak FLOP/s by dtype."""
+    sustained_bytes_per_s: float | None = None
+    """What copies attain of a datasheet's bandwidth, as others measured it; null if unknown."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,8 @@ def placed_section(file: PlacedFile) -> Section:
     table = text_table(shown, cells, texts=("by", "regime"), wrapped=("what",), caption=caption)
     title = f"{file.tool}: {file.model} {file.stored} under the roofs of {file.roofs.name}"
     warnings = Lines([f"warning: {text}" for text in file.warnings])
-    return Section("", [Sentences([title]), warnings, table, Lines(list(_note_lines(rows, names)))])
+    attained = sustained_words(file.roofs.name, file.roofs.bytes_per_s, file.roofs.sustained_bytes_per_s)
+    return Section("", [Sentences([title, *attained]), warnings, table, Lines(list(_note_lines(rows, names)))])
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:

@@ -253,14 +253,34 @@ def test_the_floor_is_that_of_count(gpu: str, quant: str, tmp_path: Path) -> Non
     steps = {"prefill": Step(2, 1024, 0), "decode": Step(2, 1, 1024)}
     for name in preset_names():
         counted = preset_counts(name, quant)
-        # place counts a checkpoint in float32 as it is served, in 16 bits.
-        if counted is None or counted.dtype == "float32":
+        # place counts a checkpoint in float32 as it is served, in 16 bits, and experts as servers do, in FP8.
+        if counted is None or counted.dtype == "float32" or (quant == "fp8" and counted.work.of_kind(Experts)):
             continue
         path = table(tmp_path / "t", ("prefill", 2, 1024, "", 1.0), ("decode", 2, 1024, 1, 1.0))
         for row in place(path, name, gpu=gpu, quant=quant).rows:
             step = steps[row.phase]
             operators = [operator_work(item, item.name, step, ExecutionPath()) for item in counted.work.operators]
             assert row.floor_s == pytest.approx(floor_on(sheet, operators, counted.dtype, 0.0).floor_s, rel=1e-9), name
+
+
+@pytest.mark.parametrize(
+    ("model", "asked", "gpu", "gigabytes"),
+    [
+        ("llama-3.1-70b", {"quant": "nvfp4"}, "GB10", 68.45 * 4.5 / 8 + 2.10),
+        ("llama-3.1-70b", {"bits": 4.84}, "GB10", 69.50 * 4.84 / 8), ("gpt-oss-20b", {"quant": "mxfp4"}, "L4", 3.70),
+        ("qwen3-30b-a3b", {"quant": "fp8"}, "L40S", 3.34),
+        ("qwen3-8b", {"quant": "Q4_K_M"}, "M4 Max 64GB", 7.57 * 4.8944 / 8),
+    ],
+)  # fmt: skip
+def test_weights_in_others_bits(model: str, asked: dict[str, Any], gpu: str, gigabytes: float, tmp_path: Path) -> None:
+    """Gigabytes by hand: linears in the format's bits and the head in 16, or all that a step reads in a mean.
+
+    gpt-oss-20b: 19.1 B x 4 of 32 experts in 4.25 bits, and 1.22 B in 16. Qwen3-30B-A3B: 29.0 B x 8 of 128 and 0.91 B of
+    attention in 8, the head in 16.
+    """
+    [row] = place(table(tmp_path / "t", ("decode", 1, 1, 1, 1.0)), model, gpu=gpu, **asked).rows
+    assert row.floor_s * gpu_called(gpu).bandwidth_bytes_per_s / 1e9 == pytest.approx(gigabytes, rel=0.01)
+    assert row.fits
 
 
 def test_a_files_bits_apply_to_the_parameters(tmp_path: Path) -> None:
