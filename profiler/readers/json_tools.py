@@ -9,8 +9,8 @@ import math
 import re
 from dataclasses import replace
 
-from profiler.readers.figures import Figure
-from profiler.readers.formats import Client, Format, Request, Steps, speculated
+from profiler.readers.figures import Covers, Figure
+from profiler.readers.formats import Client, Format, Request, Steps, seconds_at, speculated
 from profiler.readers.sources import Source
 from profiler.readers.values import Measured, Record, first_of, inner, needed, number_at, whole_at, whole_of
 
@@ -209,6 +209,52 @@ _TRTLLM = Format(
 
 # Batches of a known shape.
 
+def _of_optimum(record: Record) -> list[Figure]:
+    """The prefill, and a step of the decode loop, whose latency is that of all tokens after the first.
+
+    (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume.) Before the prefill, `generate` repeats
+    each prompt as often as the larger of the two numbers (transformers 5.23, generation/utils.py,
+    _expand_inputs_for_generation).
+    """
+    asked = inner(record, "config.scenario.input_shapes")
+    batch, prompt = (whole_of(asked.get(name), name, 1) for name in ("batch_size", "sequence_length"))
+    options = inner(record, "config.scenario.generate_kwargs") or {}
+    copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
+    notes = (f"each prompt runs as {copies} sequences: beams, or answers",) if copies > 1 else ()
+    new = whole_at(options, "max_new_tokens", 2)
+    steps: dict[Covers, int] = {"prefill": 1, "decode": new - 1 if new else 0}
+    figures = []
+    for phase, count in steps.items():
+        if count and (
+            time_s := seconds_at(record, f"report.{phase}.latency.values | report.{phase}.latency.mean", 1.0)
+        ):
+            figures.append(Figure(phase, time_s.times(1 / count), copies * batch, prompt, None, new, notes=notes))
+    return figures
+
+
+def _device(record: Record) -> Record:
+    """Of the GPUs of the machine, any number may have run."""
+    on_cpu = inner(record, "config.backend.device") == "cpu"
+    names = "config.environment.cpu" if on_cpu else "config.environment.gpu | config.environment.cpu"
+    return {"device": first_of(record, names)}
+
+
+# benchmark.json (optimum_benchmark/benchmark/base.py); benchmark_report.json names neither shapes nor a model.
+_OPTIMUM = Format(
+    tool="optimum-benchmark",
+    has=("config.scenario.input_shapes", "report.prefill.latency | report.decode.latency"),
+    records=lambda source: [source.only],
+    more=_device,
+    figures=_of_optimum,
+    settings={
+        "model's name": "config.backend.model",
+        "precision": "config.backend.torch_dtype",
+        "attention": "config.backend.attn_implementation",
+        "device": "device",
+        "transformers": "config.environment.transformers_version",
+    },
+)
+
 # vllm/benchmarks/latency.py and throughput.py write no shape; what `latency` prints has one if its command is above it.
 _VLLM_LATENCY = Format(
     tool="vllm bench latency",
@@ -399,6 +445,7 @@ JSON_TOOLS = (
     replace(_AIPERF, tool="genai-perf", has=(*_AIPERF.has, _OF_GENAI_PERF)),
     _AIPERF,
     _INFERENCE_PERF,
+    _OPTIMUM,
     _TRTLLM,
     _SGLANG_OFFLINE,
     _SGLANG_SERVER,

@@ -90,6 +90,14 @@ def test_a_time_with_the_first_token_is_no_decode_step(tmp_path: Path) -> None:
         read_foreign(path)
 
 
+def test_a_whole_decode_loop_is_divided_into_steps() -> None:
+    """optimum-benchmark times the 15 steps after the first token as one, and divides batch x 15 tokens by that time."""
+    report = record("optimum.json")["report"]["decode"]
+    decode = figures("optimum.json")[1]
+    assert decode.time.values == pytest.approx([value / 15 for value in report["latency"]["values"]])
+    assert 2 / (report["latency"]["mean"] / 15) == pytest.approx(report["throughput"]["value"], rel=1e-6)
+
+
 def test_genai_perf_without_streaming_is_refused(tmp_path: Path) -> None:
     """The time to first token is then that of the whole answer (the second file of the same public issue)."""
     whole = record("genai-perf.json")["request_latency"]
@@ -106,6 +114,20 @@ ONE_PER_S |= {"total_input_tokens": 153600, "total_output_tokens": 38400}
 # 20,267 tokens/s at 12 ms per token are 243 sequences of the 256 allowed.
 FULL = {"max_concurrency": 256, "mean_tpot_ms": 12.0, "total_output_tokens": 959_400, "accept_length": None}
 UNSAID = {"accept_length": None}
+
+
+def optimum(**parts: dict[str, object]) -> dict[str, object]:
+    """The configuration of optimum-benchmark's file with other values in parts of it."""
+    config = record("optimum.json")["config"]
+    return {"config": config | {name: config[name] | changes for name, changes in parts.items()}}
+
+
+def on(device: str, *gpus: str) -> dict[str, object]:
+    return optimum(environment={"gpu": gpus}, backend={"device": device})
+
+
+def answers(**options: int) -> dict[str, object]:
+    return optimum(scenario={"generate_kwargs": {"max_new_tokens": 16, **options}})
 
 
 DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
@@ -149,6 +171,13 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         ("aiperf.json", {"input_config": LOADGEN}, "decode", {"cap": 2, "model's name": "m"}, ""),
         ("aiperf.json", {"input_config": PHASES}, "decode", {"cap": 8}, ""),
         ("genai-perf.json", {"input_config": PERF_ANALYZER}, "decode", {"cap": 32, "model's name": "m"}, ""),
+        # It lists all GPUs of the machine, even for a run on its CPU (optimum_benchmark/system_utils.py, get_gpus).
+        ("optimum.json", on("cuda", *["NVIDIA L4"] * 8), "decode", {"device": "NVIDIA L4"}, ""),
+        ("optimum.json", on("cuda", "NVIDIA L4", "Tesla T4"), "decode", {"device": "NVIDIA L4, Tesla T4"}, ""),
+        ("optimum.json", on("cpu", "NVIDIA L4"), "decode", {"device": "AMD EPYC"}, ""),
+        # Two prompts with four beams, or answers, each run as eight sequences from the prefill on.
+        ("optimum.json", answers(num_beams=4), "prefill", {"batch_size": 8}, "as 4 sequences"),
+        ("optimum.json", answers(num_return_sequences=4), "decode", {"batch_size": 8, "seconds": 1.19}, "as 4"),
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
         ("aiperf.json", SPECULATED, "decode", {"step_tokens": 3.25, "query_tokens": 5.0, "seconds": 32.53e-3}, ""),
         ("aiperf.json", {}, "decode", {"step_tokens": None}, ""),
