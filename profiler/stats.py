@@ -46,9 +46,9 @@ _ONE_SIGMA = 0.683
 NORMAL_90, NORMAL_95 = 1.645, 1.96
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
-# Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution). In six runs on two
-# cores of a shared Xeon, that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
-_USUAL_VISITS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
+# Two visits with a standard deviation of 1 %. In six runs on two cores of a shared Xeon, that of visits of a cell was 0.8
+# to 2.0 %, half of them below 1.2; other machines had up to 3.
+_USUAL_VISITS = np.array([-0.01, 0.01])
 # Degrees of freedom of the usual spread; machines differ in it by a factor of three.
 _USUAL_FREEDOM = 2.0
 # Most degrees of freedom from a run's other cells, since not all cells scatter alike.
@@ -60,8 +60,8 @@ _FEW_VISITS = 3
 # From this many cells on, a run shows the common drift of its cells.
 _DRIFT_CELLS = 8
 # Distance of the rounds' mean from the middle of a slow drift, in standard deviations between rounds. If a run covers
-# half a wave, 1.9 to 2.0 of them include nine phases of ten (four to six rounds).
-_DRIFT_COVERAGE = 2.2
+# half a wave, 1.9 to 2.0 of them include nine phases of ten (four to six rounds). Two rounds are alike more often.
+_DRIFT_COVERAGE, _DRIFT_COVERAGE_OF_TWO = 2.2, 3.0
 
 # A cell is quiet if its interval is narrow enough to show 5 %, and unusable if it is wider than a fifth.
 _QUIET_HALF_WIDTH = 0.025
@@ -79,6 +79,11 @@ _MODE_SHARE = 0.2
 _MODE_DISTANCE = 0.10
 _MODE_SPREADS = 4.0
 _FEWEST_FOR_MODES = 16
+# Of a machine with two modes, the shares of the visits may differ more, and each cell has only few of them.
+_VISITS_MODE_SHARE = 0.1
+_FEWEST_VISITS_FOR_MODES = 8
+MODES_RATIO = 1.3
+"""Least ratio of a machine's two modes: a GPU's hosts had 1.4 to 1.8, and visits of one mode differ by up to 1.2."""
 # Load of others on this process's cores, in cores, above which it was slowed down.
 MOST_FOREIGN_CORES = 0.15
 
@@ -112,21 +117,56 @@ class VisitSpread:
     """One standard deviation of the common drift of all cells between rounds; more visits do not average it away."""
 
 
+def visit_modes(of_cells: Iterable[Mapping[int, float]]) -> float | None:
+    """Return how many times as long visits take in a machine's slow mode; None if it has only one mode.
+
+    `of_cells` has each cell's medians by round. Each visit is compared with the fastest one of its cell.
+    """
+    repeated = [list(medians.values()) for medians in of_cells if len(medians) > 1]
+    ratios = np.array([median / min(cell) for cell in repeated for median in cell])
+    modes = two_modes(ratios, share=_VISITS_MODE_SHARE, fewest=_FEWEST_VISITS_FOR_MODES)
+    return modes[1] / modes[0] if modes and modes[1] > MODES_RATIO * modes[0] else None
+
+
+def two_modes(
+    samples: NDArray[np.float64], *, share: float = _MODE_SHARE, fewest: int = _FEWEST_FOR_MODES
+) -> tuple[float, float] | None:
+    """Return the medians of two clearly separate groups of samples; None if there are none.
+
+    Each group has at least `share` of the samples; fewer samples than `fewest` show no groups.
+    """
+    ordered = np.sort(samples)
+    least = max(2, math.ceil(share * ordered.size))
+    if ordered.size < fewest:
+        return None
+    gaps = np.diff(ordered)[least - 1 : ordered.size - least]
+    cut = least + int(np.argmax(gaps))
+    low, high = ordered[:cut], ordered[cut:]
+    distance = float(np.median(high) - np.median(low))
+    spread = max(float(np.std(low)), float(np.std(high)))
+    separate = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
+    return (float(np.median(low)), float(np.median(high))) if separate else None
+
+
 def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> VisitSpread:
     """Return the spread of visits in a run, from each cell's medians by round.
 
     The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, but the run has many. It is the
     distance from the mean within which two thirds of the visits are, so a few disturbed cells do not widen the others.
-    A few virtual visits with the usual spread prevent two real ones from deciding for all.
+    Two virtual visits with the usual spread prevent two real ones from deciding for all. On a machine with two modes,
+    the spread is at least that of both, since few visits may have met only one.
 
     Eight or more cells show a drift of the machine as the common part of their visits. Fewer cells cannot distinguish
     drift from the spread of visits, so their drift counts only as far as the drift probe shows it. `swing` is the
     probe's change over the run, as a share.
     """
-    cells = [deviations(medians) for medians in of_cells if len(medians) > 1]
+    repeated = [medians for medians in of_cells if len(medians) > 1]
+    cells = [deviations(medians) for medians in repeated]
     values = [np.fromiter(cell.values(), dtype=np.float64) for cell in cells]
     scaled = [value * math.sqrt(value.size / (value.size - 1)) for value in values]
     visit = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_VISITS])), _ONE_SIGMA))
+    if (ratio := visit_modes(repeated)) is not None:
+        visit = max(visit, (ratio - 1) / (ratio + 1))  # of two equally frequent times
     free = [value.size - 1 for value in values]
     others = sum(free) - max(free, default=0)
     return VisitSpread(visit, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, visit, swing))
@@ -228,7 +268,8 @@ def _half_width(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitSp
     few = medians.size < _FEW_VISITS
     variance, inefficiency = (moderated, 1.0) if few else (max(own, moderated), _MEDIAN_OVER_MEAN)
     error = math.sqrt(max(0.0, variance - spread.drift**2) / medians.size)
-    return math.hypot(student_t(freedom) * inefficiency * error, _DRIFT_COVERAGE * spread.drift)
+    of_drift = (_DRIFT_COVERAGE_OF_TWO if few else _DRIFT_COVERAGE) * spread.drift
+    return math.hypot(student_t(freedom) * inefficiency * error, of_drift)
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
@@ -326,21 +367,6 @@ def outliers(samples: NDArray[np.float64]) -> int:
     deviations = np.abs(samples - np.median(samples))
     sigma = MAD_TO_SIGMA * np.median(deviations)
     return int((deviations > _OUTLIER_Z * sigma).sum()) if sigma > 0 else 0
-
-
-def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return the medians of two clearly separate groups of samples; None if there are none."""
-    ordered = np.sort(samples)
-    least = max(2, math.ceil(_MODE_SHARE * ordered.size))
-    if ordered.size < _FEWEST_FOR_MODES:
-        return None
-    gaps = np.diff(ordered)[least - 1 : ordered.size - least]
-    cut = least + int(np.argmax(gaps))
-    low, high = ordered[:cut], ordered[cut:]
-    distance = float(np.median(high) - np.median(low))
-    spread = max(float(np.std(low)), float(np.std(high)))
-    separate = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
-    return (float(np.median(low)), float(np.median(high))) if separate else None
 
 
 NANOSECOND_S = 1e-9

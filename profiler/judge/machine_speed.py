@@ -6,12 +6,12 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.facts.roofs import DriftReading, swing
+from profiler.facts.roofs import ProbeWork, machine_times, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import Contention
 from profiler.facts.visits import Visit, phase_samples
@@ -19,7 +19,6 @@ from profiler.grid.cells import PHASES, Cell, Phase
 from profiler.stats import MOST_FOREIGN_CORES
 from profiler.units import several
 
-ProbeWork = Literal["memory", "compute"]
 # A machine counts as busy if other processes used its cores in at least this share of the visits.
 _BUSY_SHARE = 0.25
 # Probe readings per visit from which each visit has a reading next to it.
@@ -74,7 +73,10 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
     visits = [(cell, visit) for cell, of_cell in facts.visits.items() for visit in of_cell]
     if not visits or len(facts.looks) < _LEAST_READINGS * len(visits):
         return facts, {}
-    paces = {work: _paces(facts.looks, work, [visit for _, visit in visits]) for work in get_args(ProbeWork)}
+    looks, of_visits = sorted(facts.looks, key=lambda look: look.at_unix_s), [visit for _, visit in visits]
+    at_unix_s = [look.at_unix_s for look in looks]
+    of_work = machine_times(looks, on_gpu=facts.device.kind == "cuda")
+    paces = {work: _paces(at_unix_s, times, of_visits) for work, times in of_work.items()}
     swings = {phase: item for phase in PHASES if (item := _shared_swing(phase, visits, paces))}
     if not swings:
         return facts, {}
@@ -83,8 +85,7 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
     for index, (cell, visit) in enumerate(visits):
         steadied[cell].append(_divided(visit, float(by_phase["prefill"][index]), float(by_phase["decode"][index])))
     timed = {phase for phase in PHASES if any(phase_samples(phase, of_cell) for of_cell in facts.visits.values())}
-    looks = [] if timed <= set(swings) else facts.looks
-    return replace(facts, visits=steadied, looks=looks), swings
+    return replace(facts, visits=steadied, looks=[] if timed <= set(swings) else facts.looks), swings
 
 
 def swing_words(facts: Facts) -> list[str]:
@@ -93,19 +94,17 @@ def swing_words(facts: Facts) -> list[str]:
     if not swings:
         return []
     parts = [f"{100 * item.explained:.0f} % of how visits of a {phase} differ" for phase, item in swings.items()]
+    swung = swing(facts.looks, on_gpu=facts.device.kind == "cuda")
     return [
-        f"the machine's own speed swung by {100 * swing(facts.looks):.0f} %; a probe next to each visit explains"
+        f"the machine's own speed swung by {100 * swung:.0f} %; a probe next to each visit explains"
         f" {' and '.join(parts)}, and times are those at its median speed."
     ]
 
 
-def _paces(looks: Sequence[DriftReading], work: ProbeWork, visits: Sequence[Visit]) -> NDArray[np.float64]:
-    """The probe's seconds over their median at the middle of each visit [visits], interpolated between readings."""
-    ordered = sorted(looks, key=lambda look: look.at_unix_s)
-    seconds = np.array([getattr(look, work) for look in ordered])
+def _paces(at_unix_s: Sequence[float], times: Sequence[float], visits: Sequence[Visit]) -> NDArray[np.float64]:
+    """The probe's times over their median at the middle of each visit [visits], interpolated between readings."""
     middles = [visit.at_unix_s + visit.wall_s / 2 for visit in visits]
-    log_paces = np.interp(middles, [look.at_unix_s for look in ordered], np.log(seconds / np.median(seconds)))
-    return np.asarray(np.exp(log_paces), dtype=np.float64)
+    return np.asarray(np.exp(np.interp(middles, at_unix_s, np.log(np.array(times) / np.median(times)))))
 
 
 def _shared_swing(

@@ -103,7 +103,7 @@ class World:
         """Return the swing of the drift probe: the time of the machine, with the probe's noise."""
         memory, compute = self._machine(self.now_s) * self._rng.normal(1.0, LOOK_SIGMA, 2)
         self._looks.append(DriftReading(float(memory), float(compute)))
-        return swing(self._looks)
+        return swing(self._looks, on_gpu=False)
 
     def _machine(self, at_s: float) -> float:
         return 1 + self._amplitude * math.sin(2 * math.pi * at_s / self._wave_s + self._phase)
