@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -46,8 +47,8 @@ _ONE_SIGMA = 0.683
 NORMAL_90, NORMAL_95 = 1.645, 1.96
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
-# Two visits with a standard deviation of 1 %. In six runs on two cores of a shared Xeon, that of visits of a cell was 0.8
-# to 2.0 %, half of them below 1.2; other machines had up to 3.
+# Two visits with a standard deviation of 1 %. In six runs on two cores of a shared Xeon, that of visits of a cell was
+# 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
 _USUAL_VISITS = np.array([-0.01, 0.01])
 # Degrees of freedom of the usual spread; machines differ in it by a factor of three.
 _USUAL_FREEDOM = 2.0
@@ -79,11 +80,6 @@ _MODE_SHARE = 0.2
 _MODE_DISTANCE = 0.10
 _MODE_SPREADS = 4.0
 _FEWEST_FOR_MODES = 16
-# Of a machine with two modes, the shares of the visits may differ more, and each cell has only few of them.
-_VISITS_MODE_SHARE = 0.1
-_FEWEST_VISITS_FOR_MODES = 8
-MODES_RATIO = 1.3
-"""Least ratio of a machine's two modes: a GPU's hosts had 1.4 to 1.8, and visits of one mode differ by up to 1.2."""
 # Load of others on this process's cores, in cores, above which it was slowed down.
 MOST_FOREIGN_CORES = 0.15
 
@@ -117,24 +113,20 @@ class VisitSpread:
     """One standard deviation of the common drift of all cells between rounds; more visits do not average it away."""
 
 
-def visit_modes(of_cells: Iterable[Mapping[int, float]]) -> float | None:
-    """Return how many times as long visits take in a machine's slow mode; None if it has only one mode.
-
-    `of_cells` has each cell's medians by round. Each visit is compared with the fastest one of its cell.
-    """
+def visit_modes(of_cells: Iterable[Mapping[int, float]]) -> tuple[float, float] | None:
+    """Return the two modes of a machine in each cell's medians by round, relative to the cell's fastest visit."""
     repeated = [list(medians.values()) for medians in of_cells if len(medians) > 1]
-    ratios = np.array([median / min(cell) for cell in repeated for median in cell])
-    modes = two_modes(ratios, share=_VISITS_MODE_SHARE, fewest=_FEWEST_VISITS_FOR_MODES)
-    return modes[1] / modes[0] if modes and modes[1] > MODES_RATIO * modes[0] else None
+    return machine_modes(np.array([median / min(cell) for cell in repeated for median in cell]), share=0.1, fewest=8)
 
 
 def two_modes(
-    samples: NDArray[np.float64], *, share: float = _MODE_SHARE, fewest: int = _FEWEST_FOR_MODES
+    samples: NDArray[np.float64],
+    share: float = _MODE_SHARE,
+    fewest: int = _FEWEST_FOR_MODES,
+    distance: float = _MODE_DISTANCE,
+    spreads: float = _MODE_SPREADS,
 ) -> tuple[float, float] | None:
-    """Return the medians of two clearly separate groups of samples; None if there are none.
-
-    Each group has at least `share` of the samples; fewer samples than `fewest` show no groups.
-    """
+    """Return the medians of two clearly separate groups of samples; None if there are none."""
     ordered = np.sort(samples)
     least = max(2, math.ceil(share * ordered.size))
     if ordered.size < fewest:
@@ -142,10 +134,14 @@ def two_modes(
     gaps = np.diff(ordered)[least - 1 : ordered.size - least]
     cut = least + int(np.argmax(gaps))
     low, high = ordered[:cut], ordered[cut:]
-    distance = float(np.median(high) - np.median(low))
+    apart = float(np.median(high) - np.median(low))
     spread = max(float(np.std(low)), float(np.std(high)))
-    separate = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
+    separate = apart > distance * float(np.median(ordered)) and apart > spreads * spread
     return (float(np.median(low)), float(np.median(high))) if separate else None
+
+
+machine_modes = partial(two_modes, distance=0.4, spreads=6.0)
+"""Two modes of a whole machine, by stricter limits: by chance, visits that differ by 10 % have them in 1 % of runs."""
 
 
 def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> VisitSpread:
@@ -153,20 +149,20 @@ def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Vi
 
     The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, but the run has many. It is the
     distance from the mean within which two thirds of the visits are, so a few disturbed cells do not widen the others.
-    Two virtual visits with the usual spread prevent two real ones from deciding for all. On a machine with two modes,
-    the spread is at least that of both, since few visits may have met only one.
+    Two virtual visits with the usual spread prevent two real ones from deciding for all. Two modes of the machine count
+    with their distance, since the few visits of a cell may have met only one.
 
     Eight or more cells show a drift of the machine as the common part of their visits. Fewer cells cannot distinguish
     drift from the spread of visits, so their drift counts only as far as the drift probe shows it. `swing` is the
     probe's change over the run, as a share.
     """
     repeated = [medians for medians in of_cells if len(medians) > 1]
-    cells = [deviations(medians) for medians in repeated]
+    cells = list(map(deviations, repeated))
     values = [np.fromiter(cell.values(), dtype=np.float64) for cell in cells]
     scaled = [value * math.sqrt(value.size / (value.size - 1)) for value in values]
     visit = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_VISITS])), _ONE_SIGMA))
-    if (ratio := visit_modes(repeated)) is not None:
-        visit = max(visit, (ratio - 1) / (ratio + 1))  # of two equally frequent times
+    if modes := visit_modes(repeated):
+        visit = max(visit, (modes[1] - modes[0]) / (modes[1] + modes[0]))  # of two equally frequent times
     free = [value.size - 1 for value in values]
     others = sum(free) - max(free, default=0)
     return VisitSpread(visit, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, visit, swing))

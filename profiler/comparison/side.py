@@ -219,8 +219,7 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    swung = swing(gathered.looks, on_gpu=document.device.kind == "cuda")
-    cells = _timed_cells(gathered.visits, swung, busy)
+    cells = _timed_cells(gathered.visits, swing(gathered.looks, on_gpu=document.device.kind == "cuda"), busy)
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from profiler.data.links import Link
 from profiler.data.roof_set import RoofSet
 from profiler.facts.fact import Fact
 from profiler.stats import NOTCH
-
-ProbeWork = Literal["memory", "compute"]
-"""The two kinds of work of the drift probe."""
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
@@ -323,19 +320,16 @@ def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> boo
     return abs(one_per_s / other_per_s - 1) <= max(AGREE, half_widths)
 
 
-def machine_times(looks: Sequence[DriftReading], *, on_gpu: bool) -> dict[ProbeWork, list[float]]:
-    """Return the times of the drift probe that only the machine itself changes, by kind of work [looks].
+def machine_times(looks: Sequence[DriftReading], *, on_gpu: bool) -> list[list[float]]:
+    """Return the drift probe's times of memory, and of compute as far as only the machine changes them [looks each].
 
-    A GPU's clock is lower right after work at its power limit, which is the run's own work. Its products are therefore
-    in cycles of that clock. Without a clock in each reading they are left out, and only memory counts.
+    A GPU's clock is lower right after the run's own work at its power limit. Its products are therefore in cycles, and
+    left out if a reading has no clock.
     """
-    times: dict[ProbeWork, list[float]] = {"memory": [look.memory for look in looks]}
     cycles = [look.compute * look.clock_hz for look in looks if look.clock_hz]
-    if not on_gpu:
-        times["compute"] = [look.compute for look in looks]
-    elif len(cycles) == len(looks):
-        times["compute"] = cycles
-    return times
+    compute = cycles if on_gpu else [look.compute for look in looks]
+    memory = [look.memory for look in looks]
+    return [memory, compute] if len(compute) == len(looks) else [memory]
 
 
 def drift(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
@@ -346,12 +340,11 @@ def drift(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
     half = len(looks) // 2
     if not half:
         return 0.0
-    of_work = machine_times(looks, on_gpu=on_gpu).values()
+    of_work = machine_times(looks, on_gpu=on_gpu)
     return max(abs(statistics.median(times[half:]) / statistics.median(times[:half]) - 1) for times in of_work)
 
 
 def swing(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
     """Return the slowest reading of the machine over the fastest, minus 1; the larger of memory and compute."""
-    of_work = machine_times(looks, on_gpu=on_gpu).values()
+    of_work = machine_times(looks, on_gpu=on_gpu)
     return max(max(times) / min(times) - 1 for times in of_work) if looks else 0.0
-

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.facts.roofs import ProbeWork, machine_times, swing
+from profiler.facts.roofs import machine_times, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import Contention
-from profiler.facts.visits import Visit, phase_samples
+from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, Phase
-from profiler.stats import MOST_FOREIGN_CORES
-from profiler.units import several
+from profiler.stats import MOST_FOREIGN_CORES, machine_modes, visit_modes
+from profiler.units import duration, several
 
 # A machine counts as busy if other processes used its cores in at least this share of the visits.
 _BUSY_SHARE = 0.25
@@ -58,8 +58,8 @@ def busy_sentences(facts: Facts) -> list[str]:
 class SharedSwing:
     """A swing that the visits of a phase share with the drift probe."""
 
-    work: ProbeWork
-    """The part of the probe that explains most of it."""
+    paces: NDArray[np.float64]
+    """The pace of the part of the probe that explains most of it [visits]."""
     explained: float
     """The share of the variance between visits of one cell that it explains."""
 
@@ -73,19 +73,43 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
     visits = [(cell, visit) for cell, of_cell in facts.visits.items() for visit in of_cell]
     if not visits or len(facts.looks) < _LEAST_READINGS * len(visits):
         return facts, {}
-    looks, of_visits = sorted(facts.looks, key=lambda look: look.at_unix_s), [visit for _, visit in visits]
-    at_unix_s = [look.at_unix_s for look in looks]
-    of_work = machine_times(looks, on_gpu=facts.device.kind == "cuda")
-    paces = {work: _paces(at_unix_s, times, of_visits) for work, times in of_work.items()}
+    looks = sorted(facts.looks, key=lambda look: look.at_unix_s)
+    middles = [visit.at_unix_s + visit.wall_s / 2 for _, visit in visits]
+    paces = [
+        _paces([look.at_unix_s for look in looks], times, middles)
+        for times in machine_times(looks, on_gpu=facts.device.kind == "cuda")
+    ]
     swings = {phase: item for phase in PHASES if (item := _shared_swing(phase, visits, paces))}
     if not swings:
         return facts, {}
-    by_phase = {phase: paces[swings[phase].work] if phase in swings else np.ones(len(visits)) for phase in PHASES}
+    by_phase = {phase: swings[phase].paces if phase in swings else np.ones(len(visits)) for phase in PHASES}
     steadied: dict[Cell, list[Visit]] = {cell: [] for cell in facts.visits}
     for index, (cell, visit) in enumerate(visits):
         steadied[cell].append(_divided(visit, float(by_phase["prefill"][index]), float(by_phase["decode"][index])))
     timed = {phase for phase in PHASES if any(phase_samples(phase, of_cell) for of_cell in facts.visits.values())}
     return replace(facts, visits=steadied, looks=[] if timed <= set(swings) else facts.looks), swings
+
+
+def mode_words(facts: Facts) -> list[str]:
+    """A sentence on a host whose decode steps show two modes; empty for others, and where others keep it busy."""
+    found = next(_host_modes(at_median_speed(facts)[0].visits), None)
+    if found is None or busy_sentences(facts):
+        return []
+    cell, *modes = found
+    fast, slow = map(duration, modes)
+    return [f"this host has two modes: a decode step of {cell.name} takes {fast} in one and {slow} in the other."]
+
+
+def _host_modes(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[tuple[Cell, float, float]]:
+    """Cells whose steps show both modes, and the seconds of each: within a loop, or from visit to visit."""
+    for cell, of_cell in visits.items():
+        for steps in phase_samples("decode", of_cell):
+            if modes := machine_modes(np.array(steps)):
+                yield cell, *modes
+    ends = {cell: phase_medians("decode", of_cell).values() for cell, of_cell in visits.items()}
+    if visit_modes(phase_medians("decode", of_cell) for of_cell in visits.values()):
+        cell = max(ends, key=lambda cell: max(ends[cell]) / min(ends[cell]))
+        yield cell, min(ends[cell]), max(ends[cell])
 
 
 def swing_words(facts: Facts) -> list[str]:
@@ -101,14 +125,13 @@ def swing_words(facts: Facts) -> list[str]:
     ]
 
 
-def _paces(at_unix_s: Sequence[float], times: Sequence[float], visits: Sequence[Visit]) -> NDArray[np.float64]:
-    """The probe's times over their median at the middle of each visit [visits], interpolated between readings."""
-    middles = [visit.at_unix_s + visit.wall_s / 2 for visit in visits]
+def _paces(at_unix_s: Sequence[float], times: Sequence[float], middles: Sequence[float]) -> NDArray[np.float64]:
+    """The probe's times over their median at these middles of visits [visits], interpolated between readings."""
     return np.asarray(np.exp(np.interp(middles, at_unix_s, np.log(np.array(times) / np.median(times)))))
 
 
 def _shared_swing(
-    phase: Phase, visits: Sequence[tuple[Cell, Visit]], paces: Mapping[ProbeWork, NDArray[np.float64]]
+    phase: Phase, visits: Sequence[tuple[Cell, Visit]], paces: Sequence[NDArray[np.float64]]
 ) -> SharedSwing | None:
     """The swing that visits of a phase share with the probe; None if the probe explains too little."""
     rows: dict[Cell, list[tuple[float, int]]] = {}
@@ -125,11 +148,10 @@ def _shared_swing(
         return float(sum(((values - values.mean()) ** 2).sum() for values in log_times)) / freedom
 
     before = variance(np.ones(len(visits)))
-    after = {work: variance(pace) for work, pace in paces.items()}
-    best = min(after, key=lambda work: after[work])
-    if math.sqrt(before) < _LEAST_SPREAD or after[best] > (1 - _LEAST_EXPLAINED) * before:
+    best = min(paces, key=variance)
+    if math.sqrt(before) < _LEAST_SPREAD or variance(best) > (1 - _LEAST_EXPLAINED) * before:
         return None
-    return SharedSwing(best, 1 - after[best] / before)
+    return SharedSwing(best, 1 - variance(best) / before)
 
 
 def _divided(visit: Visit, prefill: float, decode: float) -> Visit:

@@ -432,7 +432,7 @@ class Settling(FakeClock):
         return [self.given[min(int(mark) // 8, len(self.given) - 1)] for mark in marks[1:]]
 
 
-class Card(Machine):
+class OnGpu(Machine):
     """A machine that says it is a GPU."""
 
     is_cuda = True
@@ -455,7 +455,7 @@ def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_work")
 def test_a_gpus_reading_has_its_clock_and_a_cpus_has_none() -> None:
     source = Mock(read=Mock(return_value=Reading(clock_hz=1.74e9)))
-    of_cpu, of_gpu = (kind(CPU, clock=Settling(1e-3), source=source) for kind in (Machine, Card))
+    of_cpu, of_gpu = (kind(CPU, clock=Settling(1e-3), source=source) for kind in (Machine, OnGpu))
     assert DriftProbe(of_cpu).look().clock_hz is None
     assert DriftProbe(of_gpu).look().clock_hz == 1.74e9
 
