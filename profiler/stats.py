@@ -61,8 +61,8 @@ _FEW_VISITS = 3
 # From this many cells on, a run shows the common drift of its cells.
 _DRIFT_CELLS = 8
 # Distance of the rounds' mean from the middle of a slow drift, in standard deviations between rounds. If a run covers
-# half a wave, 1.9 to 2.0 of them include nine phases of ten (four to six rounds). Two rounds are alike more often.
-_DRIFT_COVERAGE, _DRIFT_COVERAGE_OF_TWO = 2.2, 3.0
+# half a wave, 1.9 to 2.0 of them include nine phases of ten (four to six rounds).
+_DRIFT_COVERAGE = 2.2
 
 # A cell is quiet if its interval is narrow enough to show 5 %, and unusable if it is wider than a fifth.
 _QUIET_HALF_WIDTH = 0.025
@@ -74,12 +74,6 @@ _MACHINE_DRIFT = 0.05
 # hyperfine's threshold of the modified z-score for outliers (|x - median| / MAD, MAD scaled to sigma).
 _OUTLIER_Z = 14.8
 _MANY_OUTLIERS = 0.05
-# Two modes: the widest gap between neighbours separates groups of at least a fifth of the samples each, and their
-# distance exceeds a tenth of the median and four times the spread of the wider group.
-_MODE_SHARE = 0.2
-_MODE_DISTANCE = 0.10
-_MODE_SPREADS = 4.0
-_FEWEST_FOR_MODES = 16
 # Load of others on this process's cores, in cores, above which it was slowed down.
 MOST_FOREIGN_CORES = 0.15
 
@@ -115,18 +109,18 @@ class VisitSpread:
 
 def visit_modes(of_cells: Iterable[Mapping[int, float]]) -> tuple[float, float] | None:
     """Return the two modes of a machine in each cell's medians by round, relative to the cell's fastest visit."""
-    repeated = [list(medians.values()) for medians in of_cells if len(medians) > 1]
-    return machine_modes(np.array([median / min(cell) for cell in repeated for median in cell]), share=0.1, fewest=8)
+    ratios = [median / min(cell.values()) for cell in of_cells if len(cell) > 1 for median in cell.values()]
+    return machine_modes(np.array(ratios), share=0.1, fewest=8)
 
 
 def two_modes(
-    samples: NDArray[np.float64],
-    share: float = _MODE_SHARE,
-    fewest: int = _FEWEST_FOR_MODES,
-    distance: float = _MODE_DISTANCE,
-    spreads: float = _MODE_SPREADS,
+    samples: NDArray[np.float64], *, share: float = 0.2, fewest: int = 16, apart: float = 0.1, spreads: float = 4.0
 ) -> tuple[float, float] | None:
-    """Return the medians of two clearly separate groups of samples; None if there are none."""
+    """Return the medians of two clearly separate groups of samples; None if there are none, or too few samples.
+
+    Each group has at least `share` of the samples. The distance of the medians is more than the share `apart` of the
+    median of all, and more than `spreads` standard deviations of the wider group.
+    """
     ordered = np.sort(samples)
     least = max(2, math.ceil(share * ordered.size))
     if ordered.size < fewest:
@@ -134,13 +128,13 @@ def two_modes(
     gaps = np.diff(ordered)[least - 1 : ordered.size - least]
     cut = least + int(np.argmax(gaps))
     low, high = ordered[:cut], ordered[cut:]
-    apart = float(np.median(high) - np.median(low))
+    distance = float(np.median(high) - np.median(low))
     spread = max(float(np.std(low)), float(np.std(high)))
-    separate = apart > distance * float(np.median(ordered)) and apart > spreads * spread
+    separate = distance > apart * float(np.median(ordered)) and distance > spreads * spread
     return (float(np.median(low)), float(np.median(high))) if separate else None
 
 
-machine_modes = partial(two_modes, distance=0.4, spreads=6.0)
+machine_modes = partial(two_modes, apart=0.4, spreads=6.0)
 """Two modes of a whole machine, by stricter limits: by chance, visits that differ by 10 % have them in 1 % of runs."""
 
 
@@ -156,12 +150,12 @@ def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Vi
     drift from the spread of visits, so their drift counts only as far as the drift probe shows it. `swing` is the
     probe's change over the run, as a share.
     """
-    repeated = [medians for medians in of_cells if len(medians) > 1]
-    cells = list(map(deviations, repeated))
+    of_cells = [medians for medians in of_cells if len(medians) > 1]
+    cells = list(map(deviations, of_cells))
     values = [np.fromiter(cell.values(), dtype=np.float64) for cell in cells]
     scaled = [value * math.sqrt(value.size / (value.size - 1)) for value in values]
     visit = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_VISITS])), _ONE_SIGMA))
-    if modes := visit_modes(repeated):
+    if modes := visit_modes(of_cells):
         visit = max(visit, (modes[1] - modes[0]) / (modes[1] + modes[0]))  # of two equally frequent times
     free = [value.size - 1 for value in values]
     others = sum(free) - max(free, default=0)
@@ -264,8 +258,7 @@ def _half_width(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitSp
     few = medians.size < _FEW_VISITS
     variance, inefficiency = (moderated, 1.0) if few else (max(own, moderated), _MEDIAN_OVER_MEAN)
     error = math.sqrt(max(0.0, variance - spread.drift**2) / medians.size)
-    of_drift = (_DRIFT_COVERAGE_OF_TWO if few else _DRIFT_COVERAGE) * spread.drift
-    return math.hypot(student_t(freedom) * inefficiency * error, of_drift)
+    return math.hypot(student_t(freedom) * inefficiency * error, _DRIFT_COVERAGE * spread.drift)
 
 
 def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,12 +73,7 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
     visits = [(cell, visit) for cell, of_cell in facts.visits.items() for visit in of_cell]
     if not visits or len(facts.looks) < _LEAST_READINGS * len(visits):
         return facts, {}
-    looks = sorted(facts.looks, key=lambda look: look.at_unix_s)
-    middles = [visit.at_unix_s + visit.wall_s / 2 for _, visit in visits]
-    paces = [
-        _paces([look.at_unix_s for look in looks], times, middles)
-        for times in machine_times(looks, on_gpu=facts.device.kind == "cuda")
-    ]
+    paces = _paces(facts, [visit for _, visit in visits])
     swings = {phase: item for phase in PHASES if (item := _shared_swing(phase, visits, paces))}
     if not swings:
         return facts, {}
@@ -91,25 +86,20 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
 
 
 def mode_words(facts: Facts) -> list[str]:
-    """A sentence on a host whose decode steps show two modes; empty for others, and where others keep it busy."""
-    found = next(_host_modes(at_median_speed(facts)[0].visits), None)
-    if found is None or busy_sentences(facts):
-        return []
-    cell, *modes = found
-    fast, slow = map(duration, modes)
-    return [f"this host has two modes: a decode step of {cell.name} takes {fast} in one and {slow} in the other."]
+    """A sentence on a host whose decode steps show two modes, within a loop or from visit to visit; else empty.
 
-
-def _host_modes(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[tuple[Cell, float, float]]:
-    """Cells whose steps show both modes, and the seconds of each: within a loop, or from visit to visit."""
+    It is left out where other processes keep the machine busy: they are the reason then.
+    """
+    visits = at_median_speed(facts)[0].visits
+    between = visit_modes([phase_medians("decode", of_cell) for of_cell in visits.values()])
     for cell, of_cell in visits.items():
-        for steps in phase_samples("decode", of_cell):
-            if modes := machine_modes(np.array(steps)):
-                yield cell, *modes
-    ends = {cell: phase_medians("decode", of_cell).values() for cell, of_cell in visits.items()}
-    if visit_modes(phase_medians("decode", of_cell) for of_cell in visits.values()):
-        cell = max(ends, key=lambda cell: max(ends[cell]) / min(ends[cell]))
-        yield cell, min(ends[cell]), max(ends[cell])
+        loops = phase_samples("decode", of_cell)
+        for steps in [*loops, sum(loops, ())] if between else loops:
+            if (modes := machine_modes(np.array(steps))) and not busy_sentences(facts):
+                fast, slow = map(duration, modes)
+                words = f"a decode step of {cell.name} takes {fast} in one and {slow} in the other"
+                return [f"this host has two modes: {words}."]
+    return []
 
 
 def swing_words(facts: Facts) -> list[str]:
@@ -125,9 +115,12 @@ def swing_words(facts: Facts) -> list[str]:
     ]
 
 
-def _paces(at_unix_s: Sequence[float], times: Sequence[float], middles: Sequence[float]) -> NDArray[np.float64]:
-    """The probe's times over their median at these middles of visits [visits], interpolated between readings."""
-    return np.asarray(np.exp(np.interp(middles, at_unix_s, np.log(np.array(times) / np.median(times)))))
+def _paces(facts: Facts, visits: Sequence[Visit]) -> list[NDArray[np.float64]]:
+    """The probe's times over their median at the middle of each visit, interpolated [visits, for each kind of work]."""
+    looks = sorted(facts.looks, key=lambda look: look.at_unix_s)
+    at_unix_s, middles = [look.at_unix_s for look in looks], [visit.at_unix_s + visit.wall_s / 2 for visit in visits]
+    of_work = machine_times(looks, on_gpu=facts.device.kind == "cuda")
+    return [np.exp(np.interp(middles, at_unix_s, np.log(np.array(times) / np.median(times)))) for times in of_work]
 
 
 def _shared_swing(
