@@ -47,9 +47,9 @@ _ONE_SIGMA = 0.683
 NORMAL_90, NORMAL_95 = 1.645, 1.96
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
-# Two visits with a standard deviation of 1 %. In six runs on two cores of a shared Xeon, that of visits of a cell was
-# 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
-_USUAL_VISITS = np.array([-0.01, 0.01])
+# Four visits whose spread is 1 % by the rule of `spread_of`. In six runs on two cores of a shared Xeon, that of visits of
+# a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
+_USUAL_VISITS = 0.01 * np.array([-1.0, -0.33, 0.33, 1.0])
 # Degrees of freedom of the usual spread; machines differ in it by a factor of three.
 _USUAL_FREEDOM = 2.0
 # Most degrees of freedom from a run's other cells, since not all cells scatter alike.
@@ -143,7 +143,7 @@ def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Vi
 
     The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, but the run has many. It is the
     distance from the mean within which two thirds of the visits are, so a few disturbed cells do not widen the others.
-    Two virtual visits with the usual spread prevent two real ones from deciding for all. Two modes of the machine count
+    A few virtual visits with the usual spread prevent two real ones from deciding for all. Two modes of the machine count
     with their distance, since the few visits of a cell may have met only one.
 
     Eight or more cells show a drift of the machine as the common part of their visits. Fewer cells cannot distinguish
