@@ -82,16 +82,19 @@ NOISES: dict[str, tuple[Noise, float]] = {
     "AR(1), 0.98 a step": (autoregressive, 0.0),
     "two modes, 20 steps": (modes, 0.0),
     "slow drift of +-3 %": (normal(0.0, 0.005), 0.03),
-    "visits in two modes": (modes_of_visits, 0.0),
 }
 """The noise of each cell, and the amplitude of a slow wave of the whole machine."""
+
+
+MODES: dict[str, tuple[Noise, float]] = {"visits in two modes": (modes_of_visits, 0.0)}
+"""What a single cell cannot show."""
 
 
 class World:
     """A machine with known noise, and its clock; a visit takes one second."""
 
     def __init__(self, name: str, cells: int, wave_s: float, seed: int) -> None:
-        noise, self._amplitude = NOISES[name]
+        noise, self._amplitude = {**NOISES, **MODES}[name]
         self._rng = np.random.default_rng(seed)
         self._phase = self._rng.uniform(0, 2 * math.pi)
         self._wave_s = wave_s
