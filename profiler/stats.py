@@ -47,8 +47,8 @@ _ONE_SIGMA = 0.683
 NORMAL_90, NORMAL_95 = 1.645, 1.96
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
-# Four visits whose spread is 1 % by the rule of `spread_of`. In six runs on two cores of a shared Xeon, that of visits of
-# a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
+# Four visits whose spread is 1 % by the rule of `spread_of`. In six runs on two cores of a shared Xeon, it was 0.8 to
+# 2.0 %, half of them below 1.2; other machines had up to 3.
 _USUAL_VISITS = 0.01 * np.array([-1.0, -0.33, 0.33, 1.0])
 # Degrees of freedom of the usual spread; machines differ in it by a factor of three.
 _USUAL_FREEDOM = 2.0
@@ -143,8 +143,8 @@ def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> Vi
 
     The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, but the run has many. It is the
     distance from the mean within which two thirds of the visits are, so a few disturbed cells do not widen the others.
-    A few virtual visits with the usual spread prevent two real ones from deciding for all. Two modes of the machine count
-    with their distance, since the few visits of a cell may have met only one.
+    A few virtual visits with the usual spread prevent two real ones from deciding for all. Two modes of the machine
+    count with their distance, since the few visits of a cell may have met only one.
 
     Eight or more cells show a drift of the machine as the common part of their visits. Fewer cells cannot distinguish
     drift from the spread of visits, so their drift counts only as far as the drift probe shows it. `swing` is the

@@ -321,14 +321,13 @@ def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> boo
 
 
 def machine_times(looks: Sequence[DriftReading], *, on_gpu: bool) -> list[list[float]]:
-    """Return the drift probe's times of memory, and of compute as far as only the machine changes them [looks each].
+    """Return the drift probe's times of memory and of compute [looks each].
 
-    A GPU's clock is lower right after the run's own work at its power limit. Its products are therefore in cycles, and
-    left out if a reading has no clock.
+    A GPU's products are in cycles, since its own work at the power limit lowers its clock; without clocks they are left
+    out.
     """
     cycles = [look.compute * look.clock_hz for look in looks if look.clock_hz]
-    compute = cycles if on_gpu else [look.compute for look in looks]
-    memory = [look.memory for look in looks]
+    compute, memory = cycles if on_gpu else [look.compute for look in looks], [look.memory for look in looks]
     return [memory, compute] if len(compute) == len(looks) else [memory]
 
 

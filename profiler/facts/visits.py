@@ -101,10 +101,7 @@ def foreign_cores(visits: Sequence[Visit]) -> float | None:
 def visit_spreads(
     keys: Collection[CellKey], visits: Mapping[Cell, Sequence[Visit]], swing: float
 ) -> dict[CellKey, VisitSpread]:
-    """Return the spread between visits of one cell, by cell; `swing` is the drift probe's.
-
-    Cells of one engine and phase share it: a replayed graph scatters less than steps that wait for the host.
-    """
+    """Return the spread between visits of a cell, from all cells of its engine and phase; `swing` is the probe's."""
     medians: dict[tuple[str, Phase], list[dict[int, float]]] = {}
     for key in keys:
         medians.setdefault((key.cell.engine, key.phase), []).append(phase_medians(key.phase, visits[key.cell]))

@@ -86,10 +86,7 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
 
 
 def mode_words(facts: Facts) -> list[str]:
-    """A sentence on a host whose decode steps show two modes, within a loop or from visit to visit; else empty.
-
-    It is left out where other processes keep the machine busy: they are the reason then.
-    """
+    """A sentence on a host whose decode steps show two modes; empty for others, and where others keep it busy."""
     visits = at_median_speed(facts)[0].visits
     between = visit_modes([phase_medians("decode", of_cell) for of_cell in visits.values()])
     for cell, of_cell in visits.items():
