@@ -47,9 +47,9 @@ _ONE_SIGMA = 0.683
 NORMAL_90, NORMAL_95 = 1.645, 1.96
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
-# Four visits whose spread is 1 % by the rule of `spread_of`. In six runs on two cores of a shared Xeon, it was 0.8 to
-# 2.0 %, half of them below 1.2; other machines had up to 3.
-_USUAL_VISITS = 0.01 * np.array([-1.0, -0.33, 0.33, 1.0])
+# Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution). In six runs on two
+# cores of a shared Xeon, that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
+_USUAL_VISITS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
 # Degrees of freedom of the usual spread; machines differ in it by a factor of three.
 _USUAL_FREEDOM = 2.0
 # Most degrees of freedom from a run's other cells, since not all cells scatter alike.
