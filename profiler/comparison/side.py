@@ -264,7 +264,7 @@ def _timed_cells(
     cells = {}
     for key, cell_samples in samples.items():
         if any(cell_samples):
-            rows, spread = visits[key.cell], spreads[key]
+            rows, spread = visits[key.cell], spreads[key.phase]
             time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(rows)
             cells[match_key(key)] = CellTime(
                 median_s=time_s.median_s,

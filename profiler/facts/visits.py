@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.telemetry import HardwareCounters
-from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.stats import VisitSpread, spread_of
 
 Status = Literal["ok", "oom", "skipped", "failed", "forecast"]
@@ -99,14 +99,13 @@ def foreign_cores(visits: Sequence[Visit]) -> float | None:
 
 
 def visit_spreads(
-    keys: Collection[CellKey], visits: Mapping[Cell, Sequence[Visit]], swing: float
-) -> dict[CellKey, VisitSpread]:
-    """Return the spread between visits of a cell, from all cells of its engine and phase; `swing` is the probe's."""
-    medians: dict[tuple[str, Phase], list[dict[int, float]]] = {}
+    keys: Iterable[CellKey], visits: Mapping[Cell, Sequence[Visit]], swing: float
+) -> dict[Phase, VisitSpread]:
+    """Return the spread between visits of one cell, by phase, from the `keys`; `swing` is the drift probe's."""
+    medians: dict[Phase, list[dict[int, float]]] = {phase: [] for phase in PHASES}
     for key in keys:
-        medians.setdefault((key.cell.engine, key.phase), []).append(phase_medians(key.phase, visits[key.cell]))
-    spreads = {alike: spread_of(of_cells, swing) for alike, of_cells in medians.items()}
-    return {key: spreads[key.cell.engine, key.phase] for key in keys}
+        medians[key.phase].append(phase_medians(key.phase, visits[key.cell]))
+    return {phase: spread_of(of_cells, swing) for phase, of_cells in medians.items()}
 
 
 def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:

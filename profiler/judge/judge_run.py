@@ -114,8 +114,8 @@ def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
     spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks, on_gpu=facts.device.kind == "cuda"))
     keys = facts.grid.keys if keys is None else keys
     samples = {key: phase_samples(key.phase, facts.visits[key.cell]) for key in keys if facts.visits.get(key.cell)}
-    times = {key: estimate(of_key, spreads[key]) for key, of_key in samples.items()}
-    steady = {key: estimate(of_key, replace(spreads[key], drift=0.0)) for key, of_key in samples.items()}
+    times = {key: estimate(of_key, spreads[key.phase]) for key, of_key in samples.items()}
+    steady = {key: estimate(of_key, replace(spreads[key.phase], drift=0.0)) for key, of_key in samples.items()}
     return Timed(facts, times, steady, {key: timed_row(facts, key, times.get(key)) for key in keys})
 
 
