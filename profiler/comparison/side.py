@@ -222,7 +222,7 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    cells = _timed_cells(gathered.visits, gathered.looks, busy)
+    cells = _timed_cells(gathered.visits, swing(gathered.looks, on_gpu=document.device.kind == "cuda"), busy)
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}
@@ -256,15 +256,15 @@ def match_key(key: CellKey) -> MatchKey:
 
 
 def _timed_cells(
-    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading], busy_elsewhere: float
+    visits: Mapping[Cell, Sequence[Visit]], swung: float, busy_elsewhere: float
 ) -> dict[MatchKey, CellTime]:
     """The time of every cell, estimated from its visits, without a time breakdown.
 
-    `busy_elsewhere` is the number of cores that other processes kept busy over the whole run. It is used for visits
-    that were too short to measure that themselves.
+    `swung` is the drift probe's swing. `busy_elsewhere` is the number of cores that other processes kept busy over the
+    whole run. It is used for visits that were too short to measure that themselves.
     """
     samples = {key: phase_samples(key.phase, rows) for cell, rows in visits.items() if rows for key in cell.keys}
-    spreads = visit_spreads(samples, visits, swing(looks))
+    spreads = visit_spreads(samples, visits, swung)
     cells = {}
     for key, cell_samples in samples.items():
         if any(cell_samples):

@@ -100,7 +100,9 @@ class DriftProbe:
         """Return the median seconds of one buffer read and of one matrix product, after they have settled."""
         with torch.inference_mode():
             memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(lambda: self._left @ self._right)
-        return DriftReading(memory_s, compute_s, self._machine.unix_s())
+        # The last two bursts agree, so the clock is still that of the product.
+        clock_hz = self._machine.source.read().clock_hz if self._machine.is_cuda else None
+        return DriftReading(memory_s, compute_s, self._machine.unix_s(), clock_hz)
 
     def _settled_s(self, call: Callable[[], object]) -> float:
         deadline_s = self._machine.now_s() + _MOST_S

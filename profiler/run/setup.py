@@ -143,7 +143,7 @@ class MachineChecks:
                     if contention.disturbs(self._machine.info.host_threads):
                         self._ledger.add(contention)
             self._checked_s = self._machine.now_s()
-        return swing(self._ledger.gathered.looks)
+        return swing(self._ledger.gathered.looks, on_gpu=self._machine.is_cuda)
 
 
 def measure_device(

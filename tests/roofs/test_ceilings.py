@@ -26,7 +26,7 @@ from profiler.device.machine import Machine
 from profiler.device.memory import page_faults, storage_bytes
 from profiler.device.telemetry import DeviceSettings, NoSource
 from profiler.errors import NoRoomError
-from profiler.facts.roofs import Ceilings, CurvePoint, DriftReading, Roof, WeightReadRoof, drift
+from profiler.facts.roofs import Ceilings, CurvePoint, DriftReading, Roof, WeightReadRoof, drift, swing
 from profiler.facts.telemetry import Reading
 from profiler.judge.demand import moved
 from profiler.roofs import gemm as products
@@ -444,7 +444,7 @@ def test_it_is_what_a_plain_loop_takes() -> None:
 
 
 def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
-    steady, slower = DriftReading(10e-3, 5e-3), DriftReading(10e-3, 6e-3)
+    steady, slower = DriftReading(10e-3, 5e-3), DriftReading(12e-3, 5e-3)
     for on_gpu in (False, True):
         assert drift([steady] * 3 + [slower] * 3, on_gpu=on_gpu) == pytest.approx(0.2)
         assert drift([steady] * 5 + [slower], on_gpu=on_gpu) == 0.0
@@ -452,12 +452,29 @@ def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
         assert drift([], on_gpu=on_gpu) == 0.0
 
 
-def test_a_gpus_own_heat_is_no_drift() -> None:
-    """The readings of an H100 in microseconds, some of them right after prefills at its power limit: 0.9 %, not 8 %."""
-    compute = (57.5, 57.6, 57.8, 59.4, 68.1, 58.0, 66.0, 57.8, 62.3)
-    looks = [DriftReading(95e-6, seconds * 1e-6, float(number)) for number, seconds in enumerate(compute)]
+H200_LOOKS = ((70.336, 58.080), (70.144, 57.856), (70.368, 66.048), (70.464, 66.048))
+"""Readings of an H200 in microseconds of memory and compute; the last two follow prefills at its power limit."""
+
+
+@pytest.mark.parametrize("clocks_mhz", [(None,) * 4, (1980, 1980, 1740, 1740)])
+def test_a_gpus_own_heat_is_no_drift(clocks_mhz: tuple[float | None, ...]) -> None:
+    """Its memory moved by 0.25 % between the halves. The products took the same cycles, at 1.98 and 1.74 GHz."""
+    looks = [
+        DriftReading(memory * 1e-6, compute * 1e-6, clock_hz=mhz and mhz * 1e6)
+        for (memory, compute), mhz in zip(H200_LOOKS, clocks_mhz, strict=True)
+    ]
     assert drift(looks, on_gpu=True) < 0.01
-    assert drift(looks, on_gpu=False) > 0.05
+    assert swing(looks, on_gpu=True) < 0.01
+    assert drift(looks, on_gpu=False) > 0.13
+    assert swing(looks, on_gpu=False) > 0.13
+
+
+def test_a_gpu_that_loses_speed_at_its_clock_drifts() -> None:
+    """A neighbour on the same card takes a fifth of the memory, or of the processors: no clock explains that."""
+    steady = [DriftReading(70e-6, 58e-6, clock_hz=1.98e9)] * 3
+    for disturbed in (DriftReading(84e-6, 58e-6, clock_hz=1.98e9), DriftReading(70e-6, 69.6e-6, clock_hz=1.98e9)):
+        assert drift([*steady, *[disturbed] * 3], on_gpu=True) == pytest.approx(0.2)
+        assert swing([*steady, disturbed], on_gpu=True) == pytest.approx(0.2)
 
 
 class Settling(FakeClock):
@@ -465,6 +482,12 @@ class Settling(FakeClock):
 
     def seconds(self, marks: Sequence[float]) -> list[float]:
         return [self.given[min(int(mark) // 8, len(self.given) - 1)] for mark in marks[1:]]
+
+
+class OnGpu(Machine):
+    """A machine that says it is a GPU."""
+
+    is_cuda = True
 
 
 class Timeless(Machine):
@@ -479,6 +502,14 @@ def small_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the probe's work small: these tests set its times by hand."""
     monkeypatch.setattr("profiler.roofs.fixed_work.PROBE_BYTES", 1 << 12)
     monkeypatch.setattr("profiler.roofs.fixed_work._SIDE", 8)
+
+
+@pytest.mark.usefixtures("small_work")
+def test_a_gpus_reading_has_its_clock_and_a_cpus_has_none() -> None:
+    source = Mock(read=Mock(return_value=Reading(clock_hz=1.74e9)))
+    of_cpu, of_gpu = (kind(CPU, clock=Settling(1e-3), source=source) for kind in (Machine, OnGpu))
+    assert DriftProbe(of_cpu).look().clock_hz is None
+    assert DriftProbe(of_gpu).look().clock_hz == 1.74e9
 
 
 @pytest.mark.usefixtures("small_work")
