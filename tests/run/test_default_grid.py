@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from machines import HOST, roof
 from subjects import subject_of
 
@@ -83,12 +85,16 @@ def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
 
 
 def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_folder: Path) -> None:
-    """A GPU's smallest cells take the host's time; only the roofline shows what larger ones do."""
+    """A GPU's smallest cells take the host's time, and one warm-up has no slope: only the roofline shows the rest."""
     slow = Ceilings({"float32": roof(1e6), "bfloat16": roof(1e6)}, {READ: roof(1e15)}, 1, beyond_cache=True)
     key = prepared.grid.keys[-1]
-    by_warm_up = pace_of(tiny_folder, 1e-4, 1e-4, 1.0).expected_s(key)
-    assert by_warm_up == pytest.approx(1e-4, rel=0.01)
-    assert pace_of(tiny_folder, 1e-4, 1e-4, 1.0, slow).expected_s(key) > 10 * by_warm_up
+    on_cpu, pace = pace_of(tiny_folder, 1e-4, 1e-4, 1.0), pace_of(tiny_folder, 1e-4, 1e-4, 1.0, slow)
+    assert on_cpu.expected_s(key) == pytest.approx(1e-4, rel=0.01)
+    one_point = replace(pace, warm_ups={"eager": pace.warm_ups["eager"][:1]})
+    assert one_point.expected_s(key) > 1e-3
+    gpu: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
+    assert replace(pace, subject=replace(pace.subject, machine=gpu)).expected_s(key) > 1e-3
+    assert pace.expected_s(key) == on_cpu.expected_s(key)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
