@@ -115,7 +115,7 @@ def _in_eval_mode(model: Any) -> Iterator[None]:
 
 
 def _without_callbacks(group: CallGroup) -> Candidate | None:
-    if not (names := " and ".join(group.middle[1].callbacks)):
+    if not (group.call.left_out_s and (names := " and ".join(group.call.callbacks_s))):
         return None
     return group.candidate(
         "host-sync", f"{names} read every token on the host, which waits for the device",

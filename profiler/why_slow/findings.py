@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from profiler.stats import student_t
+from profiler.units import duration
 from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
@@ -296,9 +297,14 @@ def _edit(trial: TriedChange) -> tuple[str, str, str]:
 
 
 def _saves_s(trial: TriedChange, seen: Observations) -> float:
-    """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls."""
+    """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls.
+
+    What trials leave out stays as it is.
+    """
     numbers = set(trial.calls)
-    return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
+    calls = [call for call in seen.calls if call.number in numbers]
+    left_out_s = 0.0 if trial.against_its_own else sum(call.left_out_s for call in calls)
+    return trial.saving * max(0.0, steady_s(calls) - left_out_s)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -314,16 +320,56 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
 
 
+_OF_OPTIONS = {
+    "PrefixConstrainedLogitsProcessor": (
+        "prefix_allowed_tokens_fn",
+        "compute the mask of allowed tokens once, in a LogitsProcessor of your own, and change it by the newest token",
+    ),
+    "NoBadWordsLogitsProcessor": ("bad_words_ids", "shorten the list, and pass single tokens as suppress_tokens"),
+    "SequenceBiasLogitsProcessor": ("sequence_bias", "shorten the list"),
+    "NoRepeatNGramLogitsProcessor": (
+        "no_repeat_ngram_size", "leave it out, or install a transformers whose code for it has no Python loop",
+    ),
+    "EncoderNoRepeatNGramLogitsProcessor": ("encoder_no_repeat_ngram_size", "leave it out"),
+    "StopStringCriteria": ("stop_strings", "pass the tokens that end an answer as eos_token_id"),
+    "WatermarkLogitsProcessor": ("watermarking_config", "leave it out, unless the watermark is looked for"),
+    "SynthIDTextWatermarkLogitsProcessor": ("watermarking_config", "leave it out, unless the watermark is looked for"),
+    "WhisperTimeStampLogitsProcessor": ("return_timestamps", "leave it out, unless the times are read"),
+    "TextStreamer": ("streamer", "decode every few tokens, in a streamer of your own"),
+    "TextIteratorStreamer": ("streamer", "decode every few tokens, in a streamer of your own"),
+}  # fmt: skip
+"""Classes of transformers that `generate` makes from options: the option, and what to do if it takes long."""
+
+
+def callback_words(name: str, *, is_own: bool) -> str:
+    """`your Stops`, `NoBadWordsLogitsProcessor (bad_words_ids)`, or `TopPLogitsWarper`."""
+    option, _ = _OF_OPTIONS.get(name, ("", ""))
+    return f"your {name}" if is_own else f"{name} ({option})" if option else name
+
+
 def _callbacks(seen: Observations) -> Iterator[Finding]:
-    """Time of the script's objects within `generate`, on a CPU only: on a GPU they also wait for the device."""
-    calls = [call for call in seen.calls if call.callbacks_s and call.settings.on_cpu]
-    for where in dict.fromkeys(call.where for call in calls):
-        here = [call for call in calls if call.where == where]
-        names = dict.fromkeys(name for call in here for name in call.callbacks_s)
-        saves_s = min(covered_s(here), sum(sum(call.callbacks_s.values()) for call in here))
+    """Time of what `generate` runs at every token, on a CPU only: on a GPU it also waits for the device."""
+    for where in dict.fromkeys(call.where for call in seen.calls if call.settings.on_cpu):
+        here = [call for call in seen.calls if call.where == where]
+        own = {name for call in here for name in call.callbacks_s}
+        spent_s = Counter[str]()
+        for call in here:
+            for name, seconds in (*call.callbacks_s.items(), *call.processors_s.items()):
+                spent_s[name] += seconds if name in own or name in _OF_OPTIONS else 0.0  # type: ignore[assignment]
+        names = [name for name, seconds in spent_s.most_common() if seconds >= LEAST_SHARE * seen.steady_s]
+        if not names:
+            continue
+        words = [callback_words(name, is_own=name in own) for name in names]
+        evidence = f"generate runs {' and '.join(words)} at every token"
+        lines = [line for line in seen.own_lines if line.callback == names[0] and line.where]
+        if lines:
+            within_s = sum(line.seconds for line in lines if line.function == lines[0].function)
+            evidence += f", {duration(within_s)} of it in {lines[0].function or 'your code'}"
         yield new_finding(
-            "callbacks", saves_s, where, f"generate calls your {' and '.join(names)} at every token",
-            "do less in it: read only the newest tokens, and only every few tokens", "measured: the time within it",
+            "callbacks", min(covered_s(here), sum(spent_s[name] for name in names)),
+            lines[0].where if lines else where, evidence,
+            _OF_OPTIONS.get(names[0], ("", "do less in it: read only the newest tokens, and only every few tokens"))[1],
+            "measured: the time within it",
         )  # fmt: skip
 
 

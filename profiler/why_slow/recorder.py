@@ -33,6 +33,7 @@ from profiler.why_slow.observations import (
     LineTime,
     Load,
     Observations,
+    OwnLine,
     UnrecordedCall,
     by_line,
 )
@@ -42,8 +43,38 @@ from profiler.why_slow.plain_models import attention_of, is_language_model, is_p
 _OVERHEAD_CALLS = 2000
 _NEEDS_LOGITS = {"labels", "logits_to_keep"}
 """Arguments of a forward whose logits are all used, or are chosen already."""
-_CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
-"""Arguments of `generate` with objects that it calls at every token, and the method called."""
+_REPEATED = ("MaxLengthCriteria", "EosTokenCriteria")
+"""Stopping criteria that trials have, too."""
+
+@dataclass
+class Callback:
+    """What `generate` calls at every token. Its seconds, without those of forwards in it, are added to the call."""
+
+    item: Any
+    """A logits processor, a stopping criterion or a streamer."""
+    run: Any
+    """What is called: the item itself, or its method."""
+    noted: CallRecord
+    is_left_out: bool = False
+
+    def __post_init__(self) -> None:
+        vars(self)["__call__"] = self.run.__call__  # transformers looks at its signature
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.item, "__name__", type(self.item).__name__))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        timer, forward_s = OwnTime(), self.noted.forward_s
+        try:
+            return self.run(*args, **named)
+        finally:
+            spent_s = max(0.0, timer.seconds() - (self.noted.forward_s - forward_s))
+            is_own = not str(self.item.__module__).startswith("transformers.")
+            times, name = self.noted.callbacks if is_own else self.noted.processors, self.name
+            times[name] = times.get(name, 0.0) + spent_s
+            if self.is_left_out and name not in _REPEATED:
+                self.noted.left_out_s += spent_s
 
 
 @dataclass
@@ -66,6 +97,9 @@ class Recorder:
     """Calls of the wrappers, to estimate their cost."""
     noting_s: float = 0.0
     kept: KeptArguments = field(default_factory=KeptArguments)
+    calling: set[int] = field(default_factory=set)
+    """The threads that are in a model's call."""
+    own_lines: tuple[OwnLine, ...] = ()
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
@@ -121,9 +155,10 @@ class Recorder:
         with self._errors_counted():
             here.noted = noted = self._note(kind, model, args, named, compiled)
             if kind == "generate":
-                self._time_callbacks(named)
+                self._time_streamer(named.get("streamer"))
         self.noting_s += timer.core_seconds()
         here.depth = 1
+        self.calling.add(threading.get_ident())
         began_s = now_s()
         try:
             result = run(*args, **named)
@@ -132,6 +167,7 @@ class Recorder:
             raise
         finally:
             here.depth, here.noted = 0, None
+            self.calling.discard(threading.get_ident())
         self._record_end(noted, began_s, model, result)
         return result
 
@@ -166,18 +202,16 @@ class Recorder:
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
-    def sampling(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run transformers' logits processors within `generate`, and add their seconds, without the script's own."""
+    def callbacks(
+        self, items: Any, run: functools.partial[Any], args: tuple[Any, ...], named: dict[str, Any],
+        *, are_criteria: bool = False,
+    ) -> Any:  # fmt: skip
+        """Run a list of logits processors or of stopping criteria within `generate`, each of them timed."""
         self.touched += 1
         noted = self._here.noted
         if noted is None:
             return run(*args, **named)
-        callbacks_s, start_s = sum(noted.callbacks.values()), now_s()
-        try:
-            return run(*args, **named)
-        finally:
-            spent_s = now_s() - start_s
-            noted.sampling_s += max(0.0, spent_s - (sum(noted.callbacks.values()) - callbacks_s))
+        return run.func([Callback(item, item, noted, are_criteria) for item in items], *args, **named)
 
     def _record_end(
         self, noted: CallRecord | None, began_s: float, model: Any, result: Any, error: BaseException | None = None
@@ -287,27 +321,20 @@ class Recorder:
                 self.fallbacks.append(fallback)
             self._warnings.add(text)
 
-    def _time_callbacks(self, named: Mapping[str, Any]) -> None:
-        """From now on, time the objects that `generate` calls at every token."""
-        for name, method in _CALLBACKS.items():
-            given = named.get(name)
-            for item in given if isinstance(given, (list, tuple)) else [given]:
-                owner = type(item)
-                if item is not None and hasattr(owner, method) and owner not in self._timed:
-                    self._timed.add(owner)
-                    self.replace(owner, method, self._timed_method(owner, getattr(owner, method)))
+    def _time_streamer(self, streamer: Any) -> None:
+        """From now on, time what a streamer does with each token."""
+        owner = type(streamer)
+        if streamer is None or owner in self._timed:
+            return
+        self._timed.add(owner)
+        original = owner.put
 
-    def _timed_method(self, owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def timed(*args: Any, **named: Any) -> Any:
-            noted, timer = self._here.noted, OwnTime()
-            try:
-                return original(*args, **named)
-            finally:
-                if noted is not None:
-                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + timer.seconds()
+        def put(streamer: Any, *args: Any) -> Any:
+            run, noted = functools.partial(original, streamer), self._here.noted
+            return (Callback(streamer, run, noted, is_left_out=True) if noted else run)(*args)
 
-        return timed
+        self.replace(owner, "put", put)
 
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was recorded so far; waits for the devices to read their clocks."""
@@ -322,7 +349,7 @@ class Recorder:
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             self._compiling.recompilations(), self._between(), by_line(self.again_s), self.reads.by_line(),
-            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks),
+            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 
@@ -331,15 +358,22 @@ class Recorder:
         """Per load, its model if that still exists, else None."""
         return [model() for model in self._loaded]
 
+    def loop_before(self, number: int) -> str:
+        """The line of a call and of the one before it, if both are forwards of one loop, else an empty text."""
+        if not 0 < number < len(self.notes):
+            return ""
+        before, after = self.notes[number - 1 : number + 1]
+        first, second = ((each.where, each.kind, each.thread, each.settings.device) for each in (before, after))
+        return after.where if first == second and after.kind == "forward" else ""
+
     def _between(self) -> tuple[LineTime, ...]:
         """The script's own time between consecutive forwards of one line and thread, as in a decode loop.
 
         On a device that the host runs ahead of, it is the time in which no forward runs there: the host may wait.
         """
         gaps_s = defaultdict[str, list[float]](list)
-        for before, after in itertools.pairwise(self.notes):
-            first, second = ((each.where, each.kind, each.thread, each.settings.device) for each in (before, after))
-            if first == second and after.kind == "forward":
+        for number, (before, after) in enumerate(itertools.pairwise(self.notes), 1):
+            if self.loop_before(number):
                 gap_s = after.began_s - before.ended_s
                 if after.clock.ahead:
                     [gap_s] = after.clock.seconds([before.end, after.start])
@@ -361,6 +395,7 @@ class Recorder:
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             callbacks_s=dict(noted.callbacks),
+            processors_s=dict(noted.processors),
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
             warm_s=None,
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,

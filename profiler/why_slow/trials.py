@@ -335,7 +335,7 @@ def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: fl
             repeated_s = min(repeated_s, *time_calls(run, noted.clock, 1, drop_first=False))
     except Exception:  # a call that cannot be repeated counts in full
         return None
-    return repeated_s + (first.seconds - first.prompt_s if by_prompt else sum(first.callbacks_s.values()))
+    return repeated_s + (first.seconds - first.prompt_s if by_prompt else first.left_out_s)
 
 
 def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float) -> tuple[tuple[float, float], ...]:

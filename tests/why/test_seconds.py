@@ -40,7 +40,7 @@ from profiler.why_slow.findings import (
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.module_times import ModuleTimes, module_times
-from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations, covered_s, most_at_once
+from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations, OwnLine, covered_s, most_at_once
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
@@ -57,8 +57,8 @@ def test_each_second_of_a_script_has_one_name() -> None:
     A twentieth of the 40 s is waiting for other processes.
     """
     calls = (
-        generate(0, 10.0, warm_s=8.0, forward_s=7.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
-        generate(1, 8.0, forward_s=5.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
+        generate(0, 10.0, warm_s=8.0, forward_s=7.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}),
+        generate(1, 8.0, forward_s=5.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}),
     )
     seen = script(
         40.0, *calls, loads=(Load("a", 6.0, "s.py:1"),), text_s=2.0, text_where="s.py:2", overhead_s=0.5,
@@ -72,8 +72,8 @@ def test_each_second_of_a_script_has_one_name() -> None:
             "work that the tokens do not need": 1.0,
             "waiting for a core that other processes used": 2.0,
             "kernels (modules unknown) slower than the roofs, and dispatch beyond least": 16 - 13 - 2.0 * 18 / 40,
-            "sampling": 3.0,
-            "your Stops": 1.0,
+            "TopPLogitsWarper, at every token": 3.0,
+            "your Stops, at every token": 1.0,
             "generate's own work": 1.0,
             "one-time costs of first calls": 2.0,
             "loading models": 0.95 * 6.0,
@@ -113,7 +113,7 @@ def test_weights_over_a_link_have_a_row() -> None:
 
 
 def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both calls have the forward passes of 6 tokens. Only the sampling call has logits processors."""
+    """Both calls have the forward passes of 6 tokens. Only the sampling call has logits processors, by their class."""
     with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
     model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
     with profiler.why() as watching:
@@ -124,7 +124,9 @@ def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pyte
         assert call.forwards == 6
         assert call.forward_s is not None
         assert 0 < call.prompt_s < call.forward_s < call.seconds
-    assert sampled.sampling_s > greedy.sampling_s
+    warpers = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"}
+    assert set(sampled.processors_s) - set(greedy.processors_s) == warpers
+    assert all(sampled.processors_s[name] > 0 for name in warpers)
     assert sum(part.seconds for part in time_parts(watching.found)) == pytest.approx(watching.found.seen.wall_s)
 
 
@@ -546,8 +548,11 @@ SEEN = Observations("s.py", 12.0, (CALLED,), (), 0.0, "", 0.0)
 
 @pytest.mark.parametrize(("code_s", "is_named"), [(6.0, True), (2.0, False)])
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
-    seen = replace(SEEN, wall_s=20.0, between=(LineTime("s.py:4", 9, code_s),))
-    named = "The script's own code between its forwards takes 6.00 s of 20.0 s (s.py:4)."
+    lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", "", "s.py:4", 4.5),)
+    seen = replace(SEEN, wall_s=20.0, between=(LineTime("s.py:4", 9, code_s),), own_lines=lines * 2)
+    named = (
+        "The script's own code takes 6.00 s of 20.0 s, 3.00 s of it at s.py:7, in pick: difflib.get_close_matches."
+    )
     assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
 
 

@@ -1,0 +1,146 @@
+"""The script's own lines by samples, and what `generate` runs at every token, by its class and its lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from planted_faults import recorded, tiny_llama
+
+from profiler.why_slow.findings import Finding, judge_calls
+from profiler.why_slow.observations import Observations
+
+IDS = torch.ones(1, 8, dtype=torch.long)
+FEW = {"max_new_tokens": 4, "do_sample": False}
+NAP_S = 0.06
+
+
+def line_of(function: Callable[..., Any], after: int = 1) -> str:
+    return f"test_own_lines.py:{function.__code__.co_firstlineno + after}"
+
+
+def nap(*_: object, **__: object) -> None:
+    time.sleep(NAP_S)
+
+
+def busy() -> None:
+    """Four milliseconds of Python alone, less than Python's usual turns of threads."""
+    until_s = time.perf_counter() + 0.004
+    while time.perf_counter() < until_s:
+        pass
+
+
+def seen_in(run: Callable[[], object]) -> Observations:
+    return recorded(run).seen("s.py")
+
+
+@pytest.mark.parametrize(("code", "times"), [(nap, 4), (busy, 60)])
+def test_code_between_forwards_is_named_by_its_line(code: Callable[[], None], times: int) -> None:
+    model = tiny_llama()
+
+    def run() -> None:
+        for _ in range(times):
+            model(IDS)
+            code()
+
+    seen = seen_in(run)
+    [between] = seen.between
+    lines = [line for line in seen.own_lines if line.loop == between.where == line_of(run, 2)]
+    assert lines[0].function == code.__name__
+    assert sum(line.seconds for line in lines) > 0.4 * between.seconds
+
+
+def test_a_line_has_what_it_calls_in_a_library() -> None:
+    def run() -> None:
+        threading.Event().wait(NAP_S)
+
+    [line] = [line for line in seen_in(run).own_lines if line.where == line_of(run)]
+    assert line.words == f"{line_of(run)}, in {run.__qualname__}: threading.Event.wait"
+    assert line.seconds > NAP_S / 2
+
+
+def test_code_in_a_models_call_and_waits_for_one_are_no_code_of_the_script() -> None:
+    model = tiny_llama()
+    model.register_forward_pre_hook(nap)
+
+    def run() -> None:
+        model(IDS)
+        thread = threading.Thread(target=model, args=(IDS,))
+        thread.start()
+        thread.join()
+
+    lines = [line for line in seen_in(run).own_lines if line.function in (run.__qualname__, "nap")]
+    assert sum(line.seconds for line in lines) < NAP_S
+
+
+def allowed(_row: int, ids: torch.Tensor) -> list[int]:
+    nap()
+    return [int(ids[-1]), 5]
+
+
+class Stops:
+    def __call__(self, ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+        nap()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+
+def stops(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+    nap()
+    return torch.zeros(len(ids), dtype=torch.bool)
+
+
+def bias(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    nap()
+    return scores
+
+
+class Prints:
+    def put(self, _tokens: torch.Tensor) -> None:
+        nap()
+
+    def end(self) -> None:
+        pass
+
+
+CALLBACKS: dict[str, tuple[dict[str, Any], str]] = {
+    # options of generate, and words
+    "a function of allowed tokens": (
+        {"prefix_allowed_tokens_fn": allowed}, "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn)",
+    ),
+    "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops"),
+    "a function as criterion": ({"stopping_criteria": [stops]}, "your stops"),
+    "a function as processor": ({"logits_processor": [bias]}, "your bias"),
+    "a streamer": ({"streamer": Prints()}, "your Prints"),
+}  # fmt: skip
+
+
+def callbacks_of(run: Callable[[], object]) -> tuple[Observations, list[Finding]]:
+    seen = seen_in(run)
+    return seen, [item for item in judge_calls(seen, []).findings if item.id == "callbacks"]
+
+
+@pytest.mark.parametrize("kind", CALLBACKS)
+def test_what_generate_runs_at_every_token_has_its_seconds_and_the_line_of_the_script(kind: str) -> None:
+    """`nap` sleeps for each of the 4 tokens, within what is named."""
+    options, words = CALLBACKS[kind]
+    model = tiny_llama()
+    seen, [finding] = callbacks_of(lambda: model.generate(IDS, **FEW, **options))
+    assert finding.evidence.startswith(f"generate runs {words} at every token, ")
+    assert finding.evidence.endswith(" of it in nap")
+    assert finding.where == line_of(nap)
+    assert 4 * NAP_S <= finding.saves_s <= seen.calls_s
+
+
+def test_lists_of_tokens_are_named_by_their_option() -> None:
+    """Of 3,000 sequences of two tokens; what `generate` needs anyway, such as a maximal length, is no finding."""
+    model = tiny_llama(vocab_size=4000)
+    words = [[3 + number, 4] for number in range(3000)]
+    _, [finding] = callbacks_of(lambda: model.generate(IDS, **FEW, bad_words_ids=words))
+    assert finding.evidence == "generate runs NoBadWordsLogitsProcessor (bad_words_ids) at every token"
+    assert finding.change.startswith("shorten the list")
+    assert finding.where.startswith("test_own_lines.py:")
+    assert not callbacks_of(lambda: model.generate(IDS, **FEW))[1]
