@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from profiler.stats import student_t
-from profiler.units import duration
+from profiler.units import percent
 from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
@@ -362,9 +362,10 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         words = [callback_words(name, is_own=name in own) for name in names]
         evidence = f"generate runs {' and '.join(words)} at every token"
         lines = [line for line in seen.own_lines if line.callback == names[0] and line.where]
-        if lines:
+        if lines and lines[0].function:
+            sampled_s = sum(line.seconds for line in seen.own_lines if line.callback == names[0])
             within_s = sum(line.seconds for line in lines if line.function == lines[0].function)
-            evidence += f", {duration(within_s)} of it in {lines[0].function or 'your code'}"
+            evidence += f", {percent(within_s / sampled_s)} of it in {lines[0].function}"
         yield new_finding(
             "callbacks", min(covered_s(here), sum(spent_s[name] for name in names)),
             lines[0].where if lines else where, evidence,

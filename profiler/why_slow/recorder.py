@@ -46,6 +46,7 @@ _NEEDS_LOGITS = {"labels", "logits_to_keep"}
 _REPEATED = ("MaxLengthCriteria", "EosTokenCriteria")
 """Stopping criteria that trials have, too."""
 
+
 @dataclass
 class Callback:
     """What `generate` calls at every token. Its seconds, without those of forwards in it, are added to the call."""

@@ -295,16 +295,20 @@ def time_parts(why: Why) -> list[TimePart]:
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
 
-# At most so many lines have a row, and a loop of so many times the seconds that were sampled has another row.
-_MOST_LINES, _MOST_SCALE = 8, 2.0
+# At most so many lines have a row. With fewer seconds of samples, the lines of a loop are unknown.
+_MOST_LINES, _LEAST_SAMPLED_S = 8, 0.05
 _AT_A_LINE = "the script's code "
 
 
 def _own_code(item: LineTime, seen: Observations) -> Iterator[TimePart]:
-    """The script's own code between the forwards of one line, or in no such loop, by its sampled lines."""
+    """The script's own code between the forwards of one line, or in no such loop, by its sampled lines.
+
+    The seconds between forwards are timed, and samples say how they are shared: Python lets a sampler in late.
+    """
     lines = [line for line in seen.own_lines if line.loop == item.where and not line.callback]
     sampled_s = sum(line.seconds for line in lines)
-    scale = min(_MOST_SCALE if item.where else 1.0, item.seconds / sampled_s) if sampled_s else 0.0
+    scale = item.seconds / sampled_s if sampled_s >= _LEAST_SAMPLED_S else 0.0
+    scale = scale if item.where else min(1.0, scale)
     for line in lines[:_MOST_LINES]:
         yield TimePart(f"{_AT_A_LINE}at {line.words}", scale * line.seconds, own_code=True)
     rest = f"{_AT_A_LINE}between its forwards ({item.where})" if item.where else "imports and the script's other code"

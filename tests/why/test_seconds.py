@@ -40,7 +40,16 @@ from profiler.why_slow.findings import (
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.module_times import ModuleTimes, module_times
-from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations, OwnLine, covered_s, most_at_once
+from profiler.why_slow.observations import (
+    Call,
+    CallSettings,
+    LineTime,
+    Load,
+    Observations,
+    OwnLine,
+    covered_s,
+    most_at_once,
+)
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
@@ -57,7 +66,9 @@ def test_each_second_of_a_script_has_one_name() -> None:
     A twentieth of the 40 s is waiting for other processes.
     """
     calls = (
-        generate(0, 10.0, warm_s=8.0, forward_s=7.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}),
+        generate(
+            0, 10.0, warm_s=8.0, forward_s=7.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}
+        ),
         generate(1, 8.0, forward_s=5.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}),
     )
     seen = script(
@@ -550,9 +561,7 @@ SEEN = Observations("s.py", 12.0, (CALLED,), (), 0.0, "", 0.0)
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
     lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", "", "s.py:4", 4.5),)
     seen = replace(SEEN, wall_s=20.0, between=(LineTime("s.py:4", 9, code_s),), own_lines=lines * 2)
-    named = (
-        "The script's own code takes 6.00 s of 20.0 s, 3.00 s of it at s.py:7, in pick: difflib.get_close_matches."
-    )
+    named = "The script's own code takes 6.00 s of 20.0 s, 3.00 s of it at s.py:7, in pick: difflib.get_close_matches."
     assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
 
 
