@@ -296,7 +296,7 @@ def time_parts(why: Why) -> list[TimePart]:
 
 
 # At most so many lines have a row. With fewer seconds of samples, the lines of a loop are unknown.
-_MOST_LINES, _LEAST_SAMPLED_S = 8, 0.05
+_MOST_LINES, _LEAST_SAMPLED_S = 8, 0.03
 _AT_A_LINE = "the script's code "
 
 

@@ -39,7 +39,7 @@ def seen_in(run: Callable[[], object]) -> Observations:
     return recorded(run).seen("s.py")
 
 
-@pytest.mark.parametrize(("code", "times"), [(nap, 4), (busy, 120)])
+@pytest.mark.parametrize(("code", "times"), [(nap, 4), (busy, 200)])
 def test_code_between_forwards_is_named_by_its_line(code: Callable[[], None], times: int) -> None:
     model = tiny_llama()
 
@@ -52,9 +52,10 @@ def test_code_between_forwards_is_named_by_its_line(code: Callable[[], None], ti
     [between] = seen.between
     lines = [line for line in seen.own_lines if line.loop == between.where == line_of(run, 2)]
     assert lines[0].function == code.__name__
-    first, *others = [part for part in time_parts(judge_calls(seen, [])) if part.own_code]
-    assert first.what == f"the script's code at {lines[0].words}"
-    assert first.seconds > 3 * sum(part.seconds for part in others)
+    parts = {part.what: part.seconds for part in time_parts(judge_calls(seen, [])) if part.own_code}
+    # Time for which others had the core is taken off both.
+    share = parts[f"the script's code at {lines[0].words}"] / sum(parts.values())
+    assert share > 0.6 * between.seconds / (seen.wall_s - seen.calls_s)
 
 
 def test_a_line_has_what_it_calls_in_a_library() -> None:
