@@ -81,6 +81,8 @@ class CallRecord:
     """Whether it is a call of `generate_batch`, whose cache is paged."""
     plain: bool = False
     """Whether its model is no model of transformers."""
+    autocast: tuple[int, str] = (0, "")
+    """How many autocasts its thread had entered outside of calls, and the line of the latest."""
     attention: SeenAttention | None = None
     """The attention of a plain model's forward; None if none was seen."""
 
@@ -102,6 +104,8 @@ class Thread(threading.local):
     reading: bool = False
     others_s: float = 0.0
     """Seconds of loads and tokenizers, outside of calls."""
+    autocast: tuple[int, str] = (0, "")
+    """As in `CallRecord`."""
     last: str = ""
     """The line of the latest call of a model."""
 

@@ -39,6 +39,7 @@ from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate
 from profiler.why_slow.torch_context import TorchContext
 from profiler.why_slow.weight_changes import (
+    cast_once,
     dense_weights,
     frozen_weights,
     gathered_weights,
@@ -238,7 +239,8 @@ CHANGES = (
     Change("unmerged-adapters", lambda _: True, merged_adapters),
     Change("slow-format", lambda _: True, dense_weights),
     Change("offload", lambda _: True, gathered_weights),
-    Change("wide-dtype", lambda _: True, other_dtype),
+    Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
+    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
     Change("one-by-one", lambda group: group.middle[1].batched, paged_batch_change),
     Change("one-by-one", lambda group: not _is_loop(group), batching_change),
     Change("shared-prefix", lambda group: group.generates, prefix_change),

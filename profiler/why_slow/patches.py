@@ -196,6 +196,9 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "torch.autograd": lambda module, recorder: _before(
         recorder, module, "_engine_run_backward", lambda _: setattr(recorder, "trained", True)
     ),
+    "torch.amp.autocast_mode": lambda module, recorder: _before(
+        recorder, module.autocast, "__enter__", lambda _: recorder.enter_autocast()
+    ),
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
     "transformers.generation.utils": lambda module, recorder: _around(

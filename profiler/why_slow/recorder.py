@@ -37,7 +37,14 @@ from profiler.why_slow.observations import (
     UnrecordedCall,
     by_line,
 )
-from profiler.why_slow.plain_models import attention_of, is_language_model, is_plain, is_repeatable, token_ids
+from profiler.why_slow.plain_models import (
+    attention_of,
+    is_language_model,
+    is_plain,
+    is_repeatable,
+    token_ids,
+    without_values,
+)
 
 # So many calls measure the cost of a wrapper.
 _OVERHEAD_CALLS = 2000
@@ -247,6 +254,11 @@ class Recorder:
             first = self.unnoted or UnrecordedCall(0, describe_error(error))
             self.unnoted = replace(first, count=first.count + 1)
 
+    def enter_autocast(self) -> None:
+        """Note that the script enters an autocast, which keeps casts of weights until the script leaves it."""
+        if not self._here.depth:
+            self._here.autocast = (self._here.autocast[0] + 1, users_line())
+
     def let_go(self) -> None:
         """Let go of the latest model, so that its memory can be freed: another one is made."""
         self._last = None
@@ -442,6 +454,7 @@ class Recorder:
             name=architecture[0] + (f" ({number})" if number > 1 else ""),
             architecture=architecture,
             plain=plain,
+            autocast=self._here.autocast,
         )
         inputs = batch_inputs(args, named) if kind == "generate" and ids is None and (args or "inputs" in named) else ()
         if isinstance(inputs, list):
@@ -450,6 +463,8 @@ class Recorder:
             noted.settings = replace(settings, cache=True, cache_class="PagedAttentionCache")
         # Compiled code is specialised to its arguments, so no change to it is tried.
         if not compiled and (not plain or is_repeatable(args, named)):
+            if plain:
+                args, named = tuple(map(without_values, args)), {n: without_values(value) for n, value in named.items()}
             stored = {name: value for name, value in (named if plain else without_cache(named)).items()
                       if name not in NOT_REPEATED}  # fmt: skip
             noted.arguments = self.kept.keep(args, stored, device)
