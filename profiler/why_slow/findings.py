@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.02
 """Share of the watched time below which a saving or a cost is not reported."""
+_OF_A_MODEL = ("wide-dtype", "emulated-dtype", "autocast")
+"""Changes that concern all calls of a model, and may cost some of them more time than they save others."""
+_MOST_COST = 3.0
+"""The prompts' products of a 16-bit dtype took up to four times as long on CPUs without units for it."""
 LEAST_ROUNDS = 5
 """Pairs that must all show a saving. Without a real saving, five do in 3 % of cases (a sign test)."""
 MOST_ROUNDS = 8
@@ -268,14 +272,19 @@ def judge_calls(
 
     `more` are findings that neither a trial nor `seen` gives. What a change costs other calls is subtracted.
     """
-    findings = list(more)
+    findings, not_tried = list(more), list(not_tried)
     improved = defaultdict[tuple[str, str, str], set[int]](set)
+    tried = defaultdict[tuple[str, str, str], set[int]](set)
     for trial in trials:
+        tried[_edit(trial)].update(trial.calls)
         if trial.claimed:
             improved[_edit(trial)].update(trial.calls)
     for trial in trials:
         costs = trial.saving < 0 and _edit(trial) in improved and improved[_edit(trial)].isdisjoint(trial.calls)
-        if trial.claimed or costs:
+        if trial.claimed and _may_cost_s(trial, tried[_edit(trial)], seen) >= _saves_s(trial, seen):
+            others = "other calls of the model were not tried, and could take more time than it saves these"
+            not_tried.append(f"{trial.id} ({trial.where}): {others}")
+        elif trial.claimed or costs:
             how = (
                 "changed, compared with the script's calls"
                 if trial.against_its_own
@@ -294,6 +303,13 @@ def judge_calls(
 def _edit(trial: TriedChange) -> tuple[str, str, str]:
     """What the user would edit: one edit changes all calls that lead to its line."""
     return trial.id, trial.where, trial.change
+
+
+def _may_cost_s(trial: TriedChange, tried: set[int], seen: Observations) -> float:
+    """Seconds that a change may cost calls of the same model that no trial of it has shown."""
+    models = {call.model for call in seen.calls if call.number in tried}
+    others = [call for call in seen.calls if call.model in models and call.number not in tried and not call.failed]
+    return _MOST_COST * steady_s(others) if trial.id in _OF_A_MODEL else 0.0
 
 
 def _saves_s(trial: TriedChange, seen: Observations) -> float:

@@ -21,8 +21,8 @@ from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
 
-_SAVES_IN_PROMPT = {"wide-dtype", "emulated-dtype", "slow-attention", "slow-experts", "slow-format", "padding"}
-"""Changes that save in the prompt as well as in later tokens."""
+_SAVES_IN_PROMPT = {"slow-attention", "slow-experts", "slow-format", "padding"}
+"""Changes that save in the prompt as well as in later tokens. Another dtype may save in one and cost in the other."""
 
 
 @dataclass(frozen=True)

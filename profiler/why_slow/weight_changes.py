@@ -143,7 +143,7 @@ def cast_once(group: CallGroup) -> Candidate | None:
                if not isinstance(module, nn.Embedding) for name, weight in module.named_parameters(recurse=False)
                if weight.dim() > 1 and weight.dtype in _CAST and weight.dtype != dtype]  # fmt: skip
     kept = context.keeps_casts and all(each.requires_grad and each.dtype == torch.float32 for *_, each in weights)
-    entered = [each.autocast for each in group.notes]
+    entered = [each.autocast for each in group.recorder.notes if each.name == noted.name]
     if dtype is None or not weights or (kept and len(set(entered)) < len(entered)):
         return None
     name, where = str(dtype).removeprefix("torch."), noted.autocast[1] or group.call.where

@@ -273,6 +273,20 @@ def test_what_a_change_costs_other_calls_is_subtracted() -> None:
     assert finding.saves_s == pytest.approx(1.5), "another trial of the same calls is no cost of others"
 
 
+def test_another_dtype_is_no_finding_until_all_calls_of_the_model_are_tried() -> None:
+    """It saves 0.75 of 2 s of steps. The prompts take 6 s, and may then take four times as long."""
+    steps = replace(trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,)), id="wide-dtype")
+    found = judge_calls(TWO, [steps])
+    assert not found.findings
+    [line] = found.not_tried
+    assert line.startswith("wide-dtype (s.py:4): other calls of the model were not tried")
+    prompts = replace(trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9), calls=(1,)), id="wide-dtype")
+    [finding] = judge_calls(TWO, [steps, prompts]).findings
+    assert finding.saves_s == pytest.approx(1.5 + 0.6)
+    other_model = replace(TWO, calls=(TWO.calls[0], replace(TWO.calls[1], model="Other")))
+    assert judge_calls(other_model, [steps]).findings
+
+
 @pytest.mark.parametrize(
     ("device", "busy", "warned"), [("cpu", 1.5, True), ("cpu", 0.1, False), ("cuda:0", 0.9, False)]
 )
