@@ -60,10 +60,15 @@ def _fill_fresh() -> None:
         del fresh  # a map that is still in use cannot be closed
 
 
-def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
+def past_caches(machine: Machine) -> int:
+    """The bytes from which on no reported cache serves a stream."""
+    return max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
+
+
+def measure_streams(machine: Machine, stage_budget_s: float, most_bytes: float = math.inf) -> Ceilings:
     """Measure the roofs that do not depend on a dtype; `missing` names each that fails. Raises DeviceError."""
     missing: dict[str, str] = {}
-    curve = _curve(machine, stage_budget_s, missing)
+    curve = _curve(machine, stage_budget_s, most_bytes, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
     memory = _streams(machine, stream_bytes, stage_budget_s, missing)
     # No cache serves the largest size: it is many times as large, or two sizes beyond the cache agree.
@@ -116,18 +121,18 @@ def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, 
     return roofs
 
 
-def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[CurvePoint, ...]:
+def _curve(machine: Machine, budget_s: float, most_bytes: float, missing: dict[str, str]) -> tuple[CurvePoint, ...]:
     """Read bandwidth of buffers from 1 MiB on, each twice the previous one, until two beyond every cache agree.
 
     A device may have a second cache besides the one it reports, or share one with other processes. Beyond four times
-    the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory and the
-    time limit.
+    the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory,
+    `most_bytes` and the time limit.
     """
-    past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
+    past_bytes = past_caches(machine)
     points: list[CurvePoint] = []
     nbytes = _CURVE_SMALLEST
     with attempt("reads of several sizes", machine, missing):
-        room = machine.available_bytes() * _STREAM_MEMORY_SHARE
+        room = min(most_bytes, machine.available_bytes() * _STREAM_MEMORY_SHARE)
         data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
         while nbytes <= data.nbytes:
             with attempt("reads of some sizes", machine, missing):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -239,6 +240,7 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
     Raises NoTimeLeftError if that comes before the third pair.
     """
     shape = candidate.shape or group.middle[0].words
+    gc.collect()  # of the script's last call, and of the trial before: a cache, or a copy of the model
     if candidate.alone:
         rounds = _pairs_with_own_calls(candidate, deadline_s)
     else:

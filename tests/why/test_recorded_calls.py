@@ -254,7 +254,7 @@ def test_its_work_is_that_of_torchs_counter() -> None:
 
 def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     roofs = RoofSet("known", 1e9, {"float32": 1e9}, 0)
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: roofs)
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: roofs)
     model = Plain().eval()
     recorder = recorded(lambda: model(ids(1), 8))
     [call] = recorder.seen("script").calls
@@ -354,7 +354,7 @@ def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_
 
 def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The floor builds a twin of the model, whose weights are random."""
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", 1e9, {"float32": 1e9}))
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: RoofSet("here", 1e9, {"float32": 1e9}))
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     model = tiny_llama()
     torch.manual_seed(0)

@@ -407,7 +407,7 @@ CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", Ca
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def roofs(*_: object) -> RoofSet:
+    def roofs(*_: object, **__: object) -> RoofSet:
         return RoofSet("here", BYTES_PER_S, {"float32": 1e18})
 
     monkeypatch.setattr("profiler.why_slow.floor.here_roofs", roofs)
@@ -474,7 +474,7 @@ def on_roofs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that gives a change to the calls of a function of a model, on a device with these roofs."""
 
     def candidate(change: str, roofs: Any, model: Any, run: Any) -> Any:
-        monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", *roofs))
+        monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: RoofSet("here", *roofs))
         monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
         subjects = {"LlamaForCausalLM": subject_of(model)}
         found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
@@ -583,7 +583,7 @@ def test_a_slow_tower_is_named_in_the_first_sentence(is_slow: bool, tmp_path: Pa
 
 def test_an_encoder_is_outside_of_a_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of a step is that of the decoder; the encoder's roof is added, or the answer leaves it out in words."""
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: ROOFS)
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: ROOFS)
     monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
     model = T5ForConditionalGeneration(T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)).eval()
