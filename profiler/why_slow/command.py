@@ -24,7 +24,7 @@ from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
-from profiler.why_slow.script import run_module, run_script
+from profiler.why_slow.script import run_module, run_script, scripts_own_profiler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +74,7 @@ def why_script(
                     folder, hints = None, (str(error),)
             report(found, folder, hints)
 
+        around.enter_context(scripts_own_profiler(here if script is None else script.resolve().parent))
         around.enter_context(streams)
         around.enter_context(watched(recorder))
         around.enter_context(_before_immediate_exit(end))

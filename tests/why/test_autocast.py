@@ -137,7 +137,7 @@ def test_a_model_of_transformers_under_autocast() -> None:
 
 
 def test_only_the_shapes_of_a_cache_are_kept_and_each_run_has_lists_of_its_own() -> None:
-    """`Decoder` takes values out of the list that it gets, so a second run would lack them. Ids, of 8 bytes, are kept."""
+    """`Decoder` takes values out of the list that it gets, so a second run would lack them. Each id has 8 bytes."""
     model = decoder(frozen=True)
     recorder = recorded(lambda: steps(model))
     caches = [noted.arguments[0][1] for noted in recorder.notes if noted.arguments]

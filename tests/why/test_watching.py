@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import io
 import json
 import logging
 import os
@@ -40,7 +42,7 @@ from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.script import run_script
+from profiler.why_slow.script import run_script, scripts_own_profiler
 
 HURRIED = Path(__file__).parents[1] / "hurry.py"
 LOAD = """import sys, torch
@@ -308,6 +310,36 @@ def test_a_notebook_is_refused_with_an_alternative(tmp_path: Path) -> None:
     notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     with pytest.raises(RequestError, match=r"is a notebook.*jupyter nbconvert --to script .*own\.ipynb.*%%why"):
         run_script(notebook, [])
+
+
+def test_a_script_has_its_own_file_named_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of this package that is first imported while the script runs is still found, and all of it afterwards."""
+    (tmp_path / "profiler.py").write_text("def timed(): return 'mine'\n")
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import profiler, sys\nprint(profiler.timed(), __import__('profiler').__file__, file=sys.stderr)\n"
+    )
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.delitem(sys.modules, "profiler.why_slow.torch_context", raising=False)
+    errors = io.StringIO()
+    with scripts_own_profiler(tmp_path), contextlib.redirect_stderr(errors):
+        assert run_script(script, []) == 0
+        assert sys.modules["profiler"].timed() == "mine"
+        assert importlib.import_module("profiler.why_slow.torch_context").TorchContext
+    assert errors.getvalue() == f"mine {tmp_path / 'profiler.py'}\n"
+    assert sys.modules["profiler"] is profiler
+    with scripts_own_profiler(Path(profiler.__file__).parents[1]):
+        assert sys.modules["profiler"] is profiler
+
+
+def test_a_folder_named_profiler_is_refused_before_the_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "profiler").mkdir()
+    (tmp_path / "profiler" / "__init__.py").write_text("")
+    (tmp_path / "own.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(RequestError, match=f"{tmp_path}/profiler has the name of roofscope's own package: rename"):
+        why_script(tmp_path / "own.py", "", [], None, contextlib.nullcontext(), lambda *_: None)
 
 
 @pytest.mark.ci
