@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]),
-    "<frozen",
 )
 
 NOT_REPEATED = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
@@ -134,11 +133,11 @@ def users_line() -> str:
 
 @functools.cache
 def users_file(path: str) -> str:
-    """The name of a file of the user's code, `cell` for a notebook's cell; empty for a library and this package."""
-    if path.startswith(_LIBRARY_PREFIXES) or "site-packages" in path:
-        return ""
-    # The file name of a notebook's cell means nothing to its user.
-    return "cell" if "ipykernel_" in path or "<ipython-input" in path else Path(path).name
+    """The name of a file of the user's code, `cell` for a notebook's cell; empty for a library and made code."""
+    if "ipykernel_" in path or "<ipython-input" in path:
+        return "cell"  # its file name means nothing to its user
+    is_librarys = path.startswith((*_LIBRARY_PREFIXES, "<")) or "site-packages" in path
+    return "" if is_librarys else Path(path).name
 
 
 def starts_here(started: object) -> None:

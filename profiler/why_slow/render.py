@@ -31,8 +31,8 @@ _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
 _WORTH_ANOTHER_LOOK = 0.1
 """Share of the watched time from which on an unclear trial has a sentence of its own."""
-_MUCH = 0.25
-"""Share of the calls' time from which on one kind of module is named first."""
+_MUCH, _MUCH_OF_ALL = 0.25, 0.1
+"""Shares of the calls' time from which on one kind of module or own code is named first, and of the run time."""
 _WORTH_A_ROW = 0.01
 """Share of the script's run time from which on a part of it has its own row."""
 _UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "compiled", "outputs": "more outputs"}
@@ -119,8 +119,8 @@ def _slow_code(why: Why) -> list[str]:
     """A sentence about the script's own code, if it takes longer than any finding saves: its line with the most."""
     seen = why.seen
     own = [part for part in time_parts(why) if part.own_code]
-    code_s = sum(part.seconds for part in own)
-    if not own or code_s < max(_MUCH * seen.watched_s, *(item.saves_s for item in why.findings), 0.0):
+    code_s, saves_s = sum(part.seconds for part in own), max((item.saves_s for item in why.findings), default=0.0)
+    if not own or code_s < max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, saves_s):
         return []
     first = own[0]
     where = first.what.removeprefix(_AT_A_LINE)
