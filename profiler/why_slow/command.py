@@ -144,9 +144,12 @@ def explained(
         return judge_calls(seen, [])
     import torch
 
+    from profiler.loading.meta_model import quiet_libraries
+
     # What follows a block or a cell draws the random numbers that it would draw without `why`.
     gpus = {torch.device(each.settings.device).index for each in seen.calls if each.settings.device.startswith("cuda")}
-    with torch.random.fork_rng(sorted(gpus)):
+    # Libraries that only this answer imports keep their notes.
+    with torch.random.fork_rng(sorted(gpus)), quiet_libraries():
         return _with_trials(recorder, seen, budget_s, start_s)
 
 

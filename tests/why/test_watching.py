@@ -504,6 +504,25 @@ def test_a_script_with_vllm_gets_its_warnings_and_the_command_that_times_the_mod
     assert "leave out enforce_eager" in done.stderr
 
 
+def test_libraries_that_only_the_answer_imports_print_no_notes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the script's own code prints and warns of stays."""
+    with_effort(monkeypatch, script_floor=False)
+
+    def notes(*_: object) -> list[TriedChange]:
+        logging.getLogger("torchao").warning("Failed to load _C.so")
+        warnings.warn("deprecated", FutureWarning, stacklevel=1)
+        return []
+
+    monkeypatch.setattr("profiler.why_slow.trials.try_changes", notes)
+    model = tiny_llama()
+    with profiler.why():
+        logging.getLogger("own").warning("mine")
+        model(IDS)
+    assert capfd.readouterr().err.splitlines() == ["mine"]
+
+
 def test_other_warnings_are_no_fallback() -> None:
     for text in (
         "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
