@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from profiler.stats import student_t
-from profiler.units import percent
-from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
+from profiler.why_slow.observations import GROWING_CACHES, Observations, OwnFunction, covered_s, steady_s
 
 if TYPE_CHECKING:
     from profiler.why_slow.floor import Subject
@@ -377,14 +376,12 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
             continue
         words = [callback_words(name, is_own=name in own) for name in names]
         evidence = f"generate runs {' and '.join(words)} at every token"
-        lines = [line for line in seen.own_lines if line.callback == names[0] and line.where]
-        if lines and lines[0].function:
-            sampled_s = sum(line.seconds for line in seen.own_lines if line.callback == names[0])
-            within_s = sum(line.seconds for line in lines if line.function == lines[0].function)
-            evidence += f", {percent(within_s / sampled_s)} of it in {lines[0].function}"
+        function = seen.callbacks.get(names[0], OwnFunction("", ""))
+        if function.name and names[0] not in own:
+            evidence += f", with {function.name} in it"
         yield new_finding(
             "callbacks", min(covered_s(here), sum(spent_s[name] for name in names)),
-            lines[0].where if lines else where, evidence,
+            function.where or where, evidence,
             _OF_OPTIONS.get(names[0], ("", "do less in it: read only the newest tokens, and only every few tokens"))[1],
             "measured: the time within it",
         )  # fmt: skip

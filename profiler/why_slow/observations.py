@@ -157,16 +157,22 @@ class LineTime:
 
 
 @dataclass(frozen=True)
+class OwnFunction:
+    """A function of the script, and the line where it begins."""
+
+    name: str
+    where: str
+
+
+@dataclass(frozen=True)
 class OwnLine:
-    """Seconds at one line of the script in which none of its models computed, from samples of the main thread."""
+    """Seconds at one line of the script outside of its models' calls, from samples of the main thread."""
 
     where: str
     function: str
     """The script's function that the line is in; empty for a line of the module."""
     calls: str
     """What the line calls in a library, such as `difflib.SequenceMatcher.ratio`; empty for code of its own."""
-    callback: str
-    """The callback of `generate` that the line is part of, by its class or function; empty outside of `generate`."""
     loop: str
     """The line of the forwards between which it ran; empty for code that is in no loop of forwards."""
     seconds: float
@@ -233,6 +239,8 @@ class Observations:
     """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""
     own_lines: tuple[OwnLine, ...] = ()
     """Where the script's own code spent its time, the longest first; without imports."""
+    callbacks: Mapping[str, OwnFunction] = field(default_factory=dict)
+    """Functions of the script that `generate` runs, by the names in `Call.callbacks_s` and `Call.processors_s`."""
     warnings: tuple[str, ...] = ()
     """Conditions of the machine that make these times doubtful."""
 

@@ -1,10 +1,11 @@
-"""Sample which lines of the script run while none of its models computes: the main thread, 100 times a second."""
+"""Sample which lines of the script run while no model's call does: the main thread, about 100 times a second."""
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,17 +17,17 @@ from profiler.device.clock import OwnTime, now_s
 from profiler.why_slow.call_record import users_file
 from profiler.why_slow.host_counters import Reads
 from profiler.why_slow.observations import OwnLine
-from profiler.why_slow.recorder import Callback, Recorder
+from profiler.why_slow.recorder import Recorder
 
+# The mean of the times between samples, which differ: a loop whose steps take as long would always be seen at one line.
 _EVERY_S = 0.01
-# Python lets another thread in after so long. Otherwise it would be in a kernel, where Python's lock is free.
+# Python lets another thread in after so long. Otherwise that would be in a kernel, where Python's lock is free.
 _SWITCH_S = 2e-4
 _ONLY_THREADS = 2
 """The main thread and the sampler's: others of the script keep their usual turns."""
-_PLACES = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder.text, Reads._read)}
-"""Code within which the script runs no code of its own, but callbacks."""
-_CALLBACK = Callback.__call__.__code__
-_OWN = str(Path(__file__).parents[1])
+_OTHER_TIME = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder.text, Reads._read)}
+"""Code whose time has another name."""
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 class _Place(NamedTuple):
@@ -35,40 +36,49 @@ class _Place(NamedTuple):
     where: str
     function: str
     calls: str
-    callback: str = ""
 
 
 @dataclass
 class LineSampler:
-    """Adds the seconds between samples to the place of the later one, while its thread runs."""
+    """Adds the seconds between samples to the place of the later one, outside of calls."""
 
     recorder: Recorder
     _gap: int = 0
     """Calls that ended before the latest samples."""
-    _in_gap: Counter[_Place] = field(default_factory=Counter)
-    """Their seconds, by place."""
-    _seconds: dict[tuple[str, str, str, str], Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """Of earlier gaps, by line, function, callback and loop, and by what the line calls."""
+    _in_gap: dict[_Place, float] = field(default_factory=lambda: defaultdict(float))
+    _seconds: dict[tuple[str, str, str], dict[str, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+    """Of earlier gaps, by line, function and loop, and by what the line calls."""
     _ended: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
         """Sample until the end."""
-        main, last_s, timer = threading.main_thread().ident or 0, now_s(), OwnTime()
-        usual_s = sys.getswitchinterval()
-        while not self._ended.wait(_EVERY_S):
+        main, timer, draw, usual_s = (
+            threading.main_thread().ident or 0,
+            OwnTime(),
+            random.Random(0),
+            sys.getswitchinterval(),
+        )
+        last_s = now_s()
+        while not self._ended.wait(draw.uniform(0.5, 1.5) * _EVERY_S):
+            if self.recorder.calling:
+                self.recorder.idle.wait()
+                last_s = now_s()
+                continue
             sys.setswitchinterval(_SWITCH_S if threading.active_count() == _ONLY_THREADS else usual_s)
             spent_s, last_s = now_s() - last_s, now_s()
-            others = self.recorder.calling - {main}
-            place = None if others else _place(sys._current_frames().get(main))
+            place = _place(sys._current_frames().get(main))
             self._settle()
             if place is not None:
-                self._in_gap[place] += spent_s  # type: ignore[assignment]
+                self._in_gap[place] += spent_s
         sys.setswitchinterval(usual_s)
         self._settle(at_end=True)
         self.recorder.noting_s += timer.core_seconds()
 
     def end(self) -> None:
         self._ended.set()
+        self.recorder.idle.set()
 
     def _settle(self, *, at_end: bool = False) -> None:
         """If the gap between two calls is over, add its samples to those of its loop."""
@@ -76,8 +86,8 @@ class LineSampler:
         if ended == self._gap and not at_end:
             return
         loop = self.recorder.loop_before(self._gap)
-        for (where, function, calls, callback), seconds in self._in_gap.items():
-            self._seconds[where, function, callback, "" if callback else loop][calls] += seconds
+        for (where, function, calls), seconds in self._in_gap.items():
+            self._seconds[where, function, loop][calls] += seconds
         self._gap = ended
         self._in_gap.clear()
 
@@ -85,8 +95,8 @@ class LineSampler:
     def lines(self) -> tuple[OwnLine, ...]:
         """The sampled lines, the longest first, each with what it calls for longest."""
         lines = [
-            OwnLine(where, function, max(calls, key=lambda name: calls[name]), callback, loop, calls.total())
-            for (where, function, callback, loop), calls in self._seconds.items()
+            OwnLine(where, function, max(calls, key=lambda name: calls[name]), loop, sum(calls.values()))
+            for (where, function, loop), calls in self._seconds.items()
         ]
         return tuple(sorted(lines, key=lambda line: -line.seconds))
 
@@ -106,13 +116,11 @@ def sampled(recorder: Recorder) -> Iterator[None]:
 
 
 def _place(frame: FrameType | None) -> _Place | None:
-    """The innermost line of the user's code; None in a model's call, except for callbacks, and in an import."""
+    """The innermost line of the user's code; None in an import, and where the time has another name."""
     found, library = None, ""
     while frame is not None:
         code = frame.f_code
-        if code is _CALLBACK:
-            return (found or _Place("", "", ""))._replace(callback=frame.f_locals["self"].name)
-        if code in _PLACES:
+        if code in _OTHER_TIME:
             return None
         if found is None:
             if file := users_file(code.co_filename):
@@ -120,7 +128,7 @@ def _place(frame: FrameType | None) -> _Place | None:
                 found = _Place(f"{file}:{frame.f_lineno}", "" if function[:1] == "<" else function, library)
             elif code.co_filename.startswith("<frozen importlib"):
                 return None
-            elif not code.co_filename.startswith(_OWN):
+            elif not code.co_filename.startswith(_PACKAGE):
                 library = f"{frame.f_globals.get('__name__')}.{code.co_qualname}"
         frame = frame.f_back
     return found

@@ -22,7 +22,7 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_line
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_file, users_line
 from profiler.why_slow.call_settings import batch_inputs, by_name, context_len, new_tokens, settings_of, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
@@ -33,6 +33,7 @@ from profiler.why_slow.observations import (
     LineTime,
     Load,
     Observations,
+    OwnFunction,
     OwnLine,
     UnrecordedCall,
     by_line,
@@ -107,7 +108,11 @@ class Recorder:
     kept: KeptArguments = field(default_factory=KeptArguments)
     calling: set[int] = field(default_factory=set)
     """The threads that are in a model's call."""
+    idle: threading.Event = field(default_factory=threading.Event)
+    """Is set when no call runs any longer."""
     own_lines: tuple[OwnLine, ...] = ()
+    functions: dict[str, OwnFunction] = field(default_factory=dict)
+    """The script's functions that `generate` runs at every token, by the name of the callback."""
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
@@ -167,6 +172,7 @@ class Recorder:
         self.noting_s += timer.core_seconds()
         here.depth = 1
         self.calling.add(threading.get_ident())
+        self.idle.clear()
         began_s = now_s()
         try:
             result = run(*args, **named)
@@ -176,6 +182,8 @@ class Recorder:
         finally:
             here.depth, here.noted = 0, None
             self.calling.discard(threading.get_ident())
+            if not self.calling:
+                self.idle.set()
         self._record_end(noted, began_s, model, result)
         return result
 
@@ -219,7 +227,19 @@ class Recorder:
         noted = self._here.noted
         if noted is None:
             return run(*args, **named)
-        return run.func([Callback(item, item, noted, are_criteria) for item in items], *args, **named)
+        return run.func([self._callback(item, item, noted, are_criteria) for item in items], *args, **named)
+
+    def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:
+        """A callback, whose own function is noted: that of its class, or one that it was made from."""
+        found = Callback(item, run, noted, is_left_out)
+        if found.name not in self.functions:
+            method = getattr(run, "func", type(item).__call__)
+            parts = (item, method, *getattr(item, "__dict__", {}).values())
+            codes = (getattr(part, "__code__", None) for part in parts)
+            own = [(code, file) for code in codes if code and (file := users_file(code.co_filename))]
+            name, where = (own[0][0].co_qualname, f"{own[0][1]}:{own[0][0].co_firstlineno}") if own else ("", "")
+            self.functions[found.name] = OwnFunction(name, where)
+        return found
 
     def _record_end(
         self, noted: CallRecord | None, began_s: float, model: Any, result: Any, error: BaseException | None = None
@@ -345,7 +365,7 @@ class Recorder:
         @functools.wraps(original)
         def put(streamer: Any, *args: Any) -> Any:
             run, noted = functools.partial(original, streamer), self._here.noted
-            return (Callback(streamer, run, noted, is_left_out=True) if noted else run)(*args)
+            return (self._callback(streamer, run, noted, True) if noted else run)(*args)
 
         self.replace(owner, "put", put)
 
@@ -363,6 +383,7 @@ class Recorder:
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
             self._compiling.recompilations(), self._between(), by_line(self.again_s), self.reads.by_line(),
             self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
+            callbacks=self.functions,
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 

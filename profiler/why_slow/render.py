@@ -305,7 +305,7 @@ def _own_code(item: LineTime, seen: Observations) -> Iterator[TimePart]:
 
     The seconds between forwards are timed, and samples say how they are shared: Python lets a sampler in late.
     """
-    lines = [line for line in seen.own_lines if line.loop == item.where and not line.callback]
+    lines = [line for line in seen.own_lines if line.loop == item.where]
     sampled_s = sum(line.seconds for line in lines)
     scale = item.seconds / sampled_s if sampled_s >= _LEAST_SAMPLED_S else 0.0
     scale = scale if item.where else min(1.0, scale)
@@ -381,7 +381,7 @@ class WhyDocument(Document):
     time: Sequence[TimePart]
     """Where `wall_s` went, the largest part first; the parts add up to it."""
     own_lines: Sequence[OwnLine]
-    """Lines of the script's own code and of its callbacks, by samples, the longest first."""
+    """Lines of the script's own code, by samples, the longest first."""
     graph_breaks: Sequence[GraphBreak]
     warnings: Sequence[str]
     interrupted: bool

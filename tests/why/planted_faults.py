@@ -49,6 +49,8 @@ FAULTS = {
     "eager_attention": ("slow-attention", 'attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
+    "allowed_tokens": ("callbacks", ", prefix_allowed_tokens_fn=allowed", ""),
+    "autocast": ("autocast", "torch.float32", '"auto"'),
     "half_on_a_cpu": ("emulated-dtype", "torch.float16", '"auto"'),
     "assisted": ("assistant", ", assistant_model=assistant", ""),
     "experts_in_a_loop": ("slow-experts", '"eager"', '"grouped_mm"'),

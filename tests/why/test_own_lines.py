@@ -110,15 +110,16 @@ class Prints:
         pass
 
 
-CALLBACKS: dict[str, tuple[dict[str, Any], str]] = {
-    # options of generate, and words
+CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
+    # options of generate, words, and the script's function
     "a function of allowed tokens": (
-        {"prefix_allowed_tokens_fn": allowed}, "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn)",
+        {"prefix_allowed_tokens_fn": allowed},
+        "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with allowed in it", allowed,
     ),
-    "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops"),
-    "a function as criterion": ({"stopping_criteria": [stops]}, "your stops"),
-    "a function as processor": ({"logits_processor": [bias]}, "your bias"),
-    "a streamer": ({"streamer": Prints()}, "your Prints"),
+    "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops at every token", Stops.__call__),
+    "a function as criterion": ({"stopping_criteria": [stops]}, "your stops at every token", stops),
+    "a function as processor": ({"logits_processor": [bias]}, "your bias at every token", bias),
+    "a streamer": ({"streamer": Prints()}, "your Prints at every token", Prints.put),
 }  # fmt: skip
 
 
@@ -130,13 +131,13 @@ def callbacks_of(run: Callable[[], object]) -> tuple[Observations, list[Finding]
 @pytest.mark.parametrize("kind", CALLBACKS)
 def test_what_generate_runs_at_every_token_has_its_seconds_and_the_line_of_the_script(kind: str) -> None:
     """`nap` sleeps for each of the 4 tokens, within what is named."""
-    options, words = CALLBACKS[kind]
+    options, words, function = CALLBACKS[kind]
     model = tiny_llama()
     seen, [finding] = callbacks_of(lambda: model.generate(IDS, **FEW, **options))
-    assert finding.evidence.startswith(f"generate runs {words} at every token, ")
-    assert finding.evidence.endswith(" of it in nap")
-    assert finding.where == line_of(nap)
+    assert finding.evidence == f"generate runs {words}"
+    assert finding.where == line_of(function, 0)
     assert 4 * NAP_S <= finding.saves_s <= seen.calls_s
+    assert not [line for line in seen.own_lines if line.function == "nap"], "callbacks are no code between calls"
 
 
 def test_lists_of_tokens_are_named_by_their_option() -> None:
