@@ -159,22 +159,18 @@ def _runs_dense(quantizer: Any) -> bool:
 @contextlib.contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Suppress warnings, logs and progress bars of transformers, accelerate and bitsandbytes."""
-    disabled = logging.root.manager.disable
+    from transformers import modeling_gguf_pytorch_utils as gguf_reader
+    from transformers.utils import logging as transformers_logging
+
+    had_bars, disabled = transformers_logging.is_progress_bar_enabled(), logging.root.manager.disable
+    transformers_logging.disable_progress_bar()
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        # transformers' GGUF reader uses tqdm directly and ignores the switch.
+        with warnings.catch_warnings(), patched(gguf_reader, tqdm=lambda iterable, *_args, **_kwargs: iterable):
             warnings.simplefilter("ignore")
-            from transformers import modeling_gguf_pytorch_utils as gguf_reader
-            from transformers.utils import logging as transformers_logging
-
-            had_bars = transformers_logging.is_progress_bar_enabled()
-            transformers_logging.disable_progress_bar()
-            try:
-                # transformers' GGUF reader uses tqdm directly and ignores the switch.
-                with patched(gguf_reader, tqdm=lambda iterable, *_args, **_kwargs: iterable):
-                    yield
-            finally:
-                if had_bars:
-                    transformers_logging.enable_progress_bar()
+            yield
     finally:
         logging.disable(disabled)
+        if had_bars:
+            transformers_logging.enable_progress_bar()

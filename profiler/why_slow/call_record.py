@@ -65,9 +65,6 @@ class CallRecord:
     began_s: float = 0.0
     ended_s: float = 0.0
     """Like `began_s`, on the host's clock, without waiting for the device."""
-    thread: int = 0
-    others_s: float = 0.0
-    """Seconds of loads and tokenizers in this thread before it."""
     forward_s: float = 0.0
     """Seconds in forward passes within `generate`, on the host's clock."""
     prompt_s: float = 0.0
@@ -101,8 +98,6 @@ class Thread(threading.local):
     text_depth: int = 0
     load_depth: int = 0
     reading: bool = False
-    others_s: float = 0.0
-    """Seconds of loads and tokenizers, outside of calls."""
     autocast: tuple[int, str] = (0, "")
     """As in `CallRecord`."""
     last: str = ""

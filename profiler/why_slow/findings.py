@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from profiler.stats import student_t
-from profiler.why_slow.observations import GROWING_CACHES, Observations, OwnFunction, covered_s, steady_s
+from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
     from profiler.why_slow.floor import Subject
@@ -336,19 +336,14 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
 
 
 _OF_OPTIONS = {
-    "PrefixConstrainedLogitsProcessor": (
-        "prefix_allowed_tokens_fn",
-        "compute the mask of allowed tokens once, in a LogitsProcessor of your own, and change it by the newest token",
-    ),
+    "PrefixConstrainedLogitsProcessor": ("prefix_allowed_tokens_fn", "compute the mask of allowed tokens once, in a"
+                                         " LogitsProcessor of your own, and change it by the newest token"),
     "NoBadWordsLogitsProcessor": ("bad_words_ids", "shorten the list, and pass single tokens as suppress_tokens"),
     "SequenceBiasLogitsProcessor": ("sequence_bias", "shorten the list"),
-    "NoRepeatNGramLogitsProcessor": (
-        "no_repeat_ngram_size", "leave it out, or install a transformers whose code for it has no Python loop",
-    ),
+    "NoRepeatNGramLogitsProcessor": ("no_repeat_ngram_size", "leave it out, or install a newer transformers"),
     "EncoderNoRepeatNGramLogitsProcessor": ("encoder_no_repeat_ngram_size", "leave it out"),
     "StopStringCriteria": ("stop_strings", "pass the tokens that end an answer as eos_token_id"),
     "WatermarkLogitsProcessor": ("watermarking_config", "leave it out, unless the watermark is looked for"),
-    "SynthIDTextWatermarkLogitsProcessor": ("watermarking_config", "leave it out, unless the watermark is looked for"),
     "WhisperTimeStampLogitsProcessor": ("return_timestamps", "leave it out, unless the times are read"),
     "TextStreamer": ("streamer", "decode every few tokens, in a streamer of your own"),
     "TextIteratorStreamer": ("streamer", "decode every few tokens, in a streamer of your own"),
@@ -376,12 +371,12 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
             continue
         words = [callback_words(name, is_own=name in own) for name in names]
         evidence = f"generate runs {' and '.join(words)} at every token"
-        function = seen.callbacks.get(names[0], OwnFunction("", ""))
-        if function.name and names[0] not in own:
-            evidence += f", with {function.name} in it"
+        function, line = seen.callbacks.get(names[0], ("", ""))
+        if function and names[0] not in own:
+            evidence += f", with {function} in it"
         yield new_finding(
             "callbacks", min(covered_s(here), sum(spent_s[name] for name in names)),
-            function.where or where, evidence,
+            line or where, evidence,
             _OF_OPTIONS.get(names[0], ("", "do less in it: read only the newest tokens, and only every few tokens"))[1],
             "measured: the time within it",
         )  # fmt: skip

@@ -149,19 +149,11 @@ class Recompilation:
 
 @dataclass(frozen=True)
 class LineTime:
-    """What one line of the script did several times: reads of a device's values, gaps, texts tokenized again."""
+    """What one line of the script did several times: reads of a device's values, texts tokenized again."""
 
     where: str
     count: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class OwnFunction:
-    """A function of the script, and the line where it begins."""
-
-    name: str
-    where: str
 
 
 @dataclass(frozen=True)
@@ -173,8 +165,6 @@ class OwnLine:
     """The script's function that the line is in; empty for a line of the module."""
     calls: str
     """What the line calls in a library, such as `difflib.SequenceMatcher.ratio`; empty for code of its own."""
-    loop: str
-    """The line of the forwards between which it ran; empty for code that is in no loop of forwards."""
     seconds: float
 
     @property
@@ -222,8 +212,6 @@ class Observations:
     """Estimated cost of the recording itself."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
-    between: tuple[LineTime, ...] = ()
-    """The script's own time between consecutive forwards of one line."""
     texts_again: tuple[LineTime, ...] = ()
     """Texts that had been tokenized before."""
     reads: tuple[LineTime, ...] = ()
@@ -239,8 +227,8 @@ class Observations:
     """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""
     own_lines: tuple[OwnLine, ...] = ()
     """Where the script's own code spent its time, the longest first; without imports."""
-    callbacks: Mapping[str, OwnFunction] = field(default_factory=dict)
-    """Functions of the script that `generate` runs, by the names in `Call.callbacks_s` and `Call.processors_s`."""
+    callbacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """(function of the script, line where it begins) by the names in `Call.callbacks_s` and `Call.processors_s`."""
     warnings: tuple[str, ...] = ()
     """Conditions of the machine that make these times doubtful."""
 

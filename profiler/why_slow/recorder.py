@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import statistics
 import threading
 import weakref
@@ -30,10 +29,8 @@ from profiler.why_slow.observations import (
     Call,
     CallKind,
     CallSettings,
-    LineTime,
     Load,
     Observations,
-    OwnFunction,
     OwnLine,
     UnrecordedCall,
     by_line,
@@ -47,8 +44,8 @@ from profiler.why_slow.plain_models import (
     without_values,
 )
 
-# So many calls measure the cost of a wrapper.
-_OVERHEAD_CALLS = 2000
+# About the cost of a wrapper of a call that is part of another call (1.4 us on a busy EPYC).
+_WRAPPER_S = 1.5e-6
 _NEEDS_LOGITS = {"labels", "logits_to_keep"}
 """Arguments of a forward whose logits are all used, or are chosen already."""
 _REPEATED = ("MaxLengthCriteria", "EosTokenCriteria")
@@ -87,6 +84,17 @@ class Callback:
 
 
 @dataclass
+class _Streamer:
+    """A streamer that is timed."""
+
+    streamer: Any
+    put: Callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.streamer, name)
+
+
+@dataclass
 class Recorder:
     """Records calls, loads and work on texts; the wrappers of `patches` call it."""
 
@@ -111,8 +119,8 @@ class Recorder:
     idle: threading.Event = field(default_factory=threading.Event)
     """Is set when no call runs any longer."""
     own_lines: tuple[OwnLine, ...] = ()
-    functions: dict[str, OwnFunction] = field(default_factory=dict)
-    """The script's functions that `generate` runs at every token, by the name of the callback."""
+    functions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """As `Observations.callbacks`."""
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
@@ -123,7 +131,6 @@ class Recorder:
     """The model of the latest call, which a trial needs; it lives at least until the next one is made."""
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
-    _timed: set[type] = field(default_factory=set)
     _named: list[tuple[weakref.ref[Any], tuple[str, int]]] = field(default_factory=list)
     """Models and their architectures, in the order of their numbers."""
     _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
@@ -167,8 +174,8 @@ class Recorder:
         timer, noted = OwnTime(), None
         with self._errors_counted():
             here.noted = noted = self._note(kind, model, args, named, compiled)
-            if kind == "generate":
-                self._time_streamer(named.get("streamer"))
+            if (streamer := named.get("streamer")) is not None:
+                named = {**named, "streamer": _Streamer(streamer, self._callback(streamer, streamer.put, noted, True))}
         self.noting_s += timer.core_seconds()
         here.depth = 1
         self.calling.add(threading.get_ident())
@@ -233,12 +240,11 @@ class Recorder:
         """A callback, whose own function is noted: that of its class, or one that it was made from."""
         found = Callback(item, run, noted, is_left_out)
         if found.name not in self.functions:
-            method = getattr(run, "func", type(item).__call__)
-            parts = (item, method, *getattr(item, "__dict__", {}).values())
+            parts = (item, getattr(run, "__func__", type(run).__call__), *getattr(item, "__dict__", {}).values())
             codes = (getattr(part, "__code__", None) for part in parts)
             own = [(code, file) for code in codes if code and (file := users_file(code.co_filename))]
             name, where = (own[0][0].co_qualname, f"{own[0][1]}:{own[0][0].co_firstlineno}") if own else ("", "")
-            self.functions[found.name] = OwnFunction(name, where)
+            self.functions[found.name] = (name, where)
         return found
 
     def _record_end(
@@ -298,7 +304,6 @@ class Recorder:
             self._here.load_depth = 0
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
-                self._here.others_s += seconds
                 conversion, instead = _conversion(model, named)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
                 self._loaded.append(weakref.ref(model) if hasattr(model, "parameters") else lambda: None)
@@ -332,7 +337,6 @@ class Recorder:
             if not self._here.depth:
                 spent_s = now_s() - start_s
                 self.text_s += spent_s
-                self._here.others_s += spent_s
                 self.text_where = self.text_where or users_line()
                 with self._errors_counted():
                     if encodes:
@@ -354,21 +358,6 @@ class Recorder:
                 self.fallbacks.append(fallback)
             self._warnings.add(text)
 
-    def _time_streamer(self, streamer: Any) -> None:
-        """From now on, time what a streamer does with each token."""
-        owner = type(streamer)
-        if streamer is None or owner in self._timed:
-            return
-        self._timed.add(owner)
-        original = owner.put
-
-        @functools.wraps(original)
-        def put(streamer: Any, *args: Any) -> Any:
-            run, noted = functools.partial(original, streamer), self._here.noted
-            return (self._callback(streamer, run, noted, True) if noted else run)(*args)
-
-        self.replace(owner, "put", put)
-
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was recorded so far; waits for the devices to read their clocks."""
         for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
@@ -378,10 +367,10 @@ class Recorder:
         for noted in sorted(self.notes, key=lambda noted: noted.began_s):
             firsts.setdefault(noted.settings.device, noted)
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
-        overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
+        overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            self._compiling.recompilations(), self._between(), by_line(self.again_s), self.reads.by_line(),
+            self._compiling.recompilations(), by_line(self.again_s), self.reads.by_line(),
             self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
             callbacks=self.functions,
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
@@ -391,28 +380,6 @@ class Recorder:
     def loaded_models(self) -> list[Any]:
         """Per load, its model if that still exists, else None."""
         return [model() for model in self._loaded]
-
-    def loop_before(self, number: int) -> str:
-        """The line of a call and of the one before it, if both are forwards of one loop, else an empty text."""
-        if not 0 < number < len(self.notes):
-            return ""
-        before, after = self.notes[number - 1 : number + 1]
-        first, second = ((each.where, each.kind, each.thread, each.settings.device) for each in (before, after))
-        return after.where if first == second and after.kind == "forward" else ""
-
-    def _between(self) -> tuple[LineTime, ...]:
-        """The script's own time between consecutive forwards of one line and thread, as in a decode loop.
-
-        On a device that the host runs ahead of, it is the time in which no forward runs there: the host may wait.
-        """
-        gaps_s = defaultdict[str, list[float]](list)
-        for number, (before, after) in enumerate(itertools.pairwise(self.notes), 1):
-            if self.loop_before(number):
-                gap_s = after.began_s - before.ended_s
-                if after.clock.ahead:
-                    [gap_s] = after.clock.seconds([before.end, after.start])
-                gaps_s[after.where].append(max(0.0, gap_s - (after.others_s - before.others_s)))
-        return by_line(gaps_s)
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
@@ -470,8 +437,6 @@ class Recorder:
             start=None,
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
-            thread=threading.get_ident(),
-            others_s=self._here.others_s,
             name=architecture[0] + (f" ({number})" if number > 1 else ""),
             architecture=architecture,
             plain=plain,
@@ -536,20 +501,3 @@ def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:
         words = f"weights are quantised ({getattr(method, 'value', method)})"
         return words, "call save_pretrained once, and load that folder"
     return "", ""
-
-
-def _wrapper_s() -> float:
-    """Seconds per wrapper of a call that is part of another call."""
-    recorder = Recorder()
-    recorder._here.depth = 1
-
-    def run() -> None:
-        return None
-
-    start_s = now_s()
-    for _ in range(_OVERHEAD_CALLS):
-        run()
-    bare_s = now_s()
-    for _ in range(_OVERHEAD_CALLS):
-        recorder.call("forward", None, run, (), {})
-    return max(0.0, (now_s() - bare_s) - (bare_s - start_s)) / _OVERHEAD_CALLS

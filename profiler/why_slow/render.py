@@ -14,7 +14,6 @@ from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedCh
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
-    LineTime,
     Load,
     Observations,
     OwnLine,
@@ -122,12 +121,8 @@ def _slow_code(why: Why) -> list[str]:
     code_s, saves_s = sum(part.seconds for part in own), max((item.saves_s for item in why.findings), default=0.0)
     if not own or code_s < max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, saves_s):
         return []
-    first = own[0]
-    where = first.what.removeprefix(_AT_A_LINE)
-    return [
-        f"The script's own code takes {duration(code_s)} of {duration(seen.wall_s)},"
-        f" {duration(first.seconds)} of it {where}."
-    ]
+    where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
+    return [f"The script's own code takes {duration(code_s)} of {duration(seen.wall_s)}, {where}."]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -281,9 +276,7 @@ def time_parts(why: Why) -> list[TimePart]:
         TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
         TimePart("recording these calls", seen.overhead_s),
     ]
-    outside += [part for item in seen.between for part in _own_code(item, seen)]
-    other_s = max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside)))
-    outside += _own_code(LineTime("", 0, other_s), seen)
+    outside += _own_code(seen, max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside))))
     waiting = seen.waited_s / seen.wall_s if seen.wall_s else 0.0
     waited_s = waiting * sum(part.seconds for part in outside)
     waited_s += sum(part.seconds for part in within if part.what == _WAITING)
@@ -295,25 +288,19 @@ def time_parts(why: Why) -> list[TimePart]:
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
 
-# At most so many lines have a row. With fewer seconds of samples, the lines of a loop are unknown.
-_MOST_LINES, _LEAST_SAMPLED_S = 8, 0.03
-_AT_A_LINE = "the script's code "
+# At most so many lines have a row.
+_MOST_LINES = 8
+_AT_A_LINE = "the script's code at "
 
 
-def _own_code(item: LineTime, seen: Observations) -> Iterator[TimePart]:
-    """The script's own code between the forwards of one line, or in no such loop, by its sampled lines.
-
-    The seconds between forwards are timed, and samples say how they are shared: Python lets a sampler in late.
-    """
-    lines = [line for line in seen.own_lines if line.loop == item.where]
-    sampled_s = sum(line.seconds for line in lines)
-    scale = item.seconds / sampled_s if sampled_s >= _LEAST_SAMPLED_S else 0.0
-    scale = scale if item.where else min(1.0, scale)
-    for line in lines[:_MOST_LINES]:
-        yield TimePart(f"{_AT_A_LINE}at {line.words}", scale * line.seconds, own_code=True)
-    rest = f"{_AT_A_LINE}between its forwards ({item.where})" if item.where else "imports and the script's other code"
-    left_s = item.seconds - scale * sum(line.seconds for line in lines[:_MOST_LINES])
-    yield TimePart(rest, max(0.0, left_s), own_code=bool(item.where))
+def _own_code(seen: Observations, other_s: float) -> Iterator[TimePart]:
+    """The rest of the run time, by the sampled lines of the script's own code."""
+    sampled_s = sum(line.seconds for line in seen.own_lines)
+    scale = min(1.0, other_s / sampled_s) if sampled_s else 0.0  # of waits for a GPU, which is in calls meanwhile
+    shown = [TimePart(f"{_AT_A_LINE}{line.words}", scale * line.seconds, own_code=True)
+             for line in seen.own_lines[:_MOST_LINES]]  # fmt: skip
+    yield from shown
+    yield TimePart("imports and the script's other code", other_s - sum(part.seconds for part in shown))
 
 
 def module_row(module: SlowModule) -> str:

@@ -141,6 +141,7 @@ def on_one_core() -> Iterator[None]:
         patch.object(effort, "STANDARD", replace(effort.STANDARD, script_floor=False)),
         patch("profiler.why_slow.recorder.clock_for", lambda _device: CoreClock()),
         patch("profiler.why_slow.recorder.now_s", time.process_time),
+        patch("profiler.why_slow.own_lines.now_s", time.process_time),
         patch("profiler.why_slow.trials.now_s", time.process_time),
         patch("profiler.why_slow.trials.own_s", time.process_time),
     ):
@@ -197,8 +198,8 @@ def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
 
 
 def taken_s(seen: Observations) -> float:
-    """Seconds in calls, loads and tokenizers, and between the forwards of a loop.
+    """Seconds in calls, loads and tokenizers, and in the script's own code.
 
     A call's graph is freed between forwards. This is a sixth of the cost of recorded gradients.
     """
-    return seen.watched_s + sum(item.seconds for item in seen.between)
+    return seen.watched_s + sum(line.seconds for line in seen.own_lines)

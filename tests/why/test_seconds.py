@@ -43,7 +43,6 @@ from profiler.why_slow.module_times import ModuleTimes, module_times
 from profiler.why_slow.observations import (
     Call,
     CallSettings,
-    LineTime,
     Load,
     Observations,
     OwnLine,
@@ -73,7 +72,7 @@ def test_each_second_of_a_script_has_one_name() -> None:
     )
     seen = script(
         40.0, *calls, loads=(Load("a", 6.0, "s.py:1"),), text_s=2.0, text_where="s.py:2", overhead_s=0.5,
-        between=(LineTime("s.py:9", 3, 1.0),), waited_s=2.0,
+        own_lines=(OwnLine("s.py:9", "pick", "", 1.0),), waited_s=2.0,
     )  # fmt: skip
     parts = parts_of(seen, CallFloor(7.0, 2.0, needless_s=1.0))
     assert parts == pytest.approx(
@@ -89,7 +88,7 @@ def test_each_second_of_a_script_has_one_name() -> None:
             "one-time costs of first calls": 2.0,
             "loading models": 0.95 * 6.0,
             "tokenizers (s.py": 0.95 * 2.0,
-            "the script's code between its forwards (s.py": 0.95 * 1.0,
+            "the script's code at s.py": 0.95 * 1.0,
             "recording these calls": 0.95 * 0.5,
             "imports and the script's other code": 0.95 * (40 - 18 - 9.5),
         }
@@ -207,9 +206,7 @@ class Queue(Clock):
 
 
 @pytest.mark.parametrize("part", slow_except(["text"], ["text", "load", "read"]))
-def test_what_has_another_name_is_not_the_scripts_code_between_forwards(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_another_name_is_not_the_scripts_own_code(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script sleeps COLD_S after each forward: in a tokenizer, in a load, or until a device has its token."""
     model, recorder, queue = tiny_llama(), Recorder(), Queue()
     if part == "read":
@@ -224,8 +221,8 @@ def test_what_has_another_name_is_not_the_scripts_code_between_forwards(
         for _ in range(2):
             model(torch.ones(1, 4, dtype=torch.long))
             within(lambda *_: time.sleep(COLD_S))
-    [between] = recorder.seen("s.py").between
-    assert between.seconds < COLD_S / 2
+    found = judge_calls(recorder.seen("s.py"), [])
+    assert sum(part.seconds for part in time_parts(found) if part.own_code) < COLD_S / 2
 
 
 THREADS = 4
@@ -559,8 +556,8 @@ SEEN = Observations("s.py", 12.0, (CALLED,), (), 0.0, "", 0.0)
 
 @pytest.mark.parametrize(("code_s", "is_named"), [(6.0, True), (2.0, False)])
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
-    lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", "", "s.py:4", 4.5),)
-    seen = replace(SEEN, wall_s=20.0, between=(LineTime("s.py:4", 9, code_s),), own_lines=lines * 2)
+    lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", code_s / 2), OwnLine("s.py:8", "", "", code_s / 2))
+    seen = replace(SEEN, wall_s=20.0, own_lines=lines)
     named = "The script's own code takes 6.00 s of 20.0 s, 3.00 s of it at s.py:7, in pick: difflib.get_close_matches."
     assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
 
