@@ -60,9 +60,9 @@ def _fill_fresh() -> None:
         del fresh  # a map that is still in use cannot be closed
 
 
-def past_caches(machine: Machine) -> int:
-    """The bytes from which on no reported cache serves a stream."""
-    return max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
+def past_reported_cache(machine: Machine) -> int:
+    """The bytes from which on the reported cache serves no stream."""
+    return _STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes or _STREAM_LEAST_BYTES
 
 
 def measure_streams(machine: Machine, stage_budget_s: float, most_bytes: float = math.inf) -> Ceilings:
@@ -128,7 +128,7 @@ def _curve(machine: Machine, budget_s: float, most_bytes: float, missing: dict[s
     the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory,
     `most_bytes` and the time limit.
     """
-    past_bytes = past_caches(machine)
+    past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     points: list[CurvePoint] = []
     nbytes = _CURVE_SMALLEST
     with attempt("reads of several sizes", machine, missing):

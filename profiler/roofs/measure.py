@@ -18,7 +18,7 @@ from profiler.data.room import idle_room_bytes
 from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
-from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams, past_caches
+from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams, past_reported_cache
 from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_product, square_product, square_size
 from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
@@ -161,7 +161,7 @@ def _read(path: Path) -> Ceilings | None:
 def here_roofs(work: ModelWork, dtype: str, *, small: bool = False) -> RoofSet:
     """Return the roofs of this device, measured or cached. Raises RequestError if they cannot be measured.
 
-    With `small`, for a process that holds a model, buffers are no larger than the reported caches need.
+    With `small`, for a process that holds a model, buffers are no larger than the reported cache asks for.
     """
     from profiler.device.device import resolve_device, software
     from profiler.device.machine import machine_for
@@ -172,7 +172,7 @@ def here_roofs(work: ModelWork, dtype: str, *, small: bool = False) -> RoofSet:
     dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
 
     def measure_missing(known: Ceilings | None) -> Ceilings:
-        most_bytes = past_caches(machine) if small else math.inf
+        most_bytes = past_reported_cache(machine) if small else math.inf
         return measure(machine, dtypes, model_dtype=dtype, known=known, most_bytes=most_bytes)
 
     measured = cached(measure_missing, machine, software(), fresh=False)
