@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -349,6 +349,8 @@ _OF_OPTIONS = {
     "TextIteratorStreamer": ("streamer", "decode every few tokens, in a streamer of your own"),
 }  # fmt: skip
 """Classes of transformers that `generate` makes from options: the option, and what to do if it takes long."""
+_LEAST_OF_AN_OPTION = 0.1
+"""Share of the time from which on an option is a finding: what it does is wanted."""
 
 
 def callback_words(name: str, *, is_own: bool) -> str:
@@ -362,11 +364,15 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
     for where in dict.fromkeys(call.where for call in seen.calls if call.settings.on_cpu):
         here = [call for call in seen.calls if call.where == where]
         own = {name for call in here for name in call.callbacks_s}
-        spent_s = Counter[str]()
+        spent_s = defaultdict[str, float](float)
         for call in here:
             for name, seconds in (*call.callbacks_s.items(), *call.processors_s.items()):
-                spent_s[name] += seconds if name in own or name in _OF_OPTIONS else 0.0  # type: ignore[assignment]
-        names = [name for name, seconds in spent_s.most_common() if seconds >= LEAST_SHARE * seen.steady_s]
+                spent_s[name] += seconds
+        least_s = {name: _LEAST_OF_AN_OPTION * seen.steady_s for name in _OF_OPTIONS}
+        least_s |= dict.fromkeys(own, LEAST_SHARE * seen.steady_s)
+        names = sorted(
+            (name for name in least_s if spent_s[name] >= least_s[name] > 0), key=lambda name: -spent_s[name]
+        )
         if not names:
             continue
         words = [callback_words(name, is_own=name in own) for name in names]

@@ -68,7 +68,8 @@ class Callback:
 
     @property
     def name(self) -> str:
-        return str(getattr(self.item, "__name__", type(self.item).__name__))
+        inner = _unwrapped(self.item)
+        return str(getattr(inner, "__name__", type(inner).__name__))
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         timer, forward_s = OwnTime(), self.noted.forward_s
@@ -76,11 +77,15 @@ class Callback:
             return self.run(*args, **named)
         finally:
             spent_s = max(0.0, timer.seconds() - (self.noted.forward_s - forward_s))
-            is_own = not str(self.item.__module__).startswith("transformers.")
+            is_own = not str(_unwrapped(self.item).__module__).startswith("transformers.")
             times, name = self.noted.callbacks if is_own else self.noted.processors, self.name
             times[name] = times.get(name, 0.0) + spent_s
             if self.is_left_out and name not in _REPEATED:
                 self.noted.left_out_s += spent_s
+
+
+def _unwrapped(item: Any) -> Any:
+    return _unwrapped(item.func) if isinstance(item, functools.partial) else item
 
 
 @dataclass
@@ -241,7 +246,7 @@ class Recorder:
         found = Callback(item, run, noted, is_left_out)
         if found.name not in self.functions:
             parts = (item, getattr(run, "__func__", type(run).__call__), *getattr(item, "__dict__", {}).values())
-            codes = (getattr(part, "__code__", None) for part in parts)
+            codes = (getattr(_unwrapped(part), "__code__", None) for part in parts)
             own = [(code, file) for code in codes if code and (file := users_file(code.co_filename))]
             name, where = (own[0][0].co_qualname, f"{own[0][1]}:{own[0][0].co_firstlineno}") if own else ("", "")
             self.functions[found.name] = (name, where)

@@ -203,7 +203,7 @@ def other_dtype(group: CallGroup) -> Candidate | None:
         return copy.deepcopy(model, narrow).to(faster)
 
     about = 0.0
-    if wide and (subject := group.subject) is not None and (device.type == "cuda" or _has_units(name)):
+    if wide and (subject := group.subject) is not None and device.type == "cuda":  # on a CPU, prompts may take longer
         # Half of the bytes, of what is at the roofs: dispatch and slow kernels may take as long in any dtype.
         at_roofs = min(1.0, at_roofs_s(group.call, subject) / max(group.call.steady_s, 1e-9))
         about = at_roofs * (1 - faster.itemsize / getattr(torch, dtype).itemsize)

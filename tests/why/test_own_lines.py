@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -99,6 +100,16 @@ def bias(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     return scores
 
 
+def biased(_by: float, _ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    nap()
+    return scores
+
+
+class Words:
+    def allowed(self, row: int, ids: torch.Tensor) -> list[int]:
+        return allowed(row, ids)
+
+
 class Prints:
     def put(self, _tokens: torch.Tensor) -> None:
         nap()
@@ -116,6 +127,12 @@ CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
     "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops at every token", Stops.__call__),
     "a function as criterion": ({"stopping_criteria": [stops]}, "your stops at every token", stops),
     "a function as processor": ({"logits_processor": [bias]}, "your bias at every token", bias),
+    "a partial function": ({"logits_processor": [partial(biased, 2.0)]}, "your biased at every token", biased),
+    "a method": (
+        {"prefix_allowed_tokens_fn": Words().allowed},
+        "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with Words.allowed in it",
+        Words.allowed,
+    ),
     "a streamer": ({"streamer": Prints()}, "your Prints at every token", Prints.put),
 }  # fmt: skip
 
