@@ -368,7 +368,7 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         for call in here:
             for name, seconds in (*call.callbacks_s.items(), *call.processors_s.items()):
                 spent_s[name] += seconds
-        least_s = {name: _LEAST_OF_AN_OPTION * seen.steady_s for name in _OF_OPTIONS}
+        least_s = dict.fromkeys(_OF_OPTIONS, _LEAST_OF_AN_OPTION * seen.steady_s)
         least_s |= dict.fromkeys(own, LEAST_SHARE * seen.steady_s)
         names = sorted(
             (name for name in least_s if spent_s[name] >= least_s[name] > 0), key=lambda name: -spent_s[name]
