@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from profiler.stats import student_t
-from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
+from profiler.why_slow.observations import GROWING_CACHES, Call, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
     from profiler.why_slow.floor import Subject
@@ -353,7 +353,17 @@ _LEAST_OF_AN_OPTION = 0.1
 """Share of the time from which on an option is a finding: what it does is wanted."""
 
 
-def callback_words(name: str, *, is_own: bool) -> str:
+def callbacks_s(calls: Iterable[Call]) -> dict[tuple[str, bool], float]:
+    """Seconds of what `generate` ran at every token, by (name, whether it is the script's), the longest first."""
+    spent_s = defaultdict[tuple[str, bool], float](float)
+    for call in calls:
+        for times, is_own in ((call.callbacks_s, True), (call.processors_s, False)):
+            for name, seconds in times.items():
+                spent_s[name, is_own] += seconds
+    return dict(sorted(spent_s.items(), key=lambda item: -item[1]))
+
+
+def callback_words(name: str, is_own: bool) -> str:
     """`your Stops`, `NoBadWordsLogitsProcessor (bad_words_ids)`, or `TopPLogitsWarper`."""
     option, _ = _OF_OPTIONS.get(name, ("", ""))
     return f"your {name}" if is_own else f"{name} ({option})" if option else name
@@ -363,27 +373,19 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
     """Time of what `generate` runs at every token, on a CPU only: on a GPU it also waits for the device."""
     for where in dict.fromkeys(call.where for call in seen.calls if call.settings.on_cpu):
         here = [call for call in seen.calls if call.where == where]
-        own = {name for call in here for name in call.callbacks_s}
-        spent_s = defaultdict[str, float](float)
-        for call in here:
-            for name, seconds in (*call.callbacks_s.items(), *call.processors_s.items()):
-                spent_s[name] += seconds
-        least_s = dict.fromkeys(_OF_OPTIONS, _LEAST_OF_AN_OPTION * seen.steady_s)
-        least_s |= dict.fromkeys(own, LEAST_SHARE * seen.steady_s)
-        names = sorted(
-            (name for name in least_s if spent_s[name] >= least_s[name] > 0), key=lambda name: -spent_s[name]
-        )
-        if not names:
+        spent_s = {(name, is_own): seconds for (name, is_own), seconds in callbacks_s(here).items()
+                   if (is_own and seconds >= LEAST_SHARE * seen.steady_s)
+                   or (name in _OF_OPTIONS and seconds >= _LEAST_OF_AN_OPTION * seen.steady_s)}  # fmt: skip
+        if not spent_s:
             continue
-        words = [callback_words(name, is_own=name in own) for name in names]
-        evidence = f"generate runs {' and '.join(words)} at every token"
-        function, line = seen.callbacks.get(names[0], ("", ""))
-        if function and names[0] not in own:
-            evidence += f", with {function} in it"
+        first, is_own = next(iter(spent_s))
+        function, line = seen.callbacks.get(first, ("", ""))
+        within = f", with {function} in it" if function and not is_own else ""
+        words = " and ".join(callback_words(*each) for each in spent_s)
+        own = ("", "do less in it: read only the newest tokens, and only every few tokens")
         yield new_finding(
-            "callbacks", min(covered_s(here), sum(spent_s[name] for name in names)),
-            line or where, evidence,
-            _OF_OPTIONS.get(names[0], ("", "do less in it: read only the newest tokens, and only every few tokens"))[1],
+            "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
+            f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
             "measured: the time within it",
         )  # fmt: skip
 

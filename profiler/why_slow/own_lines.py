@@ -19,10 +19,8 @@ from profiler.why_slow.recorder import Recorder
 
 # The mean of the times between samples, which differ: a loop whose steps take as long would always be seen at one line.
 _EVERY_S = 0.01
-# Python lets another thread in after so long. Otherwise that would be in a kernel, where Python's lock is free.
+# Python lets the sampler in after so long. Otherwise that would be in a kernel, where Python's lock is free.
 _SWITCH_S = 2e-4
-_ONLY_THREADS = 2
-"""The main thread and the sampler's: others of the script keep their usual turns."""
 _OTHER_TIME = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder.text, Reads._read)}
 """Code whose time has another name."""
 _PACKAGE = str(Path(__file__).parents[1])
@@ -59,7 +57,8 @@ def _sample(recorder: Recorder, seconds: _Seconds, ended: threading.Event) -> No
             recorder.idle.wait()
             last_s = now_s()
             continue
-        sys.setswitchinterval(_SWITCH_S if threading.active_count() == _ONLY_THREADS else usual_s)
+        alone = threading.active_count() == 2  # else threads of the script keep their usual turns
+        sys.setswitchinterval(_SWITCH_S if alone else usual_s)
         spent_s, last_s = now_s() - last_s, now_s()
         if (place := _place(sys._current_frames().get(main))) is not None:
             where, function, calls = place

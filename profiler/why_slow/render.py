@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
 from profiler.units import duration, percent, several
-from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedChange, Why, callback_words
+from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedChange, Why, callback_words, callbacks_s
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
@@ -256,18 +255,15 @@ def time_parts(why: Why) -> list[TimePart]:
     scale = seen.calls_s / max(sum(call.seconds for call in seen.calls), 1e-9)
     done = [call for call in seen.calls if not call.failed]
     generates = [call for call in done if call.forward_s is not None]
-    callbacks_s = Counter[str]()
-    for call in generates:
-        for times, is_own in ((call.callbacks_s, True), (call.processors_s, False)):
-            for name, seconds in times.items():
-                callbacks_s[callback_words(name, is_own=is_own)] += scale * seconds  # type: ignore[assignment]
+    at_tokens = {callback_words(*each): scale * seconds for each, seconds in callbacks_s(generates).items()}
+    at_tokens_s = sum(at_tokens.values())
     around_s = scale * sum(max(0.0, call.seconds - (call.forward_s or 0.0)) for call in generates)
-    own_s = max(0.0, around_s - callbacks_s.total())
-    forwards_s = scale * sum(call.steady_s for call in done) - callbacks_s.total() - own_s
+    own_s = max(0.0, around_s - at_tokens_s)
+    forwards_s = scale * sum(call.steady_s for call in done) - at_tokens_s - own_s
     within = [
         TimePart("one-time costs of first calls", seen.calls_s - steady_s(seen.calls)),
         TimePart("calls that failed", scale * sum(call.seconds for call in seen.calls if call.failed)),
-        *(TimePart(f"{name}, at every token", seconds, beyond_floor=True) for name, seconds in callbacks_s.items()),
+        *(TimePart(f"{name}, at every token", seconds, beyond_floor=True) for name, seconds in at_tokens.items()),
         TimePart("generate's own work: choosing tokens, masks, checks for the end", own_s, beyond_floor=True),
         *_forwards(max(0.0, forwards_s), why),
     ]
