@@ -171,9 +171,7 @@ def _unread_logits(group: CallGroup) -> Candidate | None:
 
 
 def _is_loop(group: CallGroup) -> bool:
-    return not group.generates and (
-        grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
-    )
+    return grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
 
 
 CHANGES = (
@@ -242,7 +240,7 @@ CHANGES = (
     Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
     Change("one-by-one", lambda group: group.middle[1].batched, paged_batch_change),
-    Change("one-by-one", lambda group: not _is_loop(group), batching_change),
+    Change("one-by-one", lambda group: group.generates or not _is_loop(group), batching_change),
     Change("shared-prefix", lambda group: group.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from profiler.device.clock import OwnTime, now_s
 from profiler.why_slow.call_record import users_file
@@ -26,14 +27,10 @@ _OTHER_TIME = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-_Seconds = dict[tuple[str, str], dict[str, float]]
-"""By (line, function), and by what the line calls."""
-
-
 @contextmanager
 def sampled(recorder: Recorder) -> Iterator[None]:
     """While in this context, `recorder.own_lines` is sampled."""
-    seconds: _Seconds = defaultdict(lambda: defaultdict(float))
+    seconds: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     ended = threading.Event()
     thread = threading.Thread(target=_sample, args=(recorder, seconds, ended), name="roofscope", daemon=True)
     thread.start()
@@ -48,8 +45,11 @@ def sampled(recorder: Recorder) -> Iterator[None]:
         recorder.own_lines = tuple(sorted(lines, key=lambda line: -line.seconds))
 
 
-def _sample(recorder: Recorder, seconds: _Seconds, ended: threading.Event) -> None:
-    """Until it has ended, add the time between two samples outside of calls to the place of the later one."""
+def _sample(recorder: Recorder, seconds: Any, ended: threading.Event) -> None:
+    """Until it has ended, add the time between two samples outside of calls to the place of the later one.
+
+    `seconds` has them by (line, function), and by what the line calls.
+    """
     main, timer, draw = threading.main_thread().ident or 0, OwnTime(), random.Random(0)
     usual_s, last_s = sys.getswitchinterval(), now_s()
     while not ended.wait(draw.uniform(0.5, 1.5) * _EVERY_S):

@@ -51,14 +51,13 @@ def is_repeatable(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
 def without_values(value: Any) -> Any:
     """An argument without the numbers of a cache: of tensors in lists, tuples and dictionaries, shapes stay."""
     import torch
-    from torch.utils._pytree import tree_map
+    from torch.utils._pytree import tree_map_only
 
     def shape_of(each: Any) -> Any:
-        if not isinstance(each, torch.Tensor) or not each.is_floating_point():
-            return each
-        return torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
+        like = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
+        return like if each.is_floating_point() else each
 
-    return tree_map(shape_of, value) if isinstance(value, list | tuple | dict) else value
+    return tree_map_only(torch.Tensor, shape_of, value) if isinstance(value, list | tuple | dict) else value
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ _PACKAGE = Path(__file__).parents[1]
 def scripts_own_profiler(folder: Path) -> Iterator[None]:
     """While in this context, `import profiler` finds a file of that name in the script's folder, as under `python`.
 
-    Modules of this package still find each other, by their full names: all packages are imported before. Raises
-    RequestError for a folder of that name, as its modules may have the same full names.
+    Modules of this package find each other by their full names. Raises RequestError for a folder with such modules.
     """
     name = _PACKAGE.name
     spec = importlib.machinery.PathFinder.find_spec(name, [str(folder)])

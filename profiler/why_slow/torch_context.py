@@ -41,10 +41,8 @@ class TorchContext:
         now = TorchContext.current(self.device_type)
         with ExitStack() as around:
             if self.autocast != now.autocast:
-                enabled, keeps = self.autocast is not None, self.keeps_casts
-                around.enter_context(
-                    torch.autocast(self.device_type, self.autocast, enabled=enabled, cache_enabled=keeps)
-                )
+                how = {"enabled": self.autocast is not None, "cache_enabled": self.keeps_casts}
+                around.enter_context(torch.autocast(self.device_type, self.autocast, **how))
             if self.kernels != now.kernels:
                 around.enter_context(sdpa_kernel(list(self.kernels)))
             yield

@@ -127,10 +127,6 @@ def _gathered(model: Any) -> Any:
     return whole.to(device)
 
 
-_CAST = (torch.float32, torch.float16, torch.bfloat16)
-"""Dtypes of weights that autocast casts."""
-
-
 def cast_once(group: CallGroup) -> Candidate | None:
     """A change to weights that are cast before the calls; None if autocast keeps its casts from call to call.
 
@@ -141,7 +137,7 @@ def cast_once(group: CallGroup) -> Candidate | None:
     context, dtype = noted.context, noted.context.autocast
     weights = [(module._parameters, name, weight) for module in group.model.modules()
                if not isinstance(module, nn.Embedding) for name, weight in module.named_parameters(recurse=False)
-               if weight.dim() > 1 and weight.dtype in _CAST and weight.dtype != dtype]  # fmt: skip
+               if weight.dim() > 1 and weight.is_floating_point() and weight.dtype != dtype]  # fmt: skip
     kept = context.keeps_casts and all(each.requires_grad and each.dtype == torch.float32 for *_, each in weights)
     entered = [each.autocast for each in group.recorder.notes if each.name == noted.name]
     if dtype is None or not weights or (kept and len(set(entered)) < len(entered)):
