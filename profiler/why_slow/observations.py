@@ -164,7 +164,7 @@ class OwnLine:
     function: str
     """The script's function that the line is in; empty for a line of the module."""
     calls: str
-    """What the line calls in a library, such as `difflib.SequenceMatcher.ratio`; empty for code of its own."""
+    """What the line calls in a library, by its package: `difflib.SequenceMatcher.ratio`; empty for code of its own."""
     seconds: float
 
     @property

@@ -84,6 +84,7 @@ def _place(frame: FrameType | None) -> tuple[str, str, str] | None:
             elif code.co_filename.startswith("<frozen importlib"):
                 return None
             elif not code.co_filename.startswith(_PACKAGE):
-                library = f"{frame.f_globals.get('__name__')}.{code.co_qualname}"
+                package = str(frame.f_globals.get("__name__")).partition(".")[0]
+                library = f"{package}.{code.co_qualname}"
         frame = frame.f_back
     return found
