@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
-from planted_faults import recorded, tiny_llama
+from planted_faults import generate, recorded, script, tiny_llama
 
-from profiler.why_slow.findings import Finding, judge_calls
+from profiler.why_slow.findings import Finding, judge_calls, tried_change
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import time_parts
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 FEW = {"max_new_tokens": 4, "do_sample": False}
 NAP_S = 0.06
+half = tried_change("float32", (0,), ((1.0, 0.5),) * 5, "s.py:4", "weights are float32", "another dtype", "one")
 
 
 def line_of(function: Callable[..., Any], after: int = 1) -> str:
@@ -154,12 +155,20 @@ def test_what_generate_runs_at_every_token_has_its_seconds_and_the_line_of_the_s
     assert not [line for line in seen.own_lines if line.function == "nap"], "callbacks are no code between calls"
 
 
-def test_lists_of_tokens_are_named_by_their_option() -> None:
-    """Of 3,000 sequences of two tokens; what `generate` needs anyway, such as a maximal length, is no finding."""
-    model = tiny_llama(vocab_size=4000)
-    words = [[3 + number, 4] for number in range(3000)]
-    _, [finding] = callbacks_of(lambda: model.generate(IDS, **FEW, bad_words_ids=words))
-    assert finding.evidence == "generate runs NoBadWordsLogitsProcessor (bad_words_ids) at every token"
-    assert finding.change.startswith("shorten the list")
-    assert finding.where.startswith("test_own_lines.py:")
+@pytest.mark.parametrize(("seconds", "is_found"), [(2.0, True), (0.5, False)])
+def test_an_option_that_takes_a_tenth_of_the_time_is_named(seconds: float, is_found: bool) -> None:
+    """Sampling as such is wanted. What trials leave out stays: half of the rest of 10 s is saved."""
+    at_tokens = {"NoBadWordsLogitsProcessor": seconds, "TopPLogitsWarper": 3.0}
+    seen = script(10.0, generate(0, 10.0, processors_s=at_tokens, callbacks_s={"Prints": 1.0}, left_out_s=1.0))
+    findings = {item.id: item for item in judge_calls(seen, [half]).findings}
+    assert findings["float32"].saves_s == pytest.approx(4.5)
+    found = findings["callbacks"]
+    option = "NoBadWordsLogitsProcessor (bad_words_ids) and "
+    assert found.evidence == f"generate runs {option if is_found else ''}your Prints at every token"
+    assert found.saves_s == 1.0 + seconds * is_found
+    assert found.change.startswith("shorten the list" if is_found else "do less in it")
+
+
+def test_what_generate_needs_anyway_is_no_finding() -> None:
+    model = tiny_llama()
     assert not callbacks_of(lambda: model.generate(IDS, **FEW))[1]
