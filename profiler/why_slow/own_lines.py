@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,7 +33,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 def sampled(recorder: Recorder) -> Iterator[None]:
     """While in this context, `recorder.own_lines` is sampled."""
     seconds: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    ended = threading.Event()
+    ended, known = threading.Event(), weakref.ref(recorder)
+    # A child may be forked while the sampler holds the lock of the event.
+    os.register_at_fork(after_in_child=lambda: setattr(known(), "idle", threading.Event()) if known() else None)
     thread = threading.Thread(target=_sample, args=(recorder, seconds, ended), name="roofscope", daemon=True)
     thread.start()
     try:
