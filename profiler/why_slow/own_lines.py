@@ -76,19 +76,16 @@ def _place(frame: FrameType | None) -> tuple[str, str, str] | None:
 
     None in an import, and where the time has another name.
     """
-    found, library = None, ""
+    library = ""
     while frame is not None:
         code = frame.f_code
-        if code in _OTHER_TIME:
+        if file := users_file(code.co_filename):
+            function = code.co_qualname.partition(".<locals>.<")[0]
+            return f"{file}:{frame.f_lineno}", "" if function[:1] == "<" else function, library
+        if code in _OTHER_TIME or code.co_filename.startswith("<frozen importlib"):
             return None
-        if found is None:
-            if file := users_file(code.co_filename):
-                function = code.co_qualname.partition(".<locals>.<")[0]
-                found = f"{file}:{frame.f_lineno}", "" if function[:1] == "<" else function, library
-            elif code.co_filename.startswith("<frozen importlib"):
-                return None
-            elif not code.co_filename.startswith(_PACKAGE):
-                package = str(frame.f_globals.get("__name__")).partition(".")[0]
-                library = f"{package}.{code.co_qualname}"
+        if not code.co_filename.startswith(_PACKAGE):
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            library = f"{package}.{code.co_qualname}"
         frame = frame.f_back
-    return found
+    return None
