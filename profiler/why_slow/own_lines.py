@@ -1,4 +1,4 @@
-"""Sample which lines of the script run while no model's call does: the main thread, about 100 times a second."""
+"""Sample which lines of the script run while no model's call does: the main thread, about 50 times a second."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from profiler.why_slow.observations import OwnLine
 from profiler.why_slow.recorder import Recorder
 
 # The mean of the times between samples, which differ: a loop whose steps take as long would always be seen at one line.
-_EVERY_S = 0.01
+_EVERY_S = 0.02
 # Python lets the sampler in after so long. Otherwise that would be in a kernel, where Python's lock is free.
 _SWITCH_S = 2e-4
 _OTHER_TIME = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder.text, Reads._read)}
