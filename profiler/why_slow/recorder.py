@@ -120,9 +120,9 @@ class Recorder:
     noting_s: float = 0.0
     kept: KeptArguments = field(default_factory=KeptArguments)
     calling: set[int] = field(default_factory=set)
-    """The threads that are in a model's call."""
+    """The threads that are in a model's call or load."""
     idle: threading.Event = field(default_factory=threading.Event)
-    """Is set when no call runs any longer."""
+    """Is set when none is any longer."""
     own_lines: tuple[OwnLine, ...] = ()
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """As `Observations.callbacks`."""
@@ -183,19 +183,15 @@ class Recorder:
                 named = {**named, "streamer": _Streamer(streamer, self._callback(streamer, streamer.put, noted, True))}
         self.noting_s += timer.core_seconds()
         here.depth = 1
-        self.calling.add(threading.get_ident())
-        self.idle.clear()
         began_s = now_s()
         try:
-            result = run(*args, **named)
+            with self._without_samples():
+                result = run(*args, **named)
         except BaseException as error:
             self._record_end(noted, began_s, model, None, error)
             raise
         finally:
             here.depth, here.noted = 0, None
-            self.calling.discard(threading.get_ident())
-            if not self.calling:
-                self.idle.set()
         self._record_end(noted, began_s, model, result)
         return result
 
@@ -290,6 +286,19 @@ class Recorder:
         if not self._here.depth:
             self._here.autocast = (self._here.autocast[0] + 1, users_line())
 
+    @contextlib.contextmanager
+    def _without_samples(self) -> Iterator[None]:
+        """A context in which the script's own code does not run in this thread, or is that of callbacks."""
+        thread = threading.get_ident()
+        self.calling.add(thread)
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.calling.discard(thread)
+            if not self.calling:
+                self.idle.set()
+
     def let_go(self) -> None:
         """Let go of the latest model, so that its memory can be freed: another one is made."""
         self._last = None
@@ -303,7 +312,8 @@ class Recorder:
         self._here.load_depth = 1
         start_s, model = now_s(), None
         try:
-            model = run(*args, **named)
+            with self._without_samples():
+                model = run(*args, **named)
             return model
         finally:
             self._here.load_depth = 0
