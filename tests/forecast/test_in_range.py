@@ -47,7 +47,12 @@ def test_what_a_format_leaves_dense_is_in_16_bits() -> None:
     assert forecast_on("gemma-2-9b", CARD, ForecastRequest(quant="nf4")).precision == "bfloat16, nf4"
     mixture = forecast_on("gpt-oss-20b", CARD, ForecastRequest())
     assert mixture.precision == "bfloat16, mxfp4"
-    assert any("mixture of experts" in note for note in mixture.notes), "no published figure is of one"
+    assert mixture.notes[0] == (
+        "Basis of decode: no published figure of mixtures of experts in plain transformers; others of the engine give"
+        " the range."
+    )
+    compiled = forecast_on("gpt-oss-20b", CARD, ForecastRequest(engine="compiled"))
+    assert "68 published figures of mixtures of experts in compiled engines, 9 sources" in compiled.notes[0]
 
 
 def test_a_cache_that_is_copied_is_moved_thrice() -> None:
