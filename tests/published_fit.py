@@ -32,6 +32,10 @@ _WITH_COPIES = 3
 """Bytes moved for a cache that is copied before it is read, in multiples of its size."""
 
 
+_DENSE_COPY = 4
+"""Bytes per weight that a dense copy in 16 bits writes and reads."""
+
+
 def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
     """The work of published figures on their GPUs, as their engines execute it.
 
@@ -44,20 +48,27 @@ def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
         np.array([point.flops for point in points]),
         np.array([point.weight_bytes for point in points]),
         np.array([_other_bytes(point) for point in points]),
+        np.array([_unsure_bytes(point, sheets[point.gpu].l2_bytes) for point in points]),
         np.array([point.layers for point in points], dtype=np.float64),
         np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
         np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
         np.array([sheets[point.gpu].rated_clock_hz for point in points]),
         np.array([host_index_of(sheets[point.gpu]) for point in points]),
         np.array([point.batch for point in points]),
-        np.array([point.batch * point.query_tokens for point in points]),
     )
 
 
 def _other_bytes(point: PublishedFigure) -> float:
     if point.kind != "eager":
         return point.kv_bytes
-    return point.kv_bytes * _WITH_COPIES + (4 * point.weights if writes_copies(point) else 0)
+    return point.kv_bytes * _WITH_COPIES + (_DENSE_COPY * point.weights if writes_copies(point) else 0)
+
+
+def _unsure_bytes(point: PublishedFigure, l2_bytes: int) -> float:
+    """As `executed` counts them, with copies as large as the mean of seven linears per layer."""
+    if writes_copies(point):
+        return _DENSE_COPY * point.weights if 2 * point.weights / (7 * point.layers) <= l2_bytes else 0.0
+    return point.weight_bytes if point.form == MIXTURE and point.batch * point.query_tokens > 1 else 0.0
 
 
 def writes_copies(point: PublishedFigure) -> bool:

@@ -182,13 +182,23 @@ def coverages() -> tuple[Coverage, ...]:
     return rows_of("published_coverage.csv", Coverage)
 
 
+_DENSE_COPIES = (
+    "Steps with dense copies of 4-bit weights are as in bitsandbytes up to 0.49; from 0.50 on, some GPUs multiply up to"
+    " 64 rows and more without them, of which no figure is published."
+)
+
+
 def coverage_sentences(kind: EngineKind, form: str) -> tuple[str, ...]:
-    """A sentence per phase: what is published of an engine kind and a form, and how often ranges contain it."""
+    """A sentence per phase: what is published of an engine kind and a form, and how often ranges contain it.
+
+    4 bits of bitsandbytes have a third, on the kernels that these figures are of.
+    """
     by_phase = {row.phase: row.sentence for row in coverages() if row.kind == kind and row.form == form}
-    return tuple(
+    sentences = tuple(
         by_phase.get(
             phase,
             f"Basis of {phase}: no published figure of {_words(kind, form)}; others of the engine give the range.",
         )
         for phase in ("decode", "prefill")
     )
+    return (*sentences, _DENSE_COPIES) if form == "nf4" else sentences

@@ -71,6 +71,9 @@ class WorkAt(Columnar):
     weight_bytes: Array
     other_bytes: Array
     """Bytes of the cache, and in plain transformers of its copies and of dense copies of packed weights."""
+    unsure_bytes: Array
+    """Those of all these bytes that a GPU need not move: routed experts, of which several tokens may choose the same,
+    and dense copies that fit its L2."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +90,15 @@ class CardSteps(WorkAt):
     host_index: Array | float
     """Dispatch time relative to the typical host of the published figures."""
     batch: Array
-    tokens: Array
-    """New tokens of all sequences."""
 
     def floor_s(self) -> Array:
-        """Lower bound of each step [n] by the datasheet."""
+        """Seconds of each step [n] by the datasheet."""
         return floor_s(self.flops, self.weight_bytes + self.other_bytes, self.peak, self.bandwidth)
 
-    def bound_s(self, family: str) -> Array:
-        """Lower bound of each step [n], whichever experts its tokens choose: several may choose the same ones."""
-        sure_bytes = self.weight_bytes * ((family != MIXTURE) | (self.tokens == 1))
-        return floor_s(self.flops, sure_bytes + self.other_bytes, self.peak, self.bandwidth)
+    def bound_s(self) -> Array:
+        """Lower bound of each step [n] by the datasheet."""
+        sure_bytes = self.weight_bytes + self.other_bytes - self.unsure_bytes
+        return floor_s(self.flops, sure_bytes, self.peak, self.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Efficiency(Shares):
         Published decode steps are bound by streaming weights. A decode step of so large a batch that arithmetic binds
         it gets the wider of the ranges of decode and prefill.
         """
-        typical, floor, bound = self.step_s(work), work.floor_s(), work.bound_s(self.family)
+        typical, floor, bound = self.step_s(work), work.floor_s(), work.bound_s()
         low, high = np.full(len(typical), self.prefill_low), np.full(len(typical), self.prefill_high)
         if phase == "decode":
             low = np.where(work.batch == 1, self.one_sequence_low, self.several_sequences_low)
@@ -219,7 +220,7 @@ def step_ranges(kind: EngineKind, families: Sequence[str], work: CardSteps, phas
     return whole
 
 
-def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
+def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: int) -> WorkAt:
     """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
 
     The latter are copies of the cache, repeated expansion of a latent, and materialised heads and scores. Dense copies
@@ -228,12 +229,17 @@ def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
     """
     zeros = np.zeros(len(needed.steps))
     causes = OF_CONTEXT | {Cause.DEQUANTISATION} if engine == "eager" else {Cause.SHARED_READS}
-    flops, weight_bytes, other_bytes = zeros.copy(), zeros.copy(), zeros.copy()
+    flops, weight_bytes, other_bytes, unsure_bytes = zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy()
+    several = needed.steps.batch * needed.steps.query > 1
     for column in needed.columns:
         flops += column.flops + sum((column.avoidable_flops.get(cause, 0.0) for cause in causes), zeros)
         weight_bytes += column.weight_bytes + column.avoidable_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
         other_bytes += column.kv_bytes + sum((column.avoidable_bytes.get(cause, 0.0) for cause in causes), zeros)
-    return WorkAt(flops, weight_bytes, other_bytes)
+        copied_bytes = column.avoidable_bytes.get(Cause.DEQUANTISATION, zeros) if engine == "eager" else zeros
+        unsure_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
+        if isinstance(column.source, Experts):
+            unsure_bytes += np.where(several, column.weight_bytes, 0.0)
+    return WorkAt(flops, weight_bytes, other_bytes, unsure_bytes)
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
@@ -281,9 +287,9 @@ def no_basis(quant: str, engine: EngineKind) -> str:
 
 
 def card_steps(
-    sheet: Datasheet, work: WorkAt, steps: StepArrays, *, peak: float, layers: int, host_index: float
+    sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float
 ) -> CardSteps:
-    """Steps of `work` on one GPU; `peak` is in FLOP/s (`peak_of`)."""
+    """Steps of `work` on one GPU; `peak` is in FLOP/s (`peak_of`), `batch` is [n]."""
     return CardSteps(
         **vars(work),
         layers=layers,
@@ -291,8 +297,7 @@ def card_steps(
         bandwidth=sheet.bandwidth_bytes_per_s,
         clock=sheet.rated_clock_hz,
         host_index=host_index,
-        batch=steps.batch,
-        tokens=steps.batch * steps.query,
+        batch=batch,
     )
 
 
@@ -326,16 +331,16 @@ def steps_by_datasheet(
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
     on_gpu = card_steps(
         sheet,
-        executed(needed, engine),
-        steps,
+        executed(needed, engine, sheet.l2_bytes),
+        steps.batch,
         peak=peak,
         layers=counted.work.layers,
         host_index=host_index_of(sheet),
     )
     phases = [steps.phase(index) for index in range(len(steps))]
-    copied_bytes = sum(
-        (each.avoidable_bytes.get(Cause.DEQUANTISATION, 0.0) for each in needed.columns), np.zeros(len(steps))
-    )
-    form = form_of(counted, quant)
-    times = step_ranges(engine, [family_of(form, writes) for writes in copied_bytes > 0], on_gpu, phases)
+    copied_bytes = np.zeros(len(steps))
+    for column in needed.columns:
+        copied_bytes += column.avoidable_bytes.get(Cause.DEQUANTISATION, 0.0)
+    families = [family_of(form_of(counted, quant), each > 0) for each in copied_bytes.tolist()]
+    times = step_ranges(engine, families, on_gpu, phases)
     return DatasheetSteps(needed, on_gpu, times)

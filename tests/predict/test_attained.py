@@ -79,10 +79,9 @@ def test_routed_experts_are_no_bound_on_the_step_of_several_tokens() -> None:
         point for point in published() if (point.model, point.gpu, point.batch) == ("gpt-oss-120b", "GB10", 16)
     )
     work = steps_of([random])
-    assert work.bound_s("mixture")[0] < random.latency_s < work.floor_s()[0]
+    assert work.bound_s()[0] < random.latency_s < work.floor_s()[0]
     span = attained("llama.cpp", "mixture").range_s(work, "decode")
     assert span.low_s[0] < work.floor_s()[0] <= span.typical_s[0]
-    assert attained("llama.cpp", "dense").range_s(work, "decode").low_s[0] >= work.floor_s()[0]
 
 
 @pytest.mark.slow
@@ -143,7 +142,7 @@ def test_no_figure_beats_its_datasheet() -> None:
     gpt-fast's authors give 104.9 tokens/s of Llama-2-7B on an A100 as 1397 GB/s, 69 % of 2039 (gpt-fast, README).
     """
     for point in published():
-        assert point.latency_s > 0.98 * steps_of([point]).bound_s(point.form)[0], point
+        assert point.latency_s > 0.98 * steps_of([point]).bound_s()[0], point
     [gpt_fast] = [point for point in published() if math.isclose(1 / point.latency_s, 104.9, rel_tol=1e-4)]
     assert gpt_fast.weight_bytes / gpt_fast.latency_s == pytest.approx(1397e9, rel=0.02)
 
@@ -151,7 +150,7 @@ def test_no_figure_beats_its_datasheet() -> None:
 def test_a_range_is_above_the_floor_and_includes_the_host() -> None:
     eager = attained("eager", "dense")
     one = np.ones(1)
-    small = CardSteps(2e9 * one, 1e9 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, 1.8e9 * one, one, one, one)
+    small = CardSteps(2e9 * one, 1e9 * one, 0 * one, 0 * one, 24 * one, 1e15 * one, 8e12 * one, 1.8e9 * one, one, one)
     fast = eager.range_s(small, "decode")
     assert fast.low_s[0] > small.floor_s()[0]
     slow = eager.range_s(replace(small, host_index=2 * one), "decode")
@@ -165,7 +164,7 @@ def test_a_captured_step_takes_its_bytes_and_cycles_of_each_layer_whatever_the_h
     """
     one = np.ones(1)
     step = CardSteps(
-        8.04e9 * one, 8.04e9 * one, 0 * one, 36 * one, 165e12 * one, 1008e9 * one, 2.52e9 * one, 3 * one, one, one
+        8.04e9 * one, 8.04e9 * one, 0 * one, 0 * one, 36 * one, 165e12 * one, 1008e9 * one, 2.52e9 * one, 3 * one, one
     )
     by_hand = Shares(0.9, 0.6, layer_cycles=1.5e5).step_s(step)[0]
     assert by_hand == pytest.approx(8.04e9 / (0.9 * 1008e9) + 36 * 1.5e5 / 2.52e9)
