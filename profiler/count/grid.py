@@ -10,6 +10,7 @@ import numpy as np
 
 from profiler.counting.floor import MOST, NEEDS_LESS, TIGHT
 from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
+from profiler.data.room import SURE_SHARE
 from profiler.json_document import Document
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
@@ -70,7 +71,7 @@ def _memory_notes(gpu: GpuFloors) -> list[str]:
         return []
     notes = []
     if gpu.tight.any():
-        safe_bytes = gpu.need.safe_bytes[gpu.tight].max()
+        safe_bytes = gpu.need.safe_bytes[gpu.tight].max() / SURE_SHARE
         notes.append(f"{TIGHT}; a GPU with room for {scaled(safe_bytes, 'B')} is large enough for these")
     if not gpu.fits.all():
         least = needs_bytes[~gpu.fits].min()

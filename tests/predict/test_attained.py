@@ -37,7 +37,7 @@ def decodes(kind: str, *forms: str) -> list[LeftOut]:
 def test_ranges_cover_nine_in_ten_figures_of_sources_that_they_have_not_seen() -> None:
     """Each figure counts once; every engine kind and form that commands use has nine in ten, up to one figure.
 
-    Those of nf4 have eight in ten: decodes of one sequence take bitsandbytes' authors a third of others' time per layer.
+    Those of nf4 have eight in ten: its authors need a third of others' time per layer.
     """
     assert len({one.point for one in left_out()}) == len(left_out()) > 400
     by_source: dict[str, list[bool]] = defaultdict(list)
