@@ -6,6 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from dataclasses import astuple, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,3 +203,17 @@ def test_the_spread_over_sources_by_hand() -> None:
     assert spread.sources == 3
     low, high = spread.interval(0.9)
     assert high - low == pytest.approx(2 * 2.353 * math.sqrt(spread.variance * 4 / 3), rel=0.01)
+
+
+@pytest.mark.slow
+def test_the_counts_in_the_documentation_are_those_of_the_check() -> None:
+    inside, checked = sum(one.inside for one in left_out()), len(left_out())
+    root = Path(__file__).parents[2]
+    limits = (root / "docs/explanation/limits-and-accuracy.md").read_text(encoding="utf-8")
+    gpus, publishers = len({point.gpu for point in published()}), len({point.publisher for point in published()})
+    for text in (
+        f"{inside} of {checked} published figures ({inside / checked:.0%}) are inside".replace("%", " %"),
+        f"{len(published())} published figures of {gpus} GPUs from {publishers} sources",
+    ):
+        assert text in " ".join(limits.split())
+    assert f"{inside} of {checked} published figures in range" in (root / "README.md").read_text(encoding="utf-8")
