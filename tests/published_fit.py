@@ -48,7 +48,7 @@ def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
         np.array([point.flops for point in points]),
         np.array([point.weight_bytes for point in points]),
         np.array([_other_bytes(point) for point in points]),
-        np.array([_unsure_bytes(point, sheets[point.gpu].l2_bytes) for point in points]),
+        np.array([_unsure_bytes(point, sheets[point.gpu].l2_bytes or math.inf) for point in points]),
         np.array([point.layers for point in points], dtype=np.float64),
         np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
         np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
@@ -64,7 +64,7 @@ def _other_bytes(point: PublishedFigure) -> float:
     return point.kv_bytes * _WITH_COPIES + (_DENSE_COPY * point.weights if writes_copies(point) else 0)
 
 
-def _unsure_bytes(point: PublishedFigure, l2_bytes: int) -> float:
+def _unsure_bytes(point: PublishedFigure, l2_bytes: float) -> float:
     """As `executed` counts them, with copies as large as the mean of seven linears per layer."""
     if writes_copies(point):
         return _DENSE_COPY * point.weights if 2 * point.weights / (7 * point.layers) <= l2_bytes else 0.0

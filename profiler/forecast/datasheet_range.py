@@ -17,7 +17,8 @@ from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import CardSteps, Range, form_of, steps_by_datasheet
 from profiler.predict.result import ForecastCell, ForecastDocument, ForecastError, forecast_cells
-from profiler.quant.registry import Quant
+from profiler.quant.registry import Quant, published_as
+from profiler.quant.stored_formats import stored_format
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,12 @@ def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
 
 def _notes(model: UnmeasuredModel) -> tuple[str, ...]:
     """Caveats of the ranges, as sentences."""
-    if model.counted.dtype != "float32":
-        return ()
-    return ("No published figure is in float32: its share of the peak is assumed to be that of 16 bits.",)
+    notes = []
+    if stored_format(model.quant):
+        notes.append(
+            f"No figure of {model.quant} is in these ranges: those of {published_as(model.quant)} stand in, whose"
+            " kernels differ."
+        )
+    if model.counted.dtype == "float32":
+        notes.append("No published figure is in float32: its share of the peak is assumed to be that of 16 bits.")
+    return tuple(notes)

@@ -16,7 +16,7 @@ from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
 from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
-from profiler.judge.machine_speed import busy_sentences, swing_words
+from profiler.judge.machine_speed import busy_sentences, mode_words, swing_words
 from profiler.judge.regimes import Flag
 from profiler.units import duration, percent, scaled, several
 
@@ -30,6 +30,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     """Warnings that may change a conclusion: the device, its roofs, cells without a number, disagreeing clocks."""
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
+        *mode_words(facts),
         *_flagged(judged),
         *_other_traffic(facts, judged),
         *_gaps(facts.gaps, facts.visits),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -220,7 +221,7 @@ def step_ranges(kind: EngineKind, families: Sequence[str], work: CardSteps, phas
     return whole
 
 
-def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: int) -> WorkAt:
+def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> WorkAt:
     """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
 
     The latter are copies of the cache, repeated expansion of a latent, and materialised heads and scores. Dense copies
@@ -260,9 +261,15 @@ _OF_PUBLISHED: dict[tuple[EngineKind, str], float] = {
 }
 
 
+_VENDORS = frozenset({"NVIDIA", "AMD"})
+"""The makers of the GPUs of published figures."""
+
+
 def obstacle_on(sheet: Datasheet, engine: EngineKind, format_: str, published: str | None) -> str:
     """Why an engine has no kernels on a GPU for a format of `--quant` or for weights `published` packed; else empty."""
     of_format = FORMATS[format_].least_capability if format_ in FORMATS else 0.0
+    if sheet.vendor not in _VENDORS:
+        return f"has no range, since no published figure is of a GPU of {sheet.vendor}"
     if sheet.vendor != "NVIDIA":
         return f"has neither published figures nor a known torchao kernel of {format_}" if of_format else ""
     needs = {
@@ -331,7 +338,7 @@ def steps_by_datasheet(
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
     on_gpu = card_steps(
         sheet,
-        executed(needed, engine, sheet.l2_bytes),
+        executed(needed, engine, sheet.l2_bytes or math.inf),
         steps.batch,
         peak=peak,
         layers=counted.work.layers,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -12,7 +13,7 @@ from profiler.device.clock import time_calls
 from profiler.device.device import compute_capability
 from profiler.device.machine import Machine
 from profiler.facts.roofs import TFLOAT32, Roof
-from profiler.roofs.sampler import roof_of, sample, sample_on_device
+from profiler.roofs.sampler import LEAST_S, roof_of, sample, sample_on_device
 
 _GEMM_SMALLEST = 256
 _GEMM_LARGEST = 8192
@@ -20,7 +21,6 @@ _GEMM_LARGEST = 8192
 _GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
 # An H100 at its power limit of 700 W lowers its clock within 10 to 35 ms: from 780 to between 660 and 720 TFLOP/s.
 _SETTLE_S = 0.1
-_SETTLE_CALLS = 10_000
 _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
 
@@ -31,7 +31,7 @@ SquareProduct = tuple[Callable[[], object], str]
 
 def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Roof:
     """Return the bytes/s of a one-row linear layer, which rotates through `nbytes` of weights, past the cache."""
-    device, (outs, ins) = machine.device, _GEMV_SHAPE
+    device, (outs, ins), start_s = machine.device, _GEMV_SHAPE, machine.now_s()
     kind = getattr(torch, dtype)
     count = max(3, nbytes // (outs * ins * kind.itemsize))
     first = torch.randn(outs, ins, device=device, dtype=kind)
@@ -43,46 +43,44 @@ def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> 
             F.linear(x, weight)
 
     nbytes_pass = count * outs * ins * kind.itemsize
-    return roof_of(nbytes_pass, sample_on_device(one_pass, machine, budget_s), f"{count} of {outs}x{ins}")
+    left_s = budget_s - (machine.now_s() - start_s)  # making the weights takes time, too
+    return roof_of(nbytes_pass, sample_on_device(one_pass, machine, left_s), f"{count} of {outs}x{ins}")
 
 
 def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
     """Return the highest FLOP/s over several sizes of square products, laid out like a linear layer: x @ W.T.
 
-    The data are random. Sizes double until one call takes long enough to saturate the device, or until the time is
-    spent. On CUDA the last size gets all the remaining time, or about a second if its calls are short. A GPU under load
-    lowers its clock within a fraction of a second, and a long prefill runs at that lower clock.
+    The data are random. Sizes double until one call takes long enough to saturate the device, or until four calls of
+    eight times the work would not fit in the time. The last size gets all the remaining time. A GPU under load lowers
+    its clock within a fraction of a second, and a long prefill runs at that lower clock.
     """
     enough_s = _GEMM_ENOUGH_S[machine.device.type]
-    deadline_s = machine.now_s() + budget_s
-    best: Roof | None = None
+    deadline_s, roofs = machine.now_s() + budget_s, list[Roof]()
     size = _GEMM_SMALLEST
     while True:
         product = square_product(machine.device, dtype, size)
-        product[0]()
-        [once_s] = time_calls(product[0], machine.clock, 1)
-        done = once_s >= enough_s or size >= _GEMM_LARGEST
+        once_s = min(time_calls(product[0], machine.clock, 2))
+        left_s = max(deadline_s - machine.now_s(), 0)
+        is_last = once_s >= enough_s or size >= _GEMM_LARGEST or 4 * 8 * once_s > left_s
         # Smaller sizes only lead up to those that matter, so they get a small share of the time.
-        if done or once_s >= enough_s / 8 or machine.now_s() > deadline_s - budget_s / 2:
-            left_s = max(deadline_s - machine.now_s(), 0)
-            roof = sampled_product(product, machine, size, left_s if done and machine.is_cuda else left_s / 3)
-            best = roof if best is None or roof.per_s > best.per_s else best
-        if best is not None and (done or machine.now_s() > deadline_s):
-            return best
+        if is_last or once_s >= enough_s / 8:
+            roofs.append(sampled_product(product, machine, size, left_s if is_last else left_s / 3))
+        if is_last:
+            return max(roofs, key=lambda roof: roof.per_s)
         size *= 2
 
 
 def sampled_product(product: SquareProduct, machine: Machine, size: int, budget_s: float) -> Roof:
-    """Return the FLOP/s of a product of two squares of this size, at the clock that a GPU has after 0.1 s of it."""
-    multiply, method = product
+    """Return the FLOP/s of a product of two squares of this size, at the clock that a GPU has after 0.1 s of it.
+
+    A GPU multiplies for all of the time, however well the samples agree.
+    """
+    (multiply, method), least_s = product, LEAST_S
     if machine.is_cuda:
-        start_s = machine.now_s()
-        for _ in range(_SETTLE_CALLS):
-            if machine.now_s() >= start_s + _SETTLE_S:
-                break
-            time_calls(multiply, machine.clock, 1)
-        budget_s -= machine.now_s() - start_s
-    return roof_of(2.0 * size**3, sample(multiply, machine, budget_s), method)
+        least_s = math.inf
+        sample(multiply, machine, _SETTLE_S, least_s=least_s)
+        budget_s -= _SETTLE_S
+    return roof_of(2.0 * size**3, sample(multiply, machine, budget_s, least_s=least_s), method)
 
 
 def measurable_dtypes(device: torch.device) -> list[str]:
