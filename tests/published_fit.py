@@ -15,7 +15,7 @@ import numpy as np
 
 from profiler.data import FOLDER
 from profiler.data.datasheets import gpus
-from profiler.data.published_results import Coverage, EngineKind, PublishedFigure, formats_of, published
+from profiler.data.published_results import MIXTURE, Coverage, EngineKind, PublishedFigure, published
 from profiler.grid.cells import Phase
 from profiler.predict.operator_arrays import Array
 from profiler.predict.published_efficiency import CardSteps, Efficiency, Shares, family_of, host_index_of, peak_of
@@ -32,17 +32,23 @@ _WITH_COPIES = 3
 """Bytes moved for a cache that is copied before it is read, in multiples of its size."""
 
 
+_DENSE_COPY = 4
+"""Bytes per weight that a dense copy in 16 bits writes and reads."""
+
+
 def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
     """The work of published figures on their GPUs, as their engines execute it.
 
     In each step, plain transformers read and write the whole cache once more than necessary, since a dynamic cache
-    concatenates. `executed` counts a model the same way.
+    concatenates, and bitsandbytes may write dense copies of 16 bits and read them. `executed` counts a model the same
+    way.
     """
     sheets = {sheet.gpu: sheet for sheet in gpus()}
     return CardSteps(
         np.array([point.flops for point in points]),
         np.array([point.weight_bytes for point in points]),
-        np.array([point.kv_bytes * (_WITH_COPIES if point.kind == "eager" else 1) for point in points]),
+        np.array([_other_bytes(point) for point in points]),
+        np.array([_unsure_bytes(point, sheets[point.gpu].l2_bytes or math.inf) for point in points]),
         np.array([point.layers for point in points], dtype=np.float64),
         np.array([peak_of(sheets[point.gpu], point.format) for point in points]),
         np.array([sheets[point.gpu].bandwidth_bytes_per_s for point in points]),
@@ -50,6 +56,24 @@ def steps_of(points: Sequence[PublishedFigure]) -> CardSteps:
         np.array([host_index_of(sheets[point.gpu]) for point in points]),
         np.array([point.batch for point in points]),
     )
+
+
+def _other_bytes(point: PublishedFigure) -> float:
+    if point.kind != "eager":
+        return point.kv_bytes
+    return point.kv_bytes * _WITH_COPIES + (_DENSE_COPY * point.weights if writes_copies(point) else 0)
+
+
+def _unsure_bytes(point: PublishedFigure, l2_bytes: float) -> float:
+    """As `executed` counts them, with copies as large as the mean of seven linears per layer."""
+    if writes_copies(point):
+        return _DENSE_COPY * point.weights if 2 * point.weights / (7 * point.layers) <= l2_bytes else 0.0
+    return point.weight_bytes if point.form == MIXTURE and point.batch * point.query_tokens > 1 else 0.0
+
+
+def writes_copies(point: PublishedFigure) -> bool:
+    """Whether bitsandbytes wrote dense copies of weights in 4 bits: before 0.50 for more than one row."""
+    return point.format == "nf4" and point.batch * point.query_tokens > 1
 
 
 _GRIDS = {
@@ -114,7 +138,7 @@ def shares_of(points: Sequence[PublishedFigure], kind: EngineKind, family: str, 
 
 
 def family_of_point(point: PublishedFigure) -> str:
-    return family_of(point.format, point.batch, point.query_tokens)
+    return family_of(point.form, writes_copies(point))
 
 
 @dataclass(frozen=True)
@@ -160,7 +184,7 @@ def fitted() -> list[Efficiency]:
     """The rows of published_efficiency.csv, computed from published.csv."""
     rows = []
     for kind in sorted({point.kind for point in published()}):
-        families = {family_of(form, count, count) for form in formats_of(kind) for count in (1, 2)}
+        families = {family_of_point(point) for point in published() if point.kind == kind}
         deviations = strays(published(), kind)
         rows += [attained_by(published(), kind, family, deviations) for family in sorted(families)]
     return rows
@@ -178,7 +202,9 @@ def _spread(engine: Sequence[Stray], family: str, kind: StepKind) -> tuple[float
     The spread of the engine's phase is narrowed to the family, then to the kind of step.
     """
     phase: Phase = "prefill" if kind == "prefill" else "decode"
-    of_phase = [stray for stray in engine if stray.point.phase == phase]
+    of_phase = [
+        stray for stray in engine if stray.point.phase == phase and (family == MIXTURE or stray.point.form != MIXTURE)
+    ]
     of_family = [stray for stray in of_phase if family_of_point(stray.point) == family]
     of_kind = [stray for stray in of_family if _step_kind(stray.point) == kind]
     spread = NO_SOURCES
@@ -258,12 +284,10 @@ def left_out() -> tuple[LeftOut, ...]:
     for publisher in sorted({point.publisher for point in published()}):
         held_out = [point for point in published() if point.publisher == publisher]
         others = [point for point in published() if point.publisher != publisher]
-        covered = {(point.kind, point.format, point.phase) for point in others}
+        covered = {(point.kind, point.form, point.phase) for point in others}
         for kind in sorted({point.kind for point in held_out}):
             spread = strays(others, kind)
-            chosen = [
-                point for point in held_out if point.kind == kind and (kind, point.format, point.phase) in covered
-            ]
+            chosen = [point for point in held_out if point.kind == kind and (kind, point.form, point.phase) in covered]
             for name in sorted({family_of_point(point) for point in chosen}):
                 efficiency = attained_by(others, kind, name, spread)
                 for point in (each for each in chosen if family_of_point(each) == name):
@@ -276,13 +300,13 @@ def left_out() -> tuple[LeftOut, ...]:
 def coverages_again() -> tuple[Coverage, ...]:
     """The rows of published_coverage.csv, computed from published.csv."""
     rows = []
-    for kind, format_, phase in sorted({(point.kind, point.format, point.phase) for point in published()}):
-        figures = [point for point in published() if (point.kind, point.format, point.phase) == (kind, format_, phase)]
+    for kind, form, phase in sorted({(point.kind, point.form, point.phase) for point in published()}):
+        figures = [point for point in published() if (point.kind, point.form, point.phase) == (kind, form, phase)]
         checked = [one for one in left_out() if one.point in figures]
         width = statistics.median(one.width for one in checked) if checked else 0.0
         publishers, inside = {point.publisher for point in figures}, sum(one.inside for one in checked)
         counts = (len(figures), len(publishers), len(checked), inside)
-        rows.append(Coverage(kind, format_, phase, *counts, round(width, 2)))
+        rows.append(Coverage(kind, form, phase, *counts, round(width, 2)))
     return tuple(rows)
 
 

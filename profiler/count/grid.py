@@ -11,6 +11,7 @@ import numpy as np
 from profiler.counting.floor import IN_CHUNKS, MOST, NEEDS_LESS, TIGHT
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.data.roof_set import sustained_words
+from profiler.data.room import SURE_SHARE
 from profiler.json_document import Document
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
@@ -71,7 +72,7 @@ def _memory_notes(gpu: GpuFloors) -> list[str]:
         return []
     notes = []
     if gpu.tight.any():
-        safe_bytes = gpu.need.safe_bytes[gpu.tight].max()
+        safe_bytes = gpu.need.safe_bytes[gpu.tight].max() / SURE_SHARE
         notes.append(f"{TIGHT}; a GPU with room for {scaled(safe_bytes, 'B')} is large enough for these")
     if gpu.in_chunks.any():
         notes.append(IN_CHUNKS)

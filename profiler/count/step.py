@@ -12,6 +12,7 @@ from profiler.counting.crosscheck import Crosscheck
 from profiler.counting.floor import IN_CHUNKS, TIGHT, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import ModelWork
+from profiler.data.room import SURE_SHARE
 from profiler.facts.operators import GemmShape
 from profiler.facts.step import bytes_by_kind, plain_number
 from profiler.json_document import view
@@ -186,7 +187,7 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
         if gpu.in_chunks:
             lines.append(f"{gpu.gpu}: {IN_CHUNKS}")
         if gpu.tight:
-            lines.append(f"{gpu.gpu}: {TIGHT}; room for {scaled(gpu.safe_bytes, 'B')} is enough")
+            lines.append(f"{gpu.gpu}: {TIGHT}; room for {scaled(gpu.safe_bytes / SURE_SHARE, 'B')} is enough")
         if gpu.dtype != dtype:
             lines.append(f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}")
     return lines

@@ -13,6 +13,7 @@ from profiler.counting.operators import Collective, Experts, Linear, ModelWork, 
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.data.roof_set import RoofSet
+from profiler.data.room import SURE_SHARE
 from profiler.facts.operators import OperatorWork
 from profiler.facts.step import Count, ExecutionPath, Step
 from profiler.units import scaled
@@ -102,8 +103,8 @@ IN_CHUNKS = "in chunks: it fits if its prompts are prefilled in chunks, as serve
 NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs with room"
 """What to do about a step that does not fit."""
 
-TIGHT = "tight: its tensors fit, but it runs out of memory if free memory is in pieces"
-"""What it means that a step fits only if free memory is in one piece."""
+TIGHT = "tight: its tensors fit, but it runs out of memory if free memory is in pieces or 2 % less than stated"
+"""What it means that a step fits only if free memory is in one piece, and all that is stated."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def floor_on(
         needs_bytes=needs_bytes,
         safe_bytes=max(needs_bytes, safe_bytes),
         room_bytes=room_bytes,
-        tight=needs_bytes <= room_bytes < safe_bytes,
+        tight=needs_bytes <= room_bytes and safe_bytes > SURE_SHARE * room_bytes,
         refusal=refusal,
     )
 

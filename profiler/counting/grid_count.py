@@ -48,7 +48,7 @@ class GpuFloors:
 
     @property
     def tight(self) -> NDArray[np.bool_]:
-        """Whether they fit, but the step runs out of memory if free memory is in pieces [n]."""
+        """Whether they fit, but the step may run out of memory [n] (`MemoryNeed.is_tight`)."""
         return np.asarray(self.need.is_tight(self._room_bytes))
 
     @property

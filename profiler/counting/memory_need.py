@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore, Indexer
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
+from profiler.data.room import SURE_SHARE
 from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
@@ -88,8 +89,8 @@ class MemoryNeed:
         return self.peak_bytes <= room_bytes
 
     def is_tight(self, room_bytes: float) -> Any:
-        """Whether the tensors fit, but the cell runs out of memory if free memory is in pieces."""
-        return (self.peak_bytes <= room_bytes) & (self.safe_bytes > room_bytes)
+        """Whether the tensors fit, but the cell may run out of memory: it is in pieces, or a little less than known."""
+        return (self.peak_bytes <= room_bytes) & (self.safe_bytes > SURE_SHARE * room_bytes)
 
     def at(self, chosen: NDArray[Any]) -> MemoryNeed:
         """The needs of the cells that `chosen` (bool or int [n]) picks."""

@@ -15,6 +15,8 @@ EngineKind = Literal["eager", "compiled", "llama.cpp"]
 torchao, TensorRT-LLM, TurboMind, ExLlamaV2, MLC, pegainfer)."""
 
 
+MIXTURE = "mixture"
+"""The form of mixtures of experts, whose figures are few and thus pooled over formats."""
 _CACHE_BYTES = 2
 
 
@@ -27,6 +29,10 @@ class _Model:
     looked_up_params: float
     layers: int
     kv_elements_per_token: float
+    routed_params: float = 0.0
+    """Those of the experts among which each token is routed; 0: not a mixture."""
+    experts: int = 1
+    experts_per_token: int = 1
 
 
 @cache
@@ -44,18 +50,25 @@ class PublishedFigure:
     format: str
     """Storage format of the weights."""
     bits: float
-    """Bits per weight in that format."""
+    """Bits per weight in that format, at the mean of what a step streams; without routed experts if these differ."""
     gpu: str
     """The row of gpus.csv."""
     phase: Literal["prefill", "decode"]
     batch: int
     latency_s: float
     source: str
+    expert_bits: float = 0.0
+    """Bits per weight of routed experts; 0: those of all weights."""
     prompt_len: int = 0
     """0 if the source does not say and the batch is 1, where its effect is negligible."""
     new_tokens: int = 0
     host: str = ""
     date: str = ""
+
+    @property
+    def form(self) -> str:
+        """What a range is of: a format, or mixtures of experts in any."""
+        return MIXTURE if self._model.routed_params else self.format
 
     @property
     def query_tokens(self) -> int:
@@ -68,27 +81,36 @@ class PublishedFigure:
 
     @property
     def layers(self) -> int:
-        return _models()[self.model].layers
+        return self._model.layers
+
+    @property
+    def weights(self) -> float:
+        """All weights, without looked-up embeddings."""
+        return self._model.params - self._model.looked_up_params
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes that a step streams."""
-        return self._streamed_weights * self.bits / 8
+        """Bytes that a step streams: those of routed experts, if its tokens choose evenly and independently."""
+        model = self._model
+        unread = (1 - model.experts_per_token / model.experts) ** (self.batch * self.query_tokens)
+        routed_bytes = model.routed_params * (1 - unread) * (self.expert_bits or self.bits) / 8
+        return (self.weights - model.routed_params) * self.bits / 8 + routed_bytes
 
     @property
     def kv_bytes(self) -> float:
         """Bytes of the cache in 16 bits."""
-        elements = self.batch * (self.context_len + self.query_tokens) * _models()[self.model].kv_elements_per_token
+        elements = self.batch * (self.context_len + self.query_tokens) * self._model.kv_elements_per_token
         return elements * _CACHE_BYTES
 
     @property
     def flops(self) -> float:
-        """2 FLOPs per streamed weight and token."""
-        return 2 * self._streamed_weights * self.batch * self.query_tokens
+        """2 FLOPs per token and weight that multiplies it."""
+        idle = self._model.routed_params * (1 - self._model.experts_per_token / self._model.experts)
+        return 2 * (self.weights - idle) * self.batch * self.query_tokens
 
     @property
-    def _streamed_weights(self) -> float:
-        return _models()[self.model].params - _models()[self.model].looked_up_params
+    def _model(self) -> _Model:
+        return _models()[self.model]
 
     @property
     def publisher(self) -> str:
@@ -107,8 +129,8 @@ def published() -> tuple[PublishedFigure, ...]:
 
 
 def formats_of(kind: EngineKind) -> tuple[str, ...]:
-    """The formats of which an engine kind has published figures, in the order of the table."""
-    return tuple(dict.fromkeys(point.format for point in published() if point.kind == kind))
+    """The formats of which an engine kind has figures of models that are no mixtures, in the order of the table."""
+    return tuple(dict.fromkeys(point.form for point in published() if point.kind == kind and point.form != MIXTURE))
 
 
 ENGINE_WORDS: dict[EngineKind, str] = {
@@ -120,10 +142,10 @@ ENGINE_WORDS: dict[EngineKind, str] = {
 
 @dataclass(frozen=True)
 class Coverage:
-    """The published figures of an engine kind, a format and a phase; each is compared with one range."""
+    """The published figures of an engine kind, a form and a phase; each is compared with one range."""
 
     kind: EngineKind
-    format: str
+    form: str
     phase: Literal["prefill", "decode"]
     figures: int
     publishers: int
@@ -138,7 +160,7 @@ class Coverage:
     def sentence(self) -> str:
         """What the ranges of this combination rest on, and how often they are right."""
         sources = "1 source" if self.publishers == 1 else f"{self.publishers} sources"
-        words = _words(self.kind, self.format)
+        words = _words(self.kind, self.form)
         head = f"Basis of {self.phase}: {self.figures} published figures of {words}, {sources};"
         if not self.checked:
             return f"{head} no other source has any, so it is not known how often the range is right."
@@ -148,8 +170,10 @@ class Coverage:
         )
 
 
-def _words(kind: EngineKind, format_: str) -> str:
-    return f"{ENGINE_WORDS[kind]} in {'16 bits' if format_ == 'dense' else format_}"
+def _words(kind: EngineKind, form: str) -> str:
+    if form == MIXTURE:
+        return f"mixtures of experts in {ENGINE_WORDS[kind]}"
+    return f"{ENGINE_WORDS[kind]} in {'16 bits' if form == 'dense' else form}"
 
 
 @cache
@@ -158,13 +182,23 @@ def coverages() -> tuple[Coverage, ...]:
     return rows_of("published_coverage.csv", Coverage)
 
 
-def coverage_sentences(kind: EngineKind, format_: str) -> tuple[str, ...]:
-    """A sentence per phase: what is published of an engine kind and a format, and how often ranges contain it."""
-    by_phase = {row.phase: row.sentence for row in coverages() if row.kind == kind and row.format == format_}
-    return tuple(
+_DENSE_COPIES = (
+    "Steps with dense copies of 4-bit weights are as in bitsandbytes up to 0.49; from 0.50 on, some GPUs multiply up to"
+    " 64 rows and more without them, of which no figure is published."
+)
+
+
+def coverage_sentences(kind: EngineKind, form: str) -> tuple[str, ...]:
+    """A sentence per phase: what is published of an engine kind and a form, and how often ranges contain it.
+
+    4 bits of bitsandbytes have a third, on the kernels that these figures are of.
+    """
+    by_phase = {row.phase: row.sentence for row in coverages() if row.kind == kind and row.form == form}
+    sentences = tuple(
         by_phase.get(
             phase,
-            f"Basis of {phase}: no published figure of {_words(kind, format_)}; its other formats give the range.",
+            f"Basis of {phase}: no published figure of {_words(kind, form)}; others of the engine give the range.",
         )
         for phase in ("decode", "prefill")
     )
+    return (*sentences, _DENSE_COPIES) if form == "nf4" else sentences

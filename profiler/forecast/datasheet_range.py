@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import Datasheet
 from profiler.data.published_results import ENGINE_WORDS, EngineKind, coverage_sentences
@@ -16,7 +15,7 @@ from profiler.grid.cells import PHASES
 from profiler.judge.breakdown import StepTerms
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import Forecast, Terms
-from profiler.predict.published_efficiency import NO_MIXTURE, CardSteps, Range, steps_by_datasheet
+from profiler.predict.published_efficiency import CardSteps, Range, form_of, steps_by_datasheet
 from profiler.predict.result import ForecastCell, ForecastDocument, ForecastError, forecast_cells
 from profiler.quant.registry import Quant, published_as
 from profiler.quant.stored_formats import stored_format
@@ -59,7 +58,7 @@ def in_range(
         error=ForecastError(None, None, 0, "no run on this GPU"),
         beyond=None,
         cells=cells,
-        notes=(*coverage_sentences(engine, published_as(model.quant)), *_too_wide(cells), *_notes(model)),
+        notes=(*coverage_sentences(engine, form_of(model.counted, model.quant)), *_too_wide(cells), *_notes(model)),
     )
 
 
@@ -70,7 +69,7 @@ def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
     """
     floor_s = gpu_steps.floor_s()
     zeros = np.zeros(len(floor_s))
-    memory_s = (gpu_steps.weight_bytes + gpu_steps.kv_bytes) / gpu_steps.bandwidth
+    memory_s = (gpu_steps.weight_bytes + gpu_steps.other_bytes) / gpu_steps.bandwidth
     by_compute = gpu_steps.flops / gpu_steps.peak > memory_s
     lost_s = times.typical_s - floor_s
     return StepTerms(
@@ -111,6 +110,4 @@ def _notes(model: UnmeasuredModel) -> tuple[str, ...]:
         )
     if model.counted.dtype == "float32":
         notes.append("No published figure is in float32: its share of the peak is assumed to be that of 16 bits.")
-    if any(isinstance(operator, Experts) for operator in model.counted.work.operators):
-        notes.append(NO_MIXTURE)
     return tuple(notes)

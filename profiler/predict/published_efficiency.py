@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,10 +12,11 @@ import numpy as np
 
 from profiler.counting.floor import floor_s
 from profiler.counting.memory_need import path_on
+from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
-from profiler.data.published_results import ENGINE_WORDS, EngineKind, formats_of
+from profiler.data.published_results import ENGINE_WORDS, MIXTURE, EngineKind, formats_of
 from profiler.errors import RequestError
 from profiler.facts.operators import OF_CONTEXT, Cause
 from profiler.grid.cells import PHASES, Phase
@@ -51,7 +53,7 @@ class Shares:
         """Seconds [n] of the device for each step."""
         bytes_per_s = self.memory * work.bandwidth
         linears_s = floor_s(work.flops, work.weight_bytes, self.compute * work.peak, bytes_per_s)
-        return np.asarray(linears_s + work.kv_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock)
+        return np.asarray(linears_s + work.other_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock)
 
     def host_s(self, work: CardSteps) -> Array:
         """Seconds [n] of the host to dispatch each step."""
@@ -68,8 +70,11 @@ class WorkAt(Columnar):
 
     flops: Array
     weight_bytes: Array
-    kv_bytes: Array
-    """Bytes of the cache that are read and written, including the copies of plain transformers."""
+    other_bytes: Array
+    """Bytes of the cache, and in plain transformers of its copies and of dense copies of packed weights."""
+    unsure_bytes: Array
+    """Those of all these bytes that a GPU need not move: routed experts, of which several tokens may choose the same,
+    and dense copies that fit its L2."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +93,13 @@ class CardSteps(WorkAt):
     batch: Array
 
     def floor_s(self) -> Array:
+        """Seconds of each step [n] by the datasheet."""
+        return floor_s(self.flops, self.weight_bytes + self.other_bytes, self.peak, self.bandwidth)
+
+    def bound_s(self) -> Array:
         """Lower bound of each step [n] by the datasheet."""
-        return floor_s(self.flops, self.weight_bytes + self.kv_bytes, self.peak, self.bandwidth)
+        sure_bytes = self.weight_bytes + self.other_bytes - self.unsure_bytes
+        return floor_s(self.flops, sure_bytes, self.peak, self.bandwidth)
 
 
 @dataclass(frozen=True)
@@ -126,7 +136,7 @@ class Efficiency(Shares):
         Published decode steps are bound by streaming weights. A decode step of so large a batch that arithmetic binds
         it gets the wider of the ranges of decode and prefill.
         """
-        typical, floor = self.step_s(work), work.floor_s()
+        typical, floor, bound = self.step_s(work), work.floor_s(), work.bound_s()
         low, high = np.full(len(typical), self.prefill_low), np.full(len(typical), self.prefill_high)
         if phase == "decode":
             low = np.where(work.batch == 1, self.one_sequence_low, self.several_sequences_low)
@@ -136,14 +146,22 @@ class Efficiency(Shares):
             high = np.where(arithmetic, np.maximum(high, self.prefill_high), high)
         at_least = np.maximum(floor, typical)
         is_host = self.host_s(work) > self.device_s(work)
-        return Range(np.maximum(floor, low * typical), at_least, high * at_least, is_host)
+        return Range(np.maximum(bound, low * typical), at_least, high * at_least, is_host)
 
 
-def family_of(format_: str, batch: int, query: int) -> str:
-    """The family of formats with similar kernels. bitsandbytes has different 4-bit kernels for one row and several."""
-    if published_as(format_) == "nf4":
-        return "nf4, one row" if batch * query == 1 else "nf4, several rows"
-    return format_
+def form_of(counted: CountedModel, quant: str) -> str:
+    """The form whose figures are the basis of a model stored as `quant`."""
+    return MIXTURE if any(isinstance(one, Experts) for one in counted.work.operators) else published_as(quant)
+
+
+def family_of(form: str, writes_copies: bool) -> str:
+    """The family of forms with similar kernels.
+
+    bitsandbytes multiplies few rows by packed weights in 4 bits, and writes dense copies for more.
+    """
+    if form == "nf4":
+        return "nf4, dense copies" if writes_copies else "nf4, fused"
+    return form
 
 
 SMALL_INSTANCE_INDEX = 1.4
@@ -189,13 +207,9 @@ def attained(kind: EngineKind, family: str) -> Efficiency:
     return _table()[kind, family]
 
 
-def step_ranges(kind: EngineKind, format_: str, work: CardSteps, query: Array, phases: Sequence[Phase]) -> Range:
-    """The range of each of n steps in an engine kind and a format.
-
-    `query` [n] are the new tokens of each sequence; `work` may have further steps.
-    """
+def step_ranges(kind: EngineKind, families: Sequence[str], work: CardSteps, phases: Sequence[Phase]) -> Range:
+    """The range of each of n steps in an engine kind; `work` may have further steps."""
     count = len(phases)
-    families = [family_of(format_, int(work.batch[at]), int(query[at])) for at in range(count)]
     kinds = list(zip(families, phases, strict=True))
     whole = Range(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count, dtype=bool))
     for family, phase in set(kinds):
@@ -207,24 +221,26 @@ def step_ranges(kind: EngineKind, format_: str, work: CardSteps, query: Array, p
     return whole
 
 
-def executed(needed: OperatorArrays, engine: EngineKind) -> WorkAt:
+def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> WorkAt:
     """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
 
-    The latter are copies of the cache, repeated expansion of a latent, and materialised heads and scores. Other
-    avoidable work (operands between kernels, dequantisation) is part of the fitted efficiency. Kernels are assumed to
-    read a shared prefix once per sequence, as all published ones do by default.
+    The latter are copies of the cache, repeated expansion of a latent, and materialised heads and scores. Dense copies
+    of packed weights are included as well. Operands between kernels are part of the fitted efficiency. Kernels are
+    assumed to read a shared prefix once per sequence, as all published ones do by default.
     """
     zeros = np.zeros(len(needed.steps))
-    causes = OF_CONTEXT if engine == "eager" else frozenset({Cause.SHARED_READS})
-    flops, weight_bytes, kv_bytes = zeros.copy(), zeros.copy(), zeros.copy()
+    causes = OF_CONTEXT | {Cause.DEQUANTISATION} if engine == "eager" else {Cause.SHARED_READS}
+    flops, weight_bytes, other_bytes, unsure_bytes = zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy()
+    several = needed.steps.batch * needed.steps.query > 1
     for column in needed.columns:
         flops += column.flops + sum((column.avoidable_flops.get(cause, 0.0) for cause in causes), zeros)
         weight_bytes += column.weight_bytes + column.avoidable_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
-        kv_bytes += column.kv_bytes + sum((column.avoidable_bytes.get(cause, 0.0) for cause in causes), zeros)
-    return WorkAt(flops, weight_bytes, kv_bytes)
-
-
-NO_MIXTURE = "No published figure of a mixture of experts is in these ranges, so their coverage of one is unknown."
+        other_bytes += column.kv_bytes + sum((column.avoidable_bytes.get(cause, 0.0) for cause in causes), zeros)
+        copied_bytes = column.avoidable_bytes.get(Cause.DEQUANTISATION, zeros) if engine == "eager" else zeros
+        unsure_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
+        if isinstance(column.source, Experts):
+            unsure_bytes += np.where(several, column.weight_bytes, 0.0)
+    return WorkAt(flops, weight_bytes, other_bytes, unsure_bytes)
 
 
 def basis_for(format_: str, engine: EngineKind) -> EngineKind | None:
@@ -322,12 +338,16 @@ def steps_by_datasheet(
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
     on_gpu = card_steps(
         sheet,
-        executed(needed, engine),
+        executed(needed, engine, sheet.l2_bytes or math.inf),
         steps.batch,
         peak=peak,
         layers=counted.work.layers,
         host_index=host_index_of(sheet),
     )
     phases = [steps.phase(index) for index in range(len(steps))]
-    times = step_ranges(engine, format_, on_gpu, steps.query, phases)
+    copied_bytes = np.zeros(len(steps))
+    for column in needed.columns:
+        copied_bytes += column.avoidable_bytes.get(Cause.DEQUANTISATION, 0.0)
+    families = [family_of(form_of(counted, quant), each > 0) for each in copied_bytes.tolist()]
+    times = step_ranges(engine, families, on_gpu, phases)
     return DatasheetSteps(needed, on_gpu, times)

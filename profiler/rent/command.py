@@ -14,25 +14,23 @@ from typing import Literal
 import numpy as np
 
 from profiler.counting.cache import counted_model
-from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.datasheets import gpu_called
 from profiler.data.prices import Price, newest_prices
-from profiler.data.published_results import coverage_sentences, published
+from profiler.data.published_results import MIXTURE, coverage_sentences, published
 from profiler.errors import RequestError
 from profiler.grid.cells import Grid
 from profiler.grid.ranges import check_positions
 from profiler.json_document import Document
 from profiler.loading.source import resolve
 from profiler.predict.operator_arrays import StepArrays
-from profiler.predict.published_efficiency import NO_MIXTURE, basis_for, no_basis, steps_by_datasheet
+from profiler.predict.published_efficiency import basis_for, form_of, no_basis, steps_by_datasheet
 from profiler.quant.registry import published_as
 from profiler.rent.options import MOST_BATCH, RentOptions
 from profiler.units import scaled, short_count
 
 _HOUR_S = 3600.0
 _MILLION = 1e6
-_BYTES_PER_WEIGHT = 2
 _NEAR = 1.5
 """A model's size is covered up to this factor beyond the sizes of the published figures."""
 _MOST_REASONS = 3
@@ -164,25 +162,23 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
 
 def _notes(counted: CountedModel, request: RentOptions, largest: int) -> list[str]:
     """What the ranges rest on, and their caveats, as sentences."""
-    format_, own = published_as(request.quant), counted.work.params
-    notes = list(coverage_sentences(request.kind, format_))
-    covered = [point for point in published() if (point.kind, point.format) == (request.kind, format_)]
+    form, own = form_of(counted, request.quant), counted.work.params
+    notes = list(coverage_sentences(request.kind, form))
+    covered = [point for point in published() if (point.kind, point.form) == (request.kind, form)]
     if largest > (most := max(point.batch for point in covered)):
         notes.append(f"Published up to batch {most}, beyond which the efficiency is assumed to be the same.")
     if largest == MOST_BATCH:
         notes.append(f"No batch above {MOST_BATCH:,} is computed.")
-    dense = [point for point in published() if (point.kind, point.format) == (request.kind, "dense")]
-    sizes = [point.weight_bytes / _BYTES_PER_WEIGHT for point in dense]
+    alike = MIXTURE if form == MIXTURE else "dense"
+    sizes = [point.weights for point in published() if (point.kind, point.form) == (request.kind, alike)]
     if not min(sizes) / _NEAR <= own <= max(sizes) * _NEAR:
         notes.append(
             f"No figure of a model of its size is published for this engine: those have {short_count(min(sizes))} to"
             f" {short_count(max(sizes))} weights, this one {short_count(own)}. The ranges may not hold."
         )
-    if counted.published:
+    if counted.published and all(point.format != counted.published for point in covered):
         notes.append(
             f"{counted.published}: the weights as published; the ranges have no figure of it, and assume the efficiency"
             " of 16 bits."
         )
-    if any(isinstance(operator, Experts) for operator in counted.work.operators):
-        notes.append(NO_MIXTURE)
     return notes

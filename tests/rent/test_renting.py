@@ -55,8 +55,10 @@ def test_weights_that_are_published_packed_are_called_so() -> None:
     answer = rent(RentOptions("gpt-oss-20b", price="A10G=1"))
     assert answer.gpus[0].why.startswith("weights 13.8 GB")
     assert answer.precision == "mxfp4"
-    assert any("the ranges have no figure of it" in note for note in answer.notes)
-    assert any("mixture of experts" in note for note in answer.notes)
+    assert "mixtures of experts" in answer.notes[0]
+    assert not any("the ranges have no figure of it" in note for note in answer.notes), "SGLang's of gpt-oss are"
+    of_eager = rent(RentOptions("gpt-oss-20b", price="H100 SXM=1", engine="eager")).notes
+    assert any("the ranges have no figure of it" in note for note in of_eager)
 
 
 @pytest.mark.parametrize(
