@@ -164,10 +164,12 @@ def _source(setting: Setting) -> str:
 
 
 def _compute_roof(cell: JudgedCell, setting: Setting) -> str:
-    """A cell's compute roof: at its clock, with the measured one if the clock was another then."""
+    """A cell's compute roof: at its clock, with the range of the measured one if the clock was another then."""
     roof, at_clock = scaled(cell.roof_flops_per_s / cell.clock_share, "FLOP/s"), scaled(cell.roof_flops_per_s, "FLOP/s")
-    source = _source(setting)
-    return f"{roof} {source}" if roof == at_clock else f"{at_clock} at its clock ({roof} {source})"
+    source, ends = _source(setting), [scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s or ()]
+    load = " under load" if len(set(ends)) > 1 else ""
+    sustained = f"{' to '.join(ends) if load else roof} {source}{load}"
+    return sustained if roof == at_clock else f"{at_clock} at its clock ({sustained})"
 
 
 def _overhead(cell: JudgedCell, setting: Setting) -> str:

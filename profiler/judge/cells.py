@@ -429,6 +429,8 @@ class JudgedCell:
     """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
     small_kernels_s: float | None = None
     """Seconds that all kernels besides products, attention and experts lose; None if they were not replayed."""
+    traced_small_s: float | None = None
+    """Seconds of these kernels in a trace of the step, without known copies; None if it was not traced."""
     host_pace_s: float = 0.0
     """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
     longest: tuple[KernelTime, ...] = ()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from profiler.counting.floor import floor_s
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Activity, Replay
 from profiler.facts.operators import COLLECTIVE, COPIES, OUTSIDE, REST, Cause, OperatorWork
-from profiler.facts.roofs import RESIDENT_GAIN, Ceilings, Roof, RoofsRemeasured, agree, memory_roof
+from profiler.facts.roofs import AGREE, RESIDENT_GAIN, Ceilings, Roof, RoofsRemeasured, agree, memory_roof
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import HardwareCounters
 from profiler.facts.visits import Visit, median_issue_s, phase_medians
@@ -34,6 +36,10 @@ from profiler.stats import Estimate
 
 _JOINS = "CatArrayBatchedCopy"
 """torch's kernels of `cat` (aten/src/ATen/native/cuda/Shape.cu)."""
+_PRODUCTS = re.compile("nvjet|gemm|^Kernel2?$")
+"""Kernels of matrix products as cuBLAS and CUTLASS call them, without their namespaces."""
+_LEAST_PRODUCTS = 32
+"""Products of one step that show a ceiling to be wrong: one in each of the layers of a model of 7 B."""
 _LEAST_ROOF_WIDTH = 0.01
 """Half width of a roof, as a share, at the least. Samples of one measurement agree within 0.01 % on a GPU, and three
 measurements of an H100's memory gave 3.10 to 3.11 TB/s; the model's own matrices are not the streams of the roof."""
@@ -108,6 +114,118 @@ def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
         step_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays
     ]
     return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in demands}
+
+
+@dataclass(frozen=True)
+class Products:
+    """Matrix products of one step in the model's dtype that the compute roof limits."""
+
+    key: CellKey
+    how: Literal["traced", "replayed"]
+    count: int
+    flops: float
+    seconds: float
+
+    @property
+    def flops_per_s(self) -> float:
+        return self.flops / self.seconds
+
+
+def _products_of(facts: Facts, key: CellKey) -> list[tuple[OperatorWork, Demand[float]]]:
+    replays, memory_per_s = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s
+    items = [item for item in facts.operators.get(key, ()) if item.weight_bytes and item.dtype == facts.model.dtype]
+    demands = ((item, step_demand(facts, item, replays.get(item.operator))) for item in items)
+    return [(item, demand) for item, demand in demands if demand.compute_bound(memory_per_s)]
+
+
+def traced_products(facts: Facts, key: CellKey) -> Products | None:
+    """The products of a step as its trace has them; None unless all of them are among the longest kernels."""
+    longest = facts.activity[key].longest if key in facts.activity else ()
+    kernels, products = [kernel for kernel in longest if _PRODUCTS.search(kernel.name)], _products_of(facts, key)
+    count = sum(kernel.calls for kernel in kernels)
+    if not count or count != sum(item.count for item, _ in products):
+        return None
+    flops, seconds = sum(demand.flops for _, demand in products), sum(kernel.seconds for kernel in kernels)
+    return Products(key, "traced", count, flops, seconds)
+
+
+def _replayed_products(facts: Facts, key: CellKey, faster_than_per_s: float) -> Products:
+    """Those products of a step whose replays are faster than a rate."""
+    faster = [
+        (item.count, demand.flops, demand.replayed_s - demand.dequantise_s)
+        for item, demand in _products_of(facts, key)
+        if demand.replayed_s is not None
+        if demand.flops > faster_than_per_s * (demand.replayed_s - demand.dequantise_s)
+    ]
+    counts, flops, seconds = zip(*faster, strict=True) if faster else ((0,), (0.0,), (1.0,))
+    return Products(key, "replayed", sum(counts), sum(flops), sum(seconds))
+
+
+def full_clock_flops_per_s(facts: Facts) -> float:
+    """The compute ceiling of the model's dtype before a GPU's power limit."""
+    roof = facts.ceilings.compute_roof(facts.model.dtype)
+    return roof.per_s * (roof.at_full_clock if facts.device.kind == "cuda" else 1.0)
+
+
+def faster_products(facts: Facts) -> Products | None:
+    """The fastest 32 or more products of one trace or replay, if they clearly beat the ceiling; else None."""
+    ceiling_per_s = full_clock_flops_per_s(facts)
+    found = [traced_products(facts, key) for key in facts.activity]
+    found += [_replayed_products(facts, key, ceiling_per_s) for key in facts.replays]
+    many = (each for each in found if each is not None and each.count >= _LEAST_PRODUCTS)
+    best = max(many, key=lambda each: each.flops_per_s, default=None)
+    return best if best is not None and best.flops_per_s > (1 + AGREE) * ceiling_per_s else None
+
+
+def over_the_run(facts: Facts) -> Facts:
+    """The facts with the compute ceiling of the model's dtype as the whole run shows it.
+
+    Its quartiles are the lowest and the highest of all its measurements on a GPU, since each met another clock. If the
+    run's own products beat the ceiling, it is wrong, and their rate takes its place: at full clock on a GPU that
+    reports its clock, else at any.
+    """
+    dtype, on_gpu = facts.model.dtype, facts.device.kind == "cuda"
+    roof, found = facts.ceilings.compute.get(dtype), faster_products(facts)
+    if roof is None or not roof.measured:
+        return facts
+    every = [roof, *(look.compute[dtype] for look in facts.roofs_again if on_gpu and dtype in look.compute)]
+    low_per_s, high_per_s = min(each.low_per_s for each in every), max(each.high_per_s for each in every)
+    roof = replace(roof, low_per_s=low_per_s, high_per_s=high_per_s)
+    if found is not None and on_gpu and roof.clock_hz:
+        roof = replace(roof, burst_per_s=found.flops_per_s)
+    elif found is not None:
+        roof = roof.times(found.flops_per_s / roof.per_s)
+    replays = {key: _no_slower_than_traced(facts, key) for key in facts.replays}
+    compute = {**facts.ceilings.compute, dtype: roof}
+    return replace(facts, ceilings=replace(facts.ceilings, compute=compute), replays=replays)
+
+
+def _no_slower_than_traced(facts: Facts, key: CellKey) -> dict[str, Replay]:
+    """The replays of a step, whose products may run into a power limit that its trace did not reach."""
+    traced, replays = traced_products(facts, key), facts.replays[key]
+    products_s = {item.operator: demand.replayed_s for item, demand in _products_of(facts, key)}
+    times_s = [seconds for seconds in products_s.values() if seconds is not None]
+    if traced is None or len(times_s) < len(products_s):
+        return replays
+    share = min(1.0, traced.seconds / sum(times_s))
+    return {
+        name: replace(each, seconds=tuple(share * value for value in each.seconds)) if name in products_s else each
+        for name, each in replays.items()
+    }
+
+
+def small_kernels_s(
+    traced: Activity | None, parts: TimeBreakdown, lost_s: Sequence[float], avoidable_s: Mapping[Cause, float]
+) -> float | None:
+    """At most the seconds of small kernels in a traced step: all but products, attention, conversions and copies.
+
+    `lost_s` is what replayed products and attention lose against their roofs. None without a trace.
+    """
+    if traced is None:
+        return None
+    copied_s = sum(seconds for cause, seconds in avoidable_s.items() if cause in OUTSIDE)
+    large_s = parts.device_s + parts.dequantise_s + sum(max(0.0, each) for each in lost_s)
+    return max(0.0, traced.busy_s - large_s - copied_s)
 
 
 def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
@@ -232,7 +350,7 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         overlaps=facts.device.overlaps_dispatch,
         copy_share=ceilings.copy_share,
         memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_roof.half_width),
-        compute_half_width=max(_LEAST_ROOF_WIDTH, ceilings.compute_roof(facts.model.dtype).half_width),
+        compute_half_width=max(_LEAST_ROOF_WIDTH, _compute_half_width(facts)),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
         issue_s=median_issue_s(facts.visits.get(key.cell, ())) if runs_ahead else None,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
@@ -240,6 +358,13 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.
         idle_most=idle_most(layers, waits) if REST in facts.replays.get(key, {}) else 0.0,
     )
+
+
+def _compute_half_width(facts: Facts) -> float:
+    """Half width of the compute roof as a share; on a GPU its quartiles, since each cell meets another clock."""
+    roof = facts.ceilings.compute_roof(facts.model.dtype)
+    on_gpu = facts.device.kind == "cuda" and roof.measured
+    return (roof.high_per_s - roof.low_per_s) / 2 / roof.per_s if on_gpu else roof.half_width
 
 
 def exchanged_s(facts: Facts, key: CellKey) -> float:

@@ -110,6 +110,8 @@ class Setting:
     """Whether other processes used this machine's cores. Then no lever is computed from its times."""
     dtype: str = "float16"
     """The dtype of the model, which also decides the peaks of `cards`."""
+    sustained_flops_per_s: tuple[float, float] | None = None
+    """The range of a GPU's compute roof in this run, under load; None on a CPU, or if it was not measured."""
 
 
 def _replaced_by(variant: str) -> frozenset[str]:
@@ -430,6 +432,7 @@ def _path(cell: JudgedCell) -> list[Lever]:
     # A fused kernel still reads what a product wrote, and writes what the next one reads.
     products = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_PRODUCTS)
     moved_s = sum(float(item.activation_bytes) for item in products) / cell.roof_bytes_per_s
+    small_s = (cell.traced_small_s or 0.0) if cell.key.phase == "prefill" else 0.0
     link = ("memory for all weights on the device", "none would cross the link at every step")
     if _is_split(cell):
         link = ("a faster link, or fewer GPUs", "ranks would not wait for each other's results")
@@ -442,8 +445,8 @@ def _path(cell: JudgedCell) -> list[Lever]:
         ),
         _bound(
             _FUSING,
-            seconds(Cause.OPERANDS) - moved_s,
-            "intermediates would not be written and read between them",
+            small_s - moved_s,
+            f"small kernels take {duration(small_s)} of its trace; fused, they would move {duration(moved_s)} of bytes",
         ),
         _bound(
             "attention on the latent itself (absorbed MLA)",

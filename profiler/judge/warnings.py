@@ -15,7 +15,14 @@ from profiler.facts.visits import Gap, Status, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
-from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
+from profiler.judge.demand import (
+    counted_traffic,
+    faster_products,
+    full_clock_flops_per_s,
+    moved,
+    was_disturbed,
+    weight_read_share,
+)
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
 from profiler.units import duration, percent, scaled, several
@@ -44,6 +51,7 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *health_warnings(next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.ceilings),
         *_weight_read(facts.ceilings),
         *_moved(facts.ceilings, facts.roofs_again),
+        *_raised(facts),
         *_parts_exceed(judged),
         *_slow_twin(facts.dispatch.values()),
     ]
@@ -88,6 +96,16 @@ def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> Iterator[str
         yield (
             f"the roofs moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and the"
             " highest."
+        )
+
+
+def _raised(facts: Facts) -> Iterator[str]:
+    """A compute ceiling that the run's own products beat."""
+    if (found := faster_products(facts)) is not None:
+        yield (
+            f"the compute ceiling of {scaled(full_clock_flops_per_s(facts), 'FLOP/s')} was too low, and is raised to"
+            f" {scaled(found.flops_per_s, 'FLOP/s')}: {found.count} products of {found.key.name} ran at that rate when"
+            f" they were {found.how}."
         )
 
 
