@@ -182,7 +182,8 @@ def _overhead(cell: JudgedCell, setting: Setting) -> str:
     if s.engine_s > s.dispatch_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.can_graph:  # the rest of dispatch overlaps with the GPU's work
-        return f"the GPU waits {duration(s.dispatch_s)} for the host's dispatch"
+        host = " to ".join(dict.fromkeys(map(duration, cell.host_range_s)))
+        return f"the host needs {host}, in which the GPU works {duration(s.busy_s)}"
     if s.dispatch_s > s.latency_s:  # measured minutes apart
         return f"dispatch takes all ({duration(s.dispatch_s)} when measured by itself)"
     return f"dispatch takes {duration(s.dispatch_s)}"

@@ -433,6 +433,9 @@ class JudgedCell:
     """Seconds of these kernels in a trace of the step, without known copies; None if it was not traced."""
     host_pace_s: float = 0.0
     """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
+    host_range_s: tuple[float, float] = (0.0, 0.0)
+    """What the step costs such a host: by its hollow twin, at its fastest if it was disturbed, and by its fastest
+    visit."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
     waits: bool = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.data.datasheets import gpus
+from profiler.facts.dispatch import Dispatch
 from profiler.facts.operators import REST, Cause
 from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
@@ -297,6 +298,7 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
     rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, timed.steady)
     lost = lost_s(facts, key)
+    undisturbed_s = min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples)
     judged = JudgedCell(
         key=key,
         tokens_per_s=rated.tokens_per_s,
@@ -313,12 +315,13 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         small_kernels_s=max(0.0, parts.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
         traced_small_s=small_kernels_s(facts.activity.get(key), parts, [*lost.values()], avoidable_s),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
+        host_range_s=_host_range_s(roofs.dispatch, undisturbed_s) if roofs.overlaps and roofs.dispatch else (0.0, 0.0),
         longest=facts.activity[key].longest if key in facts.activity else (),
         waits=roofs.dispatch is not None and roofs.dispatch.waits,
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
         first_use_s=first_use_s(visits) if key.phase == "decode" else None,
-        undisturbed_s=min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples),
+        undisturbed_s=undisturbed_s,
         tried=tuple(trial_results(facts.trials.get(key, ()))),
         usable=noise.grade != "unusable",
     )
@@ -331,6 +334,11 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         confidence=verdict.confidence,
     )
     return _CellJudgement(judged_row, noise, judged, ragged)
+
+
+def _host_range_s(dispatch: Dispatch, fastest_s: float) -> tuple[float, float]:
+    twin_s = dispatch.twin_s if dispatch.disturbed_s and dispatch.twin_s else dispatch.step_s
+    return min(twin_s, dispatch.step_s), max(dispatch.step_s, fastest_s)
 
 
 def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell, floors_s: Mapping[str, float | None]) -> CellEvidence:

@@ -25,7 +25,7 @@ from profiler.judge.demand import (
 )
 from profiler.judge.machine_speed import busy_sentences, swing_words
 from profiler.judge.regimes import Flag
-from profiler.units import duration, percent, scaled, several
+from profiler.units import percent, scaled, several
 
 # Two clocks around the same loop must agree this well.
 _CLOCKS_AGREE = 0.02
@@ -156,9 +156,8 @@ def _slow_twin(dispatch: Iterable[Dispatch]) -> Iterator[str]:
     if slow := [item for item in dispatch if was_disturbed(item)]:
         worst = max(slow, key=lambda item: item.disturbed_s / item.step_s)
         yield (
-            f"dispatch took {duration(worst.disturbed_s)} when it was measured on its own, and whole steps take"
-            f" {duration(worst.step_s)}: the host was slower for that moment. The fastest step is taken as its"
-            " dispatch."
+            f"the host was {worst.disturbed_s / worst.step_s:.1f}x slower when its dispatch was measured on its own"
+            " than in whole steps: the fastest step is taken as its dispatch."
         )
 
 
