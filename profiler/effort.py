@@ -27,15 +27,9 @@ class Effort:
     checks_kept_roofs: bool = True
     """Whether roofs kept from an earlier run are checked against the device before they are used."""
     roof_s: float = 1.5
-    """Most seconds of samples for each roof."""
+    """Seconds for each roof outside of a run, such as in `ceilings`."""
     roofs_again_s: float = 0.5
     """Most seconds for each roof at the end of a run; 0: none is measured again."""
-    weight_read_s: float = 0.5
-    """Seconds of reading the model's own weights."""
-    host_pace_s: float = 5.0
-    """Seconds of the standard twin's steps, which give the host's index."""
-    twin_s: float = 1.5
-    """Most seconds of the hollow twin's steps, per phase, batch size and engine."""
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
             "ceilings": 0.11,

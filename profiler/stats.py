@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -73,12 +74,6 @@ _MACHINE_DRIFT = 0.05
 # hyperfine's threshold of the modified z-score for outliers (|x - median| / MAD, MAD scaled to sigma).
 _OUTLIER_Z = 14.8
 _MANY_OUTLIERS = 0.05
-# Two modes: the widest gap between neighbours separates groups of at least a fifth of the samples each, and their
-# distance exceeds a tenth of the median and four times the spread of the wider group.
-_MODE_SHARE = 0.2
-_MODE_DISTANCE = 0.10
-_MODE_SPREADS = 4.0
-_FEWEST_FOR_MODES = 16
 # Load of others on this process's cores, in cores, above which it was slowed down.
 MOST_FOREIGN_CORES = 0.15
 
@@ -112,21 +107,56 @@ class VisitSpread:
     """One standard deviation of the common drift of all cells between rounds; more visits do not average it away."""
 
 
+def visit_modes(of_cells: Iterable[Mapping[int, float]]) -> tuple[float, float] | None:
+    """Return the two modes of a machine in each cell's medians by round, relative to the cell's fastest visit."""
+    ratios = [median / min(cell.values()) for cell in of_cells if len(cell) > 1 for median in cell.values()]
+    return machine_modes(np.array(ratios), share=0.1, fewest=8)
+
+
+def two_modes(
+    samples: NDArray[np.float64], *, share: float = 0.2, fewest: int = 16, apart: float = 0.1, spreads: float = 4.0
+) -> tuple[float, float] | None:
+    """Return the medians of two clearly separate groups of samples; None if there are none, or too few samples.
+
+    Each group has at least `share` of the samples. The distance of the medians is more than the share `apart` of the
+    median of all, and more than `spreads` standard deviations of the wider group.
+    """
+    ordered = np.sort(samples)
+    least = max(2, math.ceil(share * ordered.size))
+    if ordered.size < fewest:
+        return None
+    gaps = np.diff(ordered)[least - 1 : ordered.size - least]
+    cut = least + int(np.argmax(gaps))
+    low, high = ordered[:cut], ordered[cut:]
+    distance = float(np.median(high) - np.median(low))
+    spread = max(float(np.std(low)), float(np.std(high)))
+    separate = distance > apart * float(np.median(ordered)) and distance > spreads * spread
+    return (float(np.median(low)), float(np.median(high))) if separate else None
+
+
+machine_modes = partial(two_modes, apart=0.4, spreads=6.0)
+"""Two modes of a whole machine, by stricter limits: by chance, visits that differ by 10 % have them in 1 % of runs."""
+
+
 def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> VisitSpread:
     """Return the spread of visits in a run, from each cell's medians by round.
 
     The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, but the run has many. It is the
     distance from the mean within which two thirds of the visits are, so a few disturbed cells do not widen the others.
-    A few virtual visits with the usual spread prevent two real ones from deciding for all.
+    A few virtual visits with the usual spread prevent two real ones from deciding for all. Two modes of the machine
+    count with their distance, since the few visits of a cell may have met only one.
 
     Eight or more cells show a drift of the machine as the common part of their visits. Fewer cells cannot distinguish
     drift from the spread of visits, so their drift counts only as far as the drift probe shows it. `swing` is the
     probe's change over the run, as a share.
     """
-    cells = [deviations(medians) for medians in of_cells if len(medians) > 1]
+    of_cells = [medians for medians in of_cells if len(medians) > 1]
+    cells = list(map(deviations, of_cells))
     values = [np.fromiter(cell.values(), dtype=np.float64) for cell in cells]
     scaled = [value * math.sqrt(value.size / (value.size - 1)) for value in values]
     visit = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_VISITS])), _ONE_SIGMA))
+    if modes := visit_modes(of_cells):
+        visit = max(visit, (modes[1] - modes[0]) / (modes[1] + modes[0]))  # of two equally frequent times
     free = [value.size - 1 for value in values]
     others = sum(free) - max(free, default=0)
     return VisitSpread(visit, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, visit, swing))
@@ -326,21 +356,6 @@ def outliers(samples: NDArray[np.float64]) -> int:
     deviations = np.abs(samples - np.median(samples))
     sigma = MAD_TO_SIGMA * np.median(deviations)
     return int((deviations > _OUTLIER_Z * sigma).sum()) if sigma > 0 else 0
-
-
-def two_modes(samples: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Return the medians of two clearly separate groups of samples; None if there are none."""
-    ordered = np.sort(samples)
-    least = max(2, math.ceil(_MODE_SHARE * ordered.size))
-    if ordered.size < _FEWEST_FOR_MODES:
-        return None
-    gaps = np.diff(ordered)[least - 1 : ordered.size - least]
-    cut = least + int(np.argmax(gaps))
-    low, high = ordered[:cut], ordered[cut:]
-    distance = float(np.median(high) - np.median(low))
-    spread = max(float(np.std(low)), float(np.std(high)))
-    separate = distance > _MODE_DISTANCE * float(np.median(ordered)) and distance > _MODE_SPREADS * spread
-    return (float(np.median(low)), float(np.median(high))) if separate else None
 
 
 NANOSECOND_S = 1e-9

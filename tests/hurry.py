@@ -13,8 +13,8 @@ from profiler import effort
 
 HURRIED = replace(
     effort.STANDARD, rounds=2, whole_grid=True, roof_s=0.1, warm_up_s=0.1, more_prefills_s=0.1, drift_calls=1,
-    drift_bursts=1, checks_kept_roofs=False, roofs_again_s=0.0, weight_read_s=0.1, host_pace_s=0.1, twin_s=0.1,
-    neighbours_share=0.0,
+    drift_bursts=1, checks_kept_roofs=False, roofs_again_s=0.0, neighbours_share=0.0,
+    shares={**effort.STANDARD.shares, "ceilings": 0.02},
 )  # fmt: skip
 """Reuse cached roofs, do not wait for other processes, visit each cell twice, and measure briefly."""
 
@@ -25,6 +25,7 @@ def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: obje
     if not pictures:
         patch.setattr("profiler.report.html.inline_svg", lambda *_: "")
     patch.setattr("profiler.roofs.measure._is_outdated", lambda *_: False)
+    patch.setattr("profiler.roofs.measure.KEPT_FROM_S", 0.0)
 
 
 def with_effort(patch: pytest.MonkeyPatch, **settings: object) -> None:

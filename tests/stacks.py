@@ -195,7 +195,7 @@ def steps(commands: Path, work: Path, stack: Stack) -> tuple[list[Step], list[St
         ["compare", *pair],
         ["report", *pair],
         ["judge", "one"],
-        ["forecast", "one"],
+        ["forecast", str(ROOT / "runs" / "reference" / "smollm2-135m-xeon")],
         ["export", "one", "--format", "parquet", "--out", "one.parquet"],
         ["place", csv, "--model", "smollm2-135m", "--gpu", "T4"],
     )

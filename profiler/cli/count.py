@@ -11,6 +11,7 @@ from profiler.cli.removed import removed
 from profiler.errors import RequestError
 from profiler.options import argument, flag_of, listed, one_of, option
 from profiler.quant.registry import quant_help
+from profiler.quant.stored_formats import quant_of
 
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GridCount
@@ -35,7 +36,8 @@ class CountOptions:
     prompt_lens: str = option("", f"A grid: prompt lengths, such as {_DEFAULT_LENS}.")
     context_lens: str = option("", "A grid: cached tokens of decode (default: --prompt-lens).")
     dtype: str = option("auto", "auto (the checkpoint's), float32, bfloat16 or float16.")
-    quant: str = option("none", f"{quant_help()}.")
+    quant: str = option("none", f"{quant_help(counted=True)}.")
+    bits: float = option(0.0, "In place of --quant: mean bits of all weights, such as 4.85.", shown="as counted")
     attn: str = option("auto", "What is executed: sdpa (a fused kernel), eager, or auto: as transformers would.")
     gpu: str = option("", "GPUs, such as 'T4,H100 SXM'.")
     plot: str = option("", f"Draw the grid: {', '.join(_PLOTS)}.")
@@ -99,7 +101,7 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
             prefix=options.prefix,
             verify=options.verify,
             dtype=options.dtype,
-            quant=options.quant,
+            quant=quant_of(options.quant, options.bits),
             attn=options.attn,
             census=options.gemm_census,
             gpu_names=",".join(name for name, roofs in gpus.items() if roofs.name.endswith("datasheet")),
@@ -133,14 +135,15 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     if options.plot:
         one_of(options.plot, "--plot", _PLOTS)
     source = resolve(options.model)
-    counted = counted_model(source, options.dtype, options.quant, trust_remote_code=options.trust_remote_code)
+    quant = quant_of(options.quant, options.bits)
+    counted = counted_model(source, options.dtype, quant, trust_remote_code=options.trust_remote_code)
     prompts = options.prompt_lens or ("" if options.context_lens else _DEFAULT_LENS)
     prompt_lens = parse_values(prompts, "--prompt-lens") if prompts else ()
     context_lens = parse_values(options.context_lens, "--context-lens") if options.context_lens else prompt_lens
     grid = count_grid(
         source.name,
         counted,
-        options.quant,
+        quant,
         batch_sizes=parse_values(options.batch_sizes or _DEFAULT_BATCHES, "--batch-sizes"),
         prompt_lens=prompt_lens,
         context_lens=context_lens,

@@ -31,13 +31,10 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.judge.warnings import health_warnings
-    from profiler.loading.meta_model import quiet_libraries
     from profiler.report.device import ceilings_document, ceilings_section
     from profiler.roofs.bandwidth import measure_links
-    from profiler.roofs.fixed_work import measure_host_pace
     from profiler.roofs.gemm import measurable_dtypes
     from profiler.roofs.measure import measure
-    from profiler.roofs.sampler import attempt
     from profiler.run.warnings import busy_words, device_warnings, missing_roofs, roof_warnings
 
     machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
@@ -45,10 +42,7 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
     roofs = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     links, missing = measure_links(machine.links, machine)
-    host = None
-    with quiet_libraries(), attempt("the host's pace", machine, missing):
-        host = measure_host_pace(machine)
-    roofs = replace(roofs, links=links, host=host, missing={**roofs.missing, **missing})
+    roofs = replace(roofs, links=links, missing={**roofs.missing, **missing})
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}

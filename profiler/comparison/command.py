@@ -13,6 +13,7 @@ from profiler.comparison.documents import changes_frame
 from profiler.comparison.gate import Gate
 from profiler.comparison.gate import gate as gate_of
 from profiler.comparison.side import in_order, read_side
+from profiler.comparison.text import measuring
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES, Phase
 
@@ -52,7 +53,8 @@ def compared(before: Path, after: Path, *, anyway: bool = False, tp: Sequence[in
         first, other = (in_order(list(side.cells))[0].name for side in (comparison.before, comparison.after))
         raise RequestError(
             f"{before} and {after} have no cell in common: the first has {comparison.only_before}, the second"
-            f" {comparison.only_after}, such as {first} and {other}."
+            f" {comparison.only_after}, such as {first} and {other}"
+            f"{measuring('second', comparison.after, comparison.before)}."
         )
     return comparison
 

@@ -32,7 +32,10 @@ _MEMORY_TERMS = ("weights_s", "kv_s", "avoidable_s")
 _COMPUTE_TERMS = ("compute_s", "kernel_s", "dequantise_s")
 # Settings that move the roofs: if one of them changed, a lower roof does not mean a slower machine.
 _PRECISION = "precision"
-_SETTINGS_OF_ROOFS = ("threads", "torch_threads", "allowed_cores", "cgroup_cpu_quota", "clock", _PRECISION)
+_SETTINGS_OF_ROOFS = (
+    "threads", "torch_threads", "allowed_cores", "cgroup_cpu_quota", "clock", _PRECISION, "instructions",
+    "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

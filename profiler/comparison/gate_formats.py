@@ -10,7 +10,7 @@ from profiler.comparison.gate import Gate, GatedCell, PhaseGate
 from profiler.comparison.text import (
     change_words,
     difference_lines,
-    machine_sentences,
+    shared_sentences,
     sides_lines,
     signed,
     times_and_change,
@@ -28,7 +28,7 @@ _WORDS = {"pass": "pass", "slower": "SLOWER", "open": "open"}
 
 def gate_section(gate: Gate) -> Section:
     """A gate: its outcome in one line, the settings that differ, and a table of cells."""
-    lines = [*machine_sentences(gate.comparison), *difference_lines(gate.comparison)]
+    lines = [*shared_sentences(gate.comparison), *difference_lines(gate.comparison)]
     table = text_table(GATE_COLUMNS, gate_rows(gate), texts=("gate",), caption=GATE_CAPTION)
     return Section("", [Sentences([gate_line(gate)]), Lines(lines), table, sides_lines(gate.comparison)])
 
@@ -151,7 +151,7 @@ def gate_github(gate: Gate) -> str:
     for cell in gate.cells:
         if cell.gate == "slower":
             lines.append(_annotation("error", cell.name, _cell_words(cell)))
-    lines += [_annotation("notice", "roofscope gate", line) for line in machine_sentences(gate.comparison)]
+    lines += [_annotation("notice", "roofscope gate", line) for line in shared_sentences(gate.comparison)]
     return "\n".join(lines)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import stdev
 from typing import Literal
 
+from profiler.device.device import ENVIRONMENT
 from profiler.errors import RequestError
 from profiler.facts.roofs import DriftReading, swing
 from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
@@ -120,6 +121,8 @@ class Side:
     clock_hz: float | None = None
     witness: MachineState | None = None
     is_cpu: bool = True
+    command: str = ""
+    """The command that repeats a run; empty for another tool's file."""
     remarks: tuple[str, ...] = ()
     """Sentences about another tool's file: what was left out, and what its reader should know first."""
 
@@ -219,7 +222,7 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    cells = _timed_cells(gathered.visits, gathered.looks, busy)
+    cells = _timed_cells(gathered.visits, swing(gathered.looks, on_gpu=document.device.kind == "cuda"), busy)
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}
@@ -242,6 +245,7 @@ def side_of_run(run: Run) -> Side:
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
         witness=witness,
         is_cpu=document.device.kind == "cpu",
+        command=document.command,
     )
 
 
@@ -252,15 +256,15 @@ def match_key(key: CellKey) -> MatchKey:
 
 
 def _timed_cells(
-    visits: Mapping[Cell, Sequence[Visit]], looks: Sequence[DriftReading], busy_elsewhere: float
+    visits: Mapping[Cell, Sequence[Visit]], swung: float, busy_elsewhere: float
 ) -> dict[MatchKey, CellTime]:
     """The time of every cell, estimated from its visits, without a time breakdown.
 
-    `busy_elsewhere` is the number of cores that other processes kept busy over the whole run. It is used for visits
-    that were too short to measure that themselves.
+    `swung` is the drift probe's swing. `busy_elsewhere` is the number of cores that other processes kept busy over the
+    whole run. It is used for visits that were too short to measure that themselves.
     """
     samples = {key: phase_samples(key.phase, rows) for cell, rows in visits.items() if rows for key in cell.keys}
-    spreads = visit_spreads(samples, visits, swing(looks))
+    spreads = visit_spreads(samples, visits, swung)
     cells = {}
     for key, cell_samples in samples.items():
         if any(cell_samples):
@@ -305,6 +309,7 @@ def _settings(document: RunDocument) -> dict[str, str]:
     }
     for phase, path in document.counting.paths.items():
         settings |= {f"{phase}, {name.replace('_', ' ')}": _words(value) for name, value in asdict(path).items()}
+    settings |= dict.fromkeys(ENVIRONMENT, NOT_TOLD)
     settings |= {name: version for name, version in document.software.items() if name != "system"}
     settings["system"] = document.software.get("system", "-")
     settings |= {name: str(value) for name, value in document.health.settings.items() if name != PROCESSOR or value}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from profiler.comparison.compare import Change, Comparison
@@ -16,6 +17,7 @@ REASON = "reason"
 # A smaller shift of the machine gets no sentence.
 _LEAST_SHIFT = 0.005
 _MOST_SENTENCES = 5
+_GRID = r""" --(?:context-lens|prompts|prompt-lens|batch-sizes|new-tokens) (?:'[^']*'|"'"|[^\s'"])+"""
 
 
 def changes_section(comparison: Comparison) -> Section:
@@ -40,8 +42,8 @@ def _name(side: Side) -> str:
 
 
 def signed(share: float) -> str:
-    """`0.071` -> `+7.1 %`."""
-    return f"{100 * share:+.1f} %"
+    """`0.071` -> `+7.1 %`, `3.768` -> `+377 %`."""
+    return f"{100 * share:+.{0 if abs(share) >= 1 else 1}f} %"
 
 
 def change_words(change: Change) -> str:
@@ -64,7 +66,7 @@ def moved_words(change: Change) -> str:
 
 def interval_words(change: Change) -> str:
     """`-1.2 .. +3.4 %`."""
-    return f"{100 * change.low:+.1f} .. {100 * change.high:+.1f} %"
+    return f"{signed(change.low).removesuffix(' %')} .. {signed(change.high)}"
 
 
 def comparison_sentences(comparison: Comparison) -> list[str]:
@@ -77,9 +79,7 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     verdicts = [several(counts[name], f"is {word}", f"are {word}") for name, word in words if counts[name]]
     cells = several(len(comparison.changes), "common cell", "common cells")
     sentences = [f"Of {cells}, {', '.join(verdicts)}." if verdicts else "The two have no common cell."]
-    unmatched = (("first", comparison.only_before), ("second", comparison.only_after))
-    sentences += [f"{several(count, 'cell is', 'cells are')} only in the {side}." for side, count in unmatched if count]
-    sentences += machine_sentences(comparison)
+    sentences += shared_sentences(comparison)
     claims = [item for item in comparison.changes if item.is_claim]
     claims.sort(key=lambda item: -abs(item.difference.log_ratio))
     sentences += [f"{item.name} is {change_words(item)}." for item in claims[:_MOST_SENTENCES]]
@@ -98,9 +98,14 @@ def comparison_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
-def machine_sentences(comparison: Comparison) -> list[str]:
-    """Sentences on the claimed shifts of the machine itself, one per resource."""
+def shared_sentences(comparison: Comparison) -> list[str]:
+    """Sentences of compare and gate: cells that only one side has, and claimed shifts of the machine itself."""
+    pair = (("first", comparison.before, comparison.only_before), ("second", comparison.after, comparison.only_after))
     sentences = []
+    for (name, side, count), (other_name, other, _) in (pair, pair[::-1]):
+        if count and comparison.comparable:
+            measures = measuring(other_name, other, side)
+            sentences.append(f"{several(count, 'cell is', 'cells are')} only in the {name}{measures}.")
     for shift in comparison.shifts:
         if shift.claimed and abs(shift.ratio - 1) > _LEAST_SHIFT:
             word = "slower" if shift.ratio > 1 else "faster"
@@ -114,21 +119,25 @@ def machine_sentences(comparison: Comparison) -> list[str]:
     return sentences
 
 
+def measuring(name: str, run: Side, other: Side) -> str:
+    """`; to measure the second on the other grid: COMMAND`, with its own options; empty if it is the same grid."""
+    own, grid = ("".join(re.findall(_GRID, side.command)) for side in (run, other))
+    command = re.sub(rf"{_GRID}| --budget \S+", "", run.command) + grid
+    return f"; to measure the {name} on the other grid: `{command}`" if own and grid and own != grid else ""
+
+
 def difference_lines(comparison: Comparison) -> list[str]:
     """Lines on the settings that differ, the most important first, and on processors that neither run recorded."""
-    lines = [f"differs: {item.words}" for item in comparison.differences] or [
-        "no known setting differs between the two"
-    ]
-    if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (comparison.before, comparison.after)):
-        name = comparison.before.settings.get("device", "")
-        lines.append(f"neither run recorded its processor's family; several are named {name}")
-    for word, side, other in (
-        ("before", comparison.before, comparison.after),
-        ("after", comparison.after, comparison.before),
-    ):
+    first, second = comparison.before, comparison.after
+    named_alike = first.settings.keys() == second.settings.keys()
+    none = "no known setting differs between the two" if named_alike else "no setting that both name differs"
+    lines = [f"differs: {item.words}" for item in comparison.differences] or [none]
+    if all(side.settings.get(PROCESSOR) == NOT_TOLD for side in (first, second)):
+        lines.append(f"neither run recorded its processor's family; several are named {first.settings['device']}")
+    for word, side, other in (("before", first, second), ("after", second, first)):
         # llama-bench's tables, for one, leave out what has its default value.
         only = [f"{name} {value}" for name, value in side.settings.items() if name not in other.settings]
-        if only and side.tool == other.tool != ROOFSCOPE:
+        if only and ROOFSCOPE not in (side.tool, other.tool):
             lines.append(f"{word}: only this file says {', '.join(only)}")
         lines += [f"{word}: {remark}" for remark in side.remarks]
     return lines

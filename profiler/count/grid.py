@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.counting.floor import MOST, NEEDS_LESS, TIGHT
-from profiler.counting.model_numbers import GpuNumbers, ModelNumbers
+from profiler.counting.floor import IN_CHUNKS, MOST, NEEDS_LESS, TIGHT
+from profiler.counting.model_numbers import ModelNumbers
+from profiler.data.roof_set import sustained_words
 from profiler.json_document import Document
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
@@ -72,18 +73,20 @@ def _memory_notes(gpu: GpuFloors) -> list[str]:
     if gpu.tight.any():
         safe_bytes = gpu.need.safe_bytes[gpu.tight].max()
         notes.append(f"{TIGHT}; a GPU with room for {scaled(safe_bytes, 'B')} is large enough for these")
-    if not gpu.fits.all():
-        least = needs_bytes[~gpu.fits].min()
+    if gpu.in_chunks.any():
+        notes.append(IN_CHUNKS)
+    if not gpu.runs.all():
+        least = needs_bytes[~gpu.runs].min()
         needs = f"no room: the GPU has {scaled(room_bytes, 'B')}, and the least of these needs {scaled(least, 'B')}"
         notes.append(f"{needs}; {NEEDS_LESS}")
     return notes
 
 
 def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:
-    if not gpu.fits[n]:
+    if not gpu.runs[n]:
         return ["no room", "-", "-"]
-    floor_s, tight = gpu.floor_s[n], " (tight)" if gpu.tight[n] else ""
-    return [duration(floor_s), significant(grid.tokens[n] / floor_s), f"{gpu.bound[n]}{tight}"]
+    floor_s, how = gpu.floor_s[n], " (tight)" if gpu.tight[n] else " (in chunks)" if gpu.in_chunks[n] else ""
+    return [f"{duration(floor_s)}{how}", significant(grid.tokens[n] / floor_s), str(gpu.bound[n])]
 
 
 def grid_frame(grid: GridCount) -> pd.DataFrame:
@@ -112,9 +115,10 @@ def grid_frame(grid: GridCount) -> pd.DataFrame:
             safe_bytes=gpu.need.safe_bytes,
             fits=gpu.fits,
             tight=gpu.tight,
-            floor_s=np.where(gpu.fits, gpu.floor_s, np.nan),
-            tokens_per_s_at_most=np.where(gpu.fits, grid.tokens / gpu.floor_s, np.nan),
-            bound=np.where(gpu.fits, gpu.bound, ""),
+            in_chunks=gpu.in_chunks,
+            floor_s=np.where(gpu.runs, gpu.floor_s, np.nan),
+            tokens_per_s_at_most=np.where(gpu.runs, grid.tokens / gpu.floor_s, np.nan),
+            bound=np.where(gpu.runs, gpu.bound, ""),
         )
         for gpu in grid.gpus
     ]
@@ -123,7 +127,7 @@ def grid_frame(grid: GridCount) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class GridRow:
-    """One point of a grid on one GPU. Without a GPU, the last seven are missing."""
+    """One point of a grid on one GPU. Without a GPU, the last eight are missing."""
 
     phase: str
     batch_size: int
@@ -146,8 +150,10 @@ class GridRow:
     """Whether `needs_bytes` are at most what a model may take of the GPU's memory."""
     tight: bool
     """Whether it fits, but runs out of memory if free memory is in pieces."""
+    in_chunks: bool
+    """Whether a decode step fits only if its prompts are prefilled in chunks, as servers do."""
     floor_s: float | None
-    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null where it does not fit."""
+    """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null where it does not fit in either way."""
     tokens_per_s_at_most: float | None
     """New tokens / floor; null where it does not fit."""
     bound: str
@@ -163,6 +169,8 @@ class GridDocument(Document):
     dtype: str
     quant: str
     weight_bytes: int
+    note: str
+    """On the format of the weights, and on sequences beyond the model's own limit."""
     numbers: ModelNumbers
     rows: Sequence[GridRow]
     """The rows of `--format csv`: one per point and GPU."""
@@ -172,7 +180,8 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
     """Return the document of a grid; what does not fit has no floor (null)."""
     frame = grid_frame(grid)
     records: Any = frame.astype(object).where(frame.notna(), None).to_dict("records")
-    return GridDocument(grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, numbers, records)
+    head = (grid.model, grid.params, grid.dtype, grid.quant, grid.weight_bytes, grid.note)
+    return GridDocument(*head, numbers, records)
 
 
 def _title(grid: GridCount) -> Lines:
@@ -181,7 +190,7 @@ def _title(grid: GridCount) -> Lines:
     title = f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"
     if grid.prefix:
         title += f"; the first {grid.prefix} tokens of every prompt are cached once, and prefills run the others"
-    return Lines([title])
+    return Lines([title, *([f"note:         {grid.note}"] if grid.note else [])])
 
 
 def number_blocks(numbers: ModelNumbers) -> list[Block]:
@@ -201,11 +210,20 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
         f"architecture: {widths.layers} layers{kinds}, width {widths.hidden_size}"
         f"{heads if widths.attention_layers else ''}, vocabulary {widths.vocabulary}{experts}",
         f"parameters:   {groups}",
+        *([f"used:         {_used(numbers, params)}"] if numbers.used_params < params else []),
         *_kept(numbers),
     ]
     if widths.attention_layers:
         lines.append(f"attention:    {_at(numbers.attention_is_half_at, _HALF, grows=grows)}")
-    return [Lines(lines), _gpu_table(numbers.gpus, numbers.context_len)]
+    sustained = [sustained_words(gpu.gpu, gpu.bytes_per_s, gpu.sustained_bytes_per_s) for gpu in numbers.gpus]
+    return [Lines(lines), _gpu_table(numbers), Lines([sentence for words in sustained for sentence in words])]
+
+
+def _used(numbers: ModelNumbers, params: int) -> str:
+    """`3.02 B of 33.4 B parameters per token of text, 2.81 B without the embedding table`."""
+    used, but_table = numbers.used_params, numbers.used_params_but_table
+    text = f"{short_count(used)} of {short_count(params)} parameters per token of text"
+    return text + (f", {short_count(but_table)} without the embedding table" if but_table < used else "")
 
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:
@@ -231,32 +249,39 @@ def _at(tokens: int | None, what: str, *, grows: bool) -> str:
     return f"never {what}, since its windows or its state limit it"
 
 
-def _gpu_table(gpus: Sequence[GpuNumbers], context_len: int) -> TextTable:
+def _gpu_table(numbers: ModelNumbers) -> TextTable:
     rows = [
         [
-            gpu.gpu,
-            *(str(number) if number else "no room" for number in (gpu.largest_batch, gpu.largest_batch_one_by_one)),
-            f"{gpu.longest_context:,}" if gpu.longest_context else "no room",
+            gpu.gpu.removesuffix(", datasheet"),
+            *map(_most, (gpu.largest_batch, gpu.largest_batch_one_by_one, gpu.longest_prompt, gpu.longest_context)),
+            f"{numbers.max_positions:,}" if numbers.max_positions else "-",
             significant(gpu.tokens_per_s_at_most) if gpu.tokens_per_s_at_most else "-",
             _batch(gpu.linears_compute_bound_from_batch),
             _batch(gpu.compute_bound_from_batch),
         ]
-        for gpu in gpus
+        for gpu in numbers.gpus
     ]
     headings = (
         "GPU",
         "batch at most",
         "one prompt at a time",
+        "longest prompt",
         "longest context",
+        "model's limit",
         "tok/s at most",
         "linears bound by compute",
         "step bound by compute",
     )
     caption = (
-        f"Decode after {context_len} cached tokens. Prompts of a batch run together, or one at a time as in servers."
-        " The longest context and tok/s are of one sequence. Compute limits from the batch on that is shown."
+        f"Decode after {numbers.context_len} cached tokens. Prompts run together, or one at a time in chunks as in"
+        " servers. Of one sequence: the longest prompt that fits in one step, the longest context that fits in chunks,"
+        " tok/s. Compute limits from the batch on that is shown."
     )
     return text_table(headings, rows, caption=caption)
+
+
+def _most(number: int) -> str:
+    return "no limit" if number >= MOST else f"{number:,}" if number else "no room"
 
 
 def _batch(batch: int | None) -> str:

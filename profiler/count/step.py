@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from profiler.count.grid import number_blocks
 from profiler.counting.count import CountDocument, OperatorRow, RankShare, SharedPrefix, StepCount
 from profiler.counting.crosscheck import Crosscheck
-from profiler.counting.floor import TIGHT, GpuRow
+from profiler.counting.floor import IN_CHUNKS, TIGHT, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import ModelWork
 from profiler.facts.operators import GemmShape
@@ -28,6 +28,7 @@ def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Sec
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
     blocks = [
         Lines(_totals(counted)),
+        Lines([f"note:       {counted.note}"] if counted.note else []),
         Lines([_one_rank(share)] if share else []),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
@@ -71,7 +72,6 @@ def _totals(counted: StepCount) -> list[str]:
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
         *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
         *(_prefix(counted.prefix, int(step.batch)) if counted.prefix else []),
-        *([f"note:       {counted.note}"] if counted.note else []),
         *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
     ]
 
@@ -183,6 +183,8 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
         if gpu.refusal:
             lines.append(gpu.refusal)
             continue
+        if gpu.in_chunks:
+            lines.append(f"{gpu.gpu}: {IN_CHUNKS}")
         if gpu.tight:
             lines.append(f"{gpu.gpu}: {TIGHT}; room for {scaled(gpu.safe_bytes, 'B')} is enough")
         if gpu.dtype != dtype:

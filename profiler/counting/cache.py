@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 
 from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
+from profiler.counting.stored_bits import in_bits
 from profiler.loading.source import ModelSource
+from profiler.quant.stored_formats import stored_format
 from profiler.user_cache import cache_path, write_cache
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -28,10 +30,13 @@ def counted_model(
 ) -> CountedModel:
     """Return the counts of a model, from the presets of the package, the user cache or a walk, which is cached.
 
-    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. With `ranks` above 1, the counts are
-    those of the tensor-parallel rank that has most. Only a walk imports torch and transformers. Raises RequestError or
-    ModelError.
+    `dtype` `auto` is the model's own; with `rented`, and in the bits of a stored format, 16 bits if its own is wider.
+    With `ranks` above 1, the counts are those of the tensor-parallel rank that has most. Only a walk imports torch and
+    transformers. Raises RequestError or ModelError.
     """
+    if form := stored_format(quant):
+        dense = counted_model(source, dtype, rented=True, ranks=ranks, trust_remote_code=trust_remote_code)
+        return in_bits(dense, form)
     is_preset = source.kind == "card" and dtype == "auto"
     preset = preset_counts(source.name, quant, ranks) if is_preset else None
     if preset is not None and not (rented and preset.dtype == "float32"):

@@ -13,10 +13,11 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.attention_kernel import attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
-from profiler.counting.memory_need import cache_bytes, memory_need, path_on
+from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import Collective, ModelWork, Operator, operator_work
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.stored_bits import in_bits, stored_note
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
 from profiler.counting.walk import walk
 from profiler.data.datasheets import Datasheet, gpu_called
@@ -26,7 +27,7 @@ from profiler.errors import ModelError, RequestError, first_line
 from profiler.facts.operators import Cause, GemmShape
 from profiler.facts.step import Count, ExecutionPath, Step, Work, bytes_by_kind, plain_number
 from profiler.grid.cells import Phase
-from profiler.grid.ranges import MOST, check_positions, check_prefix
+from profiler.grid.ranges import MOST, beyond_positions, check_prefix
 from profiler.json_document import Document
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
@@ -36,6 +37,7 @@ from profiler.loading.source import ModelSource, resolve
 from profiler.options import listed
 from profiler.quant.checkpoints import Gguf, as_dense_config, gguf_format, published_format, requested_form
 from profiler.quant.registry import Quant, known_quant
+from profiler.quant.stored_formats import stored_format
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ class CountDocument(Document):
     gguf: Gguf | None
     """The formats in a GGUF file; its weights are counted dense, as transformers loads them."""
     note: str
-    """The note of the model's preset, or the format from which transformers unpacks the weights."""
+    """Of the model's preset, on the format of the weights, and on a sequence beyond the model's own limit."""
     phase: Phase
     batch: Number
     query_tokens: Number
@@ -207,7 +209,7 @@ def count(
     this machine. With `tp` above 1 the figures are those of the rank that has most. Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context, prefix, verify)
-    stored_as = known_quant(quant)
+    stored_as = known_quant(quant, counted=True)
     if attn not in ("auto", "sdpa", "eager"):
         raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
     gpus = [gpu_called(name) for name in listed(gpu_names)]
@@ -217,7 +219,6 @@ def count(
     config, kind, module = _on_meta(source, dtype, stored_as, tp, trust_remote_code)
     query = int(step.query)
     keys = query + int(step.context)
-    check_positions(most_positions(config), keys, "a shorter --prompt or --context")
     replicated = replicated_kv_heads(module, tp)
     counted = counted_module(module, config, kind, stored_as, tp)
     work, attention = counted.work, counted.attention
@@ -240,6 +241,10 @@ def count(
         operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
         there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
         need = memory_need(work, counted.weight_bytes, first, keys - int(first.query) - prefix, there)
+        if phase == "decode" and need.peak_bytes > gpu.room_bytes:
+            served = need_in_chunks(work, counted.weight_bytes, batch, max(1, int(step.context)), prefix).safe_bytes
+            if served <= gpu.room_bytes:
+                return replace(floor_on(gpu, operators, counted.dtype, float(served)), in_chunks=True)
         return floor_on(gpu, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
 
     def verifying_on(gpu: Datasheet) -> GpuRow:
@@ -249,6 +254,9 @@ def count(
         return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))
 
     whole = work.work(step, path)
+    own_note = source.preset.note if source.preset else _unpacked(config, counted) if stored_as == "none" else ""
+    longest = keys if phase == "prefill" else int(step.context)
+    notes = (own_note, stored_note(stored_as, counted), beyond_positions(counted.max_positions, longest))
     return StepCount(
         model=source.name,
         params=work.params,
@@ -256,7 +264,7 @@ def count(
         quant=stored_as,
         published=counted.published,
         gguf=gguf_format(source.path) if source.kind == "gguf" and source.path else None,
-        note=source.preset.note if source.preset else _unpacked(config, counted) if stored_as == "none" else "",
+        note="; ".join(filter(None, notes)),
         phase="prefill" if phase == "prefill" else "decode",
         batch=plain_number(step.batch),
         query_tokens=plain_number(step.query),
@@ -371,14 +379,20 @@ def counted_on_meta(
 
     `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. Raises RequestError or ModelError.
     """
-    config, kind, module = _on_meta(source, dtype, known_quant(quant), ranks, trust_remote_code, rented=rented)
+    quant = known_quant(quant, counted=True)
+    config, kind, module = _on_meta(source, dtype, quant, ranks, trust_remote_code, rented=rented)
     return counted_module(module, config, kind, quant, ranks)
 
 
 def _on_meta(
     source: ModelSource, dtype: str, quant: Quant, ranks: int, trust_remote_code: bool, *, rented: bool = False
 ) -> tuple[Any, torch.dtype, nn.Module]:
-    """Return the config of a model in the form that is counted, its dtype, and the whole model on meta."""
+    """Return the config of a model in the form that is counted, its dtype, and the whole model on meta.
+
+    The weights of a stored format are dense there, in 16 bits if the model's own dtype is wider.
+    """
+    if stored_format(quant):
+        quant, rented = "none", True
     if ranks != 1:
         check_cut(ranks, source, quant)
     config = requested_form(load_config(source, trust_remote_code), dtype != "auto")
@@ -395,14 +409,16 @@ _PACKED = 0.95
 def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Quant, ranks: int = 1) -> CountedModel:
     """Count a model on meta. With `ranks` above 1, `module` becomes the share of the rank that has most.
 
-    Raises RequestError for a model that cannot be split into `ranks`.
+    The weights of a stored format are dense in `module`. Raises RequestError for a model that cannot be split into
+    `ranks`.
     """
+    form = stored_format(quant)
     # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
     supports_sdpa = getattr(module, "_supports_sdpa", True)
     work = walk(module) if ranks == 1 else walk_rank(module, ranks)
     weight_bytes = planned_weight_bytes(module)
-    is_packed = quant == "none" and weight_bytes < _PACKED * work.params * dtype.itemsize
-    return CountedModel(
+    is_packed = (quant == "none" or form) and weight_bytes < _PACKED * work.params * dtype.itemsize
+    counted = CountedModel(
         work,
         weight_bytes,
         dtype_name(dtype),
@@ -410,3 +426,4 @@ def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Qu
         "sdpa" if supports_sdpa else "eager",
         most_positions(config),
     )
+    return in_bits(counted, form) if form else counted

@@ -96,6 +96,9 @@ def compute_bound_from(floor_at: Callable[[int], StepFloor]) -> int | None:
     return least(lambda size: floor_at(size).bound == "compute")
 
 
+IN_CHUNKS = "in chunks: it fits if its prompts are prefilled in chunks, as servers do, and not in one step"
+"""What it means that a decode step fits only on a server."""
+
 NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs with room"
 """What to do about a step that does not fit."""
 
@@ -130,6 +133,8 @@ class GpuRow:
     """Of a step that verifies drafts: the floor of a step of one token in its place; else null."""
     pays_from: float | None = None
     """The probability of acceptance from which drafts pay at these floors; null if they never do."""
+    in_chunks: bool = False
+    """Whether it fits only if its prompts are prefilled in chunks, as servers do, with `needs_bytes`."""
 
 
 def floor_on(

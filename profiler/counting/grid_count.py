@@ -9,14 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.floor import roof_times
-from profiler.counting.memory_need import MemoryNeed, memory_need, path_on
+from profiler.counting.memory_need import MemoryNeed, memory_need, need_in_chunks, path_on
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.stored_bits import stored_note
 from profiler.data.roof_set import RoofSet
 from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.grid.cells import Phase
-from profiler.grid.ranges import check_positions, check_prefix
+from profiler.grid.ranges import beyond_positions, check_prefix
 
 _Floats = NDArray[np.float64]
 _Integers = NDArray[np.int64]
@@ -33,6 +34,8 @@ class GpuFloors:
     """Seconds [n] of the operators that compute and memory limit, respectively. They add up to the floor."""
     need: MemoryNeed
     """What each point needs of this GPU's memory [n], by the attention that it has."""
+    served_bytes: _Floats
+    """The bytes with which servers run each decode step [n]; infinite for a prefill."""
 
     @property
     def _room_bytes(self) -> float:
@@ -47,6 +50,16 @@ class GpuFloors:
     def tight(self) -> NDArray[np.bool_]:
         """Whether they fit, but the step runs out of memory if free memory is in pieces [n]."""
         return np.asarray(self.need.is_tight(self._room_bytes))
+
+    @property
+    def in_chunks(self) -> NDArray[np.bool_]:
+        """Whether a decode step fits only if prompts are prefilled in chunks, as servers do [n]."""
+        return np.asarray(~self.fits & (self.served_bytes <= self._room_bytes))
+
+    @property
+    def runs(self) -> NDArray[np.bool_]:
+        """Whether each point fits, at once or in chunks [n]."""
+        return self.fits | self.in_chunks
 
     @property
     def floor_s(self) -> _Floats:
@@ -83,6 +96,8 @@ class GridCount:
     gpus: tuple[GpuFloors, ...]
     prefix: int = 0
     """The first tokens of every prompt, which are cached once for all sequences; prefills run only the others."""
+    note: str = ""
+    """On the format of the weights, and on sequences beyond the model's own limit."""
 
     def __len__(self) -> int:
         return len(self.phases)
@@ -116,15 +131,13 @@ def count_grid(
 ) -> GridCount:
     """Count the prefill of every prompt length and the decode step after every context, at every batch size.
 
-    The first `prefix` tokens of every prompt are cached. Raises RequestError for more than MOST_GRID_POINTS points, for
-    a length beyond the model's limit, and for a prefix that is not shorter than each length. Work that 64-bit integers
-    cannot count wraps (`check_countable`).
+    The first `prefix` tokens of every prompt are cached. Raises RequestError for more than MOST_GRID_POINTS points, and
+    for a prefix that is not shorter than each length. Work that 64-bit integers cannot count wraps (`check_countable`).
     """
     number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
     if number > MOST_GRID_POINTS:
         raise RequestError(f"this grid has {number:,} points; use at most {MOST_GRID_POINTS:,}.")
-    longest = max((*prompt_lens, *(context + 1 for context in context_lens)), default=0)
-    check_positions(counted.max_positions, longest, "shorter --prompt-lens or --context-lens")
+    beyond = beyond_positions(counted.max_positions, max((*prompt_lens, *context_lens), default=0))
     if prefix:
         check_prefix(prefix, min((*prompt_lens, *context_lens)))
     prefills = [(batch, prompt, prefix) for batch in batch_sizes for prompt in prompt_lens]
@@ -142,6 +155,8 @@ def count_grid(
         return memory_need(counted.work, counted.weight_bytes, prefill, prompt == 0, path)
 
     fused = needs(fuses=True)
+    served = need_in_chunks(counted.work, counted.weight_bytes, batch, first, prefix)
+    served_bytes = np.where(prompt > 0, np.inf, served.safe_bytes)
     return GridCount(
         model=model,
         params=counted.work.params,
@@ -157,8 +172,14 @@ def count_grid(
         cache_bytes=ones * fused.cache_bytes,
         needs_bytes=ones * fused.peak_bytes,
         prefix=prefix,
+        note="; ".join(filter(None, (stored_note(quant, counted), beyond))),
         gpus=tuple(
-            gpu_floors(roofs, counted.work, counted.dtype, step, needs(fuses=roofs.fuses_grouped_heads))
+            GpuFloors(
+                roofs,
+                *roof_times(counted.work, step, roofs, counted.dtype),
+                needs(fuses=roofs.fuses_grouped_heads),
+                served_bytes,
+            )
             for roofs in gpus
         ),
     )
@@ -171,8 +192,3 @@ def check_countable(grid: GridCount, work: ModelWork) -> None:
         batch, prompt, context = (int(each[at]) for each in (grid.batch_size, grid.prompt_len, grid.context_len))
         if work.work(Step(batch, max(prompt - grid.prefix, 1), context)).model_flops > np.iinfo(np.int64).max:
             raise RequestError(f"a step of batch {batch} is more work than 64-bit integers can count.")
-
-
-def gpu_floors(roofs: RoofSet, work: ModelWork, dtype: str, step: Step, need: MemoryNeed) -> GpuFloors:
-    """Return the floors of steps [n] of a model of `dtype` under a GPU's roofs; `need` [n] is of its memory."""
-    return GpuFloors(roofs, *roof_times(work, step, roofs, dtype), need)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from profiler.counting.attention import AttentionCore, Indexer
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.facts.cache_format import CacheFormat
-from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Step
+from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
 _FLOAT32_BYTES = 4
 # Tensors of the hidden size during a matrix product: the embeddings, the layer's input, its sum and the normalised sum.
@@ -166,28 +166,20 @@ def memory_need(
     return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
 
 
-def need_of_batch(
-    work: ModelWork,
-    weight_bytes: int,
-    batch: Count,
-    prompt_len: Count,
-    new_tokens: Count,
-    path: ExecutionPath,
-    *,
-    together: bool,
-    prefix: Count = 0,
-    shared: Count = 0,
-) -> MemoryNeed:
-    """Return what `batch` sequences need whose prompts are prefilled in one step (`together`), or one at a time.
+_CHUNK = 512
+"""Tokens of a prompt that llama.cpp prefills in one step by default (`n_ubatch`); vLLM takes 2,048 or more."""
 
-    The first `prefix` tokens of every prompt are cached before: once if they are `shared`, else for each sequence.
 
-    `generate` runs them together. Servers run one at a time, or parts of a prompt, which need less, without copies of
-    experts.
+def need_in_chunks(work: ModelWork, weight_bytes: int, batch: Count, tokens: Count, shared: Count = 0) -> MemoryNeed:
+    """Return what a decode step of `batch` sequences of `tokens` needs on a server: with prompts in chunks, one by one.
+
+    Servers fuse attention, repeat no heads, and copy no experts. The first `shared` tokens of all sequences are cached
+    once.
     """
-    path = path if together else replace(path, gathers_experts=False)
-    prefill = Step(batch if together else 1, prompt_len - prefix, prefix, shared)
-    return memory_need(work, weight_bytes, prefill, new_tokens, path, batch)
+    last = np.minimum(tokens - shared, _CHUNK)
+    prefill = Step(1, last, tokens - last, shared)
+    grouped: dict[int, Heads] = {core.qk_dim: "grouped" for core in work.of_kind(AttentionCore)}
+    return memory_need(work, weight_bytes, prefill, 1, ExecutionPath(masked_heads=grouped), batch)
 
 
 def path_on(work: ModelWork, attention: Attention, *, fuses_grouped_heads: bool) -> ExecutionPath:

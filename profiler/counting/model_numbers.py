@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from profiler.counting.attention import AttentionCore, Compressor
 from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, roof_times
-from profiler.counting.memory_need import cache_bytes, need_of_batch, path_on, state_bytes
+from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.roof_set import RoofSet
@@ -36,6 +36,10 @@ class GpuNumbers:
     """Limits of a model on one GPU, by its roofs and its memory."""
 
     gpu: str
+    bytes_per_s: float
+    """Bandwidth by the datasheet."""
+    sustained_bytes_per_s: float | None
+    """What copies of a healthy one attain of the datasheet's bandwidth, as others measured it; None if unknown."""
     tokens_per_s_at_most: float | None
     """Tokens per second of one sequence: 1 / floor of a decode step. None if the model does not fit."""
     linears_compute_bound_from_batch: int | None
@@ -45,9 +49,11 @@ class GpuNumbers:
     largest_batch: int
     """Sequences that fit with their prefill, in whatever pieces free memory is; 0 if the model does not fit so."""
     largest_batch_one_by_one: int
-    """The same if prompts are prefilled one at a time, as servers do."""
+    """The same if prompts are prefilled one at a time and in chunks with fused attention, as servers do."""
+    longest_prompt: int
+    """Tokens of one sequence that fit with their prefill in one step, whatever the model's own limit."""
     longest_context: int
-    """Tokens of one sequence that fit with their prefill in one step, up to what the model supports."""
+    """Tokens of one sequence that fit if its prompt is prefilled in such chunks."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,12 @@ class ModelNumbers:
     """A model at a context length."""
 
     architecture: Architecture
+    max_positions: int | None
+    """The longest sequence that the model supports, in tokens; None if its config does not say."""
+    used_params: int
+    """Parameters that a token of text uses: all but those of towers and of experts that are not chosen."""
+    used_params_but_table: int
+    """The same without an embedding table that only looks rows up; one that is the LM head as well is used."""
     params_by_group: Mapping[str, int]
     """Weights of matrices; norms, biases, and an embedding apart from the LM head are `other`."""
     context_len: int
@@ -81,7 +93,9 @@ def model_numbers(
     """Return the numbers of a model whose sequences have `context_len` cached tokens, the first `prefix` in common."""
     work = counted.work
     state = state_bytes(work)
-    longest, params = counted.max_positions or MOST, dict(work.group_params)
+    longest, params, architecture = counted.max_positions or MOST, dict(work.group_params), _architecture(work)
+    used = work.params - work.tower_params - sum(map(_idle_params, work.of_kind(Experts)))
+    table = architecture.vocabulary * architecture.hidden_size if "lm_head" in params else 0
     windows = [window for core in work.of_kind(AttentionCore) if (window := core.cache_window) and window < longest]
     windows_full = max(windows, default=0)
 
@@ -91,7 +105,10 @@ def model_numbers(
     compressed = math.lcm(*(item.rate for item in work.of_kind(Compressor)))
     later = windows_full + compressed
     return ModelNumbers(
-        architecture=_architecture(work),
+        architecture=architecture,
+        max_positions=counted.max_positions,
+        used_params=used,
+        used_params_but_table=used - table,
         params_by_group={**params, "other": work.params - sum(params.values())},
         context_len=context_len,
         kv_bytes_per_token=kv_bytes(compressed) // compressed,
@@ -105,28 +122,42 @@ def model_numbers(
     )
 
 
+def _idle_params(bank: Experts) -> int:
+    """Return the weights of the experts that a token does not choose; shared ones count once."""
+    idle = (bank.num_experts - bank.per_token) * sum(ins * outs for ins, outs in bank.matrices)
+    return round((bank.count - bank.repeats) * idle)
+
+
 def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet, prefix: int) -> GpuNumbers:
     work, one = counted.work, Step(1, 1, context_len, prefix)
     linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
 
-    def fits(batch: int, tokens: int, *, together: bool = True) -> bool:
+    room_bytes = math.inf if roofs.room_bytes is None else roofs.room_bytes
+
+    def fits(batch: int, tokens: int) -> bool:
         common = min(prefix, tokens - 1)
-        need = need_of_batch(
-            work, counted.weight_bytes, float(batch), tokens, 1, path, together=together, prefix=common, shared=common
-        )
-        return roofs.room_bytes is None or float(need.safe_bytes) <= roofs.room_bytes
+        prefill = Step(float(batch), tokens - common, common, common)
+        return bool(memory_need(work, counted.weight_bytes, prefill, 1, path).safe_bytes <= room_bytes)
+
+    def fits_in_chunks(batch: int, tokens: int) -> bool:
+        need = need_in_chunks(work, counted.weight_bytes, float(batch), float(tokens), min(prefix, tokens - 1))
+        return bool(need.safe_bytes <= room_bytes)
 
     prompt = max(1, context_len)
     largest = _most(lambda batch: fits(batch, prompt))
+    served = _most(lambda batch: fits_in_chunks(batch, prompt))
     return GpuNumbers(
         gpu=roofs.name,
-        tokens_per_s_at_most=1 / floor_under(work, one, roofs, counted.dtype).total_s if largest else None,
+        bytes_per_s=roofs.bytes_per_s,
+        sustained_bytes_per_s=roofs.sustained_bytes_per_s,
+        tokens_per_s_at_most=1 / floor_under(work, one, roofs, counted.dtype).total_s if largest or served else None,
         linears_compute_bound_from_batch=compute_bound_from_batch(linears, one, roofs, counted.dtype),
         compute_bound_from_batch=compute_bound_from_batch(work, one, roofs, counted.dtype),
         largest_batch=largest,
-        largest_batch_one_by_one=_most(lambda batch: fits(batch, prompt, together=False)),
-        longest_context=min(_most(lambda tokens: fits(1, tokens)), counted.max_positions or MOST),
+        largest_batch_one_by_one=served,
+        longest_prompt=_most(lambda tokens: fits(1, tokens)),
+        longest_context=_most(lambda tokens: fits_in_chunks(1, tokens)),
     )
 
 

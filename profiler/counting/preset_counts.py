@@ -26,18 +26,18 @@ _KINDS: Mapping[str, type[Operator]] = {
 
 
 @dataclass(frozen=True)
-class _Dtype:
+class Dtype:
     """The part of `torch.dtype` that counting uses."""
 
     name: str
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element, from the bits in the name: `float8_e4m3fn`, `bfloat16`. Raises ValueError without."""
+        """Bytes of an element, or of two of float4, from the bits in the name: `float8_e4m3fn`. Raises ValueError."""
         bits = re.search(r"\d+", self.name)
         if bits is None:
             raise ValueError(f"{self.name} has no number of bits in its name")
-        return int(bits[0]) // 8
+        return max(1, int(bits[0]) // 8)
 
     def __str__(self) -> str:
         return f"torch.{self.name}"
@@ -111,7 +111,7 @@ def _values(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(name: str, value: Any) -> Any:
     if name.endswith("dtype"):
-        return _Dtype(value)
+        return Dtype(value)
     if isinstance(value, dict):
         return _operator(value) if "operator" in value else StoredWeight(**_values(value))
     return (

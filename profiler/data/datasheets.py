@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated
 
@@ -19,11 +19,17 @@ _MEMORY_TOLERANCE = 0.12
 
 _MOST_NAMES = 8
 _MEMORY = re.compile(r"\d+gb")
-_COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "generation"})
+_WITH_MEMORY = re.compile(r"(.+?)[\s_(-]*(\d+)\s?gb\)?", re.IGNORECASE)
+_COMMON_WORDS = frozenset({"nvidia", "tesla", "geforce", "amd", "instinct", "radeon", "apple", "intel", "generation"})
+# Of a Mac with little memory its GPU may take less (`usable_source` of gpus.csv).
+_LITTLE_GIB, _SHARE_OF_LITTLE = 32, 2 / 3
 
 
 Known = Annotated[float | None, BeforeValidator(lambda cell: cell or None)]
 """A number, or None for an empty cell."""
+
+
+_Listed = BeforeValidator(lambda cell: [part for part in cell.split(";") if part])
 
 
 Flag = Annotated[bool, BeforeValidator(lambda cell: cell == "true")]
@@ -45,8 +51,10 @@ class Datasheet:
     """Memory by its maker's datasheet."""
     usable_bytes: int
     """Memory that the driver reports to a program (deviceQuery, or torch), less than the datasheet's."""
+    memory_sizes_gib: Annotated[tuple[int, ...], _Listed]
+    """The sizes of the computer's memory that it may share; `memory_bytes` is the largest. Else empty."""
     bandwidth_bytes_per_s: float
-    l2_bytes: int
+    l2_bytes: Known
     tdp_w: float
     peak_fp64_flops_per_s: Known
     peak_fp32_flops_per_s: Known
@@ -77,7 +85,7 @@ class Datasheet:
     source: str
     usable_source: str
     """Source of `usable_bytes`. nvidia-smi also counts memory that the driver keeps, about 500 MiB."""
-    uncertain: Annotated[tuple[str, ...], BeforeValidator(lambda cell: [part for part in cell.split(";") if part])]
+    uncertain: Annotated[tuple[str, ...], _Listed]
     """Columns on which sources disagree, or that were derived from other figures."""
     note: str
 
@@ -143,26 +151,48 @@ def gpu_called(name: str) -> Datasheet:
     """Return the only row with this name, this driver's name, or these words in its name, in any case.
 
     The name of a computer that has one kind of GPU, such as DGX Spark, is that GPU's. A word may be abbreviated, but
-    not within a number: T5 does not mean T5000. A memory size is not a name. Words may be joined: RTX_4090,
-    h100-sxm, rtx4090. Raises RequestError for no match or several.
+    not within a number: T5 does not mean T5000. A memory size is not a name, but may follow that of a GPU which shares
+    its computer's memory: M4 Max 64GB. Words may be joined: RTX_4090, h100-sxm, rtx4090, 7900xtx. Raises RequestError
+    for no match or several.
     """
     if name.endswith(".json"):
         raise RequestError(f"{name}: profiles of GPUs were removed; name a GPU (`roofscope gpus` lists them).")
     rows = (
         _rows_called(name)
         or _rows_called(re.sub("[-_]", " ", name))
-        or [gpu for gpu in gpus() if _joined(gpu.gpu) == _joined(name)]
+        or [gpu for gpu in gpus() if re.search(rf"(^|(?<!\d)(?=\d)){re.escape(_joined(name))}$", _joined(gpu.gpu))]
     )
     if len(rows) == 1:
         return rows[0]
+    if not rows and (sized := _with_memory(name)):
+        return sized
     if rows:
         names = ", ".join(gpu.gpu for gpu in rows[:_MOST_NAMES])
         more = f" or one of {len(rows) - _MOST_NAMES} others (`roofscope gpus`)" if len(rows) > _MOST_NAMES else ""
         raise RequestError(f"{name!r} may mean several GPUs. Which one: {names}{more}?")
     near = near_misses(name, [gpu.gpu for gpu in gpus()])
-    raise RequestError(
-        f"no GPU is called {name!r} in roofscope's table of NVIDIA and AMD GPUs.{near} `roofscope gpus` lists them all."
-    )
+    raise RequestError(f"no GPU is called {name!r} in roofscope's table.{near} `roofscope gpus` lists them all.")
+
+
+def _with_memory(name: str) -> Datasheet | None:
+    """A GPU that shares its computer's memory, of the size at the end of `name`; None for any other name.
+
+    Raises RequestError for a size that it is not sold with.
+    """
+    match = _WITH_MEMORY.fullmatch(name)
+    rows = [gpu for gpu in _rows_called(match[1]) if gpu.memory_sizes_gib] if match else []
+    if match is None or len(rows) != 1:
+        return None
+    own, size = rows[0].gpu, int(match[2])
+    # One with fewer cores, which is sold with other sizes, has a row of its own.
+    binned = [gpu for gpu in gpus() if re.fullmatch(rf"{re.escape(own)}( \d+-core)?", gpu.gpu)]
+    gpu = next((gpu for gpu in binned if size in gpu.memory_sizes_gib), None)
+    if gpu is None:
+        sizes = ", ".join(map(str, sorted(size for gpu in binned for size in gpu.memory_sizes_gib)))
+        raise RequestError(f"{name!r}: the memory of the {own} is one of {sizes} GB.")
+    is_little = gpu.vendor == "Apple" and size <= _LITTLE_GIB
+    share = _SHARE_OF_LITTLE if is_little else gpu.usable_bytes / gpu.memory_bytes
+    return replace(gpu, gpu=f"{gpu.gpu} {size}GB", memory_bytes=size << 30, usable_bytes=int(share * (size << 30)))
 
 
 def _rows_called(name: str) -> list[Datasheet]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from profiler.data.datasheets import PEAK_DTYPES, Datasheet, gpu_called
+from profiler.units import percent, scaled
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class RoofSet:
     """Whether it has a fused attention kernel for grouped heads in 16 bits."""
     sustained: Mapping[str, float] = field(default_factory=dict)
     """FLOP/s by dtype that a healthy one holds at its power limit, where that is known and below `flops_per_s`."""
+    sustained_bytes_per_s: float | None = None
+    """What copies of a healthy one attain of `bytes_per_s`, as others measured it; None where that is not known."""
 
     @property
     def device(self) -> str:
@@ -54,4 +57,14 @@ def datasheet_roofs(sheet: Datasheet, gpus: int = 1) -> RoofSet:
         gpus * sheet.room_bytes,
         sheet.fuses_grouped_heads,
         {sheet.sustained_dtype: gpus * held} if (held := sheet.sustained_flops_per_s) else {},
+        gpus * copied if (copied := sheet.sustained_copy_bytes_per_s) else None,
     )
+
+
+def sustained_words(name: str, bytes_per_s: float, sustained_bytes_per_s: float | None) -> list[str]:
+    """A sentence on how near to a datasheet's bandwidth others came on that GPU; empty if that is not known."""
+    if not sustained_bytes_per_s:
+        return []
+    share, gpu = percent(sustained_bytes_per_s / bytes_per_s), name.removesuffix(", datasheet")
+    others = f"{gpu}: others attain {scaled(sustained_bytes_per_s, 'B/s')}, {share} of the datasheet's bandwidth"
+    return [f"{others}; a step at {share} has little room left."]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +30,23 @@ _PROCESSOR_IDS = {
     "CPU part": "part",
 }
 _VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "sme", "asimd", "i8mm", "bf16")
+ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "DISABLE_ADDMM_CUDA_LT", "DNNL_DEFAULT_FPMATH_MODE",
+    "DNNL_MAX_CPU_ISA", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS",
+    "NCCL_ALGO", "NCCL_NVLS_ENABLE", "NCCL_P2P_DISABLE", "NCCL_PROTO", "NVIDIA_TF32_OVERRIDE", "OMP_DYNAMIC",
+    "OMP_NUM_THREADS", "OMP_PROC_BIND", "OMP_WAIT_POLICY", "ONEDNN_DEFAULT_FPMATH_MODE", "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_NUM_THREADS", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", "TORCHINDUCTOR_CPP_WRAPPER",
+    "TORCHINDUCTOR_CUDAGRAPHS", "TORCHINDUCTOR_FREEZING", "TORCHINDUCTOR_MAX_AUTOTUNE",
+    "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM", "TORCHINDUCTOR_MAX_AUTOTUNE_POINTWISE", "TORCHINDUCTOR_USE_FAST_MATH",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "TORCH_BLAS_PREFER_CUBLASLT", "TORCH_COMPILE_DISABLE",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+)  # fmt: skip
+"""Environment variables that change how fast a step runs: switches and numbers, never a path or a device's id."""
+# Words and numbers such as AVX512_CORE_AMX or max_split_size_mb:128; no token, path, address or UUID.
+_WORD = r"(?:[A-Za-z0-9]{1,12}(?:\.\d{1,4})?|cudaMallocAsync)"
+_SETTING = re.compile(rf":?{_WORD}(?:[:,_]{_WORD}){{0,15}}")
 
 
 @dataclass(frozen=True)
@@ -139,7 +157,7 @@ def resolve_device(name: str) -> torch.device:
 
 
 def software() -> dict[str, str]:
-    """Return versions by name: Python, the operating system's kernel, torch, its CUDA, and the libraries above it."""
+    """Return versions by name: Python, the kernel, torch, its CUDA and libraries above it; and the `environment`."""
     import torch
 
     versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
@@ -150,7 +168,13 @@ def software() -> dict[str, str]:
             continue
     if torch.version.cuda:
         versions["cuda"] = torch.version.cuda
-    return versions
+    return versions | environment()
+
+
+def environment() -> dict[str, str]:
+    """Return the variables of `ENVIRONMENT` that are set; other values than short words and numbers are left out."""
+    values = {name: os.environ.get(name, "") for name in ENVIRONMENT}
+    return {name: value for name, value in values.items() if _SETTING.fullmatch(value)}
 
 
 def processor() -> dict[str, str | None]:

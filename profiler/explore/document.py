@@ -20,8 +20,6 @@ from profiler.quant.registry import FORMATS, known_quant
 DEFAULT_GPUS = ("T4", "L4", "RTX 4090", "A100 80GB SXM", "H100 SXM")
 MOST_BATCH, MOST_CONTEXT = 1024, 262_144
 _LEAST_CONTEXT = 16
-_UNKNOWN_POSITIONS = 131_072
-"""The longest context where a config names none."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,8 @@ class ExploreDocument:
     formats: Sequence[FormatColumns]
     columns: Sequence[str]
     """Values of six digits with spaces between them, `-` for none; formats share those that are equal."""
+    max_positions: int | None
+    """The longest sequence that the model supports, in tokens; None if its config does not say."""
 
 
 def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Sequence[str] = ()) -> ExploreDocument:
@@ -91,7 +91,7 @@ def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Seq
             counted[quant] = counted_model(source, quant=quant)
     first = next(iter(counted.values()))
     batches = grid_values(1, MOST_BATCH)
-    contexts = grid_values(_LEAST_CONTEXT, min((first.max_positions or _UNKNOWN_POSITIONS) - 1, MOST_CONTEXT))
+    contexts = grid_values(_LEAST_CONTEXT, MOST_CONTEXT)
     columns = _Columns()
     formats = []
     for quant, each in counted.items():
@@ -99,9 +99,8 @@ def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Seq
             source.name, each, quant, batch_sizes=batches, prompt_lens=contexts, context_lens=contexts, gpus=roofs
         )
         formats.append(_format(grid, columns))
-    return ExploreDocument(
-        source.name, first.dtype, batches, contexts, [_gpu(each, first.dtype) for each in roofs], formats, list(columns)
-    )
+    grid_of = (source.name, first.dtype, batches, contexts, [_gpu(each, first.dtype) for each in roofs], formats)
+    return ExploreDocument(*grid_of, list(columns), first.max_positions)
 
 
 def grid_values(least: int, most: int) -> list[int]:

@@ -15,7 +15,7 @@ from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.data.roof_set import RoofSet
 from profiler.facts.fact import Fact
-from profiler.stats import NOTCH, undisturbed
+from profiler.stats import NOTCH
 
 TFLOAT32 = "tfloat32"
 GEMV = "gemv"
@@ -105,6 +105,8 @@ class DriftReading(Fact, kind="sentinel", into="looks"):
     memory: float
     compute: float
     at_unix_s: float = 0.0
+    clock_hz: float | None = None
+    """The GPU's clock right after; None in older runs, on a CPU, and where the device does not report it."""
 
 
 REFERENCE_HOST = "AMD EPYC (Zen 4, 2.6 GHz)"
@@ -324,26 +326,30 @@ def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> boo
     return abs(one_per_s / other_per_s - 1) <= max(AGREE, half_widths)
 
 
-def drift(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
-    """Return the change of the drift probe from the first half of its readings to the second, as a share.
+def machine_times(looks: Sequence[DriftReading], *, on_gpu: bool) -> list[list[float]]:
+    """Return the drift probe's times of memory and of compute [looks each].
 
-    Medians are compared, since a single reading may be disturbed. The larger change of memory and compute counts. Of a
-    GPU, lower quartiles are compared: right after work at its power limit its clock is lower, and that is its own work.
+    A GPU's products are in cycles, since its own work at the power limit lowers its clock; without clocks they are left
+    out.
+    """
+    cycles = [look.compute * look.clock_hz for look in looks if look.clock_hz]
+    compute, memory = cycles if on_gpu else [look.compute for look in looks], [look.memory for look in looks]
+    return [memory, compute] if len(compute) == len(looks) else [memory]
+
+
+def drift(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
+    """Return the change of the machine from the first half of its probe's readings to the second, as a share.
+
+    Medians are compared, since a single reading may be disturbed. The larger change of memory and compute counts.
     """
     half = len(looks) // 2
     if not half:
         return 0.0
-
-    def middle_s(seconds: Sequence[float]) -> float:
-        return undisturbed(seconds).quartile_s if on_gpu else statistics.median(seconds)
-
-    times = ([look.memory for look in looks], [look.compute for look in looks])
-    return max(abs(middle_s(seconds[half:]) / middle_s(seconds[:half]) - 1) for seconds in times)
+    of_work = machine_times(looks, on_gpu=on_gpu)
+    return max(abs(statistics.median(times[half:]) / statistics.median(times[:half]) - 1) for times in of_work)
 
 
-def swing(looks: Sequence[DriftReading]) -> float:
-    """Return the slowest reading over the fastest, minus 1; the larger of memory and compute."""
-    if not looks:
-        return 0.0
-    kinds = [look.memory for look in looks], [look.compute for look in looks]
-    return max(max(seconds) / min(seconds) - 1 for seconds in kinds)
+def swing(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
+    """Return the slowest reading of the machine over the fastest, minus 1; the larger of memory and compute."""
+    of_work = machine_times(looks, on_gpu=on_gpu)
+    return max(max(times) / min(times) - 1 for times in of_work) if looks else 0.0

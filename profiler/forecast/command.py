@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,13 @@ from profiler.loading.config import config_from, load_config
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
-from profiler.predict.cross_validation import TrainedModel, train_on
+from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
-from profiler.predict.predict import Forecast, variant_factor
+from profiler.predict.predict import variant_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
 from profiler.quant.checkpoints import requested_form
 from profiler.quant.registry import FORMATS, Quant, known_quant
+from profiler.quant.stored_formats import quant_of, stored_format
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
 from profiler.units import processors
@@ -50,10 +52,6 @@ class RunFacts:
     trained: TrainedModel
     max_positions: int | None = None
     """The model's positions; None if its config does not say."""
-
-    def forecast(self, steps: StepArrays) -> Forecast:
-        """Forecast any steps of the run's model on its device."""
-        return self.trained.fitted.forecast(self.demanded(steps))
 
     def demanded(self, steps: StepArrays) -> OperatorArrays:
         """The work of the run's model in any steps."""
@@ -113,7 +111,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     """Forecast a run's model on its device.
 
     Raises RunError for a run that has no basis for it. Raises RequestError for more tokens than the model has
-    positions, or for a variant that the run did not try.
+    positions, for a variant that the run did not try, and for cells of which too few around were measured.
     """
     engines = read_document(folder).engine.names
     basis = run_facts(folder, request.engine if request.engine in engines else "")
@@ -125,10 +123,15 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         )
     grid = _requested_grid(basis, request)
     check_positions(basis.max_positions, grid.longest_context, SHORTER)
-    forecast = basis.forecast(StepArrays.of(grid.keys))
-    facts, trained = basis.facts, basis.trained
+    facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
+    if phase := too_few(trained, steps):
+        raise RequestError(f"{folder} measured too few cells of {phase} to forecast these; {_measuring(basis, grid)}")
+    forecast, half_width = trained.forecast(basis.demanded(steps))
+    if not np.isfinite(half_width).all():
+        name = grid.keys[int(np.argmax(half_width))].name
+        raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
     forms = _forms(basis, request)
-    factor, half_width = _factors(basis, forms, forecast)
+    factor, off = _factors(basis, forms, steps)
     how = "from the time breakdown of its measured cells: roofs, replayed kernels, dispatch and the unexplained rest"
     if forms:
         how += f"; {' and '.join(forms)} as tried on a few layers"
@@ -138,9 +141,9 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         precision=" -> ".join([document.model.precision, *forms]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=cross_validated_error(trained.within, ONE_OUT),
-        beyond=cross_validated_error(trained.outside, EXTREMES_OUT),
-        cells=cells_of(trained, forecast, factor, half_width),
+        error=cross_validated_error(trained.within, trained.again, ONE_OUT),
+        beyond=cross_validated_error(trained.outside, trained.again, EXTREMES_OUT),
+        cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
         notes=(),
     )
 
@@ -151,8 +154,8 @@ def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
     forms = []
     if request.dtype not in ("auto", model.dtype):
         forms.append(request.dtype)
-    if request.quant not in ("none", model.quant):
-        forms.append(known_quant(request.quant))
+    if (quant := quant_of(request.quant, request.bits)) not in ("none", model.quant):
+        forms.append(known_quant(quant, counted=True))
     if request.engine and request.engine != basis.engine:
         forms.append("a static cache" if request.engine == "static" else f"the engine {request.engine}")
     if request.threads and request.threads != threads:
@@ -171,16 +174,24 @@ def _requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
     return make_grid(prompts, batches, request.new_tokens or own.new_tokens, contexts, (basis.engine,))
 
 
-def _factors(basis: RunFacts, forms: Sequence[str], forecast: Forecast) -> tuple[Array, Array]:
+def _measuring(basis: RunFacts, grid: Grid) -> str:
+    """The end of a sentence: the command that measures the cells of a grid as the run was measured."""
+    command = re.sub(r" --(budget|prompt-lens|batch-sizes|context-lens) [^ ]+", "", basis.run.document.command)
+    sizes = {"prompt-lens": grid.prompt_lens, "context-lens": grid.context_lens, "batch-sizes": grid.batch_sizes}
+    asked = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
+    return f"measure them: {' '.join([command, *asked])}"
+
+
+def _factors(basis: RunFacts, forms: Sequence[str], steps: StepArrays) -> tuple[Array, Array]:
     """(the time of the variants over that of the run [n], the half width of its log [n]).
 
     Raises RequestError for a variant that the run did not try in every requested phase.
     """
-    factor, half_width = np.ones(len(forecast.latency_s)), np.zeros(len(forecast.latency_s))
+    factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form in forms:
         ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.form == form]
-        ratio = variant_factor(forecast.demanded.steps, ratios)
+        ratio = variant_factor(steps, ratios)
         if ratio is None:
             names = dict.fromkeys(item.form for _, item in tried_at)
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
@@ -196,7 +207,8 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
 
     Raises RequestError for an unknown model or GPU, or a dtype or format without a basis there.
     """
-    quant, source, sheet = known_quant(request.quant), resolve(model), gpu_called(on)
+    quant, source, sheet = quant_of(request.quant, request.bits), resolve(model), gpu_called(on)
+    known_quant(quant, counted=True)
     config = requested_form(load_config(source), request.dtype != "auto")
     dtype = model_dtype(request.dtype, config)
     if quant != "none":  # the parts that a format leaves dense run in 16 bits
@@ -205,7 +217,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
     if request.dtype == "auto" and sheet.peak_flops_per_s(dtype_name(dtype)) is None:
         dtype = DTYPES[sheet.sustained_dtype]
     with quiet_libraries():
-        module = build_on_meta(config, dtype, quant)
+        module = build_on_meta(config, dtype, "none" if stored_format(quant) else quant)
     counted = counted_module(module, config, dtype, quant)
     grid = make_grid(
         request.prompt_lens or ("" if request.context_lens else "64,128,256,512"),

@@ -19,6 +19,7 @@ from profiler.predict.predict import Forecast, Terms
 from profiler.predict.published_efficiency import NO_MIXTURE, CardSteps, Range, steps_by_datasheet
 from profiler.predict.result import ForecastCell, ForecastDocument, ForecastError, forecast_cells
 from profiler.quant.registry import Quant, published_as
+from profiler.quant.stored_formats import stored_format
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,11 @@ def _too_wide(cells: Sequence[ForecastCell]) -> list[str]:
 def _notes(model: UnmeasuredModel) -> tuple[str, ...]:
     """Caveats of the ranges, as sentences."""
     notes = []
+    if stored_format(model.quant):
+        notes.append(
+            f"No figure of {model.quant} is in these ranges: those of {published_as(model.quant)} stand in, whose"
+            " kernels differ."
+        )
     if model.counted.dtype == "float32":
         notes.append("No published figure is in float32: its share of the peak is assumed to be that of 16 bits.")
     if any(isinstance(operator, Experts) for operator in model.counted.work.operators):

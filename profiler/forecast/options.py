@@ -18,6 +18,7 @@ class ForecastRequest:
     prefix: int = option(0, "--on: the first tokens of every prompt, cached before it.")
     new_tokens: int = option(0, "Tokens after each prompt (0: those of the run).")
     dtype: str = option("auto", "Another dtype; with RUN, one that it tried.")
-    quant: str = option("none", f"{quant_help()}; with RUN, one that it tried.")
+    quant: str = option("none", f"{quant_help(counted=True)}; with RUN, one that it tried.")
+    bits: float = option(0.0, "--on: in place of --quant, mean bits of all weights, such as 4.85.", shown="as counted")
     engine: str = option("", "With RUN: one of its engines, or static if it tried that. --on: eager or compiled.")
     threads: int = option(0, "With a RUN on a CPU: half its threads, if it tried that.")

@@ -147,6 +147,13 @@ def check_prefix(prefix: int, shortest: int) -> None:
         )
 
 
+def beyond_positions(limit: int | None, longest: int) -> str:
+    """Return a note on a sequence of `longest` tokens beyond the model's `limit` (None: no limit); else empty."""
+    if limit is None or longest <= limit:
+        return ""
+    return f"{longest:,} tokens are beyond the model's own limit of {limit:,}: they are counted, and `run` refuses them"
+
+
 def check_positions(limit: int | None, longest: int, shorter: str) -> None:
     """Raise RequestError if a sequence of `longest` tokens exceeds the model's `limit` (None: no limit).
 

@@ -115,7 +115,7 @@ def judge_run(facts: Facts) -> Judgement:
 def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
     """The time of every cell, or of these `keys`, with its interval."""
     facts, _ = at_median_speed(facts)
-    spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks))
+    spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks, on_gpu=facts.device.kind == "cuda"))
     keys = facts.grid.keys if keys is None else keys
     samples = {key: phase_samples(key.phase, facts.visits[key.cell]) for key in keys if facts.visits.get(key.cell)}
     times = {key: estimate(of_key, spreads[key.phase]) for key, of_key in samples.items()}

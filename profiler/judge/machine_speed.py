@@ -6,20 +6,19 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.facts.roofs import DriftReading, swing
+from profiler.facts.roofs import machine_times, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import Contention
-from profiler.facts.visits import Visit, phase_samples
+from profiler.facts.visits import Visit, phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Cell, Phase
-from profiler.stats import MOST_FOREIGN_CORES
-from profiler.units import several
+from profiler.stats import MOST_FOREIGN_CORES, machine_modes, visit_modes
+from profiler.units import duration, several
 
-ProbeWork = Literal["memory", "compute"]
 # A machine counts as busy if other processes used its cores in at least this share of the visits.
 _BUSY_SHARE = 0.25
 # Probe readings per visit from which each visit has a reading next to it.
@@ -59,8 +58,8 @@ def busy_sentences(facts: Facts) -> list[str]:
 class SharedSwing:
     """A swing that the visits of a phase share with the drift probe."""
 
-    work: ProbeWork
-    """The part of the probe that explains most of it."""
+    paces: NDArray[np.float64]
+    """The pace of the part of the probe that explains most of it [visits]."""
     explained: float
     """The share of the variance between visits of one cell that it explains."""
 
@@ -74,17 +73,30 @@ def at_median_speed(facts: Facts) -> tuple[Facts, Mapping[Phase, SharedSwing]]:
     visits = [(cell, visit) for cell, of_cell in facts.visits.items() for visit in of_cell]
     if not visits or len(facts.looks) < _LEAST_READINGS * len(visits):
         return facts, {}
-    paces = {work: _paces(facts.looks, work, [visit for _, visit in visits]) for work in get_args(ProbeWork)}
+    paces = _paces(facts, [visit for _, visit in visits])
     swings = {phase: item for phase in PHASES if (item := _shared_swing(phase, visits, paces))}
     if not swings:
         return facts, {}
-    by_phase = {phase: paces[swings[phase].work] if phase in swings else np.ones(len(visits)) for phase in PHASES}
+    by_phase = {phase: swings[phase].paces if phase in swings else np.ones(len(visits)) for phase in PHASES}
     steadied: dict[Cell, list[Visit]] = {cell: [] for cell in facts.visits}
     for index, (cell, visit) in enumerate(visits):
         steadied[cell].append(_divided(visit, float(by_phase["prefill"][index]), float(by_phase["decode"][index])))
     timed = {phase for phase in PHASES if any(phase_samples(phase, of_cell) for of_cell in facts.visits.values())}
-    looks = [] if timed <= set(swings) else facts.looks
-    return replace(facts, visits=steadied, looks=looks), swings
+    return replace(facts, visits=steadied, looks=[] if timed <= set(swings) else facts.looks), swings
+
+
+def mode_words(facts: Facts) -> list[str]:
+    """A sentence on a host whose decode steps show two modes; empty for others, and where others keep it busy."""
+    visits = at_median_speed(facts)[0].visits
+    between = visit_modes([phase_medians("decode", of_cell) for of_cell in visits.values()])
+    for cell, of_cell in visits.items():
+        loops = phase_samples("decode", of_cell)
+        for steps in [*loops, sum(loops, ())] if between else loops:
+            if (modes := machine_modes(np.array(steps))) and not busy_sentences(facts):
+                fast, slow = map(duration, modes)
+                words = f"a decode step of {cell.name} takes {fast} in one and {slow} in the other"
+                return [f"this host has two modes: {words}."]
+    return []
 
 
 def swing_words(facts: Facts) -> list[str]:
@@ -93,23 +105,23 @@ def swing_words(facts: Facts) -> list[str]:
     if not swings:
         return []
     parts = [f"{100 * item.explained:.0f} % of how visits of a {phase} differ" for phase, item in swings.items()]
+    swung = swing(facts.looks, on_gpu=facts.device.kind == "cuda")
     return [
-        f"the machine's own speed swung by {100 * swing(facts.looks):.0f} %; a probe next to each visit explains"
+        f"the machine's own speed swung by {100 * swung:.0f} %; a probe next to each visit explains"
         f" {' and '.join(parts)}, and times are those at its median speed."
     ]
 
 
-def _paces(looks: Sequence[DriftReading], work: ProbeWork, visits: Sequence[Visit]) -> NDArray[np.float64]:
-    """The probe's seconds over their median at the middle of each visit [visits], interpolated between readings."""
-    ordered = sorted(looks, key=lambda look: look.at_unix_s)
-    seconds = np.array([getattr(look, work) for look in ordered])
-    middles = [visit.at_unix_s + visit.wall_s / 2 for visit in visits]
-    log_paces = np.interp(middles, [look.at_unix_s for look in ordered], np.log(seconds / np.median(seconds)))
-    return np.asarray(np.exp(log_paces), dtype=np.float64)
+def _paces(facts: Facts, visits: Sequence[Visit]) -> list[NDArray[np.float64]]:
+    """The probe's times over their median at the middle of each visit, interpolated [visits, for each kind of work]."""
+    looks = sorted(facts.looks, key=lambda look: look.at_unix_s)
+    at_unix_s, middles = [look.at_unix_s for look in looks], [visit.at_unix_s + visit.wall_s / 2 for visit in visits]
+    of_work = machine_times(looks, on_gpu=facts.device.kind == "cuda")
+    return [np.exp(np.interp(middles, at_unix_s, np.log(np.array(times) / np.median(times)))) for times in of_work]
 
 
 def _shared_swing(
-    phase: Phase, visits: Sequence[tuple[Cell, Visit]], paces: Mapping[ProbeWork, NDArray[np.float64]]
+    phase: Phase, visits: Sequence[tuple[Cell, Visit]], paces: Sequence[NDArray[np.float64]]
 ) -> SharedSwing | None:
     """The swing that visits of a phase share with the probe; None if the probe explains too little."""
     rows: dict[Cell, list[tuple[float, int]]] = {}
@@ -126,11 +138,10 @@ def _shared_swing(
         return float(sum(((values - values.mean()) ** 2).sum() for values in log_times)) / freedom
 
     before = variance(np.ones(len(visits)))
-    after = {work: variance(pace) for work, pace in paces.items()}
-    best = min(after, key=lambda work: after[work])
-    if math.sqrt(before) < _LEAST_SPREAD or after[best] > (1 - _LEAST_EXPLAINED) * before:
+    best = min(paces, key=variance)
+    if math.sqrt(before) < _LEAST_SPREAD or variance(best) > (1 - _LEAST_EXPLAINED) * before:
         return None
-    return SharedSwing(best, 1 - after[best] / before)
+    return SharedSwing(best, 1 - variance(best) / before)
 
 
 def _divided(visit: Visit, prefill: float, decode: float) -> Visit:

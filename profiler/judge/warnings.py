@@ -23,7 +23,7 @@ from profiler.judge.demand import (
     was_disturbed,
     weight_read_share,
 )
-from profiler.judge.machine_speed import busy_sentences, swing_words
+from profiler.judge.machine_speed import busy_sentences, mode_words, swing_words
 from profiler.judge.regimes import Flag
 from profiler.units import percent, scaled, several
 
@@ -37,6 +37,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     """Warnings that may change a conclusion: the device, its roofs, cells without a number, disagreeing clocks."""
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
+        *mode_words(facts),
         *_flagged(judged),
         *_other_traffic(facts, judged),
         *_gaps(facts.gaps, facts.visits),

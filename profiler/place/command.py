@@ -18,6 +18,7 @@ from profiler.counting.floor import DENSE_BYTES, collectives_s, roof_times
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.stored_bits import in_bits
 from profiler.data import datasheets as datasheet
 from profiler.data.links import Link, link_called, link_of
 from profiler.data.roof_set import RoofSet, datasheet_roofs
@@ -25,7 +26,8 @@ from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
+from profiler.place.place import Fit, PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
+from profiler.quant.stored_formats import StoredFormat, quant_of
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -39,7 +41,9 @@ _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
 _REST_BYTES = (0.25, 4.0)
+_FP8_EXPERTS = StoredFormat("fp8", 8, "experts", "float8_e4m3fn")
 _NO_LAYER = "no layer on the GPU (n_gpu_layers 0 or devices none)"
+_LEAST_BITS = 4.0  # per weight; fewer are rare
 
 
 @dataclass(frozen=True)
@@ -83,9 +87,21 @@ class _Setup:
         cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=once))
         return self.weight_bytes(figure) + width * cache
 
-    def fits(self, figure: Figure) -> bool:
-        """Whether they have room, or need none."""
-        return figure.held.weights_on_host or self.needed_bytes(figure) <= _FULLEST * self.room_bytes
+    def knows_bits(self, figure: Figure) -> bool:
+        """Whether the file, the request or the checkpoint says in how many bits the weights were."""
+        return figure.held.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
+
+    def fit(self, figure: Figure) -> Fit:
+        """Whether they have room; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
+        held, own_bytes, needed_bytes = figure.held, self.weight_bytes(figure), self.needed_bytes(figure)
+        missing_bytes = needed_bytes - _FULLEST * self.room_bytes
+        if missing_bytes <= 0 or held.weights_on_host or held.gpu_layers is not None:
+            return "perhaps" if missing_bytes > 0 or held.weights_on_host else "yes"
+        read_bytes = float(self.counted.work.work(Step(1 << 20, 1, 0)).weight_bytes)  # so many tokens use every expert
+        unread_bytes = own_bytes * (1 - read_bytes / self.counted.weight_bytes)
+        fewer_bytes = 0.0 if self.knows_bits(figure) else own_bytes - _LEAST_BITS / 8 * self.counted.work.params
+        fewer_bytes += (needed_bytes - own_bytes) / 2  # a cache in 8 bits
+        return "perhaps" if missing_bytes <= max(unread_bytes, fewer_bytes) else "no"
 
 
 def place(
@@ -95,6 +111,7 @@ def place(
     gpu: str = "",
     here: bool = False,
     quant: str = "none",
+    bits: float = 0.0,
     tp: int = 0,
     link: str = "",
     prompt_lens: str = "",
@@ -103,11 +120,12 @@ def place(
 ) -> PlacedFile:
     """Compare the figures of a file with the datasheet roofs of one or more GPUs, or with roofs measured here.
 
+    `quant` or the mean `bits` are the format of weights where the file names no bits.
     `tp` is the number of GPUs that share each step; 0 is the number that the file names, else 1. The last three are the
     shape of the figures of a file that names none, a number each. Raises RequestError for an unreadable file, a missing
     shape, an unknown GPU, link or model.
     """
-    file = read_foreign(path)
+    file, quant = read_foreign(path), quant_of(quant, bits)
     shaped = _shaped(
         file.figures, {"--batch-sizes": batch_sizes, "--prompt-lens": prompt_lens, "--new-tokens": new_tokens}
     )
@@ -128,6 +146,8 @@ def place(
     sheet = None if here else _sheet(gpu, devices)
     source, precision = resolve(model), file.settings.get("precision", "auto")
     counted = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True)
+    if quant == "fp8" and counted.work.of_kind(Experts):  # servers pack experts as well, which torchao leaves dense
+        counted = in_bits(counted, _FP8_EXPERTS)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_roofs(counted.work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
@@ -140,7 +160,7 @@ def place(
     figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
-    rows = [placed(figure, *floor, setup.fits(figure)) for figure, floor in floors]
+    rows = [placed(figure, *floor, setup.fit(figure)) for figure, floor in floors]
     warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
@@ -158,7 +178,7 @@ def place(
         dtype=dtype,
         quant=quant,
         stored=_stored(setup, figures, widths),
-        roofs=PlaceRoofs(under.name, under.bytes_per_s, under.flops_per_s),
+        roofs=PlaceRoofs(under.name, under.bytes_per_s, under.flops_per_s, under.sustained_bytes_per_s),
         warnings=warnings,
         gpus=gpus,
         link=messages.name if rank and messages else "",
@@ -298,23 +318,28 @@ def _doubts(
         if not any(setup.gpu.lower() in name for name in names):
             yield f"the file says that it ran on {device}, not on {setup.gpu}."
     named = {{**file.settings, **dict(figure.settings)}.get("quantization", "-") for figure in figures} - {"-"}
-    is_dense = setup.quant == "none" and counted.published is None
-    if named and is_dense and not any(figure.held.weight_bytes for figure in figures):
+    unknown = [pair for pair in zip(figures, rows, strict=True) if not setup.knows_bits(pair[0])]
+    own_bits = 8 * counted.weight_bytes / counted.work.params
+    most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
+    if unknown and (named or file.packed_dtype or most):
+        quantised = f"says that its weights were quantised ({', '.join(sorted(named))})"
+        allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
         yield (
-            f"the file says that its weights were quantised ({', '.join(sorted(named))}), but they are counted"
-            f" in {counted.dtype}: give --quant, or the quantised model's own folder."
+            f"the file {quantised if named else 'does not say its bits'}{allowed}, but its weights are counted in"
+            f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
         )
-    if outside := [figure for figure, row in zip(figures, rows, strict=True) if not row.fits]:
+    if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
         largest = max(outside, key=setup.needed_bytes)
-        weights, needs = (scaled(of(largest), "B") for of in (setup.weight_bytes, setup.needed_bytes))
-        what, instead = f"the weights need {weights}", "or another precision"
+        what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
         if setup.weight_bytes(largest) <= room:
+            needs = scaled(setup.needed_bytes(largest), "B")
             what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
-            instead = "or a cache in fewer bits"
+            instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
         yield (
             f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several GPUs"
-            f" (--tp N), another GPU {instead}, and is not judged."
+            f" (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in"
+            " doubt, or not given, and floors assume room for all."
         )
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
+from profiler.data.roof_set import sustained_words
 from profiler.json_document import Document
 from profiler.judge.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
 from profiler.readers.figures import Covers, Figure
@@ -16,12 +17,14 @@ from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
 RoofSide = Literal["compute", "memory"]
+Fit = Literal["yes", "perhaps", "no"]
+"""Whether the weights and the cache fit into the memory of the GPUs; perhaps: in fewer bits, or without a part."""
 
 # A first repetition was cold if it took this many times as long as each of at least so many others.
 _LEAST_OTHERS = 2
 _MUCH_LONGER = 1.5
 # From this share of the roof on, a decode step may be several tokens' that a tool counted as one.
-_SPECULATES_FROM = 0.5
+_HALF = 0.5
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class PlacedFigure:
     attained: float
     """`floor_s` / `latency_s`: the share of the roofline. It means nothing if the model does not fit."""
     fits: bool
-    """Whether the weights and the cache fit into the memory of the GPUs."""
+    """Whether the weights and the cache fit into the memory of the GPUs, or may have in a way that a warning names."""
     regime: Regime | None
     """None for a figure above the roof, which is not a valid measurement of this work, or if it does not fit."""
     note: str
@@ -67,6 +70,8 @@ class PlaceRoofs:
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
     """Peak FLOP/s by dtype."""
+    sustained_bytes_per_s: float | None = None
+    """What copies attain of a datasheet's bandwidth, as others measured it; null if unknown."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ class PlacedFile(Document):
     rows: Sequence[PlacedFigure]
 
 
-def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fits: bool) -> PlacedFigure:
+def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fit: Fit) -> PlacedFigure:
     """The figure with its share of the roofline, its regime and its notes. All its shapes must be known.
 
     `compute_s` and `memory_s` are the parts of its floor. A foreign figure has no time breakdown, so a low share is
@@ -100,7 +105,7 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
     regime: Regime = "inconclusive"
-    if attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
+    if fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
         regime = "compute-bound" if by_compute else "memory-bound"
     spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
     return PlacedFigure(
@@ -115,14 +120,15 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
         link_s=link_s,
         bound="compute" if by_compute else "memory",
         attained=attained,
-        fits=fits,
-        regime=regime if fits and attained <= 1 + ROOF_TOLERANCE else None,
-        note="; ".join(_notes(figure, attained, fits)),
+        fits=fit != "no",
+        regime=regime if fit != "no" and attained <= 1 + ROOF_TOLERANCE else None,
+        note="; ".join(_notes(figure, attained, fit)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
         spread=spread / time.value if spread else None,
     )
 
 
+_OVERHEAD = "below half of the roof at batch 1: overhead (host, kernels) or GPUs' links, rather than their memory"
 ROOF_ALLOWS = "faster than the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache",
@@ -132,16 +138,18 @@ _SUSPICIONS: dict[Covers, str] = {
 """Likely reasons for a figure above the roof, by what it covers."""
 
 
-def _notes(figure: Figure, attained: float, fits: bool) -> Iterator[str]:
-    """A suspicion if the figure is too fast, then the notes of its file, then remarks."""
-    if fits and attained > 1 + ROOF_TOLERANCE:
+def _notes(figure: Figure, attained: float, fit: Fit) -> Iterator[str]:
+    """A suspicion if the figure is too fast or slow, then the notes of its file, then remarks."""
+    if fit != "no" and attained > 1 + ROOF_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
         yield f"{ROOF_ALLOWS}: {why}"
-    elif fits and figure.step_tokens is None and figure.covers == "decode" and attained > _SPECULATES_FROM:
+    elif fit != "no" and figure.step_tokens is None and figure.covers == "decode" and attained > _HALF:
         yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
             " longer, and its share is smaller"
         )
+    elif fit == "yes" and figure.covers == "decode" and figure.batch_size == 1 and attained < _HALF:
+        yield _OVERHEAD
     yield from figure.notes
     if figure.held.weight_bytes:
         yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"
@@ -206,7 +214,8 @@ def placed_section(file: PlacedFile) -> Section:
     table = text_table(shown, cells, texts=("by", "regime"), wrapped=("what",), caption=caption)
     title = f"{file.tool}: {file.model} {file.stored} under the roofs of {file.roofs.name}"
     warnings = Lines([f"warning: {text}" for text in file.warnings])
-    return Section("", [Sentences([title]), warnings, table, Lines(list(_note_lines(rows, names)))])
+    attained = sustained_words(file.roofs.name, file.roofs.bytes_per_s, file.roofs.sustained_bytes_per_s)
+    return Section("", [Sentences([title, *attained]), warnings, table, Lines(list(_note_lines(rows, names)))])
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:

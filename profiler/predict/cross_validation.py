@@ -1,32 +1,38 @@
-"""A fit to a run's measured cells: its cross-validated error, its intervals, and the cells that the run missed."""
+"""A fit to a run's measured cells: its cross-validated error, and its intervals."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from profiler.facts.dispatch import Dispatch
-from profiler.facts.measurements import ForecastTime, Replay
+from profiler.facts.measurements import Replay
 from profiler.facts.operators import REST
+from profiler.facts.roofs import drift
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
-from profiler.judge.demand import faults_of
+from profiler.judge.demand import dispatch_at
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
-from profiler.predict.predict import FittedModel, Forecast, Terms, fit, predicted_regimes
+from profiler.predict.predict import FittedModel, Forecast, fit, fit_residuals
 from profiler.stats import NORMAL_95
 
 HELD_OUT_SHARE = 0.9
 """Coverage of an interval."""
 LEAST_CELLS = 6
 """The fewest held-out cells from which an error is reported."""
+LEAST_OF_PHASE = 4
+"""The fewest measured cells of a phase from which others are forecast."""
 # Half width of an interval in standard deviations, if too few cells were held out.
 _UNSEEN_WIDTHS = 3.0
 _MOST_FOLDS = 32
+# What a run cannot see: in two runs of one Xeon, cells differed by 3 to 5 % at the median.
+_LATER = 0.03
 
 
 @dataclass(frozen=True)
@@ -63,12 +69,14 @@ class HeldOut:
         return float(np.sort(self.widths)[min(rank, len(self.widths)) - 1])
 
 
-def held_out(measured: MeasuredCells, device: DeviceRates, groups: Sequence[Array]) -> HeldOut:
-    """Forecast each group of cells, given as indices, from a fit to all cells outside the group."""
+def held_out(
+    measured: MeasuredCells, refit: Callable[[MeasuredCells], FittedModel], groups: Sequence[Array]
+) -> HeldOut:
+    """Forecast each group of cells, given as indices, from `refit` to all cells outside the group."""
     parts = [(np.zeros(0), np.zeros(0))]
     for group in groups:
         others = np.setdiff1d(np.arange(len(measured)), group)
-        forecast = fit(measured.at(others), device).forecast(measured.demanded.at(group))
+        forecast = refit(measured.at(others)).forecast(measured.demanded.at(group))
         ratio = forecast.latency_s / measured.latency_s[group]
         measured_sigma = measured.half_width_s[group] / NORMAL_95 / measured.latency_s[group]
         widths = np.abs(np.log(ratio)) / np.hypot(forecast.sigma, measured_sigma)
@@ -96,6 +104,13 @@ def outermost_cells(measured: MeasuredCells) -> list[Array]:
     return groups
 
 
+_ASSUMED = (
+    "kernels keep the share of their roof that they had at the nearest batch measured",
+    "attention keeps the share of its roof that it had at the nearest length measured",
+)
+"""What a forecast of a batch, and of a length, beyond the measured ones assumes."""
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """A fit to measured cells, with its held-out errors."""
@@ -106,119 +121,132 @@ class TrainedModel:
     """Errors of leaving one cell out."""
     outside: HeldOut
     """Errors of leaving out the largest batch, and the longest context."""
+    drift: float
+    """Change of the machine's speed in the run and until a later one, as a share."""
 
-    def bounds(self, forecast: Forecast) -> tuple[Array, Array]:
-        """The 90 % interval of each forecast in seconds: (low [n], high [n])."""
-        within = self.within.half_width
-        widths = np.where(self.unseen(forecast.demanded.steps), max(within, self.outside.half_width), within)
-        spread = np.exp(widths * forecast.sigma)
-        return forecast.latency_s / spread, forecast.latency_s * spread
+    @property
+    def again(self) -> float:
+        """Half width (95 %) of a second measurement of a cell, as a share: that of the median cell, and the drift."""
+        return math.hypot(float(np.median(self._widths)), self.drift)
 
-    def unseen(self, steps: StepArrays) -> Array:
-        """bool[n]: whether a step is outside the batches, prompts and contexts measured in its phase."""
-        larger, longer = self.reaches(steps)
-        return larger | longer
+    @property
+    def _widths(self) -> Array:
+        """Half widths of the measured cells as shares of their times."""
+        return np.asarray(self.measured.half_width_s / self.measured.latency_s)
 
-    def reaches(self, steps: StepArrays) -> tuple[Array, Array]:
-        """bool[n] each: whether (the batch, the length) of a step is outside those measured in its phase."""
-        measured = self.measured.demanded.steps
-        batch, length = np.zeros(len(steps), dtype=bool), np.zeros(len(steps), dtype=bool)
+    def forecast(self, demanded: OperatorArrays) -> tuple[Forecast, Array]:
+        """Forecast any steps: times that grow with the batch and the length, and the half width of the log of each [n].
+
+        A measured cell keeps its time. A half width covers 90 %, and is at least that of the cells next to the step and
+        of the drift together. Beyond the measured sizes it grows with the octaves. It is infinite if the step
+        contradicts smaller or larger ones by more than that. Each phase needs measured cells (`too_few`).
+        """
+        forecast, steps = self.fitted.forecast(demanded), demanded.steps
+        within, octaves = self.within.half_width, self.beyond(steps).sum(axis=1)
+        outside = max(within, self.outside.half_width) * np.maximum(1.0, octaves)
+        widths = np.where(octaves > 0, outside, within)
+        half_width = np.hypot(widths * forecast.sigma, np.hypot(self._widest_near(steps), self.drift))
+        latency_s = self._grown(steps, forecast.latency_s)
+        moved = np.abs(np.log(latency_s / forecast.latency_s))
+        half_width = np.where(moved > half_width, np.inf, np.hypot(half_width, moved))
+        same = (_sizes(steps)[:, None] == _sizes(self.measured.demanded.steps)).all(axis=2)
+        known, at = same.any(axis=1), same.argmax(axis=1)
+        latency_s = np.where(known, self.measured.latency_s[at], latency_s)
+        half_width = np.where(known, np.hypot(self._widths[at], self.drift), half_width)
+        return replace(forecast, latency_s=latency_s), half_width
+
+    def _grown(self, steps: StepArrays, latency_s: Array) -> Array:
+        """Times [n] that grow, also from and to the measured cells, in each phase whose measured cells grow.
+
+        Two rows of a CPU's products may take longer than four.
+        """
+        measured, sizes = self.measured, _sizes(self.measured.demanded.steps)
+        fast_s, slow_s = measured.latency_s - measured.half_width_s, measured.latency_s + measured.half_width_s
+        shrinks = (_smaller(sizes) & (fast_s[:, None] > slow_s)).any(axis=1)
+        both = np.concatenate([_sizes(steps), sizes])
+        known_s = self.fitted.forecast(measured.demanded).latency_s
+        grown_s = grown(both, np.concatenate([latency_s, known_s]))[: len(steps)]
+        return np.where(np.isin(steps.prefill, sizes[shrinks, 0]), latency_s, grown_s)
+
+    def _widest_near(self, steps: StepArrays) -> Array:
+        """The widest interval [n] of the measured cells around each step, as half widths in shares of their times."""
+        sizes, widest = _sizes(self.measured.demanded.steps), np.zeros(len(steps))
+        for index, (phase, *at) in enumerate(_sizes(steps)):
+            near = of_phase = sizes[:, 0] == phase
+            for axis, size in enumerate(at, start=1):
+                near = near & np.isin(sizes[:, axis], _around(sizes[of_phase, axis], size))
+            widest[index] = self._widths[near if near.any() else of_phase].max(initial=0.0)
+        return widest
+
+    def beyond(self, steps: StepArrays) -> Array:
+        """Octaves [n, 2] by which the (batch, length) of each step is outside those measured in its phase."""
+        measured, octaves = _sizes(self.measured.demanded.steps), np.zeros((len(steps), 2))
         for phase, chosen in by_phase(steps):
-            of_phase = measured.prefill == (phase == "prefill")
-            if not of_phase.any():
-                batch[chosen] = length[chosen] = True
-                continue
-            for outside, sizes, measured_sizes in (
-                (batch, steps.batch, measured.batch[of_phase]),
-                (length, steps.depth, measured.depth[of_phase]),
-            ):
-                outside[chosen] = (sizes[chosen] < measured_sizes.min()) | (sizes[chosen] > measured_sizes.max())
-        return batch, length
+            known, sizes = measured[measured[:, 0] == (phase == "prefill"), 1:], _sizes(steps.at(chosen))[:, 1:]
+            octaves[chosen] = np.abs(np.log2(sizes / np.clip(sizes, known.min(axis=0), known.max(axis=0))))
+        return octaves
 
     def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
         """The assumptions of each forecast that goes beyond the measured cells, as sentences; empty for the others."""
-        steps = forecast.demanded.steps
-        batch, length = self.reaches(steps)
-        binding, measured_binding = _binding(forecast.terms), self._measured_binding()
-        resident, all_resident = self._resident(forecast.demanded), self._resident(self.measured.demanded).all()
-        assumptions: list[tuple[str, ...]] = []
-        for index in range(len(steps)):
-            phase = steps.phase(index)
-            sentences = []
-            if batch[index]:
-                sentences.append("kernels keep the share of their roof that they had at the nearest batch measured")
-            if length[index]:
-                sentences.append("attention keeps the share of its roof that it had at the nearest length measured")
-            if binding[index] not in measured_binding.get(phase, {binding[index]}):
-                sentences.append(f"{binding[index]} dominates, as in no measured {phase}: the forecast uses its roof")
-            if not resident[index] and all_resident:
-                sentences.append(
-                    "the weights and the KV cache exceed the last-level cache: the forecast uses the memory roof"
-                )
-            assumptions.append(tuple(sentences))
-        return assumptions
-
-    def _measured_binding(self) -> dict[Phase, set[str]]:
-        terms = self.fitted.terms(self.measured.demanded)
-        binding: dict[Phase, set[str]] = {}
-        for prefill, name in zip(self.measured.demanded.steps.prefill, _binding(terms), strict=True):
-            binding.setdefault("prefill" if prefill else "decode", {"mixed"}).add(name)
-        return binding
-
-    def _resident(self, demanded: OperatorArrays) -> Array:
-        """bool[n]: whether the working set of a step fits a cache that is faster than the memory."""
-        ceilings = self.fitted.device.ceilings
-        roof = ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
-        return np.asarray(roof > ceilings.memory_bytes_per_s * 1.001)
+        octaves = self.beyond(forecast.demanded.steps)
+        return [tuple(text for text, at in zip(_ASSUMED, each, strict=True) if at) for each in octaves]
 
 
-def _binding(terms: Terms) -> list[str]:
-    return [regime.removesuffix("-bound") for regime in predicted_regimes(terms)]
+def _sizes(steps: StepArrays) -> Array:
+    """(phase, batch, length) of each step: [n, 3]."""
+    return np.stack([steps.prefill, steps.batch, steps.depth], axis=1)
 
 
-def train(measured: MeasuredCells, device: DeviceRates) -> TrainedModel:
-    """Fit all measured cells, and cross-validate the fit."""
-    return TrainedModel(
-        fit(measured, device),
-        measured,
-        held_out(measured, device, one_at_a_time(measured)),
-        held_out(measured, device, outermost_cells(measured)),
-    )
+def _around(sizes: Array, at: int) -> tuple[int, int]:
+    """The nearest of `sizes` on both sides of `at`; beyond all of them, the last one twice."""
+    return sizes[sizes <= at].max(initial=sizes.min()), sizes[sizes >= at].min(initial=sizes.max())
+
+
+def _smaller(sizes: Array) -> Array:
+    """bool[n, n]: whether no size of the first step is larger than that of the second, in one phase."""
+    return np.asarray((sizes[:, None, 0] == sizes[:, 0]) & (sizes[:, None] <= sizes).all(axis=2))
+
+
+def grown(sizes: Array, seconds: Array) -> Array:
+    """The nearest times [n] that shrink with no size: `sizes` are (phase, batch, length) [n, 3].
+
+    Each is the geometric mean of the longest time of all smaller steps and the shortest of all larger ones, both of
+    which grow.
+    """
+    smaller = _smaller(sizes)
+    longest = np.where(smaller, seconds[:, None], 0.0).max(axis=0)
+    shortest = np.where(smaller, seconds, np.inf).min(axis=1)
+    return np.asarray(np.sqrt(longest * shortest))
+
+
+def too_few(trained: TrainedModel, steps: StepArrays) -> Phase | None:
+    """The first phase of `steps` of which too few cells were measured for a forecast; None if there are enough.
+
+    That is fewer than four, or one batch size or one length, if other ones are asked for.
+    """
+    measured = trained.measured.demanded.steps
+    for phase, chosen in by_phase(steps):
+        known, asked = _sizes(measured.at(measured.prefill == (phase == "prefill"))), _sizes(steps.at(chosen))
+        alone = (np.ptp(known, axis=0) == 0) & (asked != known[:1]).any(axis=0) if len(known) else True
+        if len(known) < LEAST_OF_PHASE or np.any(alone):
+            return phase
+    return None
+
+
+def train(measured: MeasuredCells, device: DeviceRates, drift: float = 0.0) -> TrainedModel:
+    """Fit all measured cells, and cross-validate the fit.
+
+    Between measured cells, kernels are replayed at close numbers of rows. So a cell that is left out alone keeps its
+    replays; the outermost ones do not.
+    """
+    fitted = fit(measured, device)
+    within = held_out(measured, partial(fit_residuals, fitted), one_at_a_time(measured))
+    outside = held_out(measured, partial(fit, device=device), outermost_cells(measured))
+    return TrainedModel(fitted, measured, within, outside, math.hypot(drift, _LATER))
 
 
 CountSteps = Callable[[Sequence[CellKey]], OperatorArrays]
 """Counts what every operator of the run's model must do in some steps."""
-
-
-def forecast_missing(
-    facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str
-) -> tuple[ForecastTime, ...]:
-    """Times of an engine's cells that the run did not reach, from those that it measured.
-
-    A phase of which nothing was measured is left out, and so is a step that does not fit the memory.
-    """
-    phases = {result.phase for result in results if result.status == "ok" and result.engine == engine}
-    missing = [
-        key
-        for key in facts.grid.keys
-        if key.cell.engine == engine
-        and key.phase in phases
-        and key.cell not in facts.visits
-        and key.cell not in facts.gaps
-    ]
-    if not missing or not facts.ceilings.judges:
-        return ()
-    trained = train_on(facts, results, count, engine)
-    if trained is None:
-        return ()
-    forecast = trained.fitted.forecast(count(missing))
-    low_s, high_s = trained.bounds(forecast)
-    fits = forecast.fits(facts.device.room_bytes)
-    return tuple(
-        ForecastTime(key, float(forecast.latency_s[index]), float(low_s[index]), float(high_s[index]))
-        for index, key in enumerate(missing)
-        if fits[index]
-    )
 
 
 def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, engine: str) -> TrainedModel | None:
@@ -227,9 +255,9 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
     if not by_key:
         return None
     dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
-    for (name, phase, batch), samples in facts.dispatch.items():
-        if name == engine:
-            dispatch[phase][batch] = samples
+    for key in by_key:  # at other batches no step bounds what a disturbed twin took
+        if found := dispatch_at(facts, key):
+            dispatch[key.phase][key.cell.batch_size] = found
     device = DeviceRates(
         facts.ceilings,
         dispatch,
@@ -237,7 +265,8 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
         facts.device.room_bytes,
         facts.ceilings.fetch_s(facts.model.offloaded_bytes),
     )
-    return train(_measured_cells(facts, by_key, count, engine), device)
+    changed = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
+    return train(_measured_cells(facts, by_key, count, engine), device, changed)
 
 
 def _measured_cells(
@@ -252,7 +281,6 @@ def _measured_cells(
         _replayed(facts, keys, count(keys)),
         np.array([row.latency_s for row in rows]),
         np.array([(row.latency_high_s - row.latency_low_s) / 2 for row in rows]),
-        np.array([faults_of(key.phase, facts.visits[key.cell]) for key in keys]),
         _replayed(facts, between, count(between)) if between else None,
     )
 

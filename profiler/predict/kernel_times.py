@@ -48,8 +48,6 @@ class MeasuredCells(Columnar):
     latency_s: Array
     half_width_s: Array
     """Half width of the 95 % interval."""
-    faults: Array
-    """Page faults of a step."""
     between: ReplayedSteps | None = None
     """Replays of linears at numbers of rows between those of the cells."""
 
@@ -163,9 +161,6 @@ def _instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: D
     return np.maximum(np.asarray(roof_s) / column.count, 1e-12)
 
 
-_READ_AND_WRITTEN = 2
-
-
 @dataclass(frozen=True)
 class DeviceRates:
     """A device's rates beyond single kernels: roofs, bandwidths and dispatch."""
@@ -177,22 +172,6 @@ class DeviceRates:
     room_bytes: int
     """The bytes that a model may take of its memory."""
     fetch_s: float = 0.0
-
-    def between_bytes_per_s(self, demanded: OperatorArrays) -> Array:
-        """Bytes/s [n] of data that one kernel writes and the next reads, possibly from a cache that holds both.
-
-        The measured curve drops at small sizes, whose reads take less time than a call. So a size counts with the
-        highest bandwidth of any larger or equal size.
-        """
-        if demanded.handed_bytes is None or not self.ceilings.curve:
-            return np.asarray(self.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes))
-        descending = sorted(self.ceilings.curve, key=lambda point: -point.nbytes)
-        end = self.ceilings.curve[-1].bytes_per_s
-        reached = np.maximum.accumulate([point.bytes_per_s / end for point in descending])
-        sizes = np.array([point.nbytes for point in descending])[::-1]
-        larger = np.searchsorted(sizes, _READ_AND_WRITTEN * demanded.handed_bytes, side="left")
-        gains = np.append(reached[::-1], 1.0)
-        return np.asarray(self.ceilings.memory_bytes_per_s * np.maximum(1.0, gains[larger]))
 
     def dispatched(self, steps: StepArrays) -> HostTime[Floats]:
         """The host's seconds per step [n], interpolated over log(batch) between measured batch sizes."""
@@ -330,12 +309,6 @@ def kernel_surface(sizes: Array, seconds: Array, roof_s: Array, noise: float) ->
     return KernelSurface(surface(sizes, ratios, np.full(len(seconds), noise)), least_s)
 
 
-_LEAST_LOST = 1e-3
-"""The smallest loss as a share of the time, so that its logarithm is finite."""
-_LEAST_STEP = 1e-6
-"""Added to the squared difference of two logarithms, so that weights are finite."""
-
-
 @dataclass(frozen=True)
 class Line:
     """A kernel's time in relation to its roof, interpolated over one size; arrays are [m] measured points."""
@@ -343,27 +316,10 @@ class Line:
     log_sizes: Array
     log_ratios: Array
     """log(time / roof) at each size."""
-    log_lost: Array
-    """log(seconds beyond the roof) at each size."""
 
     def seconds(self, sizes: Array, roof_s: Array) -> Array:
-        """Seconds [n] at `sizes` [n] with roofs `roof_s` [n], at least the roof.
-
-        Between two points, either the ratio of time and roof or the loss in seconds may be the more constant one. Both
-        are interpolated, and the one that differs less between the two points has the larger weight. Beyond all points
-        the ratio is constant.
-        """
-        log_sizes = np.log(np.maximum(sizes, 1))
-        by_share = roof_s * np.maximum(np.exp(self.log_ratio(sizes)) - 1, _LEAST_LOST)
-        by_loss = np.exp(np.interp(log_sizes, self.log_sizes, self.log_lost))
-        if len(self.log_sizes) < 2:
-            return np.asarray(roof_s + by_share)
-        steps = np.diff(self.log_ratios) ** 2, np.diff(self.log_lost) ** 2
-        weights = (steps[0] + _LEAST_STEP) / (steps[0] + steps[1] + 2 * _LEAST_STEP)
-        segment = np.clip(np.searchsorted(self.log_sizes, log_sizes) - 1, 0, len(weights) - 1)
-        inside = (log_sizes >= self.log_sizes[0]) & (log_sizes <= self.log_sizes[-1])
-        loss_weight = np.where(inside, weights[segment], 0.0)
-        return np.asarray(roof_s + by_share ** (1 - loss_weight) * by_loss**loss_weight)
+        """Seconds [n] at `sizes` [n] with roofs `roof_s` [n], at least the roof."""
+        return np.asarray(roof_s * np.maximum(1.0, np.exp(self.log_ratio(sizes))))
 
     def log_ratio(self, sizes: Array) -> Array:
         """log(time / roof) [n] at `sizes` [n], linear in log(size) between the points and constant beyond them."""
@@ -374,6 +330,4 @@ def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:
     """The line through measured points [m], with the median of those that share a size."""
     unique = np.unique(sizes)
     ratios = np.log(seconds / roof_s)
-    lost = np.log(np.maximum(seconds - roof_s, _LEAST_LOST * seconds))
-    ratios, lost = (np.array([np.median(values[sizes == size]) for size in unique]) for values in (ratios, lost))
-    return Line(np.log(np.maximum(unique, 1)), ratios, lost)
+    return Line(np.log(np.maximum(unique, 1)), np.array([np.median(ratios[sizes == size]) for size in unique]))

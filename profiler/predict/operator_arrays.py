@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.memory_need import MemoryNeed, memory_need
-from profiler.counting.operators import Collective, Embedding, Linear, ModelWork, Operator
+from profiler.counting.operators import Collective, Linear, ModelWork, Operator
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.published_results import EngineKind
 from profiler.facts.operators import Cause
@@ -133,21 +133,11 @@ class OperatorArrays(Columnar):
     columns: tuple[OperatorColumn, ...]
     need: MemoryNeed
     """What the cell of each step needs of a device's memory."""
-    handed_bytes: Array | None = None
-    """Bytes of the hidden states that pass from one kernel to the next; None if their width is unknown."""
 
     @property
     def working_set_bytes(self) -> Array:
         """Bytes of weights and cache per step."""
         return np.asarray(sum((column.model_bytes for column in self.columns), np.zeros(len(self.steps))))
-
-    @property
-    def written_bytes(self) -> Array:
-        """Bytes of operands and intermediates per step, for some of which the system may map new pages."""
-        total = np.zeros(len(self.steps))
-        for column in self.columns:
-            total += column.activation_bytes + sum(column.avoidable_bytes.values(), np.zeros(len(self.steps)))
-        return total
 
 
 def by_phase(steps: StepArrays) -> list[tuple[Phase, Array]]:
@@ -177,11 +167,7 @@ def operator_arrays(work: ModelWork, steps: StepArrays, paths: Paths, weight_byt
     parts = [(chosen, *_step(steps.at(chosen), paths[phase])) for phase, chosen in phases if len(chosen)]
     names = {op: name for op, name in work.names.items() if not isinstance(op, Collective)}
     columns = tuple(_column(operator, name, parts, count) for operator, name in names.items())
-    handed_bytes = next(
-        (column.activation_bytes for column, op in zip(columns, names, strict=True) if isinstance(op, Embedding)), None
-    )
-    need = need_of_cells(work, steps, paths["prefill"], weight_bytes)
-    return OperatorArrays(steps, columns, need, handed_bytes)
+    return OperatorArrays(steps, columns, need_of_cells(work, steps, paths["prefill"], weight_bytes))
 
 
 def need_of_cells(work: ModelWork, steps: StepArrays, path: ExecutionPath, weight_bytes: int) -> MemoryNeed:

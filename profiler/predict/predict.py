@@ -32,7 +32,6 @@ from profiler.predict.operator_arrays import (
 )
 from profiler.stats import NORMAL_95
 
-PAGE_BYTES = 4096
 # The share of a step from which a term determines its regime.
 _BINDS = 0.5
 
@@ -47,8 +46,6 @@ class FittedModel:
 
     device: DeviceRates
     kernels: Kernels
-    faults: Mapping[Phase, tuple[Array, Array]]
-    """By phase: (measured steps [m, 3] in octaves, page faults as a share of the pages that each wrote [m])."""
     residuals: Mapping[Phase, Surface] = field(default_factory=dict)
     """By phase: log(measured time / sum of the terms)."""
 
@@ -56,7 +53,6 @@ class FittedModel:
         """The time breakdown of any steps, measured or not."""
         steps, device = demanded.steps, self.device
         bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
-        between = device.between_bytes_per_s(demanded)
         copies = device.ceilings.copy_share * bandwidth
         demands: list[Demand[Floats]] = []
         outside_s, unreplayed_s, from_memory_s = (np.zeros(len(steps)) for _ in range(3))
@@ -66,20 +62,19 @@ class FittedModel:
             replayed = demand.replayed_s is not None
             if not replayed:
                 unreplayed_s += demand.roof_s(bandwidth)
-            outside_s += unpaid_s(column, demand.compute_flops_per_s, copies, between, replayed)
+            outside_s += unpaid_s(column, demand.compute_flops_per_s, copies, bandwidth, replayed)
             from_memory_s += unpaid_from_memory_s(column, device, replayed)
         any_replayed = any(demand.replayed_s is not None for demand in demands)
         beyond_s = self.kernels.small_s(steps, unreplayed_s + outside_s, from_memory_s) - unreplayed_s - outside_s
-        faults_s = self._faults(demanded) * device.ceilings.page_fault_s
         zeros = np.zeros(len(steps))
-        demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s - faults_s)))
+        demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s)))
         layers = sum(column.count for column in demanded.columns if column.group in LAYERED)
         host = device.dispatched(steps)
         return step_terms(
             demands,
             bandwidth,
             host if any_replayed else replace(host, in_kernels_s=zeros, in_conversions_s=zeros),
-            avoidable_s=np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)) + faults_s,
+            avoidable_s=np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)),
             padding_s=zeros,
             link_s=device.fetch_s + zeros,
             overlaps=device.overlaps,
@@ -104,18 +99,6 @@ class FittedModel:
         converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps))
         return replace(demand, replayed_s=column.count * each_s, dequantise_s=column.count * converting_s)
 
-    def _faults(self, demanded: OperatorArrays) -> Array:
-        """Page faults [n] of each step: as many per written page as in the nearest measured step."""
-        faults = np.zeros(len(demanded.steps))
-        pages = demanded.written_bytes / PAGE_BYTES
-        for phase, chosen in by_phase(demanded.steps):
-            if phase in self.faults:
-                points, shares = self.faults[phase]
-                at = octaves(demanded.steps.at(chosen))
-                distance = sum(np.abs(at[:, axis, None] - points[None, :, axis]) for axis in range(at.shape[1]))
-                faults[chosen] = shares[np.argmin(np.asarray(distance), axis=1)] * pages[chosen]
-        return faults
-
     def forecast(self, demanded: OperatorArrays) -> Forecast:
         """Forecast any steps: seconds, and their standard deviation as a share."""
         terms = self.terms(demanded)
@@ -137,29 +120,21 @@ class Forecast:
     sigma: Array
     """Standard deviation of log(latency)."""
 
-    def fits(self, room_bytes: int) -> Array:
-        """bool[n]: whether the tensors of a step fit into what a model may take of a device (`data.room`)."""
-        return np.asarray(self.demanded.need.fits(room_bytes))
-
 
 def fit(measured: MeasuredCells, device: DeviceRates) -> FittedModel:
-    """Fit kernel times, page faults and residuals to measured cells."""
-    bare = FittedModel(device, replayed_kernels(measured, device), _fault_shares(measured))
-    terms_s = bare.terms(measured.demanded).total_s
+    """Fit kernel times and residuals to measured cells."""
+    return fit_residuals(FittedModel(device, replayed_kernels(measured, device)), measured)
+
+
+def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
+    """The model with the residuals of these measured cells instead of its own."""
+    terms_s = model.terms(measured.demanded).total_s
     residuals: dict[Phase, Surface] = {}
     for phase, chosen in by_phase(measured.demanded.steps):
         values = np.log(measured.latency_s[chosen] / terms_s[chosen])
         noise = measured.half_width_s[chosen] / NORMAL_95 / measured.latency_s[chosen]
         residuals[phase] = surface(octaves(measured.demanded.steps.at(chosen)), values, noise)
-    return replace(bare, residuals=residuals)
-
-
-def _fault_shares(measured: MeasuredCells) -> dict[Phase, tuple[Array, Array]]:
-    pages = np.maximum(measured.demanded.written_bytes / PAGE_BYTES, 1.0)
-    steps = measured.demanded.steps
-    return {
-        phase: (octaves(steps.at(chosen)), measured.faults[chosen] / pages[chosen]) for phase, chosen in by_phase(steps)
-    }
+    return replace(model, residuals=residuals)
 
 
 _REGIMES = {

@@ -245,9 +245,15 @@ _OF_PUBLISHED: dict[tuple[EngineKind, str], float] = {
 }
 
 
+_VENDORS = frozenset({"NVIDIA", "AMD"})
+"""The makers of the GPUs of published figures."""
+
+
 def obstacle_on(sheet: Datasheet, engine: EngineKind, format_: str, published: str | None) -> str:
     """Why an engine has no kernels on a GPU for a format of `--quant` or for weights `published` packed; else empty."""
     of_format = FORMATS[format_].least_capability if format_ in FORMATS else 0.0
+    if sheet.vendor not in _VENDORS:
+        return f"has no range, since no published figure is of a GPU of {sheet.vendor}"
     if sheet.vendor != "NVIDIA":
         return f"has neither published figures nor a known torchao kernel of {format_}" if of_format else ""
     needs = {

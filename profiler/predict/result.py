@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
@@ -12,8 +13,11 @@ from profiler.json_document import Document
 from profiler.predict.cross_validation import HeldOut, TrainedModel
 from profiler.predict.operator_arrays import Array
 from profiler.predict.predict import Forecast, predicted_regimes
+from profiler.stats import NORMAL_90, NORMAL_95
 
 BETWEEN_CELLS = "between measured cells"
+# The middle half and the middle 90 % of a normal distribution, in half widths of its middle 95 %.
+_HALF, _NINE_TENTHS = 0.674 / NORMAL_95, NORMAL_90 / NORMAL_95
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class ForecastCell:
     regime: str
     """The limit of the cell."""
     basis: str
-    """`between measured cells`, `measured`, or the assumptions of a forecast beyond them."""
+    """`between measured cells`, or the assumptions of a forecast beyond them."""
     fits: bool = True
     """Whether the tensors of the cell fit the device's memory, by the memory model."""
     tight: bool = False
@@ -60,7 +64,10 @@ class ForecastCell:
 
 @dataclass(frozen=True)
 class ForecastError:
-    """Cross-validated error of forecasts, as |forecast / measured - 1|; None if there are too few cells."""
+    """Expected error of forecasts, as |forecast / later measurement - 1|; None if there are too few cells.
+
+    It is that of cells that were left out, with the machine's drift and the interval of a measured cell.
+    """
 
     median: float | None
     p90: float | None
@@ -85,18 +92,20 @@ class ForecastDocument(Document):
     notes: Sequence[str]
 
 
-def cross_validated_error(held: HeldOut, how: str) -> ForecastError:
-    """The error of held-out cells, without figures if there are too few of them."""
+def cross_validated_error(held: HeldOut, again: float, how: str) -> ForecastError:
+    """The error of held-out cells if they are measured once more, without figures if there are too few of them.
+
+    `again` is the half width (95 %) of what such a measurement adds, as a share.
+    """
     if not held.is_enough:
         return ForecastError(None, None, len(held.errors), how)
-    return ForecastError(held.median, held.p90, len(held.errors), how)
+    median, p90 = (math.hypot(*pair) for pair in ((held.median, _HALF * again), (held.p90, _NINE_TENTHS * again)))
+    return ForecastError(median, p90, len(held.errors), how)
 
 
-def cells_of(trained: TrainedModel, forecast: Forecast, factor: Array, off: Array) -> tuple[ForecastCell, ...]:
-    """Forecast cells; `factor` [n] scales the times for a variant, and `off` [n] is the half width of its log."""
-    _, high_s = trained.bounds(forecast)
-    spread = np.exp(np.hypot(np.log(high_s / forecast.latency_s), off))
-    latency_s = forecast.latency_s * factor
+def cells_of(trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array) -> tuple[ForecastCell, ...]:
+    """Forecast cells; `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a variant."""
+    latency_s, spread = forecast.latency_s * factor, np.exp(half_width)
     basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
     room_bytes = trained.fitted.device.room_bytes
     return forecast_cells(forecast, latency_s, (latency_s / spread, latency_s * spread), basis, room_bytes)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from profiler.errors import ModelError, RequestError, RoofscopeError, describe_error, near_misses
 from profiler.packages import has, need
+from profiler.quant.stored_formats import stored_format, stored_formats
 
 if TYPE_CHECKING:
     import torch
@@ -153,11 +154,16 @@ def library_of(weight: object) -> Library | None:
     return found.library() if found and found.library else None
 
 
-def known_quant(quant: str) -> Quant:
-    """Return `quant` if it names a format. Raises RequestError, with near misses, if it does not."""
-    if quant not in FORMATS:
-        raise RequestError(f"--quant {quant!r} is unknown; use {', '.join(FORMATS)}.{near_misses(quant, FORMATS)}")
-    return quant
+def known_quant(quant: str, *, counted: bool = False) -> Quant:
+    """Return `quant` if it names a format that runs, or that can be `counted`.
+
+    Raises RequestError, with near misses, if it does not.
+    """
+    if quant in FORMATS or (counted and stored_format(quant)):
+        return quant
+    known = [*FORMATS, *(stored_formats() if counted else ())]
+    why = "is only counted, and does not run here" if stored_format(quant) else "is unknown"
+    raise RequestError(f"--quant {quant!r} {why}; use {', '.join(known)}.{near_misses(quant, known)}")
 
 
 def tried_formats() -> list[QuantFormat]:
@@ -169,15 +175,18 @@ def tried_formats() -> list[QuantFormat]:
 
 def published_as(quant: str) -> str:
     """The format whose published results apply to `quant`; `quant` itself if `--quant` does not know it."""
+    if form := stored_format(quant):
+        return form.published_as
     return (FORMATS[quant].published_as or quant) if quant in FORMATS else quant
 
 
-def quant_help() -> str:
+def quant_help(*, counted: bool = False) -> str:
     """All formats by package, for help texts: `none, int8, nf4, fp4 (bitsandbytes), int8wo, int4wo, fp8 (torchao)`."""
     by_package: dict[str, list[str]] = {}
     for item in FORMATS.values():
         by_package.setdefault(item.package, []).append(item.name)
-    return ", ".join(", ".join(names) + (f" ({package})" if package else "") for package, names in by_package.items())
+    own = ", ".join(", ".join(names) + (f" ({package})" if package else "") for package, names in by_package.items())
+    return f"{own}; or as others store them: nvfp4, mxfp4, awq, gptq, q4_k_m and its sisters" if counted else own
 
 
 def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:

@@ -1,8 +1,8 @@
 """Tables with batch_size, prompt_len, new_tokens, tokens_per_s; optional phase, context_len, latency_s.
 
 Optional, too: `samples_s`, the seconds of each repetition, separated by semicolons, `repeats`, `bits_per_weight` as
-stored, and `tokens_per_step`, which speculative decoding gives. `context_len` is that of cells.csv: cached tokens
-before a prefill, and at the middle step of a decode.
+stored, and `tokens_per_step` or `acceptance_length` of speculative decoding. `context_len` is that of cells.csv: cached
+tokens before a prefill, and at the middle step of a decode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from profiler.readers.values import Record, escaped, measured, number_at, number
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
 _KNOWN = {"status", "phase", "batch_size", "prompt_len", "context_len", "new_tokens", "latency_s", "tokens_per_s"}
-_KNOWN |= {"repeats", "samples_s", "bits_per_weight", "tokens_per_step"}
+_KNOWN |= {"repeats", "samples_s", "bits_per_weight", "tokens_per_step", "acceptance_length"}
 _COVERS: Mapping[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
 _NO_PHASE = "no phase named: read as decode steps only"
 
@@ -36,7 +36,7 @@ def _figure(row: Record) -> Figure:
     if covers is None:
         raise RequestError(f"{phase[:40]!r} is not a phase; use prefill, decode or generate.")
     batch, prompt = whole_of(row.get("batch_size"), "batch_size", 1), whole_at(row, "prompt_len", 0)
-    named = number_at(row, "tokens_per_step") if covers == "decode" else 1.0
+    named = number_at(row, "tokens_per_step | acceptance_length") if covers == "decode" else 1.0
     per_step = named or 1.0
     if per_step < 1:
         raise RequestError(f"tokens_per_step is below 1: {per_step:g}.")

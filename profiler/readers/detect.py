@@ -27,9 +27,7 @@ _REFUSED = (
     (r"gen throughput \(token/s\):", "the log of an SGLang server", "`sglang.bench_serving --output-file FILE`"),
     (r"Throughput: [\d.]+ requests/s", "the screen of `vllm bench throughput`", "its option `--output-json FILE`"),
     (r"(?:Prefill|Decode)\. .*latency:", "the screen of SGLang's bench_one_batch", "its option `--result-filename`"),
-    (r"eval time =.*tokens per second", "a log of llama.cpp", "`llama-bench -o json`"),
     (r"INSERT INTO \w+ \(build_commit", "llama-bench's SQL", "`llama-bench -o json`"),
-    (r"^eval rate:", "what `ollama run --verbose` prints", "`llama-bench -o json`"),
 )
 
 

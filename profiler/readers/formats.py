@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile
+from profiler.readers.figures import Covers, Figure, ForeignFile, Held
 from profiler.readers.sources import Source
 from profiler.readers.values import (
     SECONDS,
@@ -31,6 +31,7 @@ from profiler.readers.values import (
 
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
+_FEW = 32  # steps, of which a mean says little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +139,53 @@ class Steps:
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
                 figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=self.notes.get(covers, ())))
         return figures
+
+
+@dataclass(frozen=True)
+class Request:
+    """Where the times of one request are, which ran alone: its batch is 1. Of a time and a rate, the time counts.
+
+    A record may have further keys: `runs`, its decode steps; `cached`, the tokens before the prompt; `acceptance` and
+    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`.
+    """
+
+    prompt_len: str
+    """Prompt tokens that were computed."""
+    new_tokens: str
+    to_first: str = ""
+    """The time until the first token."""
+    prompt_per_s: str = ""
+    rest: str = ""
+    """The time of the tokens after the first."""
+    per_s: str = ""
+    """All new tokens over that time."""
+    unit: float = 1.0
+    """Of the times, in seconds."""
+
+    def __call__(self, record: Record) -> list[Figure]:
+        """The figures of a prefill and a decode step. Raises RequestError for what is no time or shape.
+
+        The first token comes with the prompt, so N tokens are N - 1 steps. A prompt's rate needs its length.
+        """
+        paths = (self.prompt_len, self.new_tokens, "runs", "cached", "n_gpu_layers")
+        prompt, new, runs, cached, gpu_layers = (whole_at(record, path, 0) for path in paths)
+        new, bits, figures = runs + 1 if runs else new, number_at(record, "bits"), []
+        held = Held(weight_bytes=bits and bits / 8, gpu_layers=gpu_layers)
+        shape = Figure("prefill", Measured(1.0), 1, prompt, cached, new, held=held)
+        if first_s := self._spent(record, self.to_first, self.prompt_per_s, prompt):
+            figures.append(replace(shape, time=first_s))
+        steps = 1 if new is None else new - 1
+        if steps and (rest_s := self._spent(record, self.rest, self.per_s, new or 1)):
+            few = [f"a mean of few steps: {steps}"] if new and steps < _FEW else []
+            decode = replace(shape, covers="decode", time=rest_s.times(1 / steps), notes=tuple(few))
+            figures.append(speculated(decode, first_of(record, "acceptance"), record.get("verified")))
+        return figures
+
+    def _spent(self, record: Record, times: str, rates: str, tokens: int | None) -> Measured | None:
+        """The seconds of so many tokens, by their time or their rate; None without one."""
+        if (time_s := seconds_at(record, times, self.unit)) is None and tokens and number_at(record, rates):
+            time_s = measured(first_of(record, rates), rates).of(tokens)
+        return time_s and replace(time_s, repeats=1)
 
 
 def seconds_at(record: Record, paths: str, unit: float) -> Measured | None:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
-from statistics import median
 
 from profiler.readers.figures import Covers, Figure
-from profiler.readers.formats import Client, Format, Steps, seconds_at, speculated
-from profiler.readers.values import Measured, Record, first_of, inner, measured, needed, number_at, whole_at, whole_of
-from profiler.units import duration
+from profiler.readers.formats import Client, Format, Request, Steps, seconds_at, speculated
+from profiler.readers.sources import Source
+from profiler.readers.values import Measured, Record, first_of, inner, needed, number_at, whole_at, whole_of
 
 _WHOLE = "prompt and generation in one figure"
 
 
-def _concurrency(record: Record) -> Record:
-    """The cap of the last phase whose results count; without phases, that of the run."""
+def _of_aiperf(record: Record) -> Record:
+    """The cap of the last phase whose results count, else of the run; the drafts of a step, if a server counts them."""
     phases = [each for each in inner(record, "input_config.phases") or [] if not each.get("exclude_from_results")]
     paths = "concurrency | loadgen.concurrency | perf_analyzer.stimulus.concurrency"
-    return {"cap": first_of(phases[-1] if phases else record.get("input_config") or {}, paths)}
+    drafted = number_at(record, "total_draft_tokens.avg / total_spec_decode_steps.avg")
+    cap = first_of(phases[-1] if phases else record.get("input_config") or {}, paths)
+    return {"cap": cap, "verified": drafted and 1 + drafted}
 
 
 # Its `concurrency` is a cap. `effective_decode_concurrency` is the time-averaged number of requests in decode
@@ -30,13 +31,14 @@ def _concurrency(record: Record) -> Record:
 _AIPERF = Format(
     tool="AIPerf",
     has=("request_throughput", "request_latency", "output_token_throughput"),
-    more=_concurrency,
+    more=_of_aiperf,
     figures=Client(
         prompt_len="input_sequence_length.avg",
         new_tokens="output_sequence_length.avg",
         output_per_s="output_token_throughput.avg",
         to_first="time_to_first_token.p50 | time_to_first_token.avg",
         per_token="inter_token_latency.p50 | inter_token_latency.avg",
+        acceptance="spec_decode_token_weighted_acceptance_length.avg | spec_decode_acceptance_length.avg",
         decoding="effective_decode_concurrency.avg",
         streams_by="--streaming",
     ),
@@ -318,50 +320,23 @@ _SGLANG_SERVER = Format(
     figures=_of_sglang_server,
 )
 
-# A clock is fine enough if its step is at most this share of the time.
-_FINE = 0.01
-# The finest step that is looked for is 2^-13 s = 0.12 ms; a finer one cannot be distinguished from chance.
-_CLOCKS_S = [2.0**-power for power in range(14)]
 # Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
 _NO_SETTINGS = re.compile("batch_size|sequence_length|num_tokens_to_generate|name|(warmup|measurement)_iterations")
 _IN_LOOP = "the loop of `generate`, including sampling, stop checks and the streamer"
+_CLOCK = "float32 timestamps, which step by milliseconds on a machine with a long uptime"
 
 
-def _of_transformers(result: Record) -> list[Figure]:
-    """The times as far as the tool's clock tells them.
+def _of_transformers(result: Record) -> Record:
+    """Its configuration, and the seconds of its steps.
 
-    The tool subtracts float32 values of perf_counter, whose resolution gets coarser with the time since boot: 7.8 ms
-    after 18 hours, 62 ms after ten days.
+    The streamer of `generate` adds a last stamp at its end, which is not a token's; continuous batching does not.
     """
-    config, found = result["config"], result["measurements"]
-    batch, prompt = (whole_of(config.get(name), name, 1) for name in ("batch_size", "sequence_length"))
-    new = whole_of(config.get("num_tokens_to_generate"), "num_tokens_to_generate", 2)
-    steps = new - 1
-    # The streamer of `generate` adds a last stamp at its end, which is not a token's; continuous batching does not.
-    divisor = steps if config.get("continuous_batching") else new
-    correction = [f"its file divides the time of {steps} steps by {divisor}: corrected"] if divisor > steps else []
-    firsts, each = (found.get(name) or [] for name in ("time_to_first_token", "inter_token_latency"))
-    clock_s = next((step_s for step_s in _CLOCKS_S if all((first_s / step_s).is_integer() for first_s in firsts)), 0.0)
-    parts: dict[Covers, tuple[list[float], float, float, list[str]]] = {
-        "prefill": (firsts, 1.0, clock_s, []),
-        "decode": (each, divisor / steps, clock_s / steps, correction),
-    }
-    figures = []
-    for covers, (samples, factor, step_s, notes) in parts.items():
-        if samples:
-            time_s = measured(median(samples), covers, values=samples).times(factor)
-            if step_s > _FINE * time_s.value:
-                why = "(float32 timestamps on a machine with a long uptime)"
-                notes.insert(0, f"a clock that steps by {duration(step_s)} {why}")
-            time_s = replace(time_s, rounding=step_s)
-            figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=(*notes, _IN_LOOP)))
-    return figures
-
-
-def _options(result: Record) -> Record:
     config = first_of(result, "metadata.config | config") or {}
+    new = whole_at(config, "num_tokens_to_generate", 2) or 2
+    factor = 1.0 if config.get("continuous_batching") else new / (new - 1)
+    each = inner(result, "measurements.inter_token_latency") or []
     options = {name: value for name, value in config.items() if not _NO_SETTINGS.fullmatch(name)}
-    return {"config": config, "options": options}
+    return {"config": config, "options": options, "steps": [factor * seconds for seconds in each]}
 
 
 # benchmark_v2 maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
@@ -369,24 +344,120 @@ _TRANSFORMERS = Format(
     tool="transformers benchmark",
     has=("*.measurements.e2e_latency",),
     records=lambda source: [result for record in source.records for result in record.values()],
-    more=_options,
-    figures=_of_transformers,
+    more=_of_transformers,
+    figures=Steps(
+        batch_size="config.batch_size",
+        prompt_len="config.sequence_length",
+        new_tokens="config.num_tokens_to_generate",
+        times={"prefill": "measurements.time_to_first_token", "decode": "steps"},
+        notes={"prefill": (_CLOCK, _IN_LOOP), "decode": (_CLOCK, _IN_LOOP)},
+    ),
     settings={"options": "options", "model's name": "metadata.model_id", "transformers": "metadata.commit_id"}
     | {"device": "metadata.hardware_info.gpu_name"},
 )
 
+
+# One request: what a server answers, or a console prints (`readers/printed.py`), by the same keys.
+def _unsaid(record: Record) -> Record:
+    assumed = {"n_gpu_layers": "all layers on the GPU", "cached": "no token from a cache"}
+    unsaid = ", ".join(words for name, words in assumed.items() if record.get(name) is None)
+    return {"remark": f"assumed, as the file does not say it: {unsaid}." if unsaid else ""}
+
+
+def _of_llama_cpp(record: Record) -> Record:
+    """llama-server names drafts if there were any, and llama-cli's runs are steps; its rates alone say neither."""
+    record = {**record, **(record.get("timings") or {})}
+    new, accepted, drafted = (whole_at(record, name, 0) or 0 for name in ("predicted_n", "draft_n_accepted", "draft_n"))
+    steps = max(1, new - 1 - accepted)  # a step without drafts gives one token, too
+    gives = (new - 1) / steps if drafted else -1 if new or record.get("runs") else None
+    more = {**record, "cached": record.get("cache_n"), "acceptance": gives, "verified": 1 + drafted / steps}
+    return {**more, **_unsaid(more)}
+
+
+def _of_vllm(record: Record) -> Record:
+    """The prompt's tokens include the cached ones. `mean_acceptance_length` includes the token of every step."""
+    spec = inner(record, "metrics.speculative_decoding") or {}
+    drafted = number_at(spec, "num_draft_tokens / num_spec_steps")
+    cached = whole_at(record, "usage.prompt_tokens_details.cached_tokens", 0)
+    prompt = whole_at(record, "usage.prompt_tokens | usage.input_tokens", 0)
+    return {
+        **(record.get("metrics") or {}),
+        "cached": cached,
+        "prompt": prompt and max(1, prompt - (cached or 0)),
+        "new": first_of(record, "usage.completion_tokens | usage.output_tokens"),
+        "acceptance": spec.get("mean_acceptance_length"),
+        "verified": drafted and 1 + drafted,
+        "remark": "assumed, as the file does not say it: no other request at the same time.",
+    }
+
+
+def _runs(source: Source) -> list[Record]:
+    """The whole answers, with their number if there are several. A stream's other lines have no figures."""
+    ended = [each for each in source.records if each.get("done", True)] or source.records
+    return [{**each, "run": at if len(ended) > 1 else ""} for at, each in enumerate(ended, 1)]
+
+
+_EVAL = ("prompt_eval_count", "eval_count", "prompt_eval_duration", "prompt_eval_rate")
+# The clock of all of them starts anew after the first token.
+_OLLAMA = Format(
+    tool="ollama",
+    has=("eval_duration | eval_rate | done",),
+    records=_runs,
+    more=_unsaid,
+    figures=Request(*_EVAL, rest="eval_duration", per_s="eval_rate", unit=1e-9),
+    settings={"run": "run", "model's name": "model", "quantization": "model_info.quant"},
+    packed_dtype="int8",
+)
+_MLX = replace(
+    _OLLAMA,
+    tool="mlx_lm",
+    has=("generation_tps",),
+    figures=Request("prompt_tokens", "generation_tokens", prompt_per_s="prompt_tps", per_s="generation_tps"),
+    packed_dtype="float16",
+)
+_LLAMA_CPP = replace(
+    _OLLAMA,
+    tool="llama.cpp",
+    has=("timings.predicted_ms | predicted_ms | prompt_ms | predicted_per_second",),
+    more=_of_llama_cpp,
+    figures=Request(
+        "prompt_n", "predicted_n", "prompt_ms", "prompt_per_second", "predicted_ms", "predicted_per_second", 1e-3
+    ),
+)
+_USAGE = ("usage.prompt_tokens", "usage.completion_tokens", "stats.time_to_first_token")
+_LM_STUDIO = replace(
+    _OLLAMA,
+    tool="LM Studio",
+    has=("stats.tokens_per_second",),
+    figures=Request(*_USAGE, per_s="stats.tokens_per_second"),
+)
+# `--enable-per-request-metrics` and `--per-request-spec-decode-metrics` (docs/features).
+_VLLM_ANSWER = replace(
+    _OLLAMA,
+    tool="vLLM's answer",
+    has=("metrics.generation_time_ms | metrics.speculative_decoding",),
+    more=_of_vllm,
+    figures=Request("prompt", "new", "time_to_first_token_ms", rest="generation_time_ms", unit=1e-3),
+    packed_dtype="",
+)
+
 JSON_TOOLS = (
-    _OPTIMUM,
     _GUIDELLM,
     replace(_AIPERF, tool="genai-perf", has=(*_AIPERF.has, _OF_GENAI_PERF)),
     _AIPERF,
     _INFERENCE_PERF,
+    _OPTIMUM,
     _TRTLLM,
     _SGLANG_OFFLINE,
     _SGLANG_SERVER,
     _TRANSFORMERS,
     _VLLM_LATENCY,
     _VLLM_THROUGHPUT,
+    _OLLAMA,
+    _LLAMA_CPP,
+    _LM_STUDIO,
+    _VLLM_ANSWER,
+    _MLX,
     replace(_SERVING, tool="vllm bench sweep", has=(*_SERVING.has, "run_number"), repeated=True),
     replace(_SERVING, tool="SGLang bench_serving", has=(*_SERVING.has, "random_input_len | sharegpt_output_len")),
     _SERVING,

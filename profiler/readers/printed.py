@@ -1,4 +1,4 @@
-"""Read what tools print at their end, as the records that they write with an option for JSON.
+"""Read what tools print, as the records that they write with an option for JSON, or answer over HTTP.
 
 Labels are those of vllm/benchmarks/serve.py and latency.py, of SGLang's bench_serving.py, and of TensorRT-LLM's
 tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
@@ -7,7 +7,9 @@ tensorrt_llm/bench/dataclasses/reporting.py, in their versions since 2024.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from operator import itemgetter
 
 from profiler.readers.values import Record
 
@@ -101,3 +103,58 @@ def _trtllm(text: str) -> Iterator[Record]:
         record |= dict(zip(lengths, averages, strict=False))
     # Of several reports it is not known which line belongs to which one, so their reader refuses them.
     yield from [record] * len(_TRTLLM.findall(text))
+
+
+# What ollama, llama.cpp, mlx_lm and LM Studio print about a request, by the keys of their JSON.
+_CONSOLES = (
+    (
+        "prompt eval count: {prompt_eval_count} token",
+        "prompt eval rate: {prompt_eval_rate} token",
+        "eval count: {eval_count} token",
+        "eval rate: {eval_rate} token",
+    ),
+    (
+        "prompt eval time = {prompt_ms} ms / {prompt_n} tokens",
+        "eval time = {predicted_ms} ms / {predicted_n} tokens",
+        "eval time = {predicted_ms} ms / {runs} runs",
+        "( {draft_n_accepted} accepted / {draft_n} generated)",
+        "[ Prompt: {prompt_per_second} t/s | Generation: {predicted_per_second} t/s",
+    ),
+    (
+        "Prompt: {prompt_tokens} tokens, {prompt_tps} tokens-per-sec",
+        "Generation: {generation_tokens} tokens, {generation_tps} tokens-per-sec",
+    ),
+    (
+        "Tokens/Second: {stats.tokens_per_second}",
+        "Time to First Token: {stats.time_to_first_token}s",
+        "Prompt Tokens: {usage.prompt_tokens}",
+        "Predicted Tokens: {usage.completion_tokens}",
+        "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
+    ),
+)
+_ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{layers} layers to GPU")
+
+
+def console_requests(text: str) -> Iterator[Sequence[Record]]:
+    """What consoles print about requests, by tool, each as the record of its JSON.
+
+    A line of a kind that a request already has begins another one. What a log says of its first model holds for all.
+    """
+    above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
+    for lines in _CONSOLES:
+        requests: list[dict[str, str]] = []
+        for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):
+            if not requests or not found.keys().isdisjoint(requests[-1]):
+                requests.append(dict(above))
+            requests[-1] |= found
+        yield requests
+
+
+def _filled(line: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
+    """Where a line is in a text, with its values by the names in it. Between words may be any number of spaces."""
+    words, names = re.split(r"\{.*?\}", line), re.findall(r"\{(.*?)\}", line)
+    if max(" ".join(words).split(), key=len) in text:
+        pattern = r"(\d\S{0,30}?)".join(re.escape(each).replace(r"\ ", r"[^\S\n]*") for each in words)
+        for found in re.finditer(r"(?<!prompt )(?<!\d)" + pattern + ("" if words[-1] else r"(?!\S)"), text):
+            values = (re.sub(r"^(\d+),(\d+)$", r"\1.\2", value) for value in found.groups())
+            yield found.start(), dict(zip(names, values, strict=True))

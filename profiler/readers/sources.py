@@ -12,7 +12,7 @@ from itertools import pairwise, zip_longest
 from pathlib import Path
 
 from profiler.errors import RequestError
-from profiler.readers.printed import printed_records
+from profiler.readers.printed import console_requests, printed_records
 from profiler.readers.values import Record, escaped
 
 MOST_FILE_BYTES = 512 * 2**20
@@ -43,12 +43,13 @@ class Source:
 
 
 def sources_of(path: Path, text: str) -> Iterator[list[Source]]:
-    """What a reader may know in the text of a file: tables and printed reports, then JSON, then other tables.
+    """What a reader may know in a text: tables and printed reports, lines of consoles, JSON, then other tables.
 
     Each is asked for only if no reader knew the one before. Raises RequestError for broken JSON.
     """
     if not _BEGINS_JSON.match(text):
         yield [*_tables(text, "|"), Source(printed_records(text))]
+        yield [Source(requests) for requests in console_requests(text)]
     yield [_objects(path, text)]
     for delimiter in "\t;,":
         yield _tables(text, delimiter)

@@ -32,7 +32,7 @@ class Measured:
     spread: float = 0.0
     """Standard deviation of the repetitions; 0 if the file does not say. Tools divide by n or by n - 1."""
     rounding: float = 0.0
-    """Half a unit of the last digit that is printed, or the step of a coarse clock."""
+    """Half a unit of the last digit that is printed."""
     values: tuple[float, ...] = ()
     """Each repetition, if the file has them."""
     repeats: int = 0

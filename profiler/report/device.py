@@ -177,7 +177,7 @@ def gpu_columns(gpus: Sequence[Datasheet]) -> TextTable:
     figures: dict[str, list[float | None]] = {
         "memory, GiB": [gpu.memory_bytes / 2**30 for gpu in gpus],
         "bandwidth, GB/s": [gpu.bandwidth_bytes_per_s / 1e9 for gpu in gpus],
-        "L2, MiB": [gpu.l2_bytes / 2**20 for gpu in gpus],
+        "L2, MiB": [gpu.l2_bytes and gpu.l2_bytes / 2**20 for gpu in gpus],
         "SMs": [gpu.sm_count for gpu in gpus],
         **{
             f"{name}, {'TOP/s' if name == 'int8' else 'TFLOP/s'}": [_in_tera(gpu.peak_flops_per_s(of)) for gpu in gpus]

@@ -199,17 +199,24 @@ def _(block: Picture, console: Console) -> None:
     """A terminal has no pictures."""
 
 
-def _headings(table: TextTable, width: int) -> tuple[list[str], bool]:
-    """Return the headings, in several lines if the table would else be too wide, and whether it still is."""
+def _headings(table: TextTable, width: int, gap: int) -> tuple[list[str], int | None]:
+    """Return the headings, in several lines if the table were too wide, and the room for a first column that breaks."""
     headings = [column.heading for column in table.columns]
-    cells = [max((len(row[number]) for row in table.rows), default=0) for number in range(len(headings))]
+    gaps = (gap if table.has_head else gap - 1) * (len(headings) - 1)
+    longest = [_longest_word if column.wrap else len for column in table.columns]
+    cells = [max((size(row[number]) for row in table.rows), default=0) for number, size in enumerate(longest)]
     natural = [max(len(heading), size) for heading, size in zip(headings, cells, strict=True)]
-    if sum(natural) + len(natural) <= width or any(column.wrap for column in table.columns):
-        return headings, False
-    words = [max(map(len, heading.split()), default=0) for heading in headings]
-    least = [max(1, word, size) for word, size in zip(words, cells, strict=True)]
+    if sum(natural) + gaps <= width:
+        return headings, None
+    least = [max(1, _longest_word(heading), size) for heading, size in zip(headings, cells, strict=True)]
     wrapped = (textwrap.wrap(heading, size) for heading, size in zip(headings, least, strict=True))
-    return ["\n".join(parts) for parts in wrapped], sum(least) + len(least) > width
+    excess = sum(least) + gaps - width
+    word = max(_longest_word(text) for text in (headings[0], *(row[0] for row in table.rows)))
+    return ["\n".join(parts) for parts in wrapped], max(word, least[0] - excess) if excess > 0 else None
+
+
+def _longest_word(text: str) -> int:
+    return max(map(len, unbroken(text, _GLUE).split()), default=0)
 
 
 def rich_table(table: TextTable, width: int = WIDTH, gap: int = 2) -> Table:
@@ -225,11 +232,11 @@ def rich_table(table: TextTable, width: int = WIDTH, gap: int = 2) -> Table:
         padding=(0, gap - 1, 0, 0),
         caption_justify="left",
     )
-    headings, too_wide = _headings(table, width)
+    headings, left = _headings(table, width, gap)
     for number, (column, heading) in enumerate(zip(table.columns, headings, strict=True)):
         side: Literal["left", "right"] = "right" if column.number else "left"
-        breaks = column.wrap or (number == 0 and too_wide)
-        built.add_column(heading, justify=side, no_wrap=not breaks, overflow="fold")
+        most = None if number else left
+        built.add_column(heading, justify=side, no_wrap=not (column.wrap or most), overflow="fold", max_width=most)
     for number, row in enumerate(table.rows):
         if number and number in table.groups:
             built.add_section()

@@ -19,7 +19,7 @@ from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.device.memory import inner_tensors, page_faults
 from profiler.facts.roofs import AGREE, COPY, PINNED, READ, TRIAD, Ceilings, CurvePoint, Roof, WeightReadRoof
-from profiler.roofs.sampler import attempt, clocked, random_bytes, record, roof_of, sample, sample_on_device
+from profiler.roofs.sampler import attempt, clocked, is_known, random_bytes, record, roof_of, sample, sample_on_device
 
 # Four times all last-level caches, as BabelStream and STREAM require, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -29,15 +29,17 @@ _STREAM_LEAST_BYTES = 256 << 20
 _STREAM_MEMORY_SHARE = 0.1
 _GPU_AGREE = 0.01
 _CURVE_SMALLEST = 1 << 20
-# Share of a stage's time for one size; further sizes, tried for a plateau, together take up to another stage.
-_POINT_SHARE = 1 / 12
+# Share of the curve's time for each of its first nine sizes; larger ones, tried for a plateau, have the rest.
+_POINT_SHARE = 1 / 18
+# Shares of the time of all streams.
+_CURVE_SHARE, _READ_SHARE, _COPY_SHARE = 0.4, 0.3, 0.15
 # CUDA's launch queue has about a thousand entries; beyond it the device would be timed instead of the host.
 _LAUNCHES = 500
 # As large as what a prefill passes from one kernel to the next. Pages of a 64 MiB buffer, which no near cache serves,
 # cost less beyond filling them: 0.6 us on a Xeon, and 1.1 with 8 MiB. Steps with 350,000 faults took 1.2 us longer for
 # each there.
 _FRESH_BYTES = 8 << 20
-_FRESH_BUFFERS = 32
+_FRESH_BUFFERS = 16
 
 
 def measure_page_fault_s(machine: Machine) -> float:
@@ -60,12 +62,12 @@ def _fill_fresh() -> None:
         del fresh  # a map that is still in use cannot be closed
 
 
-def measure_streams(machine: Machine, stage_budget_s: float) -> Ceilings:
-    """Measure the roofs that do not depend on a dtype; `missing` names each that fails. Raises DeviceError."""
+def measure_streams(machine: Machine, budget_s: float) -> Ceilings:
+    """Measure in `budget_s` the roofs that depend on no dtype; `missing` names each that fails. Raises DeviceError."""
     missing: dict[str, str] = {}
-    curve = _curve(machine, stage_budget_s, missing)
+    curve, data = _curve(machine, _CURVE_SHARE * budget_s, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
-    memory = _streams(machine, stream_bytes, stage_budget_s, missing)
+    memory = _streams(machine, data, stream_bytes, budget_s, missing)
     # No cache serves the largest size: it is many times as large, or two sizes beyond the cache agree.
     cache_bytes = machine.info.last_level_cache_bytes
     is_larger = bool(curve) and curve[-1].nbytes >= _STREAM_CACHE_MULTIPLE * cache_bytes
@@ -94,19 +96,21 @@ def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Roof:
     return roof_of(data.nbytes, sample_on_device(data.sum, machine, budget_s), f"sum of {data.nbytes >> 20} MiB")
 
 
-def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, str]) -> dict[str, Roof]:
-    """Read-dominant stream, copy and triad over all of `nbytes`; as in STREAM, a write is counted once."""
+def _streams(
+    machine: Machine, data: torch.Tensor | None, nbytes: int, budget_s: float, missing: dict[str, str]
+) -> dict[str, Roof]:
+    """Read-dominant stream, copy and triad over `nbytes`, of `data` if given. As in STREAM, a write is counted once."""
     roofs: dict[str, Roof] = {}
     with attempt(f"{READ}, {COPY} and {TRIAD}", machine, missing):
-        data = random_bytes(nbytes, machine.device)
+        data = random_bytes(nbytes, machine.device) if data is None else data[: nbytes // 4]
         source, target = data.chunk(2)
         x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
         def probe(moved_bytes: int, call: Callable[[], object], method: str) -> Roof:
-            return roof_of(moved_bytes, sample_on_device(call, machine, budget_s / 2), method)
+            return roof_of(moved_bytes, sample_on_device(call, machine, _COPY_SHARE * budget_s), method)
 
         probes = {
-            READ: lambda: _read(machine, data, budget_s),
+            READ: lambda: _read(machine, data, _READ_SHARE * budget_s),
             COPY: lambda: probe(2 * source.nbytes, lambda: target.copy_(source), "1 read, 1 write"),
             TRIAD: lambda: probe(3 * x.nbytes, lambda: torch.add(x, y, alpha=3.0, out=z), "2 reads, 1 write"),
         }
@@ -116,16 +120,20 @@ def _streams(machine: Machine, nbytes: int, budget_s: float, missing: dict[str, 
     return roofs
 
 
-def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[CurvePoint, ...]:
+def _curve(
+    machine: Machine, budget_s: float, missing: dict[str, str]
+) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
     """Read bandwidth of buffers from 1 MiB on, each twice the previous one, until two beyond every cache agree.
+
+    It also returns the last buffer, or None if there was no room for it.
 
     A device may have a second cache besides the one it reports, or share one with other processes. Beyond four times
     the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory and the
     time limit.
     """
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
-    points: list[CurvePoint] = []
-    nbytes = _CURVE_SMALLEST
+    deadline_s, points = machine.now_s() + budget_s, list[CurvePoint]()
+    nbytes, data = _CURVE_SMALLEST, None
     with attempt("reads of several sizes", machine, missing):
         room = machine.available_bytes() * _STREAM_MEMORY_SHARE
         data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
@@ -133,18 +141,18 @@ def _curve(machine: Machine, budget_s: float, missing: dict[str, str]) -> tuple[
             with attempt("reads of some sizes", machine, missing):
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
             nbytes *= 2
-        del data
-        deadline_s = machine.now_s() + budget_s
         # A GPU's reads repeat within a few per mille. Each has a fixed cost: on an H100, 8 of the 181 us of 512 MiB.
         tolerance = _GPU_AGREE if machine.is_cuda else AGREE
         while nbytes <= room and not _is_past(points, past_bytes, tolerance):
             start_s = machine.now_s()
-            points.append(_point(machine, random_bytes(nbytes, machine.device), budget_s))
+            data = None  # frees it before the next one is made
+            data = random_bytes(nbytes, machine.device)
+            points.append(_point(machine, data, budget_s))
             nbytes *= 2
             now_s = machine.now_s()
             if now_s + 2 * (now_s - start_s) > deadline_s:
                 break
-    return tuple(points)
+    return tuple(points), data
 
 
 def _point(machine: Machine, data: torch.Tensor, budget_s: float) -> CurvePoint:
@@ -179,11 +187,6 @@ def _launch(machine: Machine) -> dict[str, float]:
     return seconds
 
 
-# Share of the free memory for a stream as large as the weights; larger models are read in part.
-_MEMORY_SHARE = 0.1
-_LEAST_PASSES = 5
-
-
 def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, budget_s: float) -> WeightReadRoof | None:
     """Return the bytes/s of summing each of a model's weights on the device, and of a stream cut into the same pieces.
 
@@ -196,7 +199,7 @@ def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, bu
     Returns None if no weight is on the device. Raises RequestError if a pass cannot be captured.
     """
     parts = _storages(tensors, machine.device)
-    room_bytes = max(machine.available_bytes() * _MEMORY_SHARE, 1.0)
+    room_bytes = max(machine.available_bytes() * _STREAM_MEMORY_SHARE, 1.0)  # larger models are read in part
     weights = parts[:: max(1, math.ceil(sum(part.nbytes for part in parts) / room_bytes))]
     if not weights:
         return None
@@ -225,7 +228,7 @@ def _interleaved_s(
     weights_s: list[float] = []
     stream_s: list[float] = []
     deadline_s = machine.now_s() + budget_s
-    while len(weights_s) < _LEAST_PASSES or machine.now_s() < deadline_s:
+    while len(weights_s) < 2 or (machine.now_s() < deadline_s and not (is_known(weights_s) and is_known(stream_s))):
         weights_s += time_calls(read_weights, machine.clock, 1)
         stream_s += time_calls(read_stream, machine.clock, 1)
     return weights_s, stream_s

@@ -18,6 +18,7 @@ from profiler.patching import switched
 from profiler.stats import undisturbed
 
 HOST_PACE_STEPS = 32
+_LEAST_RUNS = 3
 _PROMPT = 8
 # The layers of SmolLM2-135M, with widths that leave almost nothing to compute.
 _TWIN = {
@@ -33,10 +34,10 @@ _TWIN = {
 }
 
 
-def measure_host_pace(machine: Machine, budget_s: float | None = None) -> HostPace:
+def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
     """Return the seconds of a decode step of the standard twin: a Llama of 30 narrow layers, float32, eager, batch 1.
 
-    It takes `budget_s`, by default what a usual run takes.
+    It takes at most `budget_s`, and ends when the two fastest runs of steps agree.
 
     It runs on the CPU in one thread, whatever device and model are profiled. What is timed is Python, torch's
     dispatcher and the kernel calls, as CPU time of the thread. Each run of steps counts with its fastest quartile,
@@ -44,11 +45,13 @@ def measure_host_pace(machine: Machine, budget_s: float | None = None) -> HostPa
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    deadline_s = machine.now_s() + (effort.STANDARD.host_pace_s if budget_s is None else budget_s)
+    deadline_s = machine.now_s() + budget_s
     runs: list[float] = []
     with torch_threads(1), torch.inference_mode(), no_gc():
         model = LlamaForCausalLM(LlamaConfig(**_TWIN)).eval()
-        while not runs or machine.now_s() < deadline_s:
+        while len(runs) < _LEAST_RUNS or sorted(runs)[1] > (1 + _AGREE) * min(runs):
+            if runs and machine.now_s() > deadline_s:
+                break
             runs.append(undisturbed(_steps(model)).quartile_s)
     return HostPace(undisturbed(runs).quartile_s, tuple(runs))
 
@@ -97,7 +100,9 @@ class DriftProbe:
         """Return the median seconds of one buffer read and of one matrix product, after they have settled."""
         with torch.inference_mode():
             memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(lambda: self._left @ self._right)
-        return DriftReading(memory_s, compute_s, self._machine.unix_s())
+        # The last two bursts agree, so the clock is still that of the product.
+        clock_hz = self._machine.source.read().clock_hz if self._machine.is_cuda else None
+        return DriftReading(memory_s, compute_s, self._machine.unix_s(), clock_hz)
 
     def _settled_s(self, call: Callable[[], object]) -> float:
         deadline_s = self._machine.now_s() + _MOST_S

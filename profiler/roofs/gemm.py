@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from profiler.device.clock import time_calls
 from profiler.device.device import compute_capability
 from profiler.device.machine import Machine
 from profiler.facts.roofs import TFLOAT32, Roof
-from profiler.roofs.sampler import roof_of, sample, sample_on_device
+from profiler.roofs.sampler import LEAST_S, roof_of, sample, sample_on_device
 
 _GEMM_SMALLEST = 256
 _GEMM_LARGEST = 8192
@@ -22,7 +23,6 @@ _GEMM_LARGEST = 8192
 _GEMM_ENOUGH_S = {"cpu": 50e-3, "cuda": 5e-3}
 # An H100 at its power limit of 700 W lowers its clock within 10 to 35 ms: from 780 to between 660 and 720 TFLOP/s.
 _BURST_S, _SETTLE_S = 0.02, 0.1
-_SETTLE_CALLS = 10_000
 _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
 
@@ -33,7 +33,7 @@ SquareProduct = tuple[Callable[[], object], str]
 
 def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Roof:
     """Return the bytes/s of a one-row linear layer, which rotates through `nbytes` of weights, past the cache."""
-    device, (outs, ins) = machine.device, _GEMV_SHAPE
+    device, (outs, ins), start_s = machine.device, _GEMV_SHAPE, machine.now_s()
     kind = getattr(torch, dtype)
     count = max(3, nbytes // (outs * ins * kind.itemsize))
     first = torch.randn(outs, ins, device=device, dtype=kind)
@@ -45,57 +45,47 @@ def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> 
             F.linear(x, weight)
 
     nbytes_pass = count * outs * ins * kind.itemsize
-    return roof_of(nbytes_pass, sample_on_device(one_pass, machine, budget_s), f"{count} of {outs}x{ins}")
+    left_s = budget_s - (machine.now_s() - start_s)  # making the weights takes time, too
+    return roof_of(nbytes_pass, sample_on_device(one_pass, machine, left_s), f"{count} of {outs}x{ins}")
 
 
 def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
     """Return the highest FLOP/s over several sizes of square products, laid out like a linear layer: x @ W.T.
 
-    The data are random. Sizes double until one call takes long enough to saturate the device, or until the time is
-    spent. On CUDA the last size gets all the remaining time, or about a second if its calls are short. A GPU under load
-    lowers its clock within a fraction of a second, and a long prefill runs at that lower clock.
+    The data are random. Sizes double until one call takes long enough to saturate the device, or until four calls of
+    eight times the work would not fit in the time. The last size gets all the remaining time. A GPU under load lowers
+    its clock within a fraction of a second, and a long prefill runs at that lower clock.
     """
     enough_s = _GEMM_ENOUGH_S[machine.device.type]
-    deadline_s = machine.now_s() + budget_s
-    best: Roof | None = None
+    deadline_s, roofs = machine.now_s() + budget_s, list[Roof]()
     size = _GEMM_SMALLEST
     while True:
         product = square_product(machine.device, dtype, size)
-        product[0]()
-        [once_s] = time_calls(product[0], machine.clock, 1)
-        done = once_s >= enough_s or size >= _GEMM_LARGEST
+        once_s = min(time_calls(product[0], machine.clock, 2))
+        left_s = max(deadline_s - machine.now_s(), 0)
+        is_last = once_s >= enough_s or size >= _GEMM_LARGEST or 4 * 8 * once_s > left_s
         # Smaller sizes only lead up to those that matter, so they get a small share of the time.
-        if done or once_s >= enough_s / 8 or machine.now_s() > deadline_s - budget_s / 2:
-            left_s = max(deadline_s - machine.now_s(), 0)
-            roof = sampled_product(product, machine, size, left_s if done and machine.is_cuda else left_s / 3)
-            best = roof if best is None else _better(best, roof)
-        if best is not None and (done or machine.now_s() > deadline_s):
-            return best
+        if is_last or once_s >= enough_s / 8:
+            roofs.append(sampled_product(product, machine, size, left_s if is_last else left_s / 3))
+        if is_last:
+            # A later size begins under the load of the earlier ones, so its burst may be none.
+            burst_per_s = max((roof.burst_per_s for roof in roofs if roof.burst_per_s), default=None)
+            return replace(max(roofs, key=lambda roof: roof.per_s), burst_per_s=burst_per_s)
         size *= 2
-
-
-def _better(one: Roof, other: Roof) -> Roof:
-    """The faster of two compute roofs, with the faster burst: the later size began under the load of the earlier."""
-    bursts = [roof.burst_per_s for roof in (one, other) if roof.burst_per_s is not None]
-    return replace(max(one, other, key=lambda roof: roof.per_s), burst_per_s=max(bursts, default=None))
 
 
 def sampled_product(product: SquareProduct, machine: Machine, size: int, budget_s: float) -> Roof:
     """Return the FLOP/s of a product of two squares of this size, at the clock that a GPU has after 0.1 s of it.
 
-    Its first 20 ms are the burst, at the clock that a GPU has before it reaches its power limit.
+    A GPU multiplies for all of the time, however well the samples agree. Its first 20 ms are the burst.
     """
-    multiply, method = product
-    work, burst_per_s = 2.0 * size**3, None
+    (multiply, method), work, least_s, burst_per_s = product, 2.0 * size**3, LEAST_S, None
     if machine.is_cuda:
-        start_s = machine.now_s()
-        burst_per_s = work / statistics.median(sample(multiply, machine, _BURST_S))
-        for _ in range(_SETTLE_CALLS):
-            if machine.now_s() >= start_s + _SETTLE_S:
-                break
-            time_calls(multiply, machine.clock, 1)
-        budget_s -= machine.now_s() - start_s
-    return replace(roof_of(work, sample(multiply, machine, budget_s), method), burst_per_s=burst_per_s)
+        least_s = math.inf
+        burst_per_s = work / statistics.median(sample(multiply, machine, _BURST_S, least_s=least_s))
+        sample(multiply, machine, _SETTLE_S - _BURST_S, least_s=least_s)
+        budget_s -= _SETTLE_S
+    return replace(roof_of(work, sample(multiply, machine, budget_s, least_s=least_s), method), burst_per_s=burst_per_s)
 
 
 def measurable_dtypes(device: torch.device) -> list[str]:

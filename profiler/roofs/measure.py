@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -14,17 +14,24 @@ from profiler import effort
 from profiler.counting.operators import ModelWork
 from profiler.data.roof_set import RoofSet
 from profiler.data.room import idle_room_bytes
+from profiler.device.device import software
 from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
+from profiler.loading.meta_model import quiet_libraries
 from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams
+from profiler.roofs.fixed_work import measure_host_pace
 from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_product, square_product, square_size
 from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
-from profiler.user_cache import cache_path, write_cache
+from profiler.user_cache import RECENT_S, cache_path, read_recent, write_cache
 
 # Seconds for each check of a cached roof.
 _CHECK_S = 0.3
+# Shares of the time, in that of one dtype's products.
+_STREAMS, _PRODUCT, _HOST = 3.0, 1.0, 1.0
+# The least time of that, and the least of all that is worth a day's reuse.
+_LEAST_S, KEPT_FROM_S = 0.1, 2.0
 
 
 def measure(
@@ -32,13 +39,14 @@ def measure(
     dtypes: Sequence[str],
     *,
     model_dtype: str,
-    stage_budget_s: float | None = None,
+    budget_s: float | None = None,
     checks_known: bool = True,
     known: Ceilings | None = None,
 ) -> Ceilings:
     """Measure the roofs of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
-    `stage_budget_s` is for each roof, by default that of a usual run. A roof that cannot be measured is left out, and
+    It also measures the pace of the host. `budget_s` is for all of them, by default what a usual run takes for each.
+    None takes more than twice its share of it, if two calls do not. A roof that cannot be measured is left out, and
     `missing` gives the reason. Raises DeviceError if the device is lost.
 
     Roofs in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short check
@@ -49,15 +57,16 @@ def measure(
     "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     start_s = machine.now_s()
-    stage_budget_s = effort.STANDARD.roof_s if stage_budget_s is None else stage_budget_s
+    shares = _STREAMS + _PRODUCT + _HOST + len(dtypes)
+    share_s = effort.STANDARD.roof_s if budget_s is None else max(_LEAST_S, budget_s / shares)
     if known is not None:
         # All roofs that are independent of the dtype; without one of them all are measured again.
         is_whole = {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
         if not is_whole or (checks_known and _is_outdated(known, machine)):
             known = None
-    roofs = known or measure_streams(machine, stage_budget_s)
+    roofs = known or measure_streams(machine, _STREAMS * share_s)
     missing = {} if known else dict(roofs.missing)
-    page_fault_s = roofs.page_fault_s
+    page_fault_s, host = roofs.page_fault_s, roofs.host
     if not machine.is_cuda and not page_fault_s:
         with attempt("page faults", machine, missing):
             page_fault_s = measure_page_fault_s(machine)
@@ -65,17 +74,21 @@ def measure(
     gemv = f"{GEMV} {model_dtype}"
     if model_dtype != "int8" and gemv not in memory:
         with attempt(gemv, machine, missing):
-            probe = partial(measure_gemv, machine, model_dtype, roofs.stream_bytes, stage_budget_s)
+            probe = partial(measure_gemv, machine, model_dtype, roofs.stream_bytes, _PRODUCT * share_s)
             memory[gemv] = clocked(probe, machine)
     for dtype in dtypes:
         if dtype not in compute:
             with attempt(dtype, machine, missing):
-                compute[dtype] = clocked(partial(measure_gemm, machine, dtype, stage_budget_s), machine)
+                compute[dtype] = clocked(partial(measure_gemm, machine, dtype, share_s), machine)
+    if host is None:
+        with attempt("the host's pace", machine, missing), quiet_libraries():
+            host = measure_host_pace(machine, _HOST * share_s)
     return replace(
         roofs,
         compute=compute,
         memory=memory,
         page_fault_s=page_fault_s,
+        host=host,
         measured_s=roofs.measured_s + machine.now_s() - start_s,
         missing=missing,
     )
@@ -116,58 +129,49 @@ def _is_outdated(known: Ceilings, machine: Machine) -> bool:
     return outdated
 
 
-_CACHED_FOR_S = 24 * 3600.0
 # To be increased whenever a roof is measured in another way: cached roofs are then ignored.
-_METHOD = 5
+_METHOD = 7
 # Reported settings on which roofs depend; they can differ between cards of one name, or on one card.
 _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)
 
 
-def cached(
-    measure: Callable[[Ceilings | None], Ceilings], machine: Machine, software: Mapping[str, str], *, fresh: bool
-) -> Ceilings:
-    """Return `measure(known)`, where `known` are the cached roofs of this device and software, and cache the result.
+def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False) -> Ceilings:
+    """Return `measure(known=...)` of the cached roofs of this device and software, and cache the result.
 
     `known` is None if the cache is older than a day or `fresh` is set. Two cards never share an entry, nor does one
     card under two drivers or power limits. A cache that cannot be read or written is ignored.
     """
-    settings = machine.source.facts()
-    facts = {
-        "device": {**asdict(machine.info), "datasheet": None},
-        "settings": {name: settings.get(name) for name in _SETTINGS},
-        "software": dict(software),
-        "method": _METHOD,
-    }
-    path = cache_path("ceilings", facts)
-    measured = measure(None if fresh else _read(path))
-    if not machine.source.failures:  # otherwise clocks are missing
+    path = cache_path("ceilings", {**circumstances(machine), "method": _METHOD})
+    known = None if fresh else read_recent(path, _CEILINGS.validate_json)
+    if known and time.time() - known.measured_at_unix_s > RECENT_S:  # each run writes the file
+        known = None
+    measured = measure(known=known)
+    if measured.measured_s >= KEPT_FROM_S and not machine.source.failures:  # otherwise clocks are missing
         write_cache(path, _CEILINGS.dump_json(measured))
     return measured
 
 
-def _read(path: Path) -> Ceilings | None:
-    try:
-        ceilings = _CEILINGS.validate_json(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return ceilings if 0 <= time.time() - ceilings.measured_at_unix_s < _CACHED_FOR_S else None
+def circumstances(machine: Machine) -> dict[str, Any]:
+    """Return what distinguishes measurements of this device, under its settings and this software, from others."""
+    settings = machine.source.facts()
+    return {
+        "device": {**asdict(machine.info), "datasheet": None},
+        "settings": {name: settings.get(name) for name in _SETTINGS},
+        "software": software(),
+    }
 
 
 def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
     """Return the roofs of this device, measured or cached. Raises RequestError if they cannot be measured."""
-    from profiler.device.device import resolve_device, software
+    from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.roofs.gemm import measurable_dtypes
 
     machine = machine_for(resolve_device("auto"))
     used = {operator.dtype_name for operator in work.operators if operator.dtype.itemsize > 0}
     dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
-
-    def measure_missing(known: Ceilings | None) -> Ceilings:
-        return measure(machine, dtypes, model_dtype=dtype, known=known)
-
-    measured = cached(measure_missing, machine, software(), fresh=False)
+    measured = cached(partial(measure, machine, dtypes, model_dtype=dtype), machine)
     ceilings = measured.only(dtypes, dtype, machine.info.datasheet)
     if not ceilings.judges:
         why = next(iter(measured.missing.values()))

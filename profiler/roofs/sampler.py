@@ -15,11 +15,14 @@ from profiler.device.machine import Machine
 from profiler.device.telemetry import Watch
 from profiler.errors import RequestError, describe_error, first_line, tolerate_errors
 from profiler.facts.roofs import Roof
+from profiler.stats import timing_of
 
 # Drawing random numbers takes far longer than copying them, and a repeated tile reads like random data.
 _TILE_BYTES = 16 << 20
 _LEAST_SAMPLES = 5
 MOST_SAMPLES = 100
+# A call is sampled this long even if it repeats exactly: a GPU reports its clock four times meanwhile.
+LEAST_S = 0.2
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
 CLOCK_LOOKS_S = 0.05
@@ -58,27 +61,36 @@ def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
     return replace(roof, clock_hz=statistics.median(clocks) if clocks else None)
 
 
-def sample(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
-    """Return the seconds per call, sampled until `budget_s` is spent.
+def sample(call: Callable[[], object], machine: Machine, budget_s: float, *, least_s: float = LEAST_S) -> list[float]:
+    """Return the seconds per call, sampled until their median is known or `budget_s` is spent.
 
     It warms up until three calls in a row agree. Short calls are timed in groups, so that neither the clock's
     resolution nor a synchronisation after each matters. A hundred groups fill the time, or a second of it. The device
-    is under load all the while, so that its clock settles. Raises RuntimeError if the clock gives no time.
+    is under load for `least_s` of it, so that its clock settles. Another sample would end within twice the time, or
+    there is none: of a call that long, the first is the only sample. Raises RuntimeError if the clock gives no time.
     """
-    deadline_s = machine.now_s() + budget_s
-    recent = time_calls(call, machine.clock, 3)
-    while max(recent) > _STEADY_RATIO * min(recent) and machine.now_s() < deadline_s - budget_s / 2:
-        recent = [*recent[1:], *time_calls(call, machine.clock, 1)]
+    start_s = machine.now_s()
+    deadline_s, recent = start_s + budget_s, list[float]()
+    while len(recent) < 3 or max(recent) > _STEADY_RATIO * min(recent):
+        recent = [*recent[-2:], *time_calls(call, machine.clock, 1)]
+        if machine.now_s() >= start_s + budget_s / 4:
+            break
     if not min(recent) > 0:  # NaN as well
         raise RuntimeError(f"the clock gave a call of {min(recent):g} s")
     group_s = max(_LEAST_SAMPLE_S, min(deadline_s - machine.now_s(), _LOADED_S) / MOST_SAMPLES)
     group = max(1, int(group_s / min(recent)))
     samples: list[float] = []
-    while len(samples) < _LEAST_SAMPLES or machine.now_s() < deadline_s:
-        samples += [round(seconds, 12) for seconds in time_calls(call, machine.clock, 1, group=group)]
-        if len(samples) >= MOST_SAMPLES or (len(samples) >= 2 and machine.now_s() > deadline_s + budget_s):
+    while (now_s := machine.now_s()) < deadline_s or len(samples) < _LEAST_SAMPLES:
+        is_done = len(samples) >= MOST_SAMPLES or (now_s - start_s >= least_s and is_known(samples))
+        if is_done or now_s + group * min(recent) > deadline_s + budget_s:
             break
-    return samples
+        samples += [round(seconds, 12) for seconds in time_calls(call, machine.clock, 1, group=group)]
+    return samples or recent[-1:]
+
+
+def is_known(samples: Sequence[float], share: float = 0.005) -> bool:
+    """Return whether ten or more samples give their median to within this share (see `Timing.half_width_s`)."""
+    return len(samples) >= 10 and timing_of(samples).half_width_s <= share * statistics.median(samples)
 
 
 def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:

@@ -151,7 +151,8 @@ def set_up(
     contention = neighbours and stages.tried(LOOK, UNSEEN, partial(wait_for_neighbours, neighbours, stages, budget))
     ceilings = measure_device(prepared, subject, stages, budget, busy=bool(contention))
     prepared, subject, pace = set_grid(prepared, subject, ceilings, stages, budget)
-    dispatch = dispatch_of_twin(prepared, subject, stages, budget, prepared.grid.batch_sizes, prepared.grid.engines)
+    sizes, engines, fresh = prepared.grid.batch_sizes, prepared.grid.engines, prepared.options.fresh
+    dispatch = dispatch_of_twin(prepared, subject, stages, budget, sizes, engines, fresh=fresh)
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
     ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *(contention or ())])
     return Session(prepared, subject, document, ledger, stages, budget, pace, neighbours, fallbacks)

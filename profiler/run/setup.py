@@ -17,7 +17,7 @@ from profiler.counting.memory_need import cache_bytes, memory_need
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.contention import Neighbours
-from profiler.device.device import Device, software
+from profiler.device.device import Device
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES, OWNING
@@ -36,12 +36,12 @@ from profiler.measure.subject import Subject, execution_paths
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.roofs.bandwidth import measure_links, measure_weights
-from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe, measure_host_pace
+from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.sampler import attempt
 from profiler.run.default_grid import Pace, choose_grid, measure_pace
 from profiler.run.fact_log import FactLog
-from profiler.run.stages import RunBudget, Stages
+from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 
 LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
@@ -50,6 +50,8 @@ _LOOK_S = 0.5
 """Seconds between two looks at other processes."""
 _CHECK_EVERY_S = 2.0
 """Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
+_WITNESS_SHARE = 0.08
+"""Share of the time of the ceilings for reading the model's own weights."""
 _DRIFT = "the drift probe", "a change in the machine's own speed is not detected"
 _DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexplained"
 
@@ -141,7 +143,7 @@ class MachineChecks:
                     if contention.disturbs(self._machine.info.host_threads):
                         self._ledger.add(contention)
             self._checked_s = self._machine.now_s()
-        return swing(self._ledger.gathered.looks)
+        return swing(self._ledger.gathered.looks, on_gpu=self._machine.is_cuda)
 
 
 def measure_device(
@@ -151,16 +153,15 @@ def measure_device(
 
     `busy` says that other processes disturb: roofs are then neither checked nor measured on the model's weights.
     """
-    machine, loaded = subject.machine, subject.loaded
+    machine, loaded, budget_s = subject.machine, subject.loaded, budget.part_s(RunPart.CEILINGS)
     stages.begin("roofs", "measuring this device's roofs")
-    ceilings = measure_ceilings(
-        subject.request, machine, subject.work, fresh=prepared.options.fresh, budget=budget, busy=busy
-    )
+    roofs_s, fresh = (1 - _WITNESS_SHARE) * budget_s, prepared.options.fresh
+    ceilings = measure_ceilings(subject.request, machine, subject.work, roofs_s, fresh=fresh, busy=busy)
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
     if not busy:
         with attempt("the model's own weights", machine, missing):
-            weights = measure_weights(loaded.module.parameters(), machine, budget.weight_read_s)
+            weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_SHARE * budget_s)
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
         stages.miss(f"measuring {name}", why, "this roof is missing")
@@ -194,28 +195,25 @@ def dispatch_of_twin(
     budget: RunBudget,
     batch_sizes: Sequence[int],
     engines: Sequence[str],
+    fresh: bool = True,
 ) -> list[DispatchSamples]:
     """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget.
 
-    Sizes at which no cell fits into memory are left out.
+    Unless `fresh`, that of the last day is used where four steps agree with it. Sizes at which no cell fits into memory
+    are left out.
     """
     stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    twin_s, machine = budget.dispatch_s(len(PHASES) * len(batch_sizes) * len(engines)), subject.machine
-    guard = partial(stages.optional, *_DISPATCH)
+    guard, budget_s = partial(stages.optional, *_DISPATCH), budget.part_s(RunPart.OVERHEAD)
     with guard():
         sizes = subject.fitting(batch_sizes)  # the twin needs memory, too
-        return measure_dispatch(subject.loaded, prepared.config, machine, sizes, engines, twin_s, guard)
+        return measure_dispatch(
+            subject.loaded, prepared.config, subject.machine, sizes, engines, budget_s, guard, fresh=fresh
+        )
     return []
 
 
 def measure_ceilings(
-    request: ModelRequest,
-    machine: Machine,
-    work: ModelWork,
-    *,
-    fresh: bool,
-    budget: RunBudget | None = None,
-    busy: bool = False,
+    request: ModelRequest, machine: Machine, work: ModelWork, budget_s: float, *, fresh: bool, busy: bool = False
 ) -> Ceilings:
     """Return the device's roofs for the dtypes of a model's products, cached for a day unless `fresh`.
 
@@ -223,24 +221,9 @@ def measure_ceilings(
     cached roofs are not checked.
     """
     dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
-    limits = effort.STANDARD if budget is None else budget
-
-    def measure_missing(known: Ceilings | None) -> Ceilings:
-        roofs = measure(
-            machine,
-            dtypes,
-            model_dtype=model_dtype,
-            stage_budget_s=limits.roof_s,
-            known=known,
-            checks_known=effort.STANDARD.checks_kept_roofs and not busy,
-        )
-        missing, host = dict(roofs.missing), roofs.host
-        with attempt("the host's pace", machine, missing):
-            host = host or measure_host_pace(machine, limits.host_pace_s)
-        return replace(roofs, host=host, missing=missing)
-
-    ceilings = cached(measure_missing, machine, software(), fresh=fresh)
-    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
+    checks = effort.STANDARD.checks_kept_roofs and not busy
+    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=budget_s, checks_known=checks)
+    return cached(measuring, machine, fresh=fresh).only(dtypes, model_dtype, machine.info.datasheet)
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:

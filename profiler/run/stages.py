@@ -100,8 +100,6 @@ class RunPart(StrEnum):
 
 
 _MOST_AFTER_SWEEP = 0.6
-_ROOF_SHARE, _LEAST_ROOF_S = 0.02, 1.0
-_HOST_SHARE = 0.03
 _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.02, 3.0
 
 
@@ -181,33 +179,11 @@ class RunBudget:
         return sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
 
     @property
-    def roof_s(self) -> float:
-        """Seconds for sampling one roof."""
-        return self._most(self._effort.roof_s, max(_LEAST_ROOF_S, _ROOF_SHARE * self.total_s))
-
-    @property
-    def weight_read_s(self) -> float:
-        """Seconds for reading the model's own weights."""
-        return self._most(self._effort.weight_read_s, self.roof_s / 2)
-
-    @property
-    def host_pace_s(self) -> float:
-        """Seconds for the steps of the standard twin."""
-        return self._most(self._effort.host_pace_s, _HOST_SHARE * self.total_s)
-
-    @property
     def neighbours_s(self) -> float:
         """Seconds to wait at most for other processes to end."""
         return self._effort.neighbours_share * self.total_s
 
-    def dispatch_s(self, measurements: int) -> float:
-        """Return the seconds for each of `measurements` measurements of dispatch."""
-        return self._most(self._effort.twin_s, self.part_s(RunPart.OVERHEAD) / measurements)
-
     @property
     def warm_up_s(self) -> float:
         """Seconds at most for warming up one cell of an engine; its first visit warms up the rest."""
-        return self._most(_WARM_UP_MOST_S, _WARM_UP_SHARE * self.total_s)
-
-    def _most(self, effort_s: float, share_s: float) -> float:
-        return effort_s if self.whole else min(effort_s, share_s)
+        return _WARM_UP_MOST_S if self.whole else min(_WARM_UP_MOST_S, _WARM_UP_SHARE * self.total_s)

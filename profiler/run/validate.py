@@ -15,7 +15,7 @@ import torch
 
 from profiler import effort
 from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
-from profiler.device.device import resolve_device
+from profiler.device.device import environment, resolve_device
 from profiler.engines.registry import OWNING, check_engine, engines_of_caches, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
@@ -315,7 +315,8 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
         "--compute-dtype": "" if compute_dtype is None else dtype_name(compute_dtype),
         "--attn": request.attn,
     }
-    parts = [f"roofscope run {shlex.quote(name)}"]
+    settings = [f"{setting}={value}" for setting, value in environment().items()]
+    parts = [*(["env", *settings] if settings else []), f"roofscope run {shlex.quote(name)}"]
     parts += [flag if value is True else f"{flag} {value}" for flag, value in resolved.items() if value]
     for item in fields(Options):
         requested = getattr(options, item.name)

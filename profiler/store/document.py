@@ -202,7 +202,7 @@ class RunDocument:
     device: DeviceFacts
     """The device, with its datasheet if it has one."""
     software: Mapping[str, str]
-    """Versions of Python, torch, transformers and others, by name."""
+    """Versions of Python, torch, transformers and others, and variables of the environment, by name."""
     ceilings: CeilingsRecord
     """The measured roofs."""
     grid: GridRecord

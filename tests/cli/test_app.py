@@ -91,7 +91,7 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("count", SMALL, "--context", "-1"), "context"),
         (("count", "llama-3.1-8b", "--phase", "prefill", "--batch", "9999999", "--prompt", "131072"), "more work than"),
         (("count", SMALL, "--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
-        (("count", SMALL, "--prompt", "8192"), "this model's limit is 8192"),
+        (("count", SMALL, "--quant", "nvpf4"), "Did you mean nvfp4"),
         (("count", SMALL, "--plot", "roofline", "--batch-sizes", "1"), "needs a GPU"),
         (("count", "llama-3.1-70b", "--batch-sizes", "1024", "--prompt-lens", "131071"), "64-bit integers"),
         (("forecast", SMALL), "is not a run folder"),

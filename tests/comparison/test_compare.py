@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from sides import asked, side, timed, witness
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides
-from profiler.comparison.side import NOT_TOLD, CellTime, MatchKey, Side, differences
-from profiler.comparison.text import change_words, difference_lines
+from profiler.comparison.side import NOT_TOLD, CellTime, MatchKey, Side, differences, side_of_run
+from profiler.comparison.text import change_words, changes_table, difference_lines
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
+from profiler.report.terminal import rich_table
+from profiler.store.folder import read_run
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "runs" / "reference" / "smollm2-135m-2-cores"
@@ -83,19 +87,20 @@ def test_a_sentinel_that_wavers_or_contradicts_the_roofs_divides_nothing() -> No
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.9])
-def test_threads_that_were_halved_are_no_drift(spread: float) -> None:
+@pytest.mark.parametrize("setting", ["threads", "instructions", "ONEDNN_MAX_CPU_ISA"])
+def test_a_setting_that_halves_the_roofs_is_no_drift(setting: str, spread: float) -> None:
     """A setting lowered the roofs: nothing is divided out and compute has moved, for any spread of the drift probe."""
-    first = side({asked(phase="prefill"): timed(0.010, compute_s=0.009)})
+    first = side({asked(phase="prefill"): timed(0.010, compute_s=0.009)}, settings={setting: "2"})
     halved = side(
         {asked(phase="prefill"): timed(0.019, compute_s=0.018)},
-        settings={"threads": "1"},
+        settings={setting: "1"},
         witness=witness(1.0, 2.0, spread=spread, at=1.0),
     )
     comparison = compare_sides(first, halved)
     assert comparison.shifts[1].claimed == (spread < 0.5)
     [change] = comparison.changes
     assert comparison.comparable
-    assert [item.words for item in comparison.differences] == ["threads 2 -> 1"]
+    assert [item.words for item in comparison.differences] == [f"{setting} 2 -> 1"]
     assert (change.verdict, change.moved, change.machine) == ("slower", "compute_s", 0)
     assert change.terms["compute_s"] == pytest.approx(0.009)
 
@@ -178,3 +183,22 @@ def test_a_cached_prefix_counts_to_the_depth() -> None:
     theirs = {asked(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
     found = compare_sides(side({cached["decode"]: timed(512e-5)}), side(theirs, tool="llama-bench"))
     assert [(item.after.median_s, item.verdict) for item in found.changes] == [(512e-5, "same")]
+
+
+def test_a_variable_of_the_environment_that_differs_is_named() -> None:
+    run, name = read_run(REFERENCE), "TORCHINDUCTOR_COORDINATE_DESCENT_TUNING"
+    tuned = replace(run, document=replace(run.document, software={**run.document.software, name: "1"}))
+    for pair, said in (((run, tuned), "not recorded -> 1"), ((tuned, run), "1 -> not recorded")):
+        comparison = compare_sides(*map(side_of_run, pair))
+        assert comparison.comparable
+        assert difference_lines(comparison)[0] == f"differs: {name} {said}"
+
+
+@pytest.mark.parametrize("before", [REFERENCE, AGAIN])
+@pytest.mark.parametrize("columns", [80, 100])
+def test_a_table_with_reasons_tears_no_word(before: Path, columns: int) -> None:
+    """nf4 is two to five times as slow on that CPU: arithmetic and dispatch moved, and some cells had one visit."""
+    table, stream = changes_table(compared(before, AGAIN.with_name("nf4"))), io.StringIO()
+    Console(file=stream, width=columns).print(rich_table(table, columns))
+    assert {*" ".join(map(" ".join, table.rows)).split()} <= {*stream.getvalue().split()}
+    assert "arithmetic" in stream.getvalue()

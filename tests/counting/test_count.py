@@ -12,12 +12,16 @@ import sharded
 import torch
 from transformers import DeepseekV3Config, LlamaConfig
 
+from profiler.counting.cache import counted_model
 from profiler.counting.count import count
+from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import Experts, Linear
 from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import walk
+from profiler.data.roof_set import roofs_called
 from profiler.errors import RequestError
 from profiler.loading.meta_model import build_on_meta
+from profiler.loading.source import resolve
 
 
 def document(roofscope, *arguments: str) -> dict:  # type: ignore[no-untyped-def,type-arg]
@@ -63,6 +67,34 @@ def test_the_default_attention_of_transformers_is_counted(roofscope) -> None:  #
     refused = roofscope("count", *arguments, "--attn", "sdpa")
     assert (refused.code, refused.err.count("\n")) == (2, 1)
     assert "use eager" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("model", "used", "but_table"),
+    [("mixtral-8x7b", 12.88e9, 12.75e9), ("gpt-oss-20b", 4.19e9, 3.61e9), ("qwen3-30b-a3b", 3.35e9, 3.04e9)],
+)
+def test_a_token_uses_a_part_of_a_mixture(model: str, used: float, but_table: float) -> None:
+    """Published: 12.9 B of 46.7 (arXiv:2401.04088), 3.61 B of 20.9 (model card of gpt-oss), 3.3 B of 30.5 (Qwen3)."""
+    numbers = model_numbers(counted_model(resolve(model)), 512)
+    assert (numbers.used_params, numbers.used_params_but_table) == pytest.approx((used, but_table), rel=2e-3)
+
+
+def test_a_context_beyond_the_models_own_limit_has_a_number_and_a_note() -> None:
+    """Qwen3-8B in 4.85 bits on an RTX 5090: 4.97 GB and 147,456 bytes per token leave room for 128 k, not for 256 k."""
+    at_limit, beyond, most = (
+        count("qwen3-8b", context=context, gpu_names="RTX 5090", quant="4.85 bits")
+        for context in (40_960, 131_072, 262_144)
+    )
+    assert "beyond" not in at_limit.note
+    assert "131,072 tokens are beyond the model's own limit of 40,960" in beyond.note
+    assert beyond.bytes["kv_read"] == 131_072 * 147_456
+    assert [(row.in_chunks, bool(row.refusal)) for [row] in (at_limit.gpus, beyond.gpus, most.gpus)] == [
+        (False, False), (True, False), (False, True)
+    ]  # fmt: skip
+    counted, roofs = counted_model(resolve("qwen3-8b"), quant="4.85 bits"), roofs_called("RTX 5090")
+    assert counted.weight_bytes == round(8_190_735_360 * 4.85 / 8)
+    [found] = model_numbers(counted, 512, (roofs,)).gpus
+    assert found.longest_prompt < 0.9 * 187_000 < found.longest_context < (roofs.room_bytes - 4.97e9) / 147_456
 
 
 def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no-untyped-def]

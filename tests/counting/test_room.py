@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
-from profiler.counting.memory_need import memory_need, need_of_batch, path_on
+from profiler.counting.memory_need import memory_need, need_in_chunks, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, walk
 from profiler.data.datasheets import gpu_called
@@ -203,8 +203,7 @@ def test_the_copies_of_mixtral() -> None:
     [experts] = work.of_kind(Experts)
     assert experts.each(Step(1, 1, 512), path).avoidable_bytes == {Cause.GATHERED_EXPERTS: 2 * copied_bytes}
     assert memory_need(work, 0, Step(32, 1, 511), 1, path).workspace_bytes == 32 * copied_bytes
-    server = need_of_batch(work, 0, 32, 1, 1, path, together=False)
-    assert server.workspace_bytes < copied_bytes
+    assert need_in_chunks(work, 0, 32, 1).workspace_bytes < copied_bytes
 
 
 BATCH, HEADS, KV_HEADS, WIDTH = 2, 16, 4, 32

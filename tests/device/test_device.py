@@ -180,3 +180,26 @@ def test_a_watched_forward_accepts_either_name(name: str) -> None:
     settings = settings_of("forward", model, {**named, name: SimpleNamespace()})
     assert settings.cache_class == "SimpleNamespace"
     assert without_cache({**named, "streamer": None}) == {"use_cache": True, "streamer": None}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("4", True), ("0.8", True), ("true", True), ("avx2", True), (":4096:8", True), ("AVX512_CORE_AMX_FP16", True),
+        ("backend:cudaMallocAsync", True), ("expandable_segments:True,garbage_collection_threshold:0.8", True),
+        ("", False), ("/home/me", False), ("~/x", False), ("C:\\x", False), ("10.0.0.1", False), ("1 2", False),
+        ("me@host", False), ("GPU-8f3b", False), ("$(id)", False), ("1\n", False), ("AKIAIOSFODNN7EXAMPLE", False),
+        ("hf_abcdefghijklmnopqrstuvwxyz", False), ("granularity=fine", False), ("1," * 40 + "1", False),
+    ],
+)  # fmt: skip
+def test_settings_of_the_environment_are_short_words_and_numbers(
+    value: str, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The values are those of torch's, cuBLAS's and oneDNN's documentation, and AWS's example of a key."""
+    for name in device.ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", value)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    found = {"PYTORCH_ALLOC_CONF": value} if kept else {}
+    assert device.environment() == found
+    assert {name: each for name, each in device.software().items() if name.isupper()} == found

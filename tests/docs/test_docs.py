@@ -38,9 +38,10 @@ _COMMAND = re.compile(r"(?:^|`|\$ | {4})roofscope ([a-z-]+)", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _NAMED = re.compile(r"`((?:tests|profiler|examples|runs/reference|\.ci)/[\w./-]*\w)(?:::(\w+))?`")
 OF_OTHERS = {
-    "--durations", "--extra-index-url", "--its", "--output-file", "--output-format", "--output-json", "--questions",
-    "--report", "--result-filename", "--save-result", "--strict", "--system-site-packages", "--to", "--help",
-    "--dry-run", "--only", "--seed",
+    "--durations", "--enable-per-request-metrics", "--extra-index-url", "--its", "--output-file", "--output-format",
+    "--output-json", "--per-request-spec-decode-metrics", "--questions", "--report", "--result-filename", "--to",
+    "--stats", "--strict", "--system-site-packages", "--save-result", "--verbose", "--help", "--dry-run", "--only",
+    "--seed",
 }  # fmt: skip
 """Options of other programs on these pages, and of the scripts of tests/."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.forecast import as_run
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear
@@ -18,7 +20,7 @@ from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import Cell, CellKey
 from profiler.grid.ranges import make_grid
 from profiler.judge.judge_run import judge_run
-from profiler.predict.cross_validation import held_out
+from profiler.predict.cross_validation import TrainedModel, held_out, train, train_on
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import StepArrays
 from profiler.predict.predict import fit
@@ -76,8 +78,8 @@ def test_held_out_cells_are_not_seen(known: RunFacts) -> None:
     measured, device = known.trained.measured, known.trained.fitted.device
     group = np.array([5])
     absurd = replace(measured, latency_s=np.where(np.arange(len(measured)) == 5, 1e3, measured.latency_s))
-    one = held_out(measured, device, [group])
-    other = held_out(absurd, device, [group])
+    one = held_out(measured, partial(fit, device=device), [group])
+    other = held_out(absurd, partial(fit, device=device), [group])
     forecast_s = 1e3 * (1 - other.errors[0])
     assert abs(forecast_s / measured.latency_s[5] - 1) == pytest.approx(one.errors[0])
 
@@ -107,9 +109,7 @@ def planted(known: RunFacts, overlaps: bool = False) -> tuple[MeasuredCells, Dev
         for column in demanded.columns
         if isinstance(column.source, Linear | AttentionCore)
     }
-    bare = replace(
-        known.trained.measured, replayed=ReplayedSteps(demanded, replayed, {}), faults=np.zeros(len(demanded.steps))
-    )
+    bare = replace(known.trained.measured, replayed=ReplayedSteps(demanded, replayed, {}))
 
     def truth(some: Any) -> Any:
         return 1.07 * fit(bare, device).terms(some).total_s
@@ -133,6 +133,100 @@ def test_a_planted_device_is_forecast_where_nobody_measured(known: RunFacts, ove
     far = known.demanded(StepArrays.of(make_grid("1024,2048", "16,32", 32).keys))
     off = np.abs(fitted.forecast(far).latency_s / truth(far) - 1)
     assert np.median(off) < 0.05
+
+
+def trained_on_corners(
+    known: RunFacts, own: float, drift: float = 0.0, slower: float = 1.0
+) -> tuple[TrainedModel, Any]:
+    """A planted run of batches 1 and 8 and prompts of 64 and 512 with replays between them, and its truth.
+
+    The half widths of its cells are `own`; replays between them took `slower` times their time.
+    """
+    measured, device, truth = planted(known)
+    steps = measured.demanded.steps
+    corners = np.flatnonzero(np.isin(steps.batch, (1, 8)) & np.isin(steps.prompt_len, (64, 512)))
+    run = as_run(replace(measured, half_width_s=own * measured.latency_s), corners)
+    assert run.between is not None
+    seconds = {name: slower * times for name, times in run.between.seconds.items()}
+    return train(replace(run, between=replace(run.between, seconds=seconds)), device, drift), truth
+
+
+def test_a_forecast_between_replayed_rows_is_as_narrow_as_its_cells(known: RunFacts) -> None:
+    """Four cells known within 1 %, and kernels replayed at 2 and 4 rows between 1 and 8."""
+    trained, truth = trained_on_corners(known, 0.01)
+    demanded = known.demanded(StepArrays.of(make_grid("64,512", "2,4", 32).keys))
+    forecast, half_width = trained.forecast(demanded)
+    assert np.abs(forecast.latency_s / truth(demanded) - 1).max() < 0.02
+    assert half_width.max() < 0.04
+
+
+def test_no_interval_is_narrower_than_the_cells_around_and_the_drift(known: RunFacts) -> None:
+    demanded = known.demanded(StepArrays.of(make_grid("128", "2", 32).keys))
+    for own, drift, least in ((0.01, 0.12, 0.12), (0.09, 0.0, 0.09), (0.09, 0.12, 0.15)):
+        trained, _ = trained_on_corners(known, own, drift)
+        _, half_width = trained.forecast(demanded)
+        assert (half_width >= least - 1e-9).all()
+        assert (half_width < 1.5 * least).all()
+
+
+def test_a_measured_cell_keeps_its_time_and_interval(known: RunFacts) -> None:
+    trained, _ = trained_on_corners(known, 0.05)
+    forecast, half_width = trained.forecast(trained.measured.demanded)
+    assert forecast.latency_s == pytest.approx(trained.measured.latency_s)
+    assert half_width == pytest.approx(np.hypot(0.05, 0.03))
+
+
+def test_a_forecast_that_contradicts_larger_cells_is_refused(known: RunFacts) -> None:
+    """The replays at 2 and 4 rows were disturbed: three times as slow as those of 1 and 8."""
+    demanded = known.demanded(StepArrays.of(make_grid("64", "2,4", 32).keys))
+    for slower, refused in ((1.0, False), (3.0, True)):
+        trained, _ = trained_on_corners(known, 0.01, slower=slower)
+        _, half_width = trained.forecast(demanded)
+        assert np.isinf(half_width).any() == refused
+
+
+def test_a_disturbed_twin_counts_only_for_cells_that_bound_it() -> None:
+    """In this run the twin took 30 ms and later 20; batches 2 and 4 have the first figure only, and no visit.
+
+    The steps of batches 1 and 8 took 21.7 and 20.6 ms, and prefills dispatch as much.
+    """
+    folder = REFERENCE / "mistral-7b-h200-default"
+    known = run_facts(folder)
+    assert known.facts.dispatch["eager", "prefill", 2].step_s > 0.030
+    steps = StepArrays.of(make_grid("64", "1,2,4,8", 32).keys)
+    assert (known.trained.fitted.device.dispatched(steps).step_s < 0.022).all()
+    forecast, _ = known.trained.forecast(known.demanded(steps))
+    decode_s = forecast.latency_s[~steps.prefill]
+    assert decode_s == pytest.approx([0.0212] * 4, rel=0.05)
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_the_twin_of_a_batch_without_a_cell_changes_no_forecast(slower: float) -> None:
+    """An H100's run without its cells of batch 4: the decode steps took 24.1 and 26.2 ms, whatever its twin took."""
+    known = run_facts(REFERENCE / "mistral-7b-h100")
+    twin = {
+        key: replace(item, step_s=slower * item.step_s) for key, item in known.facts.dispatch.items() if key[2] == 4
+    }
+    facts = replace(known.facts, dispatch={**known.facts.dispatch, **twin})
+    rows = [row for row in known.run.measured if row.batch_size != 4]
+    steps = StepArrays.of([key for key in facts.grid.keys if key.cell.batch_size == 4 and key.phase == "decode"])
+    trained = train_on(facts, rows, lambda keys: known.demanded(StepArrays.of(keys)), "eager")
+    assert trained is not None
+    forecast, half_width = trained.forecast(known.demanded(steps))
+    assert forecast.latency_s == pytest.approx([0.0241, 0.0262], rel=0.1)
+    assert (half_width > 0.25).all(), "the cells around are known within 25 % and more"
+
+
+def test_too_few_cells_are_refused_with_the_command_that_measures_the_others() -> None:
+    request = ForecastRequest(batch_sizes="2,4", prompt_lens="64")
+    with pytest.raises(RequestError) as refusal:
+        forecast_run(REFERENCE / "mistral-7b-h200-default", request)
+    assert str(refusal.value).endswith(
+        "measured too few cells of prefill to forecast these; measure them: roofscope run mistral-7b-v0.1"
+        " --new-tokens 32 --dtype bfloat16 --quant none --weights random --engine eager --device cuda:0"
+        " --prompt-lens 64 --batch-sizes 2,4"
+    )
+    assert forecast_run(QUIET, request).cells
 
 
 @pytest.mark.ci

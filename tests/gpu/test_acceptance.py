@@ -149,6 +149,6 @@ def test_no_cache_hides_the_weights_of_a_known_kernel(truth: Truth) -> None:
     brief = {"CHAIN": 200, "LOOK_S": 1e-3, "LEAST_ROUNDS": 2, "MOST_ROUNDS": 2}
     with simulated(truth), mock.patch.multiple("claims.kernels", **brief):
         machine = machine_for(torch.device("cuda", 0))
-        ceilings = measure(machine, ["float32"], model_dtype="float32", stage_budget_s=0.1)
+        ceilings = measure(machine, ["float32"], model_dtype="float32", budget_s=0.6)
         found = list(judged_kernels(machine, ceilings))
     assert [(item.kernel.name, item.label) for item in found if item.label != item.kernel.label] == []

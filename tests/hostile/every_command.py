@@ -19,7 +19,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1]))
 from hurry import hurry
 
-_SHORT = ["--prompt-lens", "8", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
+_SHORT = ["--prompt-lens", "8,16", "--batch-sizes", "1,2", "--new-tokens", "4", "--budget", "1", "--quiet"]
 
 
 def commands(model: str, script: str, runs: Path) -> list[list[str]]:

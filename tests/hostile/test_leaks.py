@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import profiler
+from profiler.device.device import ENVIRONMENT
 
 SECRETS = {
     "a token in the environment": "hf_SecretOfTheEnvironment",
@@ -23,6 +24,11 @@ SECRETS = {
     "a word in the model's path": "sk-SecretOfThePath",
     "the home folder's name": "somebody-SecretOfTheHome",
 }
+UNUSED_HERE = (
+    "CUBLASLT_WORKSPACE_SIZE", "CUDA_MODULE_LOADING", "DISABLE_ADDMM_CUDA_LT", "NCCL_ALGO", "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+)  # fmt: skip
+"""Variables that a run records if their values are short words or numbers. Nothing on a CPU reads them."""
 SCRIPT = """
 import sys
 import torch
@@ -64,6 +70,7 @@ def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Writ
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "XDG_"))}
     environment |= {"HOME": str(home), "HF_HOME": str(base / "hub"), "HF_TOKEN": tokens[0], "AWS_SECRET": tokens[1]}
     environment |= {"PYTHONPATH": str(Path(profiler.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    environment |= dict(zip(UNUSED_HERE, tokens, strict=True))
     isolated = subprocess.run(["unshare", "-rn", "true"], capture_output=True, check=False, timeout=20).returncode == 0
     command = [sys.executable, Path(__file__).with_name("every_command.py"), model, script, work / "runs"]
     done = subprocess.run(
@@ -101,6 +108,15 @@ def test_no_file_holds_a_secret(written: Written, what: str) -> None:
     secret = SECRETS[what].encode()
     files = [file for file in written.folder.rglob("*") if file.is_file()]
     assert [file.name for file in files if secret in contents(file)] == []
+
+
+@pytest.mark.slow
+def test_settings_of_the_environment_are_recorded_without_the_secrets_in_others(written: Written) -> None:
+    document = json.loads((written.folder / "one" / "run.json").read_text())
+    assert {*UNUSED_HERE, "OMP_NUM_THREADS"} <= {*ENVIRONMENT}
+    assert document["software"]["OMP_NUM_THREADS"] == "1"
+    assert not {*UNUSED_HERE} & document["software"].keys()
+    assert "OMP_NUM_THREADS=1 " in document["command"].partition("roofscope run tiny ")[0]
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from profiler.facts.roofs import DriftReading
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.judge.judge_run import Judgement, judge_run
-from profiler.judge.machine_speed import at_median_speed, swing_words
+from profiler.judge.machine_speed import at_median_speed, mode_words, swing_words
 from profiler.judge.scaling import SIZE_OF
 from profiler.store.folder import read_document, read_facts, read_gathered
 
@@ -96,6 +97,53 @@ def test_a_probe_that_swings_by_itself_or_once_a_round_changes_no_time(xeon_fact
     assert not swings
     assert steadied.visits == swung.visits
     assert swing_words(swung) == []
+
+
+def hosted(facts: Facts, pace_of: Callable[[np.random.Generator, int], float], seed: int, scatter: float) -> Facts:
+    """Give each cell two visits in which steps take `pace_of` times as long, and scatter by themselves."""
+    rng = np.random.default_rng(seed)
+
+    def visit(known: Visit, number: int) -> Visit:
+        steps = rng.normal(1.0, scatter, len(known.decode_s)) * pace_of(rng, number)
+        return replace(known, round=number, decode_s=tuple(float(np.median(known.decode_s)) * steps))
+
+    visits = {cell: [visit(known[0], number) for number in range(2)] for cell, known in facts.visits.items()}
+    return replace(facts, visits=visits, looks=[])
+
+
+@pytest.fixture(scope="module")
+def many_cells() -> Facts:
+    folder = Path("runs/reference/smollm2-135m-epyc")
+    document = read_document(folder)
+    return replace(read_facts(folder, document, read_gathered(folder, document)), others={})
+
+
+def test_a_host_with_two_modes_is_named_once_with_both(many_cells: Facts) -> None:
+    """Visits of 16 cells meet modes of 18 and 33 ms. In nine runs of ten and more a sentence has both."""
+    named = 0
+    for seed in range(20):
+        words = mode_words(hosted(many_cells, lambda rng, _: float(rng.choice([18, 33])), seed, 0.01))
+        times = [float(value) for text in words for value in re.findall(r"([\d.]+) m?s", text)]
+        named += len(words) == 1 and times[1] / times[0] == pytest.approx(33 / 18, rel=0.03)
+    assert named >= 18
+
+
+@pytest.mark.parametrize("scatter", [0.01, 0.1])
+@pytest.mark.parametrize("apart", [0.01, 0.03, 0.1])
+def test_one_mode_is_not_two(many_cells: Facts, scatter: float, apart: float) -> None:
+    """Visits that differ by chance, and steps that scatter: at most one run in fifty is named."""
+    runs = [hosted(many_cells, lambda rng, _: float(rng.normal(1.0, apart)), seed, scatter) for seed in range(50)]
+    assert sum(bool(mode_words(run)) for run in runs) <= 1
+
+
+def test_of_the_committed_runs_one_has_a_host_with_two_modes() -> None:
+    named = {}
+    for folder in Path("runs/reference").glob("*"):
+        if (folder / "operators.csv").exists():
+            document = read_document(folder)
+            named |= {folder.name: mode_words(read_facts(folder, document, read_gathered(folder, document)))}
+    assert [name for name, words in named.items() if words] == ["mistral-7b-h200-default"]
+    assert "takes 21.9 ms in one and 33.3 ms in the other" in named["mistral-7b-h200-default"][0]
 
 
 def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share() -> None:

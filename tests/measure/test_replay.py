@@ -305,7 +305,7 @@ def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) ->
 
     for linear in linears:
         linear.register_forward_pre_hook(stream)
-    measured = dispatch.measure_dispatch(subject.loaded, config, HOST, [1], ["eager"], 0.5)
+    measured = dispatch.measure_dispatch(subject.loaded, config, HOST, [1], ["eager"], 2.0)
     decode = next(item for item in measured if item.phase == "decode")
     streamed_s = 4e-3 * len(linears)
     found = dispatch_of(decode)

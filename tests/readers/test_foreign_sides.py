@@ -255,3 +255,13 @@ def test_a_setting_that_only_one_table_has_is_named(tmp_path: Path) -> None:
         path.write_text(f"| model | size | params | backend | ngl |{heading} test | t/s |\n{row.format(value)}\n")
         sides.append(side_of_file(read_foreign(path)))
     assert difference_lines(compare_sides(*sides))[-1] == "after: only this file says flash_attn 1"
+
+
+def test_bits_that_only_one_table_names_are_no_known_equality(tmp_path: Path) -> None:
+    plain, named = table(tmp_path / "plain.csv", "100"), tmp_path / "named.csv"
+    named.write_text("batch_size,prompt_len,new_tokens,tokens_per_s,bits_per_weight\n1,512,128,120,4.85\n")
+    assert difference_lines(compared(plain, named)) == [
+        "no setting that both name differs", "after: only this file says bits per weight 4.85"
+    ]  # fmt: skip
+    assert difference_lines(compared(plain, plain)) == ["no known setting differs between the two"]
+    assert difference_lines(compared(named, named)) == ["no known setting differs between the two"]

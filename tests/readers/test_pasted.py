@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -189,7 +190,7 @@ def test_two_printed_reports_are_told_apart(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "optimum.json", "trtllm-bench.txt"])
+@pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "trtllm-bench.txt"])
 def test_no_report_of_several_is_lost(name: str, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="it has 2 reports; give each a file"):
         read(2 * (FILES / name).read_text(), tmp_path / "f")
@@ -210,7 +211,6 @@ def test_vllm_speculation_is_read_from_its_screen(tmp_path: Path) -> None:
         ((FILES / "vllm-log.txt").read_text(), "log of a vLLM server.*--save-result"),
         ("Throughput: 5.35 requests/s, 2735.50 total tokens/s, 1369.41 output tokens/s\n", "--output-json"),
         ("Decode batch. #running-req: 1, gen throughput (token/s): 95.1, #queue-req: 0\n", "SGLang server"),
-        ("llama_perf: eval time = 900.00 ms / 63 runs ( 14.29 ms per token, 70.00 tokens per second)\n", "llama-bench"),
     ],
 )
 def test_what_cannot_be_read_names_the_option_that_writes_a_file(text: str, what: str, tmp_path: Path) -> None:
@@ -227,3 +227,53 @@ def test_a_concurrency_before_a_report_belongs_to_it(tmp_path: Path) -> None:
         text = "".join(f"{prefix}{line}\n" for line in twice.splitlines())
         caps = [figure.cap for figure in read(text, tmp_path / "f").figures if figure.covers == "decode"]
         assert caps == [4, 8]
+
+
+CONSOLES = ("ollama.txt", "llama-server.txt", "llama-cli.txt", "mlx.txt", "lm-studio.txt")
+"""Their formats: ollama's api/types.go (Summary), llama.cpp's tools/server/server-context.cpp (print_timings) and
+src/llama-context.cpp (llama_perf_context_print), mlx_lm/generate.py, and src/subcommands/chat/util.ts of LM Studio."""
+
+
+@pytest.mark.parametrize("name", CONSOLES)
+def test_what_is_around_console_lines_changes_nothing(name: str, tmp_path: Path) -> None:
+    """Slots and times in front, a list, a terminal's colours, Windows' UTF-16, commas, and an answer with code."""
+    text, expected = (FILES / name).read_text(), list(read_foreign(FILES / name).figures)
+    slot = "0.24.865.106 I slot print_timing: id  0 | task 27 | "
+    answer = '{"model": [\n| a | b |\n| --- | --- |\n| 1 | 2 |\n```json\n{\n'
+    for changed, encoding in (
+        (slot + text.replace("\n", f"\n{slot}"), "utf-8"),
+        (text.replace("\n", "\n- "), "utf-8"),
+        (text.replace(": ", ":\x1b[1m \x1b[0m "), "utf-8"),
+        ("\ufeff" + text.replace("\n", "\r\n"), "utf-16-le"),
+        (re.sub(r"(\d)\.(\d)", r"\1,\2", text), "utf-8"),
+        ("$ cat log\n" + answer + text, "utf-8"),
+    ):
+        assert list(read(changed, tmp_path / "f", encoding).figures) == expected
+
+
+def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) -> None:
+    """4.67 bits per weight and all 37 layers, whatever a draft model has; a second request follows the first."""
+    text = (FILES / "llama-server-drafts.txt").read_text()
+    draft = "print_info: file size = 0.64 GiB (8.50 BPW)\nload_tensors: offloaded 17/17 layers to GPU\n"
+    head, timings = text[: text.index("0.11")], text[text.index("0.11") :]
+    file = read(
+        head + draft + timings + timings.replace("draft acceptance", "x").replace("accepted", "x"), tmp_path / "f"
+    )
+    assert {(figure.held.weight_bytes, figure.held.gpu_layers) for figure in file.figures} == {(4.67 / 8, 37)}
+    first, second = (figure for figure in file.figures if figure.covers == "decode")
+    assert (first.settings, second.settings) == ((("run", "1"),), (("run", "2"),))
+    assert (first.step_tokens, first.query_tokens, second.step_tokens) == (2, 2.5, 1)
+    assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
+
+
+def test_lines_of_two_tools_need_a_file_each(tmp_path: Path) -> None:
+    """llama-batched-bench prints its context's times after its table, which has them already."""
+    cli = (FILES / "llama-cli.txt").read_text()
+    with pytest.raises(RequestError, match=r"results of ollama and llama\.cpp; give each a file"):
+        read((FILES / "ollama.txt").read_text() + cli, tmp_path / "f")
+    assert read((FILES / "llama-batched-bench.md").read_text() + cli, tmp_path / "f").tool == "llama-batched-bench"
+    with pytest.raises(RequestError, match="wrote no time"):
+        read(
+            "eval time =       0.00 ms /     1 runs   (    0.00 ms per token,      inf tokens per second)",
+            tmp_path / "f",
+        )

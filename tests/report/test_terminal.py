@@ -105,6 +105,16 @@ def test_a_ranked_table_keeps_its_first_rows_and_another_one_spans_all() -> None
         assert f"{len(shown)} of 100 rows" in " ".join(" ".join(lines).split())
 
 
+@pytest.mark.parametrize("width", [60, 61, 62, 70, 80, 100])
+def test_no_word_of_a_table_is_torn(width: int) -> None:
+    """A text and a first column break between words, and a number of 30 characters never."""
+    row = ("decode 16 x 4096, threads 8", f"{10**29}", "arithmetic +178 ms where others kept 0.9 cores busy")
+    table = text_table(("cell", "change", "reason"), [row], wrapped=("reason",))
+    lines = lines_of([Section("", [table])], width)
+    assert max(map(len, lines)) <= width
+    assert {*" ".join(row).split()} <= {*" ".join(lines).split()}
+
+
 def test_negative_terms_are_left_of_zero() -> None:
     cell = result(key(), 1.0, weights_s=1.1, kernel_s=-0.02, unexplained_s=-0.08)
     [bar] = breakdown_bars([cell], 8)

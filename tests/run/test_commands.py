@@ -26,6 +26,7 @@ from machines import HOST, small
 from raw_samples import read_records
 
 import profiler
+from profiler.device.device import ENVIRONMENT
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, RankError, RequestError, RunError
 from profiler.facts.visits import Gap
@@ -76,8 +77,8 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
         raise RequestError("only read.")
 
     monkeypatch.setattr("profiler.run.validate.prepare", prepare)
-    _, *arguments = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
-    assert "only read" in roofscope(*arguments).err
+    words = shlex.split(repeating(request, make_grid("32,64", "3", 9, "128", ["static"]), options))
+    assert "only read" in roofscope(*words[words.index("roofscope") + 1 :]).err
     assert read == [replace(options, out=None, cache="")]
 
 
@@ -147,9 +148,22 @@ def test_a_model_and_its_draft_are_quoted_and_without_their_folder(tiny_folder: 
     folder = shutil.copytree(tiny_folder, tmp_path / "my model")
     request = ModelRequest(resolve(str(folder)), torch.device("cpu"), torch.float32)
     command = repeating(request, make_grid("32", "1", 8), Options(draft=str(folder)))
-    assert command.startswith("roofscope run 'my model' ")
+    assert "roofscope run 'my model' " in command
     assert command.endswith("--draft 'my model'")
     assert str(tmp_path) not in command
+
+
+def test_the_environment_is_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`env` sets them in every shell, and below a profiler that starts the command."""
+    request = ModelRequest(resolve("smollm2-135m"), torch.device("cpu"), torch.float32)
+    for name in ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    bare = repeating(request, make_grid("32", "1", 8), Options())
+    assert bare.startswith("roofscope run smollm2-135m ")
+    monkeypatch.setenv("TORCHINDUCTOR_MAX_AUTOTUNE", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    command = repeating(request, make_grid("32", "1", 8), Options())
+    assert command == f"env OMP_NUM_THREADS=3 TORCHINDUCTOR_MAX_AUTOTUNE=1 {bare}"
 
 
 CELL = Cell(1, 8, 8)

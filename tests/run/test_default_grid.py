@@ -93,7 +93,7 @@ def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_fold
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, phase: Phase) -> None:
-    """Without a cache, a float32 step reads 4 bytes for two FLOPs per weight: at 30 FLOPs per byte, the knee is at 60."""
+    """Without a cache, a float32 step reads 4 bytes for two FLOPs per weight: with 30 per byte, the knee is at 60."""
     roofs = Ceilings({"float32": roof(30e12)}, {READ: roof(1e12)}, 1, beyond_cache=True)
     options = Options(model=str(tiny_folder), new_tokens=4, dtype="float32", device="cpu", budget_s=1e9)
     prepared = prepare_batch_test(options, phase, context_len=1 if phase == "decode" else None, prompt_len=1)

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ from transformers import LlamaModel
 from transformers.activations import ACT2FN
 
 import profiler
+from profiler import effort
 from profiler.comparison.compare import Change, compare_sides
 from profiler.comparison.side import read_side
 from profiler.device.clock import CoreClock, time_calls
 from profiler.device.machine import Machine
 from profiler.facts.operators import REST
-from profiler.roofs.measure import measure
 from profiler.store.folder import read_facts, read_gathered, read_run
 
 pytestmark = pytest.mark.slow
@@ -59,10 +58,12 @@ def on_one_clock(patch: pytest.MonkeyPatch) -> None:
     """Measure times, budgets and roofs by the CPU time of one thread, and shorten the checks."""
     patch.setattr("profiler.device.clock.clock_for", lambda _device: CoreClock())
     patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
-    patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.2))
-    patch.setattr("profiler.run.setup.measure_host_pace", lambda _machine: None)
+    patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
     # A check of the machine before every round would take longer than the visits of such a small model.
-    with_effort(patch, rounds=30, checks_kept_roofs=False, roofs_again_s=0.0, drift_calls=2, drift_bursts=2)
+    shares = {**effort.STANDARD.shares, "ceilings": 2.0}
+    with_effort(
+        patch, rounds=30, checks_kept_roofs=False, roofs_again_s=0.0, drift_calls=2, drift_bursts=2, shares=shares
+    )
     patch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", NOBODY)
 
 

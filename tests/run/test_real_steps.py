@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -12,7 +11,6 @@ from hurry import with_effort
 from raw_samples import read_records
 
 import profiler
-from profiler.roofs.measure import measure
 
 pytestmark = [pytest.mark.timing, pytest.mark.slow]
 
@@ -22,9 +20,8 @@ def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
     """Profile six layers of SmolLM2-135M, each cell four times, with briefly measured roofs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
-        patch.setattr("profiler.run.setup.measure", partial(measure, stage_budget_s=0.3))
-        patch.setattr("profiler.run.setup.measure_host_pace", lambda *_: None)
-        with_effort(patch, rounds=4, more_prefills_s=0.2, twin_s=0.5)
+        patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
+        with_effort(patch, rounds=4, more_prefills_s=0.2)
         yield lambda: profiler.profile(
             str(short_folder),
             prompt_lens=[64, 128],

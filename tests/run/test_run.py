@@ -93,8 +93,8 @@ def test_dispatch_that_was_held_up_is_measured_again(
     """Another process slows the twin's first steps to ten seconds and ends before the cells are timed."""
     measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
 
-    def at_first_held_up(*arguments: Any) -> list[DispatchSamples]:
-        step_s, in_time = (next(seen),) * 8, measured(*arguments[:5], 60.0, *arguments[6:])
+    def at_first_held_up(*arguments: Any, **named: Any) -> list[DispatchSamples]:
+        step_s, in_time = (next(seen),) * 8, measured(*arguments[:5], 60.0, *arguments[6:], **named)
         return [DispatchSamples(item.engine, item.phase, item.batch_size, step_s) for item in in_time]
 
     monkeypatch.setattr(foundation, "measure_dispatch", at_first_held_up)
@@ -112,10 +112,12 @@ def test_dispatch_is_completed_for_the_cells_that_were_measured(
     profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine no time is left for the second batch size before the cells are timed."""
-    measured, budgets_s = foundation.measure_dispatch, iter([0.0, 60.0])
+    measured, sizes = foundation.measure_dispatch, iter([1, 2])
 
-    def at_first_late(*arguments: Any) -> list[DispatchSamples]:
-        return measured(*arguments[:5], next(budgets_s), *arguments[6:])
+    def at_first_late(*arguments: Any, **named: Any) -> list[DispatchSamples]:
+        most = next(sizes)
+        found = measured(*arguments[:5], 60.0, *arguments[6:], **named)
+        return [item for item in found if item.phase == "prefill" or item.batch_size <= most]
 
     monkeypatch.setattr(foundation, "measure_dispatch", at_first_late)
     run = profile_tiny(batch_sizes=[1, 2], budget_s=60)

@@ -11,6 +11,8 @@ import torch
 from profiler.device.machine import machine_for
 from profiler.device.telemetry import nvml_source
 from profiler.effort import Effort
+from profiler.facts.roofs import drift
+from profiler.roofs.fixed_work import DriftProbe
 from profiler.roofs.gemm import measure_gemm
 from profiler.roofs.sampler import clocked
 from profiler.store.folder import read_gathered
@@ -38,6 +40,28 @@ def test_a_power_limit_has_settled_before_the_roof_is_taken(truth: Truth, share:
         roof = clocked(lambda: measure_gemm(machine, "bfloat16", Effort().roof_s), machine)
     assert roof.per_s == pytest.approx(share * H100.flops_per_s["bfloat16"], rel=0.03)
     assert roof.clock_hz == pytest.approx(share * H100.clock_hz, rel=0.03)
+
+
+@pytest.mark.slow
+def test_the_probe_reads_the_clock_that_its_product_had() -> None:
+    """Two readings at full clock, two right after 0.2 s of products, which bring the clock to its capped share.
+
+    A part of the probe's product is a launch, which has no clock: 38 and 42 us are 2 % apart in cycles.
+    """
+    with simulated(capped(0.0)):
+        machine = machine_for(CARD)
+        probe, rows = DriftProbe(machine), torch.randn(8192, 8192, device=CARD, dtype=torch.bfloat16)
+        looks = [probe.look(), probe.look()]
+        for _ in range(2):
+            start_s = machine.now_s()
+            while machine.now_s() < start_s + 0.2:
+                rows @ rows
+                torch.cuda.synchronize()
+            looks.append(probe.look())
+    assert looks[-1].compute > 1.05 * looks[0].compute
+    assert looks[-1].clock_hz == pytest.approx(CAP.share * H100.clock_hz, rel=0.01)
+    assert drift(looks, on_gpu=True) < 0.02
+    assert drift(looks, on_gpu=False) > 0.05
 
 
 @pytest.mark.slow

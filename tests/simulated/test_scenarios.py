@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,7 +11,8 @@ import pytest
 from hurry import with_effort
 
 from profiler.facts.measurements import COMPILED
-from profiler.forecast.command import run_facts
+from profiler.forecast.command import forecast_run, run_facts
+from profiler.forecast.options import ForecastRequest
 from profiler.judge.regimes import Flag
 from profiler.run.multi_run import device_healths
 from profiler.store.folder import Run, read_run
@@ -206,12 +209,20 @@ def test_plans_are_not_part_of_a_steps_time(tmp_path: Path) -> None:
 
 
 def test_a_run_forecasts_a_card_of_known_truth(tmp_path: Path) -> None:
-    """Forecasts of two layers of Mistral-7B have median errors below 5 %: of each cell from the others, and of the
-    extremes from the rest."""
-    run, _ = said(Scenario("mistral-7b-v0.1", 2, prompt_lens=[128, 512], batch_sizes=[1, 8]), [A100], tmp_path)
+    """A default grid on two layers of Mistral-7B: median errors below 5 % of its cells, each from the others, and of
+    eight unseen cells, whose intervals contain the truth."""
+    scenario = Scenario("mistral-7b-v0.1", 2, prompt_lens=[128, 512, 2048], batch_sizes=[1, 4, 16])
+    run, _ = said(scenario, [A100], tmp_path)
     known = run_facts(run.folder)
     assert known.trained.within.median < 0.05
     assert known.trained.outside.median < 0.05
+    unseen = replace(scenario, prompt_lens=[256, 1024], batch_sizes=[1, 2, 8, 16])
+    answer = forecast_run(run.folder, ForecastRequest(prompt_lens="256,1024", batch_sizes="1,2,8,16"))
+    true_s = {(item.phase, item.batch_size, item.prompt_len): item.latency_s for item in so(unseen, A100, tmp_path)}
+    off = [abs(cell.latency_s / true_s[cell.phase, cell.batch_size, cell.prompt_len] - 1) for cell in answer.cells]
+    assert len(off) == 16
+    assert statistics.median(off) < 0.05
+    assert all(cell.low_s < true_s[cell.phase, cell.batch_size, cell.prompt_len] < cell.high_s for cell in answer.cells)
 
 
 @pytest.mark.ci

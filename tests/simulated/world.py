@@ -37,6 +37,7 @@ TIMED = ("device.clock", "device.machine", "device.telemetry", "roofs.measure", 
 
 ENOUGH = {
     "roofs.sampler.MOST_SAMPLES": 8, "roofs.sampler.CLOCK_LOOKS_S": 2e-3, "roofs.fixed_work.HOST_PACE_STEPS": 4,
+    "roofs.fixed_work._LEAST_RUNS": 2,
     "measure.dispatch.TWIN_STEPS": 8, "measure.replay.ENOUGH_SAMPLES": 8,
     "measure.rounds.MORE_PREFILLS": 1, "measure.rounds.TAIL_PREFILLS": 2,
 }  # fmt: skip
@@ -84,7 +85,7 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
             stack.enter_context(four_bit.asked_anew())
-        brief = replace(effort.STANDARD, roof_s=0.1, weight_read_s=0.0, host_pace_s=1e-3)
+        brief = replace(effort.STANDARD, roof_s=0.1, shares={**effort.STANDARD.shares, "ceilings": 0.02})
         for name, value in {**ENOUGH, "effort.STANDARD": brief}.items() if hurried else ():
             stack.enter_context(mock.patch(f"profiler.{name}", value))
         forget = sys.modules["profiler.device.machine"].side_stream.cache_clear

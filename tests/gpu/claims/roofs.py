@@ -46,7 +46,9 @@ def first_roofs(bench: Bench) -> Ceilings:
     if bench.cuda:
         _load(bench, _HEATING_S)
     dtype = dtype_name(bench.dtype) if bench.cuda else "float32"
-    return measure(bench.machine, measurable_dtypes(bench.device), model_dtype=dtype, stage_budget_s=_stage_s(bench))
+    dtypes = measurable_dtypes(bench.device)
+    budget_s = (len(dtypes) + 5) * _stage_s(bench)
+    return measure(bench.machine, dtypes, model_dtype=dtype, budget_s=budget_s)
 
 
 def _stage_s(bench: Bench) -> float:

@@ -1,0 +1,60 @@
+"""A counted model with its weights in the bits in which others store them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from profiler.counting.floor import DENSE_BYTES, bytes_per_weight
+from profiler.counting.operators import Experts, Linear, Operator
+from profiler.counting.preset_counts import CountedModel, Dtype
+from profiler.quant.stored_formats import StoredFormat, stored_format
+
+
+def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
+    """Return a model whose weights are stored as `form`; what that leaves dense has the bytes that were counted.
+
+    A checkpoint that is published as `form` is returned as it was counted.
+    """
+    if counted.published == form.name:
+        return counted
+    work, is_mixture = counted.work, bool(counted.work.of_kind(Experts))
+    operators = [_packed(each, form, counted.dtype, is_mixture=is_mixture) for each in work.operators]
+    pairs = zip(work.operators, operators, strict=True)
+    saved = sum((old.count - old.repeats) * (_weight_bytes(old) - _weight_bytes(new)) for old, new in pairs)
+    weight_bytes = round(work.params * form.bits / 8) if form.packs == "all" else counted.weight_bytes - saved
+    return replace(counted, work=replace(work, operators=tuple(operators)), weight_bytes=weight_bytes, published=None)
+
+
+def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: bool) -> Operator:
+    """Return an operator with its weights as `form`; its products are in the dtype of the form, else in the model's."""
+    products = Dtype(form.products or dtype)
+    if isinstance(operator, Experts):
+        weights = sum(ins * outs for ins, outs in operator.matrices)
+        return replace(operator, expert_bytes=round(weights * form.bits / 8), dtype=products)
+    stays = operator.group == "lm_head" or (form.packs == "experts" and is_mixture)
+    if not isinstance(operator, Linear) or (form.packs != "all" and stays):
+        return operator
+    stored = operator.weight
+    nbytes = round(stored.in_features * stored.out_features * form.bits / 8)
+    weight = replace(stored, format=form.name, weight_bytes=nbytes, dense_from_rows=None, fused_rows=())
+    return replace(operator, weight=weight, dtype=products)
+
+
+def _weight_bytes(operator: Operator) -> int:
+    if isinstance(operator, Experts):
+        return operator.num_experts * operator.expert_bytes
+    return operator.weight.weight_bytes if isinstance(operator, Linear) else 0
+
+
+_OTHERS = {"all": "a mean of all", "linears": "the head and the embedding tables in 16", "experts": "all others in 16"}
+
+
+def stored_note(quant: str, counted: CountedModel) -> str:
+    """What the name of a format does not say: its bits and what they leave out, or that it leaves experts dense."""
+    experts = counted.work.of_kind(Experts)
+    if form := stored_format(quant):
+        packs = "linears" if form.packs == "experts" and not experts else form.packs
+        return f"{'experts' if packs == 'experts' else 'weights'} in {form.bits:.3g} bits, {_OTHERS[packs]}"
+    if quant != "none" and any(bytes_per_weight(bank) >= DENSE_BYTES for bank in experts):
+        return f"{quant} leaves the experts in {counted.dtype}, as transformers does; nvfp4, awq or --bits packs them"
+    return ""

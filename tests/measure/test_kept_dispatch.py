@@ -1,0 +1,142 @@
+"""The dispatch of the last day: used while the host steps at its speed; and the time that measuring it takes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from machines import HOST, FakeClock
+from small_models import SIZES, small_model
+from subjects import subject_of
+from transformers import LlamaForCausalLM
+
+from profiler.device.machine import Machine
+from profiler.errors import tolerate_errors
+from profiler.facts.dispatch import DispatchSamples
+from profiler.measure.dispatch import measure_dispatch
+
+HIDDEN = SIZES["hidden_size"]
+
+
+class Paced(Machine, FakeClock):
+    """A CPU of one clock, on which a step of the twin takes `twin_s`, and the model's weights `weights_s` more."""
+
+    def __init__(self, twin_s: float) -> None:
+        Machine.__init__(self, HOST.device, clock=self)
+        FakeClock.__init__(self)
+        self.twin_s, self.passed_s, self.steps = twin_s, 0.0, 0
+
+    def now_s(self) -> float:
+        return self.passed_s
+
+    def mark(self) -> float:
+        return self.passed_s
+
+
+@pytest.fixture
+def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
+    """A machine that steps the twin in 10 ms, and a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    machine, forward = Paced(10e-3), LlamaForCausalLM.forward
+
+    def step(self: Any, *args: Any, **named: Any) -> Any:
+        if self.config.hidden_size < HIDDEN:
+            machine.passed_s += machine.twin_s
+            machine.steps += 1
+        return forward(self, *args, **named)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", step)
+    return machine
+
+
+Measure = Callable[..., list[DispatchSamples]]
+
+
+@pytest.fixture
+def measured(tiny_folder: Path, paced: Paced) -> Measure:
+    """Measure the dispatch of a model, by default the tiny one in one eager engine at batch 1."""
+
+    def measure(
+        folder: Path = tiny_folder, sizes: Sequence[int] = (1,), budget_s: float = 4.0, **options: Any
+    ) -> list[DispatchSamples]:
+        subject, config = subject_of(str(folder))
+        paced.steps = 0
+        return measure_dispatch(subject.loaded, config, paced, sizes, ["eager"], budget_s, **options)
+
+    return measure
+
+
+def test_kept_samples_are_used_after_a_check_of_two_short_loops(measured: Measure, paced: Paced) -> None:
+    first = measured(fresh=False)
+    whole = paced.steps
+    assert measured(fresh=False) == first
+    # The first call after loading, a loop that is not timed, and a prefill and a step before the four.
+    assert paced.steps <= 1 + 6 + 6 < whole
+    assert {item.phase: min(item.alone_s) for item in first} == pytest.approx({"prefill": 10e-3, "decode": 10e-3})
+
+
+@pytest.mark.parametrize(("speed", "is_used"), [(1.08, True), (0.93, True), (1.2, False), (0.8, False)])
+def test_kept_samples_are_measured_again_where_the_host_is_slower_or_faster_than_then(
+    measured: Measure, paced: Paced, speed: float, is_used: bool
+) -> None:
+    first = measured(fresh=False)
+    paced.twin_s *= speed
+    again = measured(fresh=False)
+    assert (again == first) == is_used
+    assert min(again[-1].alone_s) == pytest.approx(10e-3 * (1 if is_used else speed))
+    assert measured(fresh=False) == again, "what was measured is kept in place of it"
+
+
+def test_fresh_measures_again_and_what_it_finds_is_kept(measured: Measure, paced: Paced) -> None:
+    first = measured(fresh=False)
+    paced.twin_s *= 1.05
+    again = measured(fresh=True)
+    assert min(again[-1].alone_s) == pytest.approx(10.5e-3)
+    assert measured(fresh=False) == again != first
+
+
+def test_another_place_of_the_model_is_the_same_dispatch_and_another_shape_is_not(
+    measured: Measure, paced: Paced, tiny_folder: Path, tmp_path: Path
+) -> None:
+    first = measured(fresh=False)
+    elsewhere, wider = tmp_path / "elsewhere", tmp_path / "wider"
+    shutil.copytree(tiny_folder, elsewhere)
+    small_model("Llama", intermediate_size=256, max_position_embeddings=256).save_pretrained(wider)
+    paced.twin_s *= 1.05
+    assert measured(elsewhere, fresh=False) == first
+    for others in (measured(wider, fresh=False), measured(sizes=(1, 2), fresh=False)):
+        assert min(others[-1].alone_s) == pytest.approx(10.5e-3)
+    for file in (tmp_path / "cache").rglob("dispatch/*.json"):
+        assert not {"tiny", "wider", "elsewhere"} & set(file.read_text().split())
+        file.write_text("[")
+    assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(10.5e-3)
+
+
+def test_samples_of_a_very_short_time_are_not_kept(measured: Measure, paced: Paced) -> None:
+    """They have a step or two, and a later run may have more time."""
+    measured(budget_s=0.5, fresh=False)
+    paced.twin_s *= 1.05
+    assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(10.5e-3)
+
+
+@pytest.mark.parametrize("twin_s", [10e-3, 0.1, 0.3])
+def test_all_sizes_together_take_at_most_twice_their_time(measured: Measure, paced: Paced, twin_s: float) -> None:
+    paced.twin_s = twin_s
+    found = measured(sizes=(1, 2, 4), budget_s=4.0)
+    assert paced.passed_s < 8.0
+    assert {(item.phase, item.batch_size) for item in found} >= {("prefill", 1), ("decode", 1)}
+    assert all(len(item.among_s) >= 1 and len(item.bare_s) >= 1 and len(item.alone_s) >= 1 for item in found)
+
+
+@pytest.mark.parametrize("twin_s", [1.0, 60.0])
+def test_a_twin_that_is_too_slow_for_its_time_is_missing_with_the_reason(
+    measured: Measure, paced: Paced, twin_s: float
+) -> None:
+    """A step cannot be cut, but nothing follows the one that passes twice the time."""
+    paced.twin_s, errors = twin_s, list[str]()
+    assert measured(guard=lambda: tolerate_errors(lambda error: errors.append(str(error)))) == []
+    assert paced.passed_s <= 8.0 + 3 * twin_s
+    assert errors == ["its steps did not end within 8.00 s"]
