@@ -11,8 +11,8 @@ from profiler.facts.operators import COLLECTIVE
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.how_to import how_to
-from profiler.judge.levers import Setting, best_lever, next_tried
+from profiler.judge.how_to import UNWINDOWED, how_to
+from profiler.judge.levers import WORTH, Setting, best_lever, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, several, significant
@@ -65,6 +65,7 @@ def answer(
         others = [item for item in differences if lever is None or engine_change(item) != lever.change]
         sentences += [
             *_change_sentences(decodes, lever),
+            *_window_sentences(decodes[-1], lever),
             *_first_use_sentences(decodes),
             *_prefill_change(prefills, lever),
             *_engine_sentences(decodes[0], others),
@@ -88,6 +89,17 @@ def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None) -> li
     return [
         f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
         f" ({best.basis}: {best.because}).{how}"
+    ]
+
+
+def _window_sentences(cell: JudgedCell, of_step: Lever | None) -> list[str]:
+    """What the largest step would save without a full window, if that is not advised already."""
+    return [
+        f"At {cell.key.cell.name} {_saving(item)} of the {duration(cell.split.latency_s)} step ({item.basis}:"
+        f" {item.because}). To change it, write: {item.how}."
+        for item in cell.levers
+        if item.change == UNWINDOWED and item.saves_s >= WORTH * cell.split.latency_s
+        if of_step is None or of_step.change != UNWINDOWED
     ]
 
 

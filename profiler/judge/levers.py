@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from profiler.facts.measurements import (
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.judge.cells import CellEvidence, EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE, how_to
+from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE, UNWINDOWED, how_to
 from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
 from profiler.stats import CLAIM_VISITS
@@ -145,6 +146,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         *_four_bit_weights(cell, setting),
         *_cache(cell, setting),
         *_path(cell),
+        *_window(cell),
         *_kernels(cell, setting),
         *_sixteen_bit_dtype(cell, setting),
         *_card(cell, setting),
@@ -399,6 +401,9 @@ def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
     masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + cell.split.kv_s)
     fastest_s = split.busy_s - (1 - few) * cell.small_kernels_s - copies_s
     slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s + max(0.0, split.unexplained_s)
+    graphs_s = [split.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
+    graphs_s += [item.step_s(split.latency_s) for item in cell.tried if item.form == GRAPHED]
+    slowest_s = max(fastest_s, min(slowest_s, *graphs_s)) if graphs_s else slowest_s  # the same step, not compiled
     most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
     if least_s <= 0:
         return []
@@ -455,6 +460,23 @@ def _path(cell: JudgedCell) -> list[Lever]:
         ),
         _bound(link[0], cell.split.link_s, link[1]),
     ]
+
+
+def _window(cell: JudgedCell) -> list[Lever]:
+    """What a full window costs where all layers have one: at most its copies, and those of its heads as traced.
+
+    A step on a rolled window has a mask, with which older versions of transformers repeat keys and values per head. A
+    model without a window attends to all tokens. Its cache is contiguous, and grouped heads reach the kernel.
+    """
+    cores = [item for item in cell.operators if item.group == "attention" and item.kv_bytes]
+    if not all(item.avoidable_bytes.get(Cause.ROLLED_WINDOWS) for item in cores):
+        return []
+    rolled_s, repeated_s = cell.avoidable_s.get(Cause.ROLLED_WINDOWS, 0.0), 0.0
+    if any(item.avoidable_bytes.get(Cause.REPEATED_HEADS) for item in cores):
+        copies_s = sum(kernel.seconds for kernel in cell.longest if kernel.name.startswith("direct_copy"))
+        repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf)
+    because = f"{duration(rolled_s)} copy full windows and {duration(repeated_s)} repeat their heads; it attends to all"
+    return [_bound(UNWINDOWED, rolled_s + repeated_s, because)]
 
 
 def _kernels(cell: JudgedCell, setting: Setting) -> list[Lever]:
