@@ -69,12 +69,11 @@ class Roof:
     def at_full_clock(self) -> float:
         """A compute roof before the device reached its power limit, as a multiple of it.
 
-        An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit. An older run has no
-        burst, and its fastest sample stands for it.
+        An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit. In older runs the
+        fastest sample stands for the burst.
         """
-        if self.burst_per_s is not None:
-            return max(1.0, self.burst_per_s / self.per_s)
-        return statistics.median(self.seconds) / min(self.seconds) if self.seconds else 1.0
+        fastest = statistics.median(self.seconds) / min(self.seconds) if self.seconds else 1.0
+        return max(1.0, self.burst_per_s / self.per_s) if self.burst_per_s else fastest
 
     def times(self, share: float) -> Roof:
         """Return this roof scaled by `share`, without its samples."""

@@ -11,18 +11,16 @@ from profiler.facts.operators import COLLECTIVE
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.how_to import UNWINDOWED, how_to
-from profiler.judge.levers import WORTH, Setting, best_lever, next_tried
+from profiler.judge.how_to import how_to
+from profiler.judge.levers import Setting, best_lever, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, several, significant
 
-# Changes that save less than this share of a prefill are not named.
-_LEAST_PREFILL_SAVING = 0.1
+# Changes that save less than this share of a cell other than the first are not named.
+_LEAST_SAVING_ELSEWHERE = 0.1
 # Terms below this share of a step are not named.
 _LEAST_STEP_SHARE = 0.1
-# A host that others use made a step clearly longer from this share on.
-_DISTURBED = 0.05
 # Within a model, the best streams and matrix products of GPUs reach 0.8 to 0.95 of their roofs.
 _NEAR_ROOF = 0.8
 
@@ -48,12 +46,11 @@ def answer(
         (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
     )
     prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
+    since = _other_regime(decodes)
     if decodes:
-        first = decodes[0]
-        sentences.append(
-            f"Decode at batch {first.key.cell.batch_size} is {_because(first, setting)}"
-            f"{_where_it_changes(decodes, setting)}."
-        )
+        then = [f"; from batch {cell.key.cell.batch_size} on it is {_because(cell, setting)}" for cell in since[:1]]
+        first = f"Decode at batch {decodes[0].key.cell.batch_size} is {_because(decodes[0], setting)}"
+        sentences.append(f"{first}{''.join(then)}.")
     if prefills:
         sentences.append(_prefill_sentence(prefills, setting))
     for phase in sorted(phases - {cell.key.phase for cell in cells}):
@@ -65,9 +62,9 @@ def answer(
         others = [item for item in differences if lever is None or engine_change(item) != lever.change]
         sentences += [
             *_change_sentences(decodes, lever),
-            *_window_sentences(decodes[-1], lever),
+            *itertools.chain.from_iterable(_change_elsewhere(cell, lever) for cell in since[-1:]),
             *_first_use_sentences(decodes),
-            *_prefill_change(prefills, lever),
+            *itertools.chain.from_iterable(_change_elsewhere(cell, lever) for cell in prefills[-1:]),
             *_engine_sentences(decodes[0], others),
         ]
     elif prefills:
@@ -75,31 +72,22 @@ def answer(
     return sentences
 
 
-def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None) -> list[str]:
-    """The best change of the largest prefill, if it saves at least a tenth; its line, unless `of_step` has that."""
-    if not prefills:
-        return []
-    cell = prefills[-1]
-    best = best_lever(cell)
-    if best is None or best.saves_s < _LEAST_PREFILL_SAVING * cell.split.latency_s:
-        return []
+def _change_elsewhere(cell: JudgedCell, of_step: Lever | None) -> list[str]:
+    """The best change of a cell that is not the first, if it saves at least a tenth; its line, unless `of_step` has it.
+
+    Of a decode step, only a change that has a line of its own.
+    """
+    best, is_prefill = best_lever(cell), cell.key.phase == "prefill"
     of_step_how = of_step.how if of_step is not None else ""
+    if best is None or best.saves_s < _LEAST_SAVING_ELSEWHERE * cell.split.latency_s:
+        return []
+    if not is_prefill and best.how in ("", of_step_how):
+        return []
     to_change = "Instead of the step's change" if _sets(best.how) == _sets(of_step_how) else "To change it"
     how = f" {to_change}, write: {best.how}." if best.how not in ("", of_step_how) else ""
     return [
-        f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
-        f" ({best.basis}: {best.because}).{how}"
-    ]
-
-
-def _window_sentences(cell: JudgedCell, of_step: Lever | None) -> list[str]:
-    """What the largest step would save without a full window, if that is not advised already."""
-    return [
-        f"At {cell.key.cell.name} {_saving(item)} of the {duration(cell.split.latency_s)} step ({item.basis}:"
-        f" {item.because}). To change it, write: {item.how}."
-        for item in cell.levers
-        if item.change == UNWINDOWED and item.saves_s >= WORTH * cell.split.latency_s
-        if of_step is None or of_step.change != UNWINDOWED
+        f"{'In a prefill of' if is_prefill else 'At batch'} {cell.key.cell.name} {_saving(best)} of"
+        f" {duration(cell.split.latency_s)} ({best.basis}: {best.because}).{how}"
     ]
 
 
@@ -135,10 +123,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f" {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the {_compute_roof(cell, setting)}"
         )
     if regime == "overhead-bound":
-        quiet_s = cell.undisturbed_s
-        disturbed = quiet_s is not None and s.latency_s > (1 + _DISTURBED) * quiet_s
-        quiet = f" ({duration(quiet_s)} undisturbed)" if quiet_s is not None and disturbed else ""
-        return f"overhead-bound: of {duration(s.latency_s)}{quiet}, {_overhead(cell, setting)}"
+        return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
     if regime == "kernel-bound":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
@@ -178,24 +163,23 @@ def _source(setting: Setting) -> str:
 def _compute_roof(cell: JudgedCell, setting: Setting) -> str:
     """A cell's compute roof: at its clock, with the range of the measured one if the clock was another then."""
     roof, at_clock = scaled(cell.roof_flops_per_s / cell.clock_share, "FLOP/s"), scaled(cell.roof_flops_per_s, "FLOP/s")
-    source, ends = _source(setting), [scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s or ()]
-    load = " under load" if len(set(ends)) > 1 else ""
-    sustained = f"{' to '.join(ends) if load else roof} {source}{load}"
+    ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
+    sustained = f"{ends} under load" if " to " in ends else f"{roof} {_source(setting)}"
     return sustained if roof == at_clock else f"{at_clock} at its clock ({sustained})"
 
 
 def _overhead(cell: JudgedCell, setting: Setting) -> str:
     s = cell.split
     graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
-    if graph_saves_s > s.dispatch_s:
-        return f"the same work as one graph saves {duration(graph_saves_s)}"
     if s.generate_s > max(s.dispatch_s, s.engine_s):
         return f"generate itself takes {duration(s.generate_s)}"
     if s.engine_s > s.dispatch_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.can_graph:  # the rest of dispatch overlaps with the GPU's work
-        host = " to ".join(dict.fromkeys(map(duration, cell.host_range_s)))
-        return f"the host needs {host}, in which the GPU works {duration(s.busy_s)}"
+        ends_s = cell.host_least_s or cell.host_pace_s, max(cell.host_pace_s, cell.undisturbed_s or 0.0)
+        host = " to ".join(dict.fromkeys(map(duration, ends_s)))
+        graph = f"; the same work as one graph saves {duration(graph_saves_s)}" if graph_saves_s > s.dispatch_s else ""
+        return f"the host needs {host}, in which the GPU works {duration(s.busy_s)}{graph}"
     if s.dispatch_s > s.latency_s:  # measured minutes apart
         return f"dispatch takes all ({duration(s.dispatch_s)} when measured by itself)"
     return f"dispatch takes {duration(s.dispatch_s)}"
@@ -205,15 +189,11 @@ def _throttled(cell: JudgedCell) -> str:
     return f", throttled at {percent(cell.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
 
 
-def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
-    """The batch from which all larger ones have another regime, at the prompt length of the first cell."""
-    first = decodes[0]
-    series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
-    regime = series[-1].verdict.regime
-    if regime == first.verdict.regime:
-        return ""
-    since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
-    return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
+def _other_regime(decodes: Sequence[JudgedCell]) -> list[JudgedCell]:
+    """The largest batches, if all have one other regime than the first cell, at its prompt length."""
+    series = [cell for cell in decodes if cell.key.cell.depth == decodes[0].key.cell.depth]
+    others = itertools.takewhile(lambda cell: cell.verdict.regime == series[-1].verdict.regime, reversed(series))
+    return list(others)[::-1] if series and series[-1].verdict.regime != series[0].verdict.regime else []
 
 
 def _largest_other_term(s: TimeBreakdown) -> str:

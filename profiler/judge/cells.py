@@ -429,13 +429,12 @@ class JudgedCell:
     """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
     small_kernels_s: float | None = None
     """Seconds that all kernels besides products, attention and experts lose; None if they were not replayed."""
-    traced_small_s: float | None = None
-    """Seconds of these kernels in a trace of the step, without known copies; None if it was not traced."""
+    traced_small_s: float = 0.0
+    """At most the seconds of these kernels in a trace of the step; 0 if it was not traced."""
     host_pace_s: float = 0.0
     """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
-    host_range_s: tuple[float, float] = (0.0, 0.0)
-    """What the step costs such a host: by its hollow twin, at its fastest if it was disturbed, and by its fastest
-    visit."""
+    host_least_s: float = 0.0
+    """The fastest step of the hollow twin on such a host."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
     waits: bool = False

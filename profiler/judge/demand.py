@@ -7,7 +7,6 @@ import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from profiler.counting.floor import floor_s
 from profiler.facts.dispatch import Dispatch
@@ -118,114 +117,81 @@ def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Products:
-    """Matrix products of one step in the model's dtype that the compute roof limits."""
+    """Products of one step in the model's dtype that the compute roof limits, as a trace or replays timed them."""
 
-    key: CellKey
-    how: Literal["traced", "replayed"]
+    where: str
     count: int
-    flops: float
-    seconds: float
-
-    @property
-    def flops_per_s(self) -> float:
-        return self.flops / self.seconds
+    flops_per_s: float
 
 
-def _products_of(facts: Facts, key: CellKey) -> list[tuple[OperatorWork, Demand[float]]]:
-    replays, memory_per_s = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s
-    items = [item for item in facts.operators.get(key, ()) if item.weight_bytes and item.dtype == facts.model.dtype]
-    demands = ((item, step_demand(facts, item, replays.get(item.operator))) for item in items)
-    return [(item, demand) for item, demand in demands if demand.compute_bound(memory_per_s)]
+def _products_of(facts: Facts, key: CellKey) -> dict[str, tuple[int, float, float]]:
+    """By such a product: its number, its FLOPs and its seconds in replays, or at its roof without one."""
+    replays, memory_per_s, found = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s, {}
+    for item in facts.operators.get(key, ()):
+        demand = step_demand(facts, item, replays.get(item.operator))
+        if item.weight_bytes and item.dtype == facts.model.dtype and demand.compute_bound(memory_per_s):
+            found[item.operator] = (item.count, demand.flops, demand.alone_s(memory_per_s) - demand.dequantise_s)
+    return found
 
 
 def traced_products(facts: Facts, key: CellKey) -> Products | None:
-    """The products of a step as its trace has them; None unless all of them are among the longest kernels."""
+    """The products of a step as its trace has them; None unless all of them are among its longest kernels."""
     longest = facts.activity[key].longest if key in facts.activity else ()
-    kernels, products = [kernel for kernel in longest if _PRODUCTS.search(kernel.name)], _products_of(facts, key)
-    count = sum(kernel.calls for kernel in kernels)
-    if not count or count != sum(item.count for item, _ in products):
+    kernels = [kernel for kernel in longest if _PRODUCTS.search(kernel.name)]
+    products, count = _products_of(facts, key).values(), sum(kernel.calls for kernel in kernels)
+    if not count or count != sum(each[0] for each in products):
         return None
-    flops, seconds = sum(demand.flops for _, demand in products), sum(kernel.seconds for kernel in kernels)
-    return Products(key, "traced", count, flops, seconds)
+    flops, seconds = sum(each[1] for each in products), sum(kernel.seconds for kernel in kernels)
+    return Products(f"{key.name} (traced)", count, flops / seconds)
 
 
-def _replayed_products(facts: Facts, key: CellKey, faster_than_per_s: float) -> Products:
-    """Those products of a step whose replays are faster than a rate."""
-    faster = [
-        (item.count, demand.flops, demand.replayed_s - demand.dequantise_s)
-        for item, demand in _products_of(facts, key)
-        if demand.replayed_s is not None
-        if demand.flops > faster_than_per_s * (demand.replayed_s - demand.dequantise_s)
-    ]
-    counts, flops, seconds = zip(*faster, strict=True) if faster else ((0,), (0.0,), (1.0,))
-    return Products(key, "replayed", sum(counts), sum(flops), sum(seconds))
-
-
-def full_clock_flops_per_s(facts: Facts) -> float:
-    """The compute ceiling of the model's dtype before a GPU's power limit."""
+def faster_products(facts: Facts) -> tuple[Products, float] | None:
+    """The fastest 32 or more products of one trace or replay that beat the ceiling, and the ceiling; else None."""
     roof = facts.ceilings.compute_roof(facts.model.dtype)
-    return roof.per_s * (roof.at_full_clock if facts.device.kind == "cuda" else 1.0)
-
-
-def faster_products(facts: Facts) -> Products | None:
-    """The fastest 32 or more products of one trace or replay, if they clearly beat the ceiling; else None."""
-    ceiling_per_s = full_clock_flops_per_s(facts)
+    ceiling_per_s = roof.per_s * (roof.at_full_clock if facts.device.kind == "cuda" else 1.0)
     found = [traced_products(facts, key) for key in facts.activity]
-    found += [_replayed_products(facts, key, ceiling_per_s) for key in facts.replays]
+    for key in facts.replays:
+        fast = [each for each in _products_of(facts, key).values() if each[1] > ceiling_per_s * each[2]]
+        count, flops, seconds = (sum(each[index] for each in fast) for index in range(3))
+        found.append(Products(f"{key.name} (replayed)", int(count), flops / seconds) if fast else None)
     many = (each for each in found if each is not None and each.count >= _LEAST_PRODUCTS)
     best = max(many, key=lambda each: each.flops_per_s, default=None)
-    return best if best is not None and best.flops_per_s > (1 + AGREE) * ceiling_per_s else None
+    return (best, ceiling_per_s) if best is not None and best.flops_per_s > (1 + AGREE) * ceiling_per_s else None
 
 
 def over_the_run(facts: Facts) -> Facts:
     """The facts with the compute ceiling of the model's dtype as the whole run shows it.
 
-    Its quartiles are the lowest and the highest of all its measurements on a GPU, since each met another clock. If the
-    run's own products beat the ceiling, it is wrong, and their rate takes its place: at full clock on a GPU that
-    reports its clock, else at any.
+    On a GPU its quartiles are those of all its measurements, since each met another clock. A ceiling that the run's own
+    products beat is wrong: their rate takes its place, at full clock on a GPU that reports it. Replays of products may
+    run into a power limit that the step's trace did not reach; then they take as long as there.
     """
     dtype, on_gpu = facts.model.dtype, facts.device.kind == "cuda"
     roof, found = facts.ceilings.compute.get(dtype), faster_products(facts)
     if roof is None or not roof.measured:
         return facts
     every = [roof, *(look.compute[dtype] for look in facts.roofs_again if on_gpu and dtype in look.compute)]
-    low_per_s, high_per_s = min(each.low_per_s for each in every), max(each.high_per_s for each in every)
-    roof = replace(roof, low_per_s=low_per_s, high_per_s=high_per_s)
-    if found is not None and on_gpu and roof.clock_hz:
-        roof = replace(roof, burst_per_s=found.flops_per_s)
-    elif found is not None:
-        roof = roof.times(found.flops_per_s / roof.per_s)
-    replays = {key: _no_slower_than_traced(facts, key) for key in facts.replays}
+    roof = replace(roof, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
+    if found is not None:
+        per_s = found[0].flops_per_s
+        roof = replace(roof, burst_per_s=per_s) if on_gpu and roof.clock_hz else roof.times(per_s / roof.per_s)
+    replays = dict(facts.replays)
+    for key, replayed in facts.replays.items():
+        products, traced = _products_of(facts, key), traced_products(facts, key)
+        if traced is not None and products.keys() <= replayed.keys():
+            flops, seconds = (sum(each[index] for each in products.values()) for index in (1, 2))
+            share = min(1.0, flops / traced.flops_per_s / seconds)
+            faster = {name: tuple(share * each for each in replayed[name].seconds) for name in products}
+            replays[key] = replayed | {name: replace(replayed[name], seconds=own_s) for name, own_s in faster.items()}
     compute = {**facts.ceilings.compute, dtype: roof}
     return replace(facts, ceilings=replace(facts.ceilings, compute=compute), replays=replays)
 
 
-def _no_slower_than_traced(facts: Facts, key: CellKey) -> dict[str, Replay]:
-    """The replays of a step, whose products may run into a power limit that its trace did not reach."""
-    traced, replays = traced_products(facts, key), facts.replays[key]
-    products_s = {item.operator: demand.replayed_s for item, demand in _products_of(facts, key)}
-    times_s = [seconds for seconds in products_s.values() if seconds is not None]
-    if traced is None or len(times_s) < len(products_s):
-        return replays
-    share = min(1.0, traced.seconds / sum(times_s))
-    return {
-        name: replace(each, seconds=tuple(share * value for value in each.seconds)) if name in products_s else each
-        for name, each in replays.items()
-    }
-
-
-def small_kernels_s(
-    traced: Activity | None, parts: TimeBreakdown, lost_s: Sequence[float], avoidable_s: Mapping[Cause, float]
-) -> float | None:
-    """At most the seconds of small kernels in a traced step: all but products, attention, conversions and copies.
-
-    `lost_s` is what replayed products and attention lose against their roofs. None without a trace.
-    """
-    if traced is None:
-        return None
+def small_kernels_s(facts: Facts, key: CellKey, parts: TimeBreakdown, avoidable_s: Mapping[Cause, float]) -> float:
+    """At most the seconds of small kernels in a step's trace, which replays of other kernels leave; 0 without one."""
     copied_s = sum(seconds for cause, seconds in avoidable_s.items() if cause in OUTSIDE)
-    large_s = parts.device_s + parts.dequantise_s + sum(max(0.0, each) for each in lost_s)
-    return max(0.0, traced.busy_s - large_s - copied_s)
+    large_s = parts.device_s + parts.dequantise_s + sum(max(0.0, seconds) for seconds in lost_s(facts, key).values())
+    return max(0.0, facts.activity[key].busy_s - large_s - copied_s) if key in facts.activity else 0.0
 
 
 def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
@@ -344,13 +310,17 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
     runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch and not waits
     layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
     layers = layered if key.phase == "prefill" else 0
+    compute = ceilings.compute_roof(facts.model.dtype)
+    spread = (compute.high_per_s - compute.low_per_s) / 2 / compute.per_s if compute.measured else 0.0
     return StepRoofs(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=dispatch,
         overlaps=facts.device.overlaps_dispatch,
         copy_share=ceilings.copy_share,
         memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_roof.half_width),
-        compute_half_width=max(_LEAST_ROOF_WIDTH, _compute_half_width(facts)),
+        compute_half_width=max(
+            _LEAST_ROOF_WIDTH, compute.half_width, spread if facts.device.overlaps_dispatch else 0.0
+        ),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
         issue_s=median_issue_s(facts.visits.get(key.cell, ())) if runs_ahead else None,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
@@ -358,13 +328,6 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.
         idle_most=idle_most(layers, waits) if REST in facts.replays.get(key, {}) else 0.0,
     )
-
-
-def _compute_half_width(facts: Facts) -> float:
-    """Half width of the compute roof as a share; on a GPU its quartiles, since each cell meets another clock."""
-    roof = facts.ceilings.compute_roof(facts.model.dtype)
-    on_gpu = facts.device.kind == "cuda" and roof.measured
-    return (roof.high_per_s - roof.low_per_s) / 2 / roof.per_s if on_gpu else roof.half_width
 
 
 def exchanged_s(facts: Facts, key: CellKey) -> float:

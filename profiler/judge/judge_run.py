@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from profiler.data.datasheets import gpus
-from profiler.facts.dispatch import Dispatch
 from profiler.facts.operators import REST, Cause
 from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
@@ -230,7 +229,7 @@ def setting_of(facts: Facts) -> Setting:
             if gpu.rented and gpu.gpu != device.datasheet and gpu.peak_flops_per_s(model.dtype) is not None
         ),
         dtype=model.dtype,
-        sustained_flops_per_s=(roof.low_per_s, roof.high_per_s) if device.kind == "cuda" and roof.measured else None,
+        sustained_flops_per_s=(roof.low_per_s, roof.high_per_s) if device.kind == "cuda" and roof.measured else (),
     )
 
 
@@ -298,7 +297,6 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
     rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, timed.steady)
     lost = lost_s(facts, key)
-    undisturbed_s = min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples)
     judged = JudgedCell(
         key=key,
         tokens_per_s=rated.tokens_per_s,
@@ -313,15 +311,15 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         avoidable_s=avoidable_s,
         lost_s=lost,
         small_kernels_s=max(0.0, parts.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
-        traced_small_s=small_kernels_s(facts.activity.get(key), parts, [*lost.values()], avoidable_s),
+        traced_small_s=small_kernels_s(facts, key, parts, avoidable_s),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
-        host_range_s=_host_range_s(roofs.dispatch, undisturbed_s) if roofs.overlaps and roofs.dispatch else (0.0, 0.0),
+        host_least_s=min(roofs.dispatch.least_s, roofs.dispatch.step_s) if roofs.dispatch else 0.0,
         longest=facts.activity[key].longest if key in facts.activity else (),
         waits=roofs.dispatch is not None and roofs.dispatch.waits,
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
         first_use_s=first_use_s(visits) if key.phase == "decode" else None,
-        undisturbed_s=undisturbed_s,
+        undisturbed_s=min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples),
         tried=tuple(trial_results(facts.trials.get(key, ()))),
         usable=noise.grade != "unusable",
     )
@@ -334,11 +332,6 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         confidence=verdict.confidence,
     )
     return _CellJudgement(judged_row, noise, judged, ragged)
-
-
-def _host_range_s(dispatch: Dispatch, fastest_s: float) -> tuple[float, float]:
-    twin_s = dispatch.twin_s if dispatch.disturbed_s and dispatch.twin_s else dispatch.step_s
-    return min(twin_s, dispatch.step_s), max(dispatch.step_s, fastest_s)
 
 
 def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell, floors_s: Mapping[str, float | None]) -> CellEvidence:
@@ -373,9 +366,8 @@ def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
 def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
     """The GPU's clock during a cell over that of its compute roof; 1 if one is unknown, or on a CPU.
 
-    A short prefill runs at the full clock, and the roof was measured at the power limit. So the share is at most that
-    of the burst, which other limits than the clock may keep below the ratio of the clocks. A clock is read ten times a
-    second, so products that its trace saw run faster show a higher one.
+    A short prefill runs at the full clock, and the roof was measured at the power limit. The share is at most that of
+    the burst. Clocks are read ten times a second: products that a trace saw run faster show a higher one.
     """
     roof = facts.ceilings.compute_roof(facts.model.dtype)
     if facts.device.kind != "cuda" or not roof.clock_hz or not activity.clock_hz:

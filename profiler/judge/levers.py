@@ -111,8 +111,8 @@ class Setting:
     """Whether other processes used this machine's cores. Then no lever is computed from its times."""
     dtype: str = "float16"
     """The dtype of the model, which also decides the peaks of `cards`."""
-    sustained_flops_per_s: tuple[float, float] | None = None
-    """The range of a GPU's compute roof in this run, under load; None on a CPU, or if it was not measured."""
+    sustained_flops_per_s: tuple[float, ...] = ()
+    """The ends of a GPU's compute roof in this run, under load; empty on a CPU, or if it was not measured."""
 
 
 def _replaced_by(variant: str) -> frozenset[str]:
@@ -403,7 +403,7 @@ def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
     slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s + max(0.0, split.unexplained_s)
     graphs_s = [split.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
     graphs_s += [item.step_s(split.latency_s) for item in cell.tried if item.form == GRAPHED]
-    slowest_s = max(fastest_s, min(slowest_s, *graphs_s)) if graphs_s else slowest_s  # the same step, not compiled
+    slowest_s = max(fastest_s, min([slowest_s, *graphs_s]))  # a graph is the same step, not compiled
     most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
     if least_s <= 0:
         return []
@@ -437,7 +437,7 @@ def _path(cell: JudgedCell) -> list[Lever]:
     # A fused kernel still reads what a product wrote, and writes what the next one reads.
     products = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_PRODUCTS)
     moved_s = sum(float(item.activation_bytes) for item in products) / cell.roof_bytes_per_s
-    small_s = (cell.traced_small_s or 0.0) if cell.key.phase == "prefill" else 0.0
+    small_s = cell.traced_small_s if cell.key.phase == "prefill" else 0.0
     link = ("memory for all weights on the device", "none would cross the link at every step")
     if _is_split(cell):
         link = ("a faster link, or fewer GPUs", "ranks would not wait for each other's results")
@@ -463,19 +463,15 @@ def _path(cell: JudgedCell) -> list[Lever]:
 
 
 def _window(cell: JudgedCell) -> list[Lever]:
-    """What a full window costs where all layers have one: at most its copies, and those of its heads as traced.
-
-    A step on a rolled window has a mask, with which older versions of transformers repeat keys and values per head. A
-    model without a window attends to all tokens. Its cache is contiguous, and grouped heads reach the kernel.
-    """
-    cores = [item for item in cell.operators if item.group == "attention" and item.kv_bytes]
-    if not all(item.avoidable_bytes.get(Cause.ROLLED_WINDOWS) for item in cores):
+    """What full windows of all layers cost: at most their copies, and those of heads, which older transformers repeat."""
+    cores = [item.avoidable_bytes for item in cell.operators if item.group == "attention" and item.kv_bytes]
+    if not all(item.get(Cause.ROLLED_WINDOWS) for item in cores):
         return []
-    rolled_s, repeated_s = cell.avoidable_s.get(Cause.ROLLED_WINDOWS, 0.0), 0.0
-    if any(item.avoidable_bytes.get(Cause.REPEATED_HEADS) for item in cores):
-        copies_s = sum(kernel.seconds for kernel in cell.longest if kernel.name.startswith("direct_copy"))
-        repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf)
-    because = f"{duration(rolled_s)} copy full windows and {duration(repeated_s)} repeat their heads; it attends to all"
+    copies_s = sum(kernel.seconds for kernel in cell.longest if kernel.name.startswith("direct_copy"))
+    repeats = any(item.get(Cause.REPEATED_HEADS) for item in cores)
+    repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf) if repeats else 0.0
+    rolled_s = cell.avoidable_s.get(Cause.ROLLED_WINDOWS, 0.0)
+    because = f"{duration(rolled_s)} copy windows, {duration(repeated_s)} repeat heads; attention then sees all tokens"
     return [_bound(UNWINDOWED, rolled_s + repeated_s, because)]
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from profiler.data.datasheets import Datasheet, gpus
-from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
@@ -15,14 +14,7 @@ from profiler.facts.visits import Gap, Status, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
-from profiler.judge.demand import (
-    counted_traffic,
-    faster_products,
-    full_clock_flops_per_s,
-    moved,
-    was_disturbed,
-    weight_read_share,
-)
+from profiler.judge.demand import counted_traffic, faster_products, moved, weight_read_share
 from profiler.judge.machine_speed import busy_sentences, mode_words, swing_words
 from profiler.judge.regimes import Flag
 from profiler.units import percent, scaled, several
@@ -57,7 +49,6 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *_moved(facts.ceilings, facts.roofs_again),
         *_raised(facts),
         *_parts_exceed(judged),
-        *_slow_twin(facts.dispatch.values()),
     ]
 
 
@@ -106,10 +97,10 @@ def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> Iterator[str
 def _raised(facts: Facts) -> Iterator[str]:
     """A compute ceiling that the run's own products beat."""
     if (found := faster_products(facts)) is not None:
+        products, ceiling_per_s = found
         yield (
-            f"the compute ceiling of {scaled(full_clock_flops_per_s(facts), 'FLOP/s')} was too low, and is raised to"
-            f" {scaled(found.flops_per_s, 'FLOP/s')}: {found.count} products of {found.key.name} ran at that rate when"
-            f" they were {found.how}."
+            f"the compute ceiling of {scaled(ceiling_per_s, 'FLOP/s')} was too low, and is raised to"
+            f" {scaled(products.flops_per_s, 'FLOP/s')}, the rate of {products.count} products of {products.where}."
         )
 
 
@@ -160,24 +151,12 @@ def _foreign_tensors(facts: Facts) -> Iterator[str]:
     peaks = [
         (max(visit.peak_memory_bytes or 0 for visit in of_cell), facts.predicted_peak_bytes[cell])
         for cell, of_cell in facts.visits.items()
-        if facts.device.kind == "cuda" and any(visit.peak_memory_bytes for visit in of_cell)
+        if facts.device.kind == "cuda" and of_cell
     ]
     peak, needed = min(peaks, key=lambda pair: pair[0] / pair[1], default=(0, 1))
     if peak > (1 + _FOREIGN_SHARE) * needed:
-        yield (
-            f"peak memory held {scaled(peak - needed, 'B')} of tensors that are no step's: it is {scaled(peak, 'B')}"
-            f" where a step needs {scaled(needed, 'B')}."
-        )
-
-
-def _slow_twin(dispatch: Iterable[Dispatch]) -> Iterator[str]:
-    """Dispatch that took longer on the hollow twin than whole steps of the model."""
-    if slow := [item for item in dispatch if was_disturbed(item)]:
-        worst = max(slow, key=lambda item: item.disturbed_s / item.step_s)
-        yield (
-            f"the host was {worst.disturbed_s / worst.step_s:.1f}x slower when its dispatch was measured on its own"
-            " than in whole steps: the fastest step is taken as its dispatch."
-        )
+        foreign, peak_words, needed_words = (scaled(nbytes, "B") for nbytes in (peak - needed, peak, needed))
+        yield f"a peak of {peak_words} held {foreign} of foreign tensors: a step needs {needed_words}."
 
 
 def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:

@@ -83,7 +83,8 @@ def replay_kernels(
     # Of a step, only linears and calls together explain the time, so the steps that an answer names have both before
     # the other corners have any, and these before other cells.
     ends = {key for cell in corners(cells) for key in cell.keys}
-    named = _answered([key for cell in cells for key in cell.keys])
+    size = {cell: cell.batch_size * cell.depth for cell in cells}
+    named = {CellKey("decode", min(size, key=size.__getitem__)), CellKey("prefill", max(size, key=size.__getitem__))}
     ranks = {index: min((key not in named, key not in ends) for key in users) for index, users in shapes.items()}
     linears_s, calls_s = budget_s * (1 - _CALLS_SHARE) / len(shapes), budget_s * _CALLS_SHARE
     for rank in sorted(set(ranks.values())):
@@ -96,13 +97,6 @@ def replay_kernels(
             share_s = calls_s / sum(map(len, shapes.values()))
             of_calls = partial(replay_single_calls, subject, key, ceilings, share_s)
             yield Replays((key,), _until_failure(of_calls, guard))
-
-
-def _answered(keys: Collection[CellKey]) -> set[CellKey]:
-    """The steps that an answer names: the smallest decode step and the largest prefill."""
-    prefills = sorted((key for key in keys if key.phase == "prefill"), key=lambda key: -key.tokens)
-    decodes = (key for key in keys if key.phase == "decode")
-    return {*prefills[:1], *sorted(decodes, key=lambda key: (key.cell.batch_size, key.cell.depth))[:1]}
 
 
 def _until_failure(

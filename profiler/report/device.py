@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.device.device import Device
-from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
+from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings, Roof
 from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
@@ -108,16 +108,11 @@ def ceilings_section(
 ) -> Section:
     """Return the roofs of one device: its warnings, `roofs_table`, caches and the host's pace."""
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
-    lines = [f"repeated reads: {curve}", *([host_words(ceilings.host)] if ceilings.host else [])]
+    lines = [f"repeated reads: {curve}"]
+    if ceilings.host is not None:
+        lines.append(f"a step of the standard hollow twin takes this host {duration(ceilings.host.step_s)}")
     head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
     return Section("", [Lines(head), roofs_table(ceilings, datasheet_per_s), Lines(lines)])
-
-
-def host_words(host: HostPace) -> str:
-    """`a step of the standard hollow twin takes this host 6.31 ms to 9.10 ms`."""
-    ends_s = (min(host.seconds), max(host.seconds)) if host.seconds else (host.step_s,)
-    ends = " to ".join(dict.fromkeys(map(duration, ends_s)))
-    return f"a step of the standard hollow twin takes this host {ends}"
 
 
 def health_rows(run: Run) -> list[list[str]]:
