@@ -463,7 +463,7 @@ def _path(cell: JudgedCell) -> list[Lever]:
 
 
 def _window(cell: JudgedCell) -> list[Lever]:
-    """What full windows of all layers cost: at most their copies, and those of heads, which older transformers repeat."""
+    """What full windows of all layers cost: at most their copies, and those of heads that transformers repeats."""
     cores = [item.avoidable_bytes for item in cell.operators if item.group == "attention" and item.kv_bytes]
     if not all(item.get(Cause.ROLLED_WINDOWS) for item in cores):
         return []
