@@ -11,7 +11,7 @@ from profiler.facts.operators import COLLECTIVE
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.how_to import how_to
+from profiler.judge.how_to import UNWINDOWED, how_to
 from profiler.judge.levers import Setting, best_lever, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
@@ -46,11 +46,12 @@ def answer(
         (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
     )
     prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
-    since = _other_regime(decodes)
     if decodes:
-        then = [f"; from batch {cell.key.cell.batch_size} on it is {_because(cell, setting)}" for cell in since[:1]]
-        first = f"Decode at batch {decodes[0].key.cell.batch_size} is {_because(decodes[0], setting)}"
-        sentences.append(f"{first}{''.join(then)}.")
+        first = decodes[0]
+        sentences.append(
+            f"Decode at batch {first.key.cell.batch_size} is {_because(first, setting)}"
+            f"{_where_it_changes(decodes, setting)}."
+        )
     if prefills:
         sentences.append(_prefill_sentence(prefills, setting))
     for phase in sorted(phases - {cell.key.phase for cell in cells}):
@@ -62,9 +63,9 @@ def answer(
         others = [item for item in differences if lever is None or engine_change(item) != lever.change]
         sentences += [
             *_change_sentences(decodes, lever),
-            *itertools.chain.from_iterable(_change_elsewhere(cell, lever) for cell in since[-1:]),
+            *_change_elsewhere(decodes[1:], lever),
             *_first_use_sentences(decodes),
-            *itertools.chain.from_iterable(_change_elsewhere(cell, lever) for cell in prefills[-1:]),
+            *_change_elsewhere(prefills, lever),
             *_engine_sentences(decodes[0], others),
         ]
     elif prefills:
@@ -72,17 +73,19 @@ def answer(
     return sentences
 
 
-def _change_elsewhere(cell: JudgedCell, of_step: Lever | None) -> list[str]:
-    """The best change of a cell that is not the first, if it saves at least a tenth; its line, unless `of_step` has it.
+def _change_elsewhere(cells: Sequence[JudgedCell], of_step: Lever | None) -> list[str]:
+    """The best change of the largest cell, if it saves at least a tenth; its line, unless `of_step` has that.
 
-    Of a decode step, only a change that has a line of its own.
+    Of a decode step, only what a full window costs, which grows with the batch.
     """
+    if not cells:
+        return []
+    cell = cells[-1]
     best, is_prefill = best_lever(cell), cell.key.phase == "prefill"
+    least_s = _LEAST_SAVING_ELSEWHERE * cell.split.latency_s
+    if best is None or best.saves_s < least_s or not (is_prefill or best.change == UNWINDOWED):
+        return []
     of_step_how = of_step.how if of_step is not None else ""
-    if best is None or best.saves_s < _LEAST_SAVING_ELSEWHERE * cell.split.latency_s:
-        return []
-    if not is_prefill and best.how in ("", of_step_how):
-        return []
     to_change = "Instead of the step's change" if _sets(best.how) == _sets(of_step_how) else "To change it"
     how = f" {to_change}, write: {best.how}." if best.how not in ("", of_step_how) else ""
     return [
@@ -189,11 +192,15 @@ def _throttled(cell: JudgedCell) -> str:
     return f", throttled at {percent(cell.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
 
 
-def _other_regime(decodes: Sequence[JudgedCell]) -> list[JudgedCell]:
-    """The largest batches, if all have one other regime than the first cell, at its prompt length."""
-    series = [cell for cell in decodes if cell.key.cell.depth == decodes[0].key.cell.depth]
-    others = itertools.takewhile(lambda cell: cell.verdict.regime == series[-1].verdict.regime, reversed(series))
-    return list(others)[::-1] if series and series[-1].verdict.regime != series[0].verdict.regime else []
+def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+    """The batch from which all larger ones have another regime, at the prompt length of the first cell."""
+    first = decodes[0]
+    series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
+    regime = series[-1].verdict.regime
+    if regime == first.verdict.regime:
+        return ""
+    since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
+    return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
 
 
 def _largest_other_term(s: TimeBreakdown) -> str:

@@ -188,10 +188,11 @@ def over_the_run(facts: Facts) -> Facts:
 
 
 def small_kernels_s(facts: Facts, key: CellKey, parts: TimeBreakdown, avoidable_s: Mapping[Cause, float]) -> float:
-    """At most the seconds of small kernels in a step's trace, which replays of other kernels leave; 0 without one."""
+    """At most the seconds of small kernels in a prefill's trace, which other kernels leave; 0 without one."""
     copied_s = sum(seconds for cause, seconds in avoidable_s.items() if cause in OUTSIDE)
     large_s = parts.device_s + parts.dequantise_s + sum(max(0.0, seconds) for seconds in lost_s(facts, key).values())
-    return max(0.0, facts.activity[key].busy_s - large_s - copied_s) if key in facts.activity else 0.0
+    is_traced = key.phase == "prefill" and key in facts.activity
+    return max(0.0, facts.activity[key].busy_s - large_s - copied_s) if is_traced else 0.0
 
 
 def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:

@@ -437,7 +437,6 @@ def _path(cell: JudgedCell) -> list[Lever]:
     # A fused kernel still reads what a product wrote, and writes what the next one reads.
     products = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_PRODUCTS)
     moved_s = sum(float(item.activation_bytes) for item in products) / cell.roof_bytes_per_s
-    small_s = cell.traced_small_s if cell.key.phase == "prefill" else 0.0
     link = ("memory for all weights on the device", "none would cross the link at every step")
     if _is_split(cell):
         link = ("a faster link, or fewer GPUs", "ranks would not wait for each other's results")
@@ -450,8 +449,8 @@ def _path(cell: JudgedCell) -> list[Lever]:
         ),
         _bound(
             _FUSING,
-            small_s - moved_s,
-            f"small kernels take {duration(small_s)} of its trace; fused, they would move {duration(moved_s)} of bytes",
+            cell.traced_small_s - moved_s,
+            f"small kernels take {duration(cell.traced_small_s)} of its trace; fused, their bytes {duration(moved_s)}",
         ),
         _bound(
             "attention on the latent itself (absorbed MLA)",

@@ -151,7 +151,7 @@ def _foreign_tensors(facts: Facts) -> Iterator[str]:
     peaks = [
         (max(visit.peak_memory_bytes or 0 for visit in of_cell), facts.predicted_peak_bytes[cell])
         for cell, of_cell in facts.visits.items()
-        if facts.device.kind == "cuda" and of_cell
+        if facts.device.kind == "cuda" and any(visit.peak_memory_bytes for visit in of_cell)
     ]
     peak, needed = min(peaks, key=lambda pair: pair[0] / pair[1], default=(0, 1))
     if peak > (1 + _FOREIGN_SHARE) * needed:
