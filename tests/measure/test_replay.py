@@ -160,7 +160,11 @@ def test_the_steps_that_an_answer_names_are_replayed_whole_before_any_other(
     order: list[tuple[str, CellKey]] = []
 
     def replayed(what: str, at: int) -> Callable[..., Any]:
-        return lambda *args: iter([order.append((what, args[at]))] and ())
+        def replay(*args: Any) -> Any:
+            order.append((what, args[at]))
+            return iter(())
+
+        return replay
 
     monkeypatch.setattr("profiler.measure.kernels._replay_linears", replayed("linears", 2))
     monkeypatch.setattr("profiler.measure.kernels.replay_single_calls", replayed("calls", 1))
