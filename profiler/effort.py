@@ -32,8 +32,8 @@ class Effort:
     """Most seconds for each roof at the end of a run; 0: none is measured again."""
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
-            "ceilings": 0.11,
-            "overhead": 0.04,
+            "ceilings": 0.10,
+            "overhead": 0.06,
             "timing": 0.50,
             "roofs again": 0.01,
             "replays": 0.06,
@@ -41,7 +41,7 @@ class Effort:
             "generate": 0.01,
             "trials": 0.20,
             "unexplained": 0.01,
-            "report": 0.05,
+            "report": 0.04,
         }
     )
     """Shares of the parts of a run (`RunPart`). A user reads the timed cells and the tried changes."""

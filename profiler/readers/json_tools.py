@@ -209,6 +209,7 @@ _TRTLLM = Format(
 
 # Batches of a known shape.
 
+
 def _of_optimum(record: Record) -> list[Figure]:
     """The prefill, and a step of the decode loop, whose latency is that of all tokens after the first.
 

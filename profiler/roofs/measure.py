@@ -136,8 +136,8 @@ _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)
 
 
-def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False) -> Ceilings:
-    """Return `measure(known=...)` of the cached roofs of this device and software, and cache the result.
+def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False, keeps: bool = True) -> Ceilings:
+    """Return `measure(known=...)` of the cached roofs of this device and software, and cache the result if it `keeps`.
 
     `known` is None if the cache is older than a day or `fresh` is set. Two cards never share an entry, nor does one
     card under two drivers or power limits. A cache that cannot be read or written is ignored.
@@ -147,7 +147,7 @@ def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = 
     if known and time.time() - known.measured_at_unix_s > RECENT_S:  # each run writes the file
         known = None
     measured = measure(known=known)
-    if measured.measured_s >= KEPT_FROM_S and not machine.source.failures:  # otherwise clocks are missing
+    if keeps and measured.measured_s >= KEPT_FROM_S and not machine.source.failures:  # otherwise clocks are missing
         write_cache(path, _CEILINGS.dump_json(measured))
     return measured
 

@@ -39,7 +39,7 @@ class Pace:
     ceilings: Ceilings
     warm_ups: Mapping[str, tuple[WarmUp, ...]]
     """By engine: one sequence, and more of them if there was time."""
-    _known_s: dict[CellKey, float] = field(default_factory=dict)
+    _known_s: dict[CellKey, float] = field(init=False, default_factory=dict)
 
     def plan(self, grid: Grid) -> Plan:
         """Return a plan of this grid with the seconds that each of its cells is expected to take."""
@@ -54,22 +54,28 @@ class Pace:
         )
 
     def expected_s(self, key: CellKey) -> float:
-        """Return the seconds that continue the warm-ups' times, at least the roofline's at the usual share of it."""
+        """Return the seconds of a prefill or step that continue the warm-ups' times.
+
+        On a GPU small cells take the host's time, whatever they compute: it is then at least the roofline's time at the
+        share of it that is usually attained. So it is where one warm-up shows no slope.
+        """
         if key not in self._known_s:
             self._known_s[key] = self._expect(key)
         return self._known_s[key]
 
     def _expect(self, key: CellKey) -> float:
-        subject = self.subject
-        roofs, dtype = self.ceilings.roof_set(subject.machine.device.type), dtype_name(subject.request.dtype)
-        least_s = floor_under(subject.work, Step.of(key), roofs, dtype).total_s / _USUAL_ATTAINED
         times = [(CellKey(key.phase, item.cell).tokens, item.of(key.phase)) for item in self.warm_ups[key.cell.engine]]
         points = [(tokens, seconds) for tokens, seconds in times if seconds is not None]
-        if not points:
-            return least_s
-        (first, first_s), (last, last_s) = points[0], points[-1]
-        slope_s = max(0.0, (last_s - first_s) / (last - first)) if last > first else 0.0
-        return max(least_s, first_s + slope_s * max(0, key.tokens - first))
+        continued_s = 0.0
+        if points:
+            (first, first_s), (last, last_s) = points[0], points[-1]
+            slope_s = max(0.0, (last_s - first_s) / (last - first)) if last > first else 0.0
+            continued_s = first_s + slope_s * max(0, key.tokens - first)
+        if len(points) > 1 and not self.subject.machine.is_cuda:
+            return continued_s
+        work, dtype = self.subject.work, dtype_name(self.subject.request.dtype)
+        roofs = self.ceilings.roof_set(self.subject.machine.device.type)
+        return max(continued_s, floor_under(work, Step.of(key), roofs, dtype).total_s / _USUAL_ATTAINED)
 
 
 def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, budget: RunBudget) -> Pace:
@@ -94,18 +100,18 @@ def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, bu
 def choose_grid(prepared: PreparedRun, pace: Pace, budget: RunBudget) -> tuple[Grid, LargerGrid | None]:
     """Return the largest grid of the ladder that fits into memory and, twice, into the budget; and the next larger one.
 
-    The smallest one that fits into memory is taken in any case.
+    The smallest one is taken in any case.
     """
     ladder, sweep_s = _useful(prepared, pace), budget.part_s(RunPart.TIMING)
-    chosen, larger = ladder[-1], None
-    for grid in ladder:
+    larger: LargerGrid | None = None
+    for grid in ladder[:-1]:
         needs_s = None
         if all(pace.subject.no_room(cell, safely=True) is None for cell in reversed(grid.cells)):
-            chosen, needs_s = grid, _MARGIN * expected_sweep_s(pace.plan(grid))
+            needs_s = _MARGIN * expected_sweep_s(pace.plan(grid))
             if needs_s <= sweep_s:
-                break
+                return grid, larger
         larger = LargerGrid(grid.prompt_lens, grid.batch_sizes, _budget_of(needs_s))
-    return chosen, larger
+    return ladder[-1], larger
 
 
 def _budget_of(sweep_s: float | None) -> float | None:

@@ -218,12 +218,13 @@ def measure_ceilings(
     """Return the device's roofs for the dtypes of a model's products, cached for a day unless `fresh`.
 
     A roof that could not be measured is replaced by the datasheet's peak. On a busy machine, which reaches no roof,
-    cached roofs are not checked.
+    cached roofs are not checked, and measured ones are not cached.
     """
     dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
     checks = effort.STANDARD.checks_kept_roofs and not busy
     measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=budget_s, checks_known=checks)
-    return cached(measuring, machine, fresh=fresh).only(dtypes, model_dtype, machine.info.datasheet)
+    ceilings = cached(measuring, machine, fresh=fresh, keeps=not busy)
+    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:

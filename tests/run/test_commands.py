@@ -27,6 +27,7 @@ from raw_samples import read_records
 
 import profiler
 from profiler.device.device import ENVIRONMENT
+from profiler.effort import STANDARD
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, RankError, RequestError, RunError
 from profiler.facts.visits import Gap
@@ -267,7 +268,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
     full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
     monkeypatch.setattr("profiler.report.write.html_report", full)
-    with_effort(monkeypatch, trials_share=15.0, roofs_again_s=0.5)
+    with_effort(monkeypatch, shares=STANDARD.shares | {"trials": 15.0}, roofs_again_s=0.5)
     run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished

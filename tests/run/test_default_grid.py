@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from hurry import hurry
 from machines import HOST, roof
 from subjects import subject_of
 
 from profiler import effort
+from profiler.errors import RunError
 from profiler.facts.roofs import READ, Ceilings
+from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
 from profiler.grid.ladder import default_grids, doubling_grids
 from profiler.measure.rounds import expected_sweep_s
-from profiler.measure.sweep import WarmUp, warm_up
+from profiler.measure.sweep import WarmUp, sweep, warm_up
+from profiler.report.progress import QuietListener
 from profiler.run.batch_test import prepare_batch_test
 from profiler.run.default_grid import Pace, choose_grid, measure_pace
+from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options
+from profiler.run.pipeline import execute
 from profiler.run.stages import RunBudget
-from profiler.run.validate import PreparedRun, prepare
+from profiler.run.validate import PreparedRun, prepare, prepare_resume
 
 FAST = Ceilings({"float32": roof(1e15), "bfloat16": roof(1e16)}, {READ: roof(1e15)}, 1, beyond_cache=True)
 """Roofs so high that only the warm-ups decide."""
@@ -83,12 +94,16 @@ def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
 
 
 def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_folder: Path) -> None:
-    """A GPU's smallest cells take the host's time; only the roofline shows what larger ones do."""
+    """A GPU's smallest cells take the host's time, and one warm-up has no slope: only the roofline shows the rest."""
     slow = Ceilings({"float32": roof(1e6), "bfloat16": roof(1e6)}, {READ: roof(1e15)}, 1, beyond_cache=True)
     key = prepared.grid.keys[-1]
-    by_warm_up = pace_of(tiny_folder, 1e-4, 1e-4, 1.0).expected_s(key)
-    assert by_warm_up == pytest.approx(1e-4, rel=0.01)
-    assert pace_of(tiny_folder, 1e-4, 1e-4, 1.0, slow).expected_s(key) > 10 * by_warm_up
+    on_cpu, pace = pace_of(tiny_folder, 1e-4, 1e-4, 1.0), pace_of(tiny_folder, 1e-4, 1e-4, 1.0, slow)
+    assert on_cpu.expected_s(key) == pytest.approx(1e-4, rel=0.01)
+    one_point = replace(pace, warm_ups={"eager": pace.warm_ups["eager"][:1]})
+    assert one_point.expected_s(key) > 1e-3
+    gpu: Any = SimpleNamespace(is_cuda=True, device=torch.device("cpu"))
+    assert replace(pace, subject=replace(pace.subject, machine=gpu)).expected_s(key) > 1e-3
+    assert pace.expected_s(key) == on_cpu.expected_s(key)
 
 
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
@@ -134,3 +149,63 @@ def test_an_engine_that_fails_gives_no_pace(tiny_folder: Path) -> None:
 
     failing: Any = Failing()
     assert warm_up(failing, Cell(1, 4, 6), HOST, prompts=subject.prompts, budget_s=1.0) is None
+
+
+@pytest.mark.slow
+def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures_it(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hurry(monkeypatch, whole_grid=False)
+    options = Options(model=str(tiny_folder), prompt_lens="8", batch_sizes="1,2", new_tokens=4, device="cpu")
+    options = replace(options, budget_s=600.0, no_levers=True, out=tmp_path / "run")
+
+    def first_only(*given: Any, **named: Any) -> Iterator[Visit | Gap]:
+        yield next(sweep(*given, **named))
+
+    run = execute(prepare(options), QuietListener(), first_only)
+    assert run.cells["status"].tolist() == ["ok", "skipped"] * 2
+    assert any("the budget of 600 s ended before its visit" in warning for warning in run.document.warnings)
+    again = execute(prepare_resume(run.folder, options), QuietListener())
+    assert again.cells["status"].tolist() == ["ok"] * 4
+    with pytest.raises(RunError, match="is finished"):
+        prepare_resume(run.folder, options)
+
+
+@pytest.mark.slow
+def test_precisions_share_the_grid_of_the_slowest(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second model is a thousand times slower, as planted in its warm-ups."""
+    hurry(monkeypatch, whole_grid=False)
+    options = Options(model=str(tiny_folder), device="cpu", no_levers=True, out=tmp_path / "runs", budget_s=20.0)
+    slow, ladder = measure_pace, prepare(options).ladder
+
+    def planted(prepared: PreparedRun, *given: Any) -> Pace:
+        pace = slow(prepared, *given)
+        factor = 1e3 if prepared.request.quant == "int8wo" else 1e-3
+        [items] = pace.warm_ups.values()
+        slower = (replace(item, prefill_s=item.prefill_s * factor, decode_s=item.decode_s * factor) for item in items)
+        return replace(pace, warm_ups={"eager": tuple(slower)})
+
+    monkeypatch.setattr("profiler.run.setup.measure_pace", planted)
+    runs = run_precisions(options, ["none", "int8wo"], QuietListener())
+    grids = [run.document.grid for run in runs]
+    assert grids[0].prompt_lens == grids[1].prompt_lens == ladder[-1].prompt_lens
+    assert {run.document.engine.budget_s for run in runs} == {20.0}
+
+
+@pytest.mark.slow
+@pytest.mark.timing
+@pytest.mark.parametrize("neighbours", [0, 1])
+def test_the_same_machine_chooses_the_same_grid_ten_times(neighbours: int) -> None:
+    options = {"prompt_lens": None, "batch_sizes": None, "new_tokens": None}
+    subject, _ = subject_of("smollm2-135m", weights="random", **options)
+    prepared = prepare(Options(model="smollm2-135m", weights="random", device="cpu"))
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
+    try:
+        paces = (measure_pace(prepared, subject, FAST, budget(60.0)) for _ in range(10))
+        chosen = {choose_grid(prepared, pace, budget(60.0))[0] for pace in paces}
+    finally:
+        for process in busy:
+            process.kill()
+    assert len(chosen) == 1

@@ -13,6 +13,7 @@ from raw_samples import read_records
 
 import profiler
 from profiler.counting.operators import Linear
+from profiler.effort import STANDARD
 from profiler.facts.dispatch import DispatchSamples
 from profiler.forecast.command import run_facts
 from profiler.judge.breakdown import TERMS
@@ -135,7 +136,7 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
 
     Replays end after their samples, because other processes may use up the time of a short budget.
     """
-    with_effort(monkeypatch, between_share=600.0)
+    with_effort(monkeypatch, shares=STANDARD.shares | {"replays between cells": 600.0})
     run = profile_tiny(batch_sizes=[1, 4])
     known = run_facts(run.folder)
     between = known.trained.measured.between
