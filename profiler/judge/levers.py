@@ -450,7 +450,7 @@ def _path(cell: JudgedCell) -> list[Lever]:
         _bound(
             _FUSING,
             cell.traced_small_s - moved_s,
-            f"small kernels take {duration(cell.traced_small_s)} of its trace; fused, their bytes {duration(moved_s)}",
+            f"of its trace, small kernels take {duration(cell.traced_small_s)}; once fused, bytes {duration(moved_s)}",
         ),
         _bound(
             "attention on the latent itself (absorbed MLA)",
