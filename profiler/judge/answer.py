@@ -18,7 +18,7 @@ from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, several, significant
 
 # Changes that save less than this share of a cell other than the first are not named.
-_LEAST_SAVING_ELSEWHERE = 0.1
+_LEAST_SAVING = 0.1
 # Terms below this share of a step are not named.
 _LEAST_STEP_SHARE = 0.1
 # Within a model, the best streams and matrix products of GPUs reach 0.8 to 0.95 of their roofs.
@@ -81,8 +81,7 @@ def _change_elsewhere(cells: Sequence[JudgedCell], of_step: Lever | None) -> lis
     if not cells:
         return []
     cell = cells[-1]
-    best, is_prefill = best_lever(cell), cell.key.phase == "prefill"
-    least_s = _LEAST_SAVING_ELSEWHERE * cell.split.latency_s
+    best, least_s, is_prefill = best_lever(cell), _LEAST_SAVING * cell.split.latency_s, cell.key.phase == "prefill"
     if best is None or best.saves_s < least_s or not (is_prefill or best.change == UNWINDOWED):
         return []
     of_step_how = of_step.how if of_step is not None else ""
