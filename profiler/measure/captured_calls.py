@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import masking_utils
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Experts, ModelWork, Operator
@@ -160,6 +159,8 @@ def masks_of_uncaptured_steps() -> AbstractContextManager[None]:
     transformers takes a capture for a trace, in which it never leaves a mask out (masking_utils.py,
     `_ignore_causal_mask_sdpa`: 5.17 with every cache, 5.23 with static ones).
     """
+    from transformers import masking_utils  # which imports torch._dynamo, of 70 MB
+
     return patched(masking_utils, is_tracing=lambda *_: False)
 
 

@@ -62,10 +62,15 @@ def _fill_fresh() -> None:
         del fresh  # a map that is still in use cannot be closed
 
 
-def measure_streams(machine: Machine, budget_s: float) -> Ceilings:
+def past_reported_cache(machine: Machine) -> int:
+    """The bytes from which on the reported cache serves no stream."""
+    return _STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes or _STREAM_LEAST_BYTES
+
+
+def measure_streams(machine: Machine, budget_s: float, most_bytes: float = math.inf) -> Ceilings:
     """Measure in `budget_s` the roofs that depend on no dtype; `missing` names each that fails. Raises DeviceError."""
     missing: dict[str, str] = {}
-    curve, data = _curve(machine, _CURVE_SHARE * budget_s, missing)
+    curve, data = _curve(machine, _CURVE_SHARE * budget_s, most_bytes, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
     memory = _streams(machine, data, stream_bytes, budget_s, missing)
     # No cache serves the largest size: it is many times as large, or two sizes beyond the cache agree.
@@ -121,21 +126,21 @@ def _streams(
 
 
 def _curve(
-    machine: Machine, budget_s: float, missing: dict[str, str]
+    machine: Machine, budget_s: float, most_bytes: float, missing: dict[str, str]
 ) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
     """Read bandwidth of buffers from 1 MiB on, each twice the previous one, until two beyond every cache agree.
 
     It also returns the last buffer, or None if there was no room for it.
 
     A device may have a second cache besides the one it reports, or share one with other processes. Beyond four times
-    the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory and the
-    time limit.
+    the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory,
+    `most_bytes` and the time limit.
     """
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     deadline_s, points = machine.now_s() + budget_s, list[CurvePoint]()
     nbytes, data = _CURVE_SMALLEST, None
     with attempt("reads of several sizes", machine, missing):
-        room = machine.available_bytes() * _STREAM_MEMORY_SHARE
+        room = min(most_bytes, machine.available_bytes() * _STREAM_MEMORY_SHARE)
         data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
         while nbytes <= data.nbytes:
             with attempt("reads of some sizes", machine, missing):

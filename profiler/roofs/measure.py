@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -19,7 +20,7 @@ from profiler.device.machine import Machine
 from profiler.errors import NoRoomError, RequestError
 from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
 from profiler.loading.meta_model import quiet_libraries
-from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams
+from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams, past_reported_cache
 from profiler.roofs.fixed_work import measure_host_pace
 from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_product, square_product, square_size
 from profiler.roofs.sampler import attempt, clocked
@@ -42,12 +43,13 @@ def measure(
     budget_s: float | None = None,
     checks_known: bool = True,
     known: Ceilings | None = None,
+    most_bytes: float = math.inf,
 ) -> Ceilings:
     """Measure the roofs of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
 
     It also measures the pace of the host. `budget_s` is for all of them, by default what a usual run takes for each.
     None takes more than twice its share of it, if two calls do not. A roof that cannot be measured is left out, and
-    `missing` gives the reason. Raises DeviceError if the device is lost.
+    `missing` gives the reason. Buffers have at most `most_bytes`. Raises DeviceError if the device is lost.
 
     Roofs in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short check
     shows that the device is now clearly faster. They were then measured while it was busy. The device reports its clock
@@ -62,9 +64,9 @@ def measure(
     if known is not None:
         # All roofs that are independent of the dtype; without one of them all are measured again.
         is_whole = {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
-        if not is_whole or (checks_known and _is_outdated(known, machine)):
+        if not is_whole or (checks_known and _is_outdated(known, machine, most_bytes)):
             known = None
-    roofs = known or measure_streams(machine, _STREAMS * share_s)
+    roofs = known or measure_streams(machine, _STREAMS * share_s, most_bytes)
     missing = {} if known else dict(roofs.missing)
     page_fault_s, host = roofs.page_fault_s, roofs.host
     if not machine.is_cuda and not page_fault_s:
@@ -74,7 +76,8 @@ def measure(
     gemv = f"{GEMV} {model_dtype}"
     if model_dtype != "int8" and gemv not in memory:
         with attempt(gemv, machine, missing):
-            probe = partial(measure_gemv, machine, model_dtype, roofs.stream_bytes, _PRODUCT * share_s)
+            nbytes = int(min(roofs.stream_bytes, most_bytes))
+            probe = partial(measure_gemv, machine, model_dtype, nbytes, _PRODUCT * share_s)
             memory[gemv] = clocked(probe, machine)
     for dtype in dtypes:
         if dtype not in compute:
@@ -119,11 +122,12 @@ def _remeasure_gemm(machine: Machine, dtype: str, roof: Roof, budget_s: float) -
     return sampled_product(square_product(machine.device, dtype, size), machine, size, budget_s)
 
 
-def _is_outdated(known: Ceilings, machine: Machine) -> bool:
+def _is_outdated(known: Ceilings, machine: Machine, most_bytes: float) -> bool:
     """Whether a short check is clearly faster than the cached roofs. A check that fails leaves them as they are."""
     faster, outdated = 1 + AGREE, False
     with attempt("the cached roofs", machine, {}):
-        outdated = measure_read(machine, known.stream_bytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
+        nbytes = int(min(known.stream_bytes, most_bytes))
+        outdated = measure_read(machine, nbytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
         if (roof := known.compute.get("float32")) is not None and not outdated:
             outdated = _remeasure_gemm(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s
     return outdated
@@ -162,8 +166,11 @@ def circumstances(machine: Machine) -> dict[str, Any]:
     }
 
 
-def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
-    """Return the roofs of this device, measured or cached. Raises RequestError if they cannot be measured."""
+def here_roofs(work: ModelWork, dtype: str, *, small: bool = False) -> RoofSet:
+    """Return the roofs of this device, measured or cached. Raises RequestError if they cannot be measured.
+
+    With `small`, for a process that holds a model, buffers are no larger than the reported cache asks for.
+    """
     from profiler.device.device import resolve_device
     from profiler.device.machine import machine_for
     from profiler.roofs.gemm import measurable_dtypes
@@ -171,7 +178,8 @@ def here_roofs(work: ModelWork, dtype: str) -> RoofSet:
     machine = machine_for(resolve_device("auto"))
     used = {operator.dtype_name for operator in work.operators if operator.dtype.itemsize > 0}
     dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]
-    measured = cached(partial(measure, machine, dtypes, model_dtype=dtype), machine)
+    most_bytes = past_reported_cache(machine) if small else math.inf
+    measured = cached(partial(measure, machine, dtypes, model_dtype=dtype, most_bytes=most_bytes), machine)
     ceilings = measured.only(dtypes, dtype, machine.info.datasheet)
     if not ceilings.judges:
         why = next(iter(measured.missing.values()))

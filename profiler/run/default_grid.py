@@ -71,7 +71,7 @@ class Pace:
             (first, first_s), (last, last_s) = points[0], points[-1]
             slope_s = max(0.0, (last_s - first_s) / (last - first)) if last > first else 0.0
             continued_s = first_s + slope_s * max(0, key.tokens - first)
-        if len(points) > 1 and not self.subject.machine.is_cuda:
+        if not self.ceilings.judges or (len(points) > 1 and not self.subject.machine.is_cuda):
             return continued_s
         work, dtype = self.subject.work, dtype_name(self.subject.request.dtype)
         roofs = self.ceilings.roof_set(self.subject.machine.device.type)
@@ -103,10 +103,11 @@ def choose_grid(prepared: PreparedRun, pace: Pace, budget: RunBudget) -> tuple[G
     The smallest one is taken in any case.
     """
     ladder, sweep_s = _useful(prepared, pace), budget.part_s(RunPart.TIMING)
+    safely = prepared.doubled is None  # a batch test looks for the memory's end
     larger: LargerGrid | None = None
     for grid in ladder[:-1]:
         needs_s = None
-        if all(pace.subject.no_room(cell, safely=True) is None for cell in reversed(grid.cells)):
+        if all(pace.subject.no_room(cell, safely=safely) is None for cell in reversed(grid.cells)):
             needs_s = _MARGIN * expected_sweep_s(pace.plan(grid))
             if needs_s <= sweep_s:
                 return grid, larger
@@ -123,7 +124,7 @@ def _budget_of(sweep_s: float | None) -> float | None:
 
 def _useful(prepared: PreparedRun, pace: Pace) -> list[Grid]:
     """The ladder without batch tests that double far past the batch from which compute limits."""
-    if prepared.doubled is None:
+    if prepared.doubled is None or not pace.ceilings.judges:
         return list(prepared.ladder)
     subject, dtype = pace.subject, dtype_name(prepared.request.dtype)
     step = Step.of(CellKey(prepared.doubled, prepared.grid.cells[0]))

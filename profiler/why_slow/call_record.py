@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import sysconfig
 import threading
@@ -9,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from profiler.device.clock import Clock
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]),
-    "<frozen",
 )
 
 NOT_REPEATED = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
@@ -56,19 +57,18 @@ class CallRecord:
     architecture: tuple[str, int] = ("", 0)
     """The class of its model and the number of parameters; models of one architecture take as long."""
     callbacks: dict[str, float] = field(default_factory=dict)
-    """Seconds in the user's objects that `generate` calls at every token, by their class."""
+    """Seconds in the user's own objects that `generate` calls at every token, by their class or function."""
+    processors: dict[str, float] = field(default_factory=dict)
+    """The same of transformers' own, which it also makes from options, by their class."""
+    left_out_s: float = 0.0
+    """Seconds in those that trials leave out."""
     began_s: float = 0.0
     ended_s: float = 0.0
     """Like `began_s`, on the host's clock, without waiting for the device."""
-    thread: int = 0
-    others_s: float = 0.0
-    """Seconds of loads and tokenizers in this thread before it."""
     forward_s: float = 0.0
     """Seconds in forward passes within `generate`, on the host's clock."""
     prompt_s: float = 0.0
     """Seconds in the first of them."""
-    sampling_s: float = 0.0
-    """Seconds in transformers' own logits processors."""
     failed: str = ""
     """Class and first line of the exception; empty if the call returned."""
     read: LogitsRead | None = None
@@ -77,6 +77,8 @@ class CallRecord:
     """Whether it is a call of `generate_batch`, whose cache is paged."""
     plain: bool = False
     """Whether its model is no model of transformers."""
+    autocast: tuple[int, str] = (0, "")
+    """How many autocasts its thread had entered outside of calls, and the line of the latest."""
     attention: SeenAttention | None = None
     """The attention of a plain model's forward; None if none was seen."""
 
@@ -96,8 +98,8 @@ class Thread(threading.local):
     text_depth: int = 0
     load_depth: int = 0
     reading: bool = False
-    others_s: float = 0.0
-    """Seconds of loads and tokenizers, outside of calls."""
+    autocast: tuple[int, str] = (0, "")
+    """As in `CallRecord`."""
     last: str = ""
     """The line of the latest call of a model."""
 
@@ -116,14 +118,21 @@ def users_line() -> str:
     It is that of the nearest frame that belongs neither to a library nor to this package, else the line that started
     this thread.
     """
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARY_PREFIXES) and "site-packages" not in name:
-            # The file name of a notebook's cell means nothing to its user.
-            return f"{'cell' if 'ipykernel_' in name or '<ipython-input' in name else Path(name).name}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
+        if file := users_file(frame.f_code.co_filename):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
     return _STARTED_AT.get(threading.current_thread(), _NO_LINE)
+
+
+@functools.cache
+def users_file(path: str) -> str:
+    """The name of a file of the user's code, `cell` for a notebook's cell; empty for a library and made code."""
+    if "ipykernel_" in path or "<ipython-input" in path:
+        return "cell"  # its file name means nothing to its user
+    is_librarys = path.startswith((*_LIBRARY_PREFIXES, "<")) or "site-packages" in path
+    return "" if is_librarys else Path(path).name
 
 
 def starts_here(started: object) -> None:

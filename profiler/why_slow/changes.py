@@ -39,6 +39,7 @@ from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate
 from profiler.why_slow.torch_context import TorchContext
 from profiler.why_slow.weight_changes import (
+    cast_once,
     dense_weights,
     frozen_weights,
     gathered_weights,
@@ -115,7 +116,7 @@ def _in_eval_mode(model: Any) -> Iterator[None]:
 
 
 def _without_callbacks(group: CallGroup) -> Candidate | None:
-    if not (names := " and ".join(group.middle[1].callbacks)):
+    if not (group.call.left_out_s and (names := " and ".join(group.call.callbacks_s))):
         return None
     return group.candidate(
         "host-sync", f"{names} read every token on the host, which waits for the device",
@@ -170,9 +171,7 @@ def _unread_logits(group: CallGroup) -> Candidate | None:
 
 
 def _is_loop(group: CallGroup) -> bool:
-    return not group.generates and (
-        grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
-    )
+    return grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
 
 
 CHANGES = (
@@ -238,9 +237,10 @@ CHANGES = (
     Change("unmerged-adapters", lambda _: True, merged_adapters),
     Change("slow-format", lambda _: True, dense_weights),
     Change("offload", lambda _: True, gathered_weights),
-    Change("wide-dtype", lambda _: True, other_dtype),
+    Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
+    Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
     Change("one-by-one", lambda group: group.middle[1].batched, paged_batch_change),
-    Change("one-by-one", lambda group: not _is_loop(group), batching_change),
+    Change("one-by-one", lambda group: group.generates or not _is_loop(group), batching_change),
     Change("shared-prefix", lambda group: group.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),

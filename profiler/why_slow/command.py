@@ -24,7 +24,7 @@ from profiler.why_slow.observations import Observations
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, why_document
-from profiler.why_slow.script import run_module, run_script
+from profiler.why_slow.script import run_module, run_script, scripts_own_profiler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,6 +74,7 @@ def why_script(
                     folder, hints = None, (str(error),)
             report(found, folder, hints)
 
+        around.enter_context(scripts_own_profiler(here if script is None else script.resolve().parent))
         around.enter_context(streams)
         around.enter_context(watched(recorder))
         around.enter_context(_before_immediate_exit(end))
@@ -143,9 +144,12 @@ def explained(
         return judge_calls(seen, [])
     import torch
 
+    from profiler.loading.meta_model import quiet_libraries
+
     # What follows a block or a cell draws the random numbers that it would draw without `why`.
     gpus = {torch.device(each.settings.device).index for each in seen.calls if each.settings.device.startswith("cuda")}
-    with torch.random.fork_rng(sorted(gpus)):
+    # Libraries that only this answer imports keep their notes.
+    with torch.random.fork_rng(sorted(gpus)), quiet_libraries():
         return _with_trials(recorder, seen, budget_s, start_s)
 
 

@@ -5,18 +5,22 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from profiler.stats import student_t
-from profiler.why_slow.observations import GROWING_CACHES, Observations, covered_s, steady_s
+from profiler.why_slow.observations import GROWING_CACHES, Call, Observations, covered_s, steady_s
 
 if TYPE_CHECKING:
     from profiler.why_slow.floor import Subject
 
 LEAST_SHARE = 0.02
 """Share of the watched time below which a saving or a cost is not reported."""
+_OF_A_MODEL = ("wide-dtype", "emulated-dtype", "autocast")
+"""Changes that concern all calls of a model, and may cost some of them more time than they save others."""
+_MOST_COST = 3.0
+"""The prompts' products of a 16-bit dtype took up to four times as long on CPUs without units for it."""
 LEAST_ROUNDS = 5
 """Pairs that must all show a saving. Without a real saving, five do in 3 % of cases (a sign test)."""
 MOST_ROUNDS = 8
@@ -267,14 +271,19 @@ def judge_calls(
 
     `more` are findings that neither a trial nor `seen` gives. What a change costs other calls is subtracted.
     """
-    findings = list(more)
+    findings, not_tried = list(more), list(not_tried)
     improved = defaultdict[tuple[str, str, str], set[int]](set)
+    tried = defaultdict[tuple[str, str, str], set[int]](set)
     for trial in trials:
+        tried[_edit(trial)].update(trial.calls)
         if trial.claimed:
             improved[_edit(trial)].update(trial.calls)
     for trial in trials:
         costs = trial.saving < 0 and _edit(trial) in improved and improved[_edit(trial)].isdisjoint(trial.calls)
-        if trial.claimed or costs:
+        if trial.claimed and _may_cost_s(trial, tried[_edit(trial)], seen) >= _saves_s(trial, seen):
+            others = "other calls of the model were not tried, and could take more time than it saves these"
+            not_tried.append(f"{trial.id} ({trial.where}): {others}")
+        elif trial.claimed or costs:
             how = (
                 "changed, compared with the script's calls"
                 if trial.against_its_own
@@ -295,10 +304,22 @@ def _edit(trial: TriedChange) -> tuple[str, str, str]:
     return trial.id, trial.where, trial.change
 
 
+def _may_cost_s(trial: TriedChange, tried: set[int], seen: Observations) -> float:
+    """Seconds that a change may cost calls of the same model that no trial of it has shown."""
+    models = {call.model for call in seen.calls if call.number in tried}
+    others = [call for call in seen.calls if call.model in models and call.number not in tried and not call.failed]
+    return _MOST_COST * steady_s(others) if trial.id in _OF_A_MODEL else 0.0
+
+
 def _saves_s(trial: TriedChange, seen: Observations) -> float:
-    """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls."""
+    """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls.
+
+    What trials leave out stays as it is.
+    """
     numbers = set(trial.calls)
-    return trial.saving * steady_s([call for call in seen.calls if call.number in numbers])
+    calls = [call for call in seen.calls if call.number in numbers]
+    left_out_s = 0.0 if trial.against_its_own else sum(call.left_out_s for call in calls)
+    return trial.saving * max(0.0, steady_s(calls) - left_out_s)
 
 
 def _merged(findings: Sequence[Finding]) -> list[Finding]:
@@ -314,16 +335,56 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
 
 
+_OF_OPTIONS = {
+    "PrefixConstrainedLogitsProcessor": ("prefix_allowed_tokens_fn", "compute the mask of allowed tokens once, in a"
+                                         " LogitsProcessor of your own, and change it by the newest token"),
+    "NoBadWordsLogitsProcessor": ("bad_words_ids", "shorten the list, and pass single tokens as suppress_tokens"),
+    "SequenceBiasLogitsProcessor": ("sequence_bias", "shorten the list"),
+    "NoRepeatNGramLogitsProcessor": ("no_repeat_ngram_size", "leave it out, or install a newer transformers"),
+    "StopStringCriteria": ("stop_strings", "pass the tokens that end an answer as eos_token_id"),
+    "WhisperTimeStampLogitsProcessor": ("return_timestamps", "leave it out, unless the times are read"),
+    "TextStreamer": ("streamer", "decode every few tokens, in a streamer of your own"),
+    "TextIteratorStreamer": ("streamer", "decode every few tokens, in a streamer of your own"),
+}  # fmt: skip
+"""Classes of transformers that `generate` makes from options: the option, and what to do if it takes long."""
+_LEAST_OF_AN_OPTION = 0.1
+"""Share of the time from which on an option is a finding: what it does is wanted."""
+
+
+def callbacks_s(calls: Iterable[Call]) -> dict[tuple[str, bool], float]:
+    """Seconds of what `generate` ran at every token, by (name, whether it is the script's), the longest first."""
+    spent_s = defaultdict[tuple[str, bool], float](float)
+    for call in calls:
+        for times, is_own in ((call.callbacks_s, True), (call.processors_s, False)):
+            for name, seconds in times.items():
+                spent_s[name, is_own] += seconds
+    return dict(sorted(spent_s.items(), key=lambda item: -item[1]))
+
+
+def callback_words(name: str, is_own: bool) -> str:
+    """`your Stops`, `NoBadWordsLogitsProcessor (bad_words_ids)`, or `TopPLogitsWarper`."""
+    option, _ = _OF_OPTIONS.get(name, ("", ""))
+    return f"your {name}" if is_own else f"{name} ({option})" if option else name
+
+
 def _callbacks(seen: Observations) -> Iterator[Finding]:
-    """Time of the script's objects within `generate`, on a CPU only: on a GPU they also wait for the device."""
-    calls = [call for call in seen.calls if call.callbacks_s and call.settings.on_cpu]
-    for where in dict.fromkeys(call.where for call in calls):
-        here = [call for call in calls if call.where == where]
-        names = dict.fromkeys(name for call in here for name in call.callbacks_s)
-        saves_s = min(covered_s(here), sum(sum(call.callbacks_s.values()) for call in here))
+    """Time of what `generate` runs at every token, on a CPU only: on a GPU it also waits for the device."""
+    for where in dict.fromkeys(call.where for call in seen.calls if call.settings.on_cpu):
+        here = [call for call in seen.calls if call.where == where]
+        spent_s = {(name, is_own): seconds for (name, is_own), seconds in callbacks_s(here).items()
+                   if (is_own and seconds >= LEAST_SHARE * seen.steady_s)
+                   or (name in _OF_OPTIONS and seconds >= _LEAST_OF_AN_OPTION * seen.steady_s)}  # fmt: skip
+        if not spent_s:
+            continue
+        first, is_own = next(iter(spent_s))
+        function, line = seen.callbacks.get(first, ("", ""))
+        within = f", with {function} in it" if function and not is_own else ""
+        words = " and ".join(callback_words(*each) for each in spent_s)
+        own = ("", "do less in it: read only the newest tokens, and only every few tokens")
         yield new_finding(
-            "callbacks", saves_s, where, f"generate calls your {' and '.join(names)} at every token",
-            "do less in it: read only the newest tokens, and only every few tokens", "measured: the time within it",
+            "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
+            f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
+            "measured: the time within it",
         )  # fmt: skip
 
 

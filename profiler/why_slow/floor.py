@@ -109,7 +109,7 @@ def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subj
         dispatch_s = least_dispatch_s(model, machine)
     except Exception:  # a class that cannot be built from only its config
         dispatch_s = None
-    return Subject(work, here_roofs(work, dtype), dtype, dispatch_s, machine.clock.ahead, outside, encodes)
+    return Subject(work, here_roofs(work, dtype, small=True), dtype, dispatch_s, machine.clock.ahead, outside, encodes)
 
 
 def _steps_needed(before: Call | None, call: Call) -> Step:

@@ -14,6 +14,8 @@ from profiler.units import scaled
 _MOST_CALLS = 256
 _MOST_BYTES = 64 << 20
 _MOST_SHARE = 0.02
+# The caches of a repeated call take at most this share of it.
+_STATE_SHARE = 0.1
 # With less than this share of the host's memory free, recording stops. Each 64th call looks.
 _SHORT_SHARE = 0.02
 _LOOK_EVERY = 64
@@ -30,8 +32,8 @@ class KeptArguments:
     calls: int = 0
     storages: dict[int, int] = field(default_factory=dict)
     """Bytes of each storage."""
-    _rooms: dict[str, float] = field(default_factory=dict)
-    """Bytes that may be kept, by device."""
+    _free: dict[str, float] = field(default_factory=dict)
+    """Bytes that were free at the first call, by device."""
     _looks: int = 0
     _short: str = ""
     """What a look found if little memory was free: from then on no call is recorded."""
@@ -43,13 +45,16 @@ class KeptArguments:
         the script may fill their buffer with those of its next call.
         """
         import torch
-        from torch.utils._pytree import tree_map
+        from torch.utils._pytree import tree_leaves, tree_map
 
         if self.calls >= _MOST_CALLS or any(name.endswith("cache") and vars_of(each) for name, each in named.items()):
             return None
-        if (room := self._rooms.get(str(device))) is None:
-            room = self._rooms[str(device)] = min(_MOST_BYTES, _MOST_SHARE * available_bytes(device))
-        storages = dict(self.storages)
+        if (free_bytes := self._free.get(str(device))) is None:
+            free_bytes = self._free[str(device)] = available_bytes(device)
+        shapes = [value for value in tree_leaves((args, named)) if getattr(value, "is_meta", False)]
+        if sum(value.numel() * value.element_size() for value in shapes) > _STATE_SHARE * free_bytes:
+            return None
+        room, storages = min(_MOST_BYTES, _MOST_SHARE * free_bytes), dict(self.storages)
 
         def add(nbytes: int, storage: int = 0) -> None:
             if sum(storages.values()) - storages.get(storage, 0) + nbytes > room:
@@ -59,6 +64,8 @@ class KeptArguments:
 
         def kept(value: Any) -> Any:
             is_tensor = isinstance(value, torch.Tensor)
+            if is_tensor and value.is_meta:
+                return value
             if is_tensor:
                 nbytes = value.numel() * value.element_size()
                 if not value.is_floating_point() or nbytes < value.untyped_storage().nbytes():

@@ -85,7 +85,11 @@ class Call:
     padding: float = 0.0
     """Share of the tokens passed that the mask hides."""
     callbacks_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds in the script's own stopping criteria, logits processors and streamer, by their class."""
+    """Seconds in the script's own stopping criteria, logits processors and streamer, by their class or function."""
+    processors_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in transformers' own ones, which `generate` also makes from options such as `top_p`, by their class."""
+    left_out_s: float = 0.0
+    """Seconds of both in the script's stopping criteria and streamer, which trials leave out."""
     began_s: float | None = None
     """Start, since the recording began, on the clock of `seconds`. None if unknown; it then overlaps no other call."""
     warm_s: float | None = None
@@ -96,8 +100,6 @@ class Call:
     """Seconds in forward passes within `generate`, on the host's clock; None for a forward and on a GPU."""
     prompt_s: float = 0.0
     """Seconds in the first of them."""
-    sampling_s: float = 0.0
-    """Seconds within `generate` in logits processors of transformers: temperature, top-k, top-p."""
 
     @property
     def steady_prompt_s(self) -> float:
@@ -147,11 +149,29 @@ class Recompilation:
 
 @dataclass(frozen=True)
 class LineTime:
-    """What one line of the script did several times: reads of a device's values, gaps, texts tokenized again."""
+    """What one line of the script did several times: reads of a device's values, texts tokenized again."""
 
     where: str
     count: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class OwnLine:
+    """Seconds at one line of the script outside of its models' calls, from samples of the main thread."""
+
+    where: str
+    function: str
+    """The script's function that the line is in; empty for a line of the module."""
+    calls: str
+    """What the line calls in a library, by its package: `difflib.SequenceMatcher.ratio`; empty for code of its own."""
+    seconds: float
+
+    @property
+    def words(self) -> str:
+        """`s.py:33, in pick: difflib.SequenceMatcher.ratio`."""
+        within = f", in {self.function}" if self.function else ""
+        return f"{self.where}{within}" + (f": {self.calls}" if self.calls else "")
 
 
 def by_line(seconds: Mapping[str, Sequence[float]]) -> tuple[LineTime, ...]:
@@ -192,8 +212,6 @@ class Observations:
     """Estimated cost of the recording itself."""
     interrupted: bool = False
     recompilations: tuple[Recompilation, ...] = ()
-    between: tuple[LineTime, ...] = ()
-    """The script's own time between consecutive forwards of one line."""
     texts_again: tuple[LineTime, ...] = ()
     """Texts that had been tokenized before."""
     reads: tuple[LineTime, ...] = ()
@@ -207,6 +225,10 @@ class Observations:
     fallbacks: tuple[Fallback, ...] = ()
     waited_s: float = 0.0
     """Seconds that the script's main thread waited for a core while other threads used it; 0 where it is unknown."""
+    own_lines: tuple[OwnLine, ...] = ()
+    """Where the script's own code spent its time, the longest first; without imports."""
+    callbacks: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """(function of the script, line where it begins) by the names in `Call.callbacks_s` and `Call.processors_s`."""
     warnings: tuple[str, ...] = ()
     """Conditions of the machine that make these times doubtful."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from profiler.fallbacks import library_warnings
 from profiler.why_slow.call_record import runs_here, starts_here
+from profiler.why_slow.own_lines import sampled
 from profiler.why_slow.recorder import Recorder
 
 
@@ -37,7 +38,7 @@ def watched(recorder: Recorder) -> Iterator[None]:
         _before(recorder, task, "__init__", starts_here)
         _before(recorder, task, "run", runs_here)
     try:
-        with library_warnings(recorder.warning):
+        with library_warnings(recorder.warning), sampled(recorder):
             yield
     finally:
         sys.meta_path.remove(finder)
@@ -195,6 +196,9 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "torch.autograd": lambda module, recorder: _before(
         recorder, module, "_engine_run_backward", lambda _: setattr(recorder, "trained", True)
     ),
+    "torch.amp.autocast_mode": lambda module, recorder: _before(
+        recorder, module.autocast, "__enter__", lambda _: recorder.enter_autocast()
+    ),
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
     "transformers.generation.utils": lambda module, recorder: _around(
@@ -204,7 +208,10 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
         recorder, module.ContinuousMixin, "generate_batch", recorder.batch
     ),
     "transformers.generation.logits_process": lambda module, recorder: _around(
-        recorder, module.LogitsProcessorList, "__call__", lambda _, *call: recorder.sampling(*call)
+        recorder, module.LogitsProcessorList, "__call__", recorder.callbacks
+    ),
+    "transformers.generation.stopping_criteria": lambda module, recorder: _around(
+        recorder, module.StoppingCriteriaList, "__call__", functools.partial(recorder.callbacks, are_criteria=True)
     ),
     "torch._dynamo.eval_frame": _compiled,
     "transformers.tokenization_utils_base": _tokenizers,

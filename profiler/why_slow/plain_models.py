@@ -41,10 +41,23 @@ def token_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
 
 
 def is_repeatable(args: tuple[Any, ...], named: Mapping[str, Any]) -> bool:
-    """Whether a call can be repeated with these arguments: a cache or another object may have changed since."""
+    """Whether a call can be repeated with these arguments: an object of another class may have changed since."""
     import torch
+    from torch.utils._pytree import tree_leaves
 
-    return all(isinstance(value, torch.Tensor | int | float | str | None) for value in (*args, *named.values()))
+    return all(isinstance(value, torch.Tensor | int | float | str | None) for value in tree_leaves((args, named)))
+
+
+def without_values(value: Any) -> Any:
+    """An argument without the numbers of a cache: of tensors in lists, tuples and dictionaries, shapes stay."""
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    def shape_of(each: Any) -> Any:
+        like = torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device="meta")
+        return like if each.is_floating_point() else each
+
+    return tree_map_only(torch.Tensor, shape_of, value) if isinstance(value, list | tuple | dict) else value
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import itertools
 import statistics
 import threading
 import weakref
@@ -22,7 +21,7 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
 from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_line
+from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_file, users_line
 from profiler.why_slow.call_settings import batch_inputs, by_name, context_len, new_tokens, settings_of, tokens_of
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
@@ -30,20 +29,74 @@ from profiler.why_slow.observations import (
     Call,
     CallKind,
     CallSettings,
-    LineTime,
     Load,
     Observations,
+    OwnLine,
     UnrecordedCall,
     by_line,
 )
-from profiler.why_slow.plain_models import attention_of, is_language_model, is_plain, is_repeatable, token_ids
+from profiler.why_slow.plain_models import (
+    attention_of,
+    is_language_model,
+    is_plain,
+    is_repeatable,
+    token_ids,
+    without_values,
+)
 
-# So many calls measure the cost of a wrapper.
-_OVERHEAD_CALLS = 2000
+# About the cost of a wrapper of a call that is part of another call (1.4 us on a busy EPYC).
+_WRAPPER_S = 1.5e-6
 _NEEDS_LOGITS = {"labels", "logits_to_keep"}
 """Arguments of a forward whose logits are all used, or are chosen already."""
-_CALLBACKS = {"stopping_criteria": "__call__", "logits_processor": "__call__", "streamer": "put"}
-"""Arguments of `generate` with objects that it calls at every token, and the method called."""
+_REPEATED = ("MaxLengthCriteria", "EosTokenCriteria")
+"""Stopping criteria that trials have, too."""
+
+
+@dataclass
+class Callback:
+    """What `generate` calls at every token. Its seconds, without those of forwards in it, are added to the call."""
+
+    item: Any
+    """A logits processor, a stopping criterion or a streamer."""
+    run: Any
+    """What is called: the item itself, or its method."""
+    noted: CallRecord
+    is_left_out: bool = False
+
+    def __post_init__(self) -> None:
+        vars(self)["__call__"] = self.run.__call__  # transformers looks at its signature
+
+    @property
+    def name(self) -> str:
+        inner = _unwrapped(self.item)
+        return str(getattr(inner, "__name__", type(inner).__name__))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        timer, forward_s = OwnTime(), self.noted.forward_s
+        try:
+            return self.run(*args, **named)
+        finally:
+            spent_s = max(0.0, timer.seconds() - (self.noted.forward_s - forward_s))
+            is_own = not str(_unwrapped(self.item).__module__).startswith("transformers.")
+            times, name = self.noted.callbacks if is_own else self.noted.processors, self.name
+            times[name] = times.get(name, 0.0) + spent_s
+            if self.is_left_out and name not in _REPEATED:
+                self.noted.left_out_s += spent_s
+
+
+def _unwrapped(item: Any) -> Any:
+    return _unwrapped(item.func) if isinstance(item, functools.partial) else item
+
+
+@dataclass
+class _Streamer:
+    """A streamer that is timed."""
+
+    streamer: Any
+    put: Callback
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.streamer, name)
 
 
 @dataclass
@@ -66,6 +119,13 @@ class Recorder:
     """Calls of the wrappers, to estimate their cost."""
     noting_s: float = 0.0
     kept: KeptArguments = field(default_factory=KeptArguments)
+    calling: set[int] = field(default_factory=set)
+    """The threads that are in a model's call or load."""
+    idle: threading.Event = field(default_factory=threading.Event)
+    """Is set when none is any longer."""
+    own_lines: tuple[OwnLine, ...] = ()
+    functions: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """As `Observations.callbacks`."""
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
     reads: Reads = field(init=False)
@@ -76,7 +136,6 @@ class Recorder:
     """The model of the latest call, which a trial needs; it lives at least until the next one is made."""
     _texts: set[int] = field(default_factory=set)
     _warnings: set[str] = field(default_factory=set)
-    _timed: set[type] = field(default_factory=set)
     _named: list[tuple[weakref.ref[Any], tuple[str, int]]] = field(default_factory=list)
     """Models and their architectures, in the order of their numbers."""
     _settings: dict[CallSettings, CallSettings] = field(default_factory=dict)
@@ -120,13 +179,14 @@ class Recorder:
         timer, noted = OwnTime(), None
         with self._errors_counted():
             here.noted = noted = self._note(kind, model, args, named, compiled)
-            if kind == "generate":
-                self._time_callbacks(named)
+            if (streamer := named.get("streamer")) is not None:
+                named = {**named, "streamer": _Streamer(streamer, self._callback(streamer, streamer.put, noted, True))}
         self.noting_s += timer.core_seconds()
         here.depth = 1
         began_s = now_s()
         try:
-            result = run(*args, **named)
+            with self._without_samples():
+                result = run(*args, **named)
         except BaseException as error:
             self._record_end(noted, began_s, model, None, error)
             raise
@@ -166,18 +226,27 @@ class Recorder:
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
-    def sampling(self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run transformers' logits processors within `generate`, and add their seconds, without the script's own."""
+    def callbacks(
+        self, items: Any, run: functools.partial[Any], args: tuple[Any, ...], named: dict[str, Any],
+        *, are_criteria: bool = False,
+    ) -> Any:  # fmt: skip
+        """Run a list of logits processors or of stopping criteria within `generate`, each of them timed."""
         self.touched += 1
         noted = self._here.noted
         if noted is None:
             return run(*args, **named)
-        callbacks_s, start_s = sum(noted.callbacks.values()), now_s()
-        try:
-            return run(*args, **named)
-        finally:
-            spent_s = now_s() - start_s
-            noted.sampling_s += max(0.0, spent_s - (sum(noted.callbacks.values()) - callbacks_s))
+        return run.func([self._callback(item, item, noted, are_criteria) for item in items], *args, **named)
+
+    def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:
+        """A callback, whose own function is noted: that of its class, or one that it was made from."""
+        found = Callback(item, run, noted, is_left_out)
+        if found.name not in self.functions:
+            parts = (item, getattr(run, "__func__", type(run).__call__), *getattr(item, "__dict__", {}).values())
+            codes = (getattr(_unwrapped(part), "__code__", None) for part in parts)
+            own = [(code, file) for code in codes if code and (file := users_file(code.co_filename))]
+            name, where = (own[0][0].co_qualname, f"{own[0][1]}:{own[0][0].co_firstlineno}") if own else ("", "")
+            self.functions[found.name] = (name, where)
+        return found
 
     def _record_end(
         self, noted: CallRecord | None, began_s: float, model: Any, result: Any, error: BaseException | None = None
@@ -212,6 +281,24 @@ class Recorder:
             first = self.unnoted or UnrecordedCall(0, describe_error(error))
             self.unnoted = replace(first, count=first.count + 1)
 
+    def enter_autocast(self) -> None:
+        """Note that the script enters an autocast, which keeps casts of weights until the script leaves it."""
+        if not self._here.depth:
+            self._here.autocast = (self._here.autocast[0] + 1, users_line())
+
+    @contextlib.contextmanager
+    def _without_samples(self) -> Iterator[None]:
+        """A context in which the script's own code does not run in this thread, or is that of callbacks."""
+        thread = threading.get_ident()
+        self.calling.add(thread)
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.calling.discard(thread)
+            if not self.calling:
+                self.idle.set()
+
     def let_go(self) -> None:
         """Let go of the latest model, so that its memory can be freed: another one is made."""
         self._last = None
@@ -225,13 +312,13 @@ class Recorder:
         self._here.load_depth = 1
         start_s, model = now_s(), None
         try:
-            model = run(*args, **named)
+            with self._without_samples():
+                model = run(*args, **named)
             return model
         finally:
             self._here.load_depth = 0
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
-                self._here.others_s += seconds
                 conversion, instead = _conversion(model, named)
                 self.loads.append(Load(name, seconds, users_line(), start_s - self._start_s, conversion, instead))
                 self._loaded.append(weakref.ref(model) if hasattr(model, "parameters") else lambda: None)
@@ -265,7 +352,6 @@ class Recorder:
             if not self._here.depth:
                 spent_s = now_s() - start_s
                 self.text_s += spent_s
-                self._here.others_s += spent_s
                 self.text_where = self.text_where or users_line()
                 with self._errors_counted():
                     if encodes:
@@ -287,28 +373,6 @@ class Recorder:
                 self.fallbacks.append(fallback)
             self._warnings.add(text)
 
-    def _time_callbacks(self, named: Mapping[str, Any]) -> None:
-        """From now on, time the objects that `generate` calls at every token."""
-        for name, method in _CALLBACKS.items():
-            given = named.get(name)
-            for item in given if isinstance(given, (list, tuple)) else [given]:
-                owner = type(item)
-                if item is not None and hasattr(owner, method) and owner not in self._timed:
-                    self._timed.add(owner)
-                    self.replace(owner, method, self._timed_method(owner, getattr(owner, method)))
-
-    def _timed_method(self, owner: type, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def timed(*args: Any, **named: Any) -> Any:
-            noted, timer = self._here.noted, OwnTime()
-            try:
-                return original(*args, **named)
-            finally:
-                if noted is not None:
-                    noted.callbacks[owner.__name__] = noted.callbacks.get(owner.__name__, 0.0) + timer.seconds()
-
-        return timed
-
     def seen(self, script: str, *, interrupted: bool = False) -> Observations:
         """All that was recorded so far; waits for the devices to read their clocks."""
         for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
@@ -318,11 +382,12 @@ class Recorder:
         for noted in sorted(self.notes, key=lambda noted: noted.began_s):
             firsts.setdefault(noted.settings.device, noted)
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
-        overhead_s = self.noting_s + (self.touched + self.reads.touched) * _wrapper_s()
+        overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
             script, wall_s, calls, tuple(self.loads), self.text_s, self.text_where, overhead_s, interrupted,
-            self._compiling.recompilations(), self._between(), by_line(self.again_s), self.reads.by_line(),
-            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks),
+            self._compiling.recompilations(), by_line(self.again_s), self.reads.by_line(),
+            self._compiling.graph_breaks(), self.unnoted, tuple(self.fallbacks), own_lines=self.own_lines,
+            callbacks=self.functions,
             waited_s=max(0.0, waited_for_core_s() - self._waited_s),
         )  # fmt: skip
 
@@ -330,21 +395,6 @@ class Recorder:
     def loaded_models(self) -> list[Any]:
         """Per load, its model if that still exists, else None."""
         return [model() for model in self._loaded]
-
-    def _between(self) -> tuple[LineTime, ...]:
-        """The script's own time between consecutive forwards of one line and thread, as in a decode loop.
-
-        On a device that the host runs ahead of, it is the time in which no forward runs there: the host may wait.
-        """
-        gaps_s = defaultdict[str, list[float]](list)
-        for before, after in itertools.pairwise(self.notes):
-            first, second = ((each.where, each.kind, each.thread, each.settings.device) for each in (before, after))
-            if first == second and after.kind == "forward":
-                gap_s = after.began_s - before.ended_s
-                if after.clock.ahead:
-                    [gap_s] = after.clock.seconds([before.end, after.start])
-                gaps_s[after.where].append(max(0.0, gap_s - (after.others_s - before.others_s)))
-        return by_line(gaps_s)
 
     def _call(self, number: int, noted: CallRecord, first: CallRecord) -> Call:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
@@ -361,6 +411,7 @@ class Recorder:
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
             callbacks_s=dict(noted.callbacks),
+            processors_s=dict(noted.processors),
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
             warm_s=None,
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
@@ -401,11 +452,10 @@ class Recorder:
             start=None,
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
-            thread=threading.get_ident(),
-            others_s=self._here.others_s,
             name=architecture[0] + (f" ({number})" if number > 1 else ""),
             architecture=architecture,
             plain=plain,
+            autocast=self._here.autocast,
         )
         inputs = batch_inputs(args, named) if kind == "generate" and ids is None and (args or "inputs" in named) else ()
         if isinstance(inputs, list):
@@ -414,6 +464,8 @@ class Recorder:
             noted.settings = replace(settings, cache=True, cache_class="PagedAttentionCache")
         # Compiled code is specialised to its arguments, so no change to it is tried.
         if not compiled and (not plain or is_repeatable(args, named)):
+            if plain:
+                args, named = tuple(map(without_values, args)), {n: without_values(value) for n, value in named.items()}
             stored = {name: value for name, value in (named if plain else without_cache(named)).items()
                       if name not in NOT_REPEATED}  # fmt: skip
             noted.arguments = self.kept.keep(args, stored, device)
@@ -464,20 +516,3 @@ def _conversion(model: Any, named: Mapping[str, Any]) -> tuple[str, str]:
         words = f"weights are quantised ({getattr(method, 'value', method)})"
         return words, "call save_pretrained once, and load that folder"
     return "", ""
-
-
-def _wrapper_s() -> float:
-    """Seconds per wrapper of a call that is part of another call."""
-    recorder = Recorder()
-    recorder._here.depth = 1
-
-    def run() -> None:
-        return None
-
-    start_s = now_s()
-    for _ in range(_OVERHEAD_CALLS):
-        run()
-    bare_s = now_s()
-    for _ in range(_OVERHEAD_CALLS):
-        recorder.call("forward", None, run, (), {})
-    return max(0.0, (now_s() - bare_s) - (bare_s - start_s)) / _OVERHEAD_CALLS

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from profiler.json_document import Document, view
 from profiler.report.blocks import FULL, HTML, Lines, Section, Sentences, text_table
 from profiler.units import duration, percent, several
-from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedChange, Why
+from profiler.why_slow.findings import LEAST_SHARE, Finding, SlowModule, TriedChange, Why, callback_words, callbacks_s
 from profiler.why_slow.observations import (
     Call,
     GraphBreak,
-    LineTime,
     Load,
+    Observations,
+    OwnLine,
     UnrecordedCall,
     covered_s,
     most_at_once,
@@ -28,8 +29,8 @@ _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
 _WORTH_ANOTHER_LOOK = 0.1
 """Share of the watched time from which on an unclear trial has a sentence of its own."""
-_MUCH = 0.25
-"""Share of the calls' time from which on one kind of module is named first."""
+_MUCH, _MUCH_OF_ALL = 0.25, 0.1
+"""Shares of the calls' time from which on one kind of module or own code is named first, and of the run time."""
 _WORTH_A_ROW = 0.01
 """Share of the script's run time from which on a part of it has its own row."""
 _UNUSUAL = {"gradients": "gradients", "training": "train mode", "compiled": "compiled", "outputs": "more outputs"}
@@ -56,7 +57,7 @@ def why_sentences(why: Why) -> list[str]:
         if seen.unnoted:
             spent = f"{seen.script} ran, but no call was recorded: {_unnoted_words(seen.unnoted)}"
     begun = "Interrupted: up to here " if seen.interrupted else ""
-    lines = [*_slow_module(why), *_slow_loop(why), f"{begun}{spent}{floor}."]
+    lines = [*_slow_module(why), *_slow_code(why), f"{begun}{spent}{floor}."]
     if failed := [call for call in seen.calls if call.failed]:
         reasons = "; ".join(dict.fromkeys(call.failed for call in failed))
         lines.append(
@@ -112,18 +113,15 @@ def _slow_module(why: Why) -> list[str]:
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
 
 
-def _slow_loop(why: Why) -> list[str]:
-    """A sentence about the script's own code between forwards, if it takes longer than any finding saves."""
-    parts = {part.what: part.seconds for part in time_parts(why)}
-    code_s, where = max(
-        ((parts.get(between_row(item), 0.0), item.where) for item in why.seen.between), default=(0.0, "")
-    )
+def _slow_code(why: Why) -> list[str]:
+    """A sentence about the script's own code, if it takes longer than any finding saves: its line with the most."""
     seen = why.seen
-    if code_s < max(_MUCH * seen.watched_s, *(item.saves_s for item in why.findings), 0.0):
+    own = [part for part in time_parts(why) if part.own_code]
+    code_s, saves_s = sum(part.seconds for part in own), max((item.saves_s for item in why.findings), default=0.0)
+    if not own or code_s < max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, saves_s):
         return []
-    return [
-        f"The script's own code between its forwards takes {duration(code_s)} of {duration(seen.wall_s)} ({where})."
-    ]
+    where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
+    return [f"The script's own code takes {duration(code_s)} of {duration(seen.wall_s)}, {where}."]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -243,6 +241,8 @@ class TimePart:
     seconds: float
     beyond_floor: bool = False
     """Whether it is part of warm calls, but not of their floor."""
+    own_code: bool = False
+    """Whether it is the script's own code, outside of its models' calls, without imports."""
 
 
 def time_parts(why: Why) -> list[TimePart]:
@@ -255,28 +255,24 @@ def time_parts(why: Why) -> list[TimePart]:
     scale = seen.calls_s / max(sum(call.seconds for call in seen.calls), 1e-9)
     done = [call for call in seen.calls if not call.failed]
     generates = [call for call in done if call.forward_s is not None]
-    names = dict.fromkeys(name for call in generates for name in call.callbacks_s)
-    callbacks_s = scale * sum(sum(call.callbacks_s.values()) for call in generates)
-    sampling_s = scale * sum(call.sampling_s for call in generates)
+    at_tokens = {callback_words(*each): scale * seconds for each, seconds in callbacks_s(generates).items()}
+    at_tokens_s = sum(at_tokens.values())
     around_s = scale * sum(max(0.0, call.seconds - (call.forward_s or 0.0)) for call in generates)
-    own_s = max(0.0, around_s - callbacks_s - sampling_s)
-    forwards_s = scale * sum(call.steady_s for call in done) - callbacks_s - sampling_s - own_s
+    own_s = max(0.0, around_s - at_tokens_s)
+    forwards_s = scale * sum(call.steady_s for call in done) - at_tokens_s - own_s
     within = [
         TimePart("one-time costs of first calls", seen.calls_s - steady_s(seen.calls)),
         TimePart("calls that failed", scale * sum(call.seconds for call in seen.calls if call.failed)),
-        TimePart("sampling: temperature, top-k, top-p", sampling_s, beyond_floor=True),
-        TimePart(f"your {' and '.join(names)}", callbacks_s, beyond_floor=True),
+        *(TimePart(f"{name}, at every token", seconds, beyond_floor=True) for name, seconds in at_tokens.items()),
         TimePart("generate's own work: choosing tokens, masks, checks for the end", own_s, beyond_floor=True),
         *_forwards(max(0.0, forwards_s), why),
     ]
     outside = [
         TimePart("loading models", seen.loads_s),
         TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
-        *(TimePart(between_row(item), item.seconds) for item in seen.between),
         TimePart("recording these calls", seen.overhead_s),
     ]
-    other_s = max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside)))
-    outside.append(TimePart("imports and the script's other code", other_s))
+    outside += _own_code(seen, max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside))))
     waiting = seen.waited_s / seen.wall_s if seen.wall_s else 0.0
     waited_s = waiting * sum(part.seconds for part in outside)
     waited_s += sum(part.seconds for part in within if part.what == _WAITING)
@@ -288,9 +284,19 @@ def time_parts(why: Why) -> list[TimePart]:
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
 
-def between_row(item: LineTime) -> str:
-    """The name of the part of the script's own code between forwards of one line."""
-    return f"the script's code between its forwards ({item.where})"
+# At most so many lines have a row.
+_MOST_LINES = 8
+_AT_A_LINE = "the script's code at "
+
+
+def _own_code(seen: Observations, other_s: float) -> Iterator[TimePart]:
+    """The rest of the run time, by the sampled lines of the script's own code."""
+    sampled_s = sum(line.seconds for line in seen.own_lines)
+    scale = min(1.0, other_s / sampled_s) if sampled_s else 0.0  # of waits for a GPU, which is in calls meanwhile
+    shown = [TimePart(f"{_AT_A_LINE}{line.words}", scale * line.seconds, own_code=True)
+             for line in seen.own_lines[:_MOST_LINES]]  # fmt: skip
+    yield from shown
+    yield TimePart("imports and the script's other code", other_s - sum(part.seconds for part in shown))
 
 
 def module_row(module: SlowModule) -> str:
@@ -357,6 +363,8 @@ class WhyDocument(Document):
     """The part of `floor_s` that is dispatch; null if unknown."""
     time: Sequence[TimePart]
     """Where `wall_s` went, the largest part first; the parts add up to it."""
+    own_lines: Sequence[OwnLine]
+    """Lines of the script's own code, by samples, the longest first."""
     graph_breaks: Sequence[GraphBreak]
     warnings: Sequence[str]
     interrupted: bool
@@ -378,6 +386,7 @@ def why_document(why: Why) -> WhyDocument:
         floor_s=why.floor.seconds if why.floor else None,
         floor_dispatch_s=why.floor.dispatch_s if why.floor else None,
         time=time_parts(why),
+        own_lines=seen.own_lines[:_MOST_ROWS],
         answer=why_sentences(why),
         findings=why.findings,
         tried=why.tried,

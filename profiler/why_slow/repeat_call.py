@@ -10,17 +10,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map, tree_map_only
 
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.floor import Subject, made_s
+from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
 
-_SAVES_IN_PROMPT = {"wide-dtype", "emulated-dtype", "slow-attention", "slow-experts", "slow-format", "padding"}
-"""Changes that save in the prompt as well as in later tokens."""
+_SAVES_IN_PROMPT = {"slow-attention", "slow-experts", "slow-format", "padding"}
+"""Changes that save in the prompt as well as in later tokens. Another dtype may save in one and cost in the other."""
 
 
 @dataclass(frozen=True)
@@ -179,25 +181,37 @@ class RepeatedCall:
                 named[argument_name(model)] = self._cache(model)
             return (model.generate if self.call.kind == "generate" else model)(*args, **named)
 
-    def _arguments(self, model: Any, further: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, model: Any, further: int) -> Arguments:
         """The arguments, with `further` copies of the last column of the prompt, its mask and inputs of its shape.
 
         Those of an encoder-decoder, whose answer does not continue the prompt, and of embeddings are not longer.
-        Numbers in the script's dtype (features of sounds or images) get the model's.
         """
-        args, named = self.noted.arguments or ((), {})
-        own, dtype = self.call.settings.dtype, next(model.parameters()).dtype
-        ids = None if not further or model.config.is_encoder_decoder else prompt_ids(args, named)
+        ids = None if not further or model.config.is_encoder_decoder else prompt_ids(*self._given)
 
-        def fitted(value: Any) -> Any:
-            if not isinstance(value, torch.Tensor):
-                return value
-            if ids is not None and value.shape == ids.shape:
-                return torch.cat([value, value[:, -1:].expand(-1, further)], 1)
-            is_own = value.is_floating_point() and str(value.dtype) == f"torch.{own}"
+        def longer(value: Any) -> Any:
+            fits = ids is not None and isinstance(value, torch.Tensor) and value.shape == ids.shape
+            return torch.cat([value, value[:, -1:].expand(-1, further)], 1) if fits else value
+
+        made: Arguments = tree_map(longer, self._given)  # with lists of its own, which the call may change
+        return made
+
+    @functools.cached_property
+    def _given(self) -> Arguments:
+        """The arguments. Numbers in the script's dtype (features of sounds, caches) get the model's.
+
+        The cache of a plain model has the shapes of the script's, and is zero.
+        """
+        settings, dtype = self.call.settings, next(self.model().parameters()).dtype
+
+        def filled(value: Any) -> Any:
+            if value.is_meta:
+                shape = {"dtype": value.dtype, "device": settings.device}
+                value = torch.empty_strided(value.shape, value.stride(), **shape).zero_()
+            is_own = value.is_floating_point() and str(value.dtype) == f"torch.{settings.dtype}"
             return value.to(dtype) if is_own and dtype.is_floating_point else value
 
-        return tuple(map(fitted, args)), {name: fitted(value) for name, value in named.items()}
+        given: Arguments = tree_map_only(torch.Tensor, filled, self.noted.arguments or ((), {}))
+        return given
 
     def _cache(self, model: Any) -> Any:
         """A cache that holds the call's context: filled at the first run, and cropped to it before every later one."""

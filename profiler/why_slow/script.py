@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import functools
+import importlib.machinery
+import pkgutil
 import runpy
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.thread import _threads_queues
 from pathlib import Path
 
 from profiler.errors import RequestError
 
 _INTERRUPTED = 130
+_PACKAGE = Path(__file__).parents[1]
+
+
+@contextlib.contextmanager
+def scripts_own_profiler(folder: Path) -> Iterator[None]:
+    """While in this context, `import profiler` finds a file of that name in the script's folder, as under `python`.
+
+    Modules of this package find each other by their full names. Raises RequestError for a folder with such modules.
+    """
+    name = _PACKAGE.name
+    spec = importlib.machinery.PathFinder.find_spec(name, [str(folder)])
+    if spec is None or spec.origin is None or Path(spec.origin).resolve().parent == _PACKAGE.resolve():
+        yield
+        return
+    if spec.submodule_search_locations is not None:
+        raise RequestError(f"{Path(spec.origin).parent} has the name of roofscope's own package: rename that folder.")
+    for each in pkgutil.iter_modules([str(_PACKAGE)]):
+        if not each.name.startswith("_"):
+            importlib.import_module(f"{name}.{each.name}")
+    ours = sys.modules.pop(name)
+    try:
+        yield
+    finally:
+        sys.modules[name] = ours
 
 
 def run_script(path: Path, arguments: Sequence[str]) -> int:

@@ -25,12 +25,15 @@ class TorchContext:
     device_type: str
     autocast: torch.dtype | None
     kernels: tuple[SDPBackend, ...] = tuple(_ENABLED)
+    keeps_casts: bool = True
+    """Whether autocast keeps casts of weights that require gradients: it does not in inference mode."""
 
     @classmethod
     def current(cls, device_type: str) -> TorchContext:
         casts = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
         kernels = tuple(kernel for kernel, is_enabled in _ENABLED.items() if is_enabled())
-        return cls(device_type, torch.get_autocast_dtype(device_type) if casts else None, kernels)
+        keeps = torch.is_autocast_cache_enabled() and not torch.is_inference_mode_enabled()
+        return cls(device_type, torch.get_autocast_dtype(device_type) if casts else None, kernels, keeps)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -38,8 +41,8 @@ class TorchContext:
         now = TorchContext.current(self.device_type)
         with ExitStack() as around:
             if self.autocast != now.autocast:
-                enabled = self.autocast is not None
-                around.enter_context(torch.autocast(self.device_type, self.autocast, enabled=enabled))
+                how = {"enabled": self.autocast is not None, "cache_enabled": self.keeps_casts}
+                around.enter_context(torch.autocast(self.device_type, self.autocast, **how))
             if self.kernels != now.kernels:
                 around.enter_context(sdpa_kernel(list(self.kernels)))
             yield

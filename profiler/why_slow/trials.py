@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from profiler import effort
 from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import describe_error, first_line
-from profiler.loading.meta_model import quiet_libraries
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (
@@ -90,40 +90,39 @@ def try_changes(
     deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
     trials: list[TriedChange] = []
     waiting: list[_Pending] = []
-    with quiet_libraries():
-        try:
-            pending = _pending([group for group in groups if group.seconds >= least_s], untried)
-            while pending:
-                weights = [each.usual_s for each in (*pending, *waiting)]
-                taken = pending.pop(0)
-                candidate, closer, left_s = taken.candidate, taken.candidate.closer, deadline_s - now_s()
-                share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
-                plan = plan_trial(candidate, share * left_s - candidate.once_s)
-                while isinstance(plan, float) and taken.waited and candidate.fewer and (fewer := candidate.fewer()):
-                    candidate, plan = fewer, plan_trial(fewer, left_s)
-                if not isinstance(plan, float):
-                    try:
-                        trial = run_trial(candidate, taken.group, plan, now_s() + left_s)
-                        # It replaces an earlier trial of its change if its pairs agree.
-                        same = (trial.id, trial.calls) if trial.claimed else None
-                        trials = [*(each for each in trials if (each.id, each.calls) != same), trial]
-                        closer = closer if trial.claimed else None
-                    except NoTimeLeftError:
-                        taken.give_up(plan.least_s, untried)
-                    except Exception as error:
-                        untried.add(taken.name, first_line(error))
-                    if closer is not None:
-                        waiting.append(_Pending(closer, taken.group, waited=True))
-                elif taken.waited:
-                    taken.give_up(plan, untried)
-                else:
-                    waiting.append(replace(taken, waited=True))
-                if not pending:
-                    pending, waiting = waiting, []
-        except KeyboardInterrupt:
-            untried.add("all other changes", "interrupted")
-        except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
-            untried.add("all other changes", describe_error(error))
+    try:
+        pending = _pending([group for group in groups if group.seconds >= least_s], untried)
+        while pending:
+            weights = [each.usual_s for each in (*pending, *waiting)]
+            taken = pending.pop(0)
+            candidate, closer, left_s = taken.candidate, taken.candidate.closer, deadline_s - now_s()
+            share = 1.0 if taken.waited else weights[0] / max(sum(weights), 1e-9)
+            plan = plan_trial(candidate, share * left_s - candidate.once_s)
+            while isinstance(plan, float) and taken.waited and candidate.fewer and (fewer := candidate.fewer()):
+                candidate, plan = fewer, plan_trial(fewer, left_s)
+            if not isinstance(plan, float):
+                try:
+                    trial = run_trial(candidate, taken.group, plan, now_s() + left_s)
+                    # It replaces an earlier trial of its change if its pairs agree.
+                    same = (trial.id, trial.calls) if trial.claimed else None
+                    trials = [*(each for each in trials if (each.id, each.calls) != same), trial]
+                    closer = closer if trial.claimed else None
+                except NoTimeLeftError:
+                    taken.give_up(plan.least_s, untried)
+                except Exception as error:
+                    untried.add(taken.name, first_line(error))
+                if closer is not None:
+                    waiting.append(_Pending(closer, taken.group, waited=True))
+            elif taken.waited:
+                taken.give_up(plan, untried)
+            else:
+                waiting.append(replace(taken, waited=True))
+            if not pending:
+                pending, waiting = waiting, []
+    except KeyboardInterrupt:
+        untried.add("all other changes", "interrupted")
+    except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
+        untried.add("all other changes", describe_error(error))
     return trials
 
 
@@ -239,6 +238,7 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
     Raises NoTimeLeftError if that comes before the third pair.
     """
     shape = candidate.shape or group.middle[0].words
+    gc.collect()  # of the script's last call, and of the trial before: a cache, or a copy of the model
     if candidate.alone:
         rounds = _pairs_with_own_calls(candidate, deadline_s)
     else:
@@ -268,13 +268,14 @@ def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> lis
         by_key[key].append((call, noted))
     loaded = [(id(model), load.where) for model, load in zip(recorder.loaded_models, seen.loads, strict=True)]
     last_load = seen.loads[-1].where if seen.loads else ""
+    first_calls = {call.model: call.where for call in reversed(seen.calls)}
     groups = []
     for pairs in by_key.values():
         calls, notes = [call for call, _ in pairs], [noted for _, noted in pairs]
         first, last = calls[0], calls[-1]
         model = models.get(last.model)
         if model is not None and any(noted.arguments is not None for noted in notes):
-            loaded_at = dict(loaded).get(id(model), last_load) or first.where
+            loaded_at = dict(loaded).get(id(model), last_load) or first_calls[last.model]
             groups.append(CallGroup(calls, notes, model, loaded_at, recorder))
         elif steady_s(calls) >= LEAST_SHARE * seen.steady_s:
             why = "their arguments are not kept: calls share a cache, or the arguments are large"
@@ -298,7 +299,7 @@ def once_warm(recorder: Recorder, seen: Observations, budget_s: float) -> Observ
     """
     deadline_s = now_s() + budget_s
     warm_s: dict[int, float] = {}
-    with quiet_libraries(), contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):
         for group in call_groups(recorder, seen, Untried()):
             very_first, *others = group.firsts
             others = [] if grows_by_a_token(group.calls) else sorted(others, key=lambda pair: -pair[0].seconds)
@@ -335,7 +336,7 @@ def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: fl
             repeated_s = min(repeated_s, *time_calls(run, noted.clock, 1, drop_first=False))
     except Exception:  # a call that cannot be repeated counts in full
         return None
-    return repeated_s + (first.seconds - first.prompt_s if by_prompt else sum(first.callbacks_s.values()))
+    return repeated_s + (first.seconds - first.prompt_s if by_prompt else first.left_out_s)
 
 
 def _interleaved_pairs(candidate: Candidate, plan: TrialPlan, deadline_s: float) -> tuple[tuple[float, float], ...]:

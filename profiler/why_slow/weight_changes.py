@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FunctionType
 from typing import Any
 
@@ -17,7 +19,7 @@ from profiler.device.machine import machine_for
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError
 from profiler.measure.dense_twins import PackedLinear, dense_twins, kernel_of, packed_linears, replaced, times_by_batch
-from profiler.patching import switched
+from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
 from profiler.report.changes import paying_batches
 from profiler.units import scaled
@@ -125,6 +127,57 @@ def _gathered(model: Any) -> Any:
     return whole.to(device)
 
 
+def cast_once(group: CallGroup) -> Candidate | None:
+    """A change to weights that are cast before the calls; None if autocast keeps its casts from call to call.
+
+    It keeps those of weights in 32 bits that require gradients, until the script leaves it (`cached_cast` in
+    aten/src/ATen/autocast_mode.cpp). On a CPU without units for its dtype, the change leaves autocast out.
+    """
+    noted, device = group.middle[1], torch.device(group.settings.device)
+    context, dtype = noted.context, noted.context.autocast
+    weights = [(module._parameters, name, weight) for module in group.model.modules()
+               if not isinstance(module, nn.Embedding) for name, weight in module.named_parameters(recurse=False)
+               if weight.dim() > 1 and weight.is_floating_point() and weight.dtype != dtype]  # fmt: skip
+    kept = context.keeps_casts and all(each.requires_grad and each.dtype == torch.float32 for *_, each in weights)
+    entered = [each.autocast for each in group.recorder.notes if each.name == noted.name]
+    if dtype is None or not weights or (kept and len(set(entered)) < len(entered)):
+        return None
+    name, where = str(dtype).removeprefix("torch."), noted.autocast[1] or group.call.where
+    if device.type == "cpu" and not _has_units(name):
+        return group.candidate(
+            "emulated-dtype", f"torch.autocast computes in {name}, for which this CPU has no matmul units",
+            "leave out torch.autocast", within=lambda: patched(noted, context=replace(context, autocast=None)),
+            where=where,
+        )  # fmt: skip
+
+    @functools.cache
+    def cast() -> list[nn.Parameter]:
+        _check_room(sum(weight.numel() for *_, weight in weights) * dtype.itemsize, f"a cast to {name}", device)
+        return [nn.Parameter(weight.detach().to(dtype), False) for *_, weight in weights]
+
+    @contextlib.contextmanager
+    def within() -> Iterator[None]:
+        for (owner, key, _), narrow in zip(weights, cast(), strict=True):
+            owner[key] = narrow
+        try:
+            yield
+        finally:
+            for owner, key, weight in weights:
+                owner[key] = weight
+
+    nbytes = scaled(sum(weight.numel() * weight.element_size() for *_, weight in weights), "B")
+    return group.candidate(
+        "autocast", f"torch.autocast casts {nbytes} of weights to {name} again in each forward",
+        f"cast them once, with model.to({dtype}), and leave out torch.autocast", within=within, where=where,
+    )  # fmt: skip
+
+
+def _check_room(needs_bytes: float, what: str, device: torch.device) -> None:
+    """Raises RequestError if a trial has no room for what it makes."""
+    if needs_bytes > (room_bytes := _COPY_SHARE * available_bytes(device)):
+        raise RequestError(f"{what} needs {scaled(needs_bytes, 'B')}, and there is room for {scaled(room_bytes, 'B')}")
+
+
 _WIDE = ("float32", "float64")
 _HALVES = ("bfloat16", "float16")
 
@@ -139,18 +192,14 @@ def other_dtype(group: CallGroup) -> Candidate | None:
     wide, faster = dtype in _WIDE, getattr(torch, name)
 
     def converted() -> Any:
-        needs = sum(parameter.numel() for parameter in model.parameters()) * faster.itemsize
-        if needs > (room_bytes := _COPY_SHARE * available_bytes(device)):
-            raise RequestError(
-                f"its copy in {name} needs {scaled(needs, 'B')}, and there is room for {scaled(room_bytes, 'B')}"
-            )
+        _check_room(sum(each.numel() for each in model.parameters()) * faster.itemsize, f"its copy in {name}", device)
         # Converted one by one, so that there is never a second model in the wide dtype.
         narrow = {id(each): nn.Parameter(each.detach().to(faster), each.requires_grad)
                   for each in model.parameters() if each.is_floating_point()}  # fmt: skip
         return copy.deepcopy(model, narrow).to(faster)
 
     about = 0.0
-    if wide and (subject := group.subject) is not None and (device.type == "cuda" or _has_units(name)):
+    if wide and (subject := group.subject) is not None and device.type == "cuda":  # on a CPU, prompts may take longer
         # Half of the bytes, of what is at the roofs: dispatch and slow kernels may take as long in any dtype.
         at_roofs = min(1.0, at_roofs_s(group.call, subject) / max(group.call.steady_s, 1e-9))
         about = at_roofs * (1 - faster.itemsize / getattr(torch, dtype).itemsize)

@@ -20,7 +20,7 @@ from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.packages import MISSING
 from profiler.why_slow.findings import CallFloor, Why, judge_calls, new_finding, tried_change
-from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations
+from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations, OwnLine
 
 
 @contextlib.contextmanager
@@ -57,7 +57,7 @@ def why_answer() -> Why:
     )  # fmt: skip
     seen = Observations(
         "chat.py", 80.0, calls, (Load("llama", 6.0, "chat.py:8", 2.0), Load("llama", 5.0, "chat.py:12", 9.0)),
-        2.0, "chat.py:20", 0.1, between=(LineTime("chat.py:30", 3, 1.0),),
+        2.0, "chat.py:20", 0.1, own_lines=(OwnLine("chat.py:33", "picked", "difflib.get_close_matches", 1.0),),
         texts_again=(LineTime("chat.py:20", 8, 1.0),),
         graph_breaks=(GraphBreak(3, "Tensor.item"),),
         waited_s=1.0, warnings=("other processes kept 2 cores busy; times may be too long",),

@@ -56,7 +56,7 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[256], new_tokens=4)
     with simulated(A100):
         folder, out = str(scenario.folder(tmp_path)), tmp_path / "run"
-        code = command_line("batch-test", folder, prompt=512, new_tokens=4, dtype="float16", budget=20, out=out)
+        code = command_line("batch-test", folder, prompt=512, new_tokens=4, dtype="float16", budget=60, out=out)
     run = read_run(out)
     status = run.cells.groupby("batch_size")["status"].first().to_dict()
     assert status == dict.fromkeys((1, 2, 4, 8, 16, 32, 64, 128, 256, 512), "ok")

@@ -49,6 +49,8 @@ FAULTS = {
     "eager_attention": ("slow-attention", 'attn_implementation="eager"', ""),
     "beams": ("beams", ", num_beams=5", ""),
     "stops_on_repeats": ("callbacks", ", stopping_criteria=[Repeats()]", ""),
+    "allowed_tokens": ("callbacks", ", prefix_allowed_tokens_fn=allowed", ""),
+    "autocast": ("autocast", "torch.float32", '"auto"'),
     "half_on_a_cpu": ("emulated-dtype", "torch.float16", '"auto"'),
     "assisted": ("assistant", ", assistant_model=assistant", ""),
     "experts_in_a_loop": ("slow-experts", '"eager"', '"grouped_mm"'),
@@ -139,6 +141,7 @@ def on_one_core() -> Iterator[None]:
         patch.object(effort, "STANDARD", replace(effort.STANDARD, script_floor=False)),
         patch("profiler.why_slow.recorder.clock_for", lambda _device: CoreClock()),
         patch("profiler.why_slow.recorder.now_s", time.process_time),
+        patch("profiler.why_slow.own_lines.now_s", time.process_time),
         patch("profiler.why_slow.trials.now_s", time.process_time),
         patch("profiler.why_slow.trials.own_s", time.process_time),
     ):
@@ -195,8 +198,8 @@ def script(wall_s: float, *calls: Call, **more: Any) -> Observations:
 
 
 def taken_s(seen: Observations) -> float:
-    """Seconds in calls, loads and tokenizers, and between the forwards of a loop.
+    """Seconds in calls, loads and tokenizers, and in the script's own code.
 
     A call's graph is freed between forwards. This is a sixth of the cost of recorded gradients.
     """
-    return seen.watched_s + sum(item.seconds for item in seen.between)
+    return seen.watched_s + sum(line.seconds for line in seen.own_lines)

@@ -129,6 +129,24 @@ for _ in range(3):
     prompt = torch.randint(3, 12, (2, 240))
     answer = model.generate(prompt, max_new_tokens=16, do_sample=False, stopping_criteria=[Repeats()])
 """,
+    # Lists the tokens that may follow anew for each row and token.
+    "allowed_tokens": """
+def allowed(row, ids):
+    seen = set(ids.tolist())
+    return [token for token in range(model.config.vocab_size) if token not in seen]
+
+model = load()
+for _ in range(2):
+    prompt = prompts(2, 32)
+    model.generate(prompt, max_new_tokens=24, do_sample=False, prefix_allowed_tokens_fn=allowed)
+""",
+    # Half precision is switched on for weights in 32 bits, which are cast again at every token.
+    "autocast": """
+model = load(torch.float32)
+with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    for _ in range(3):
+        model.generate(prompts(2, 16), max_new_tokens=32, do_sample=False)
+""",
     # Runs in float16 on a CPU, as if on a GPU.
     "half_on_a_cpu": "model = load(torch.float16)" + forwards(8, 2, 128),
     # Assisted decoding with an assistant as large as the model, which never agrees with it.

@@ -103,8 +103,8 @@ def test_a_healthy_script_has_no_finding(name: str, ran: Ran) -> None:
 
 
 def is_cheap(seen: Observations) -> bool:
-    """Whether recording cost under 2 % of the time, or under 1 ms per call in a very short script."""
-    return seen.overhead_s < max(0.02 * seen.wall_s, 1e-3 * len(seen.calls))
+    """Whether recording and samples cost under 3 % of the time, or under 1 ms per call in a very short script."""
+    return seen.overhead_s < max(0.03 * seen.wall_s, 1e-3 * len(seen.calls))
 
 
 @pytest.mark.parametrize("name", THREE_FAULTS)

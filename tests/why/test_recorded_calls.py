@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import subprocess
 import sys
@@ -254,7 +255,7 @@ def test_its_work_is_that_of_torchs_counter() -> None:
 
 def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     roofs = RoofSet("known", 1e9, {"float32": 1e9}, 0)
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: roofs)
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: roofs)
     model = Plain().eval()
     recorder = recorded(lambda: model(ids(1), 8))
     [call] = recorder.seen("script").calls
@@ -352,9 +353,41 @@ def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_
     assert peak <= 1.2 * own, (peak, own)
 
 
+TRIED = {
+    # A paged cache of 4,096 tokens for each of the calls, and for each of the trial's.
+    "with paged caches": """
+from transformers import ContinuousBatchingConfig, GenerationConfig
+generation = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0)
+batching = ContinuousBatchingConfig(page_size=32, num_blocks=128, max_batch_tokens=256)
+for prompt in torch.randint(3, 4000, (4, 16)).tolist():
+    answers = model.generate_batch([prompt], generation_config=generation, continuous_batching_config=batching)
+    found += [torch.tensor(answer.generated_tokens) for answer in answers.values()]
+""",
+    "under autocast": """
+with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    for _ in range(6):
+        found.append(model(torch.ones(1, 8, dtype=torch.long)).logits.argmax(-1))
+""",
+}
+_MORE_KIB = 300_000_000 // 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TRIED)
+def test_trials_need_at_most_a_fifth_or_300_mb_more_memory(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(LLAMA.replace("hidden_size=128", "hidden_size=512") + TRIED[kind] + END)
+    expected, own = result_and_peak([sys.executable, str(script)])
+    command = [sys.executable, "-m", "profiler", "why", "--budget", "20", "--out", str(tmp_path / "why"), str(script)]
+    result, peak = result_and_peak(command)
+    assert result == expected
+    assert json.loads((tmp_path / "why" / "why.json").read_text())["tried"]
+    assert peak <= max(1.2 * own, own + _MORE_KIB), (peak, own)
+
+
 def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The floor builds a twin of the model, whose weights are random."""
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", 1e9, {"float32": 1e9}))
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: RoofSet("here", 1e9, {"float32": 1e9}))
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     model = tiny_llama()
     torch.manual_seed(0)

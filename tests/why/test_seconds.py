@@ -40,7 +40,15 @@ from profiler.why_slow.findings import (
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.loop_changes import batching_change
 from profiler.why_slow.module_times import ModuleTimes, module_times
-from profiler.why_slow.observations import Call, CallSettings, LineTime, Load, Observations, covered_s, most_at_once
+from profiler.why_slow.observations import (
+    Call,
+    CallSettings,
+    Load,
+    Observations,
+    OwnLine,
+    covered_s,
+    most_at_once,
+)
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import call_rows, time_parts, why_document, why_sentences
@@ -57,12 +65,14 @@ def test_each_second_of_a_script_has_one_name() -> None:
     A twentieth of the 40 s is waiting for other processes.
     """
     calls = (
-        generate(0, 10.0, warm_s=8.0, forward_s=7.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
-        generate(1, 8.0, forward_s=5.5, sampling_s=1.5, callbacks_s={"Stops": 0.5}),
+        generate(
+            0, 10.0, warm_s=8.0, forward_s=7.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}
+        ),
+        generate(1, 8.0, forward_s=5.5, processors_s={"TopPLogitsWarper": 1.5}, callbacks_s={"Stops": 0.5}),
     )
     seen = script(
         40.0, *calls, loads=(Load("a", 6.0, "s.py:1"),), text_s=2.0, text_where="s.py:2", overhead_s=0.5,
-        between=(LineTime("s.py:9", 3, 1.0),), waited_s=2.0,
+        own_lines=(OwnLine("s.py:9", "pick", "", 1.0),), waited_s=2.0,
     )  # fmt: skip
     parts = parts_of(seen, CallFloor(7.0, 2.0, needless_s=1.0))
     assert parts == pytest.approx(
@@ -72,13 +82,13 @@ def test_each_second_of_a_script_has_one_name() -> None:
             "work that the tokens do not need": 1.0,
             "waiting for a core that other processes used": 2.0,
             "kernels (modules unknown) slower than the roofs, and dispatch beyond least": 16 - 13 - 2.0 * 18 / 40,
-            "sampling": 3.0,
-            "your Stops": 1.0,
+            "TopPLogitsWarper, at every token": 3.0,
+            "your Stops, at every token": 1.0,
             "generate's own work": 1.0,
             "one-time costs of first calls": 2.0,
             "loading models": 0.95 * 6.0,
             "tokenizers (s.py": 0.95 * 2.0,
-            "the script's code between its forwards (s.py": 0.95 * 1.0,
+            "the script's code at s.py": 0.95 * 1.0,
             "recording these calls": 0.95 * 0.5,
             "imports and the script's other code": 0.95 * (40 - 18 - 9.5),
         }
@@ -113,7 +123,7 @@ def test_weights_over_a_link_have_a_row() -> None:
 
 
 def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both calls have the forward passes of 6 tokens. Only the sampling call has logits processors."""
+    """Both calls have the forward passes of 6 tokens. Only the sampling call has logits processors, by their class."""
     with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
     model, ids = tiny_llama(), torch.ones(1, 8, dtype=torch.long)
     with profiler.why() as watching:
@@ -124,7 +134,9 @@ def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pyte
         assert call.forwards == 6
         assert call.forward_s is not None
         assert 0 < call.prompt_s < call.forward_s < call.seconds
-    assert sampled.sampling_s > greedy.sampling_s
+    warpers = {"TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper"}
+    assert set(sampled.processors_s) - set(greedy.processors_s) == warpers
+    assert all(sampled.processors_s[name] > 0 for name in warpers)
     assert sum(part.seconds for part in time_parts(watching.found)) == pytest.approx(watching.found.seen.wall_s)
 
 
@@ -194,9 +206,7 @@ class Queue(Clock):
 
 
 @pytest.mark.parametrize("part", slow_except(["text"], ["text", "load", "read"]))
-def test_what_has_another_name_is_not_the_scripts_code_between_forwards(
-    part: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_another_name_is_not_the_scripts_own_code(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The script sleeps COLD_S after each forward: in a tokenizer, in a load, or until a device has its token."""
     model, recorder, queue = tiny_llama(), Recorder(), Queue()
     if part == "read":
@@ -211,8 +221,8 @@ def test_what_has_another_name_is_not_the_scripts_code_between_forwards(
         for _ in range(2):
             model(torch.ones(1, 4, dtype=torch.long))
             within(lambda *_: time.sleep(COLD_S))
-    [between] = recorder.seen("s.py").between
-    assert between.seconds < COLD_S / 2
+    found = judge_calls(recorder.seen("s.py"), [])
+    assert sum(part.seconds for part in time_parts(found) if part.own_code) < COLD_S / 2
 
 
 THREADS = 4
@@ -394,7 +404,7 @@ CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", Ca
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def roofs(*_: object) -> RoofSet:
+    def roofs(*_: object, **__: object) -> RoofSet:
         return RoofSet("here", BYTES_PER_S, {"float32": 1e18})
 
     monkeypatch.setattr("profiler.why_slow.floor.here_roofs", roofs)
@@ -461,7 +471,7 @@ def on_roofs(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that gives a change to the calls of a function of a model, on a device with these roofs."""
 
     def candidate(change: str, roofs: Any, model: Any, run: Any) -> Any:
-        monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: RoofSet("here", *roofs))
+        monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: RoofSet("here", *roofs))
         monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
         subjects = {"LlamaForCausalLM": subject_of(model)}
         found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
@@ -546,8 +556,9 @@ SEEN = Observations("s.py", 12.0, (CALLED,), (), 0.0, "", 0.0)
 
 @pytest.mark.parametrize(("code_s", "is_named"), [(6.0, True), (2.0, False)])
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
-    seen = replace(SEEN, wall_s=20.0, between=(LineTime("s.py:4", 9, code_s),))
-    named = "The script's own code between its forwards takes 6.00 s of 20.0 s (s.py:4)."
+    lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", code_s / 2), OwnLine("s.py:8", "", "", code_s / 2))
+    seen = replace(SEEN, wall_s=20.0, own_lines=lines)
+    named = "The script's own code takes 6.00 s of 20.0 s, 3.00 s of it at s.py:7, in pick: difflib.get_close_matches."
     assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
 
 
@@ -569,7 +580,7 @@ def test_a_slow_tower_is_named_in_the_first_sentence(is_slow: bool, tmp_path: Pa
 
 def test_an_encoder_is_outside_of_a_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work of a step is that of the decoder; the encoder's roof is added, or the answer leaves it out in words."""
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_: ROOFS)
+    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: ROOFS)
     monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
     model = T5ForConditionalGeneration(T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)).eval()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import io
 import json
 import logging
 import os
@@ -40,7 +42,7 @@ from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.render import html_why, note_lines, why_document, why_sentences
 from profiler.why_slow.repeat_call import CallGroup
-from profiler.why_slow.script import run_script
+from profiler.why_slow.script import run_script, scripts_own_profiler
 
 HURRIED = Path(__file__).parents[1] / "hurry.py"
 LOAD = """import sys, torch
@@ -273,6 +275,20 @@ def test_what_a_change_costs_other_calls_is_subtracted() -> None:
     assert finding.saves_s == pytest.approx(1.5), "another trial of the same calls is no cost of others"
 
 
+def test_another_dtype_is_no_finding_until_all_calls_of_the_model_are_tried() -> None:
+    """It saves 0.75 of 2 s of steps. The prompts take 6 s, and may then take four times as long."""
+    steps = replace(trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,)), id="wide-dtype")
+    found = judge_calls(TWO, [steps])
+    assert not found.findings
+    [line] = found.not_tried
+    assert line.startswith("wide-dtype (s.py:4): other calls of the model were not tried")
+    prompts = replace(trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9), calls=(1,)), id="wide-dtype")
+    [finding] = judge_calls(TWO, [steps, prompts]).findings
+    assert finding.saves_s == pytest.approx(1.5 + 0.6)
+    other_model = replace(TWO, calls=(TWO.calls[0], replace(TWO.calls[1], model="Other")))
+    assert judge_calls(other_model, [steps]).findings
+
+
 @pytest.mark.parametrize(
     ("device", "busy", "warned"), [("cpu", 1.5, True), ("cpu", 0.1, False), ("cuda:0", 0.9, False)]
 )
@@ -294,6 +310,36 @@ def test_a_notebook_is_refused_with_an_alternative(tmp_path: Path) -> None:
     notebook.write_text('{"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}')
     with pytest.raises(RequestError, match=r"is a notebook.*jupyter nbconvert --to script .*own\.ipynb.*%%why"):
         run_script(notebook, [])
+
+
+def test_a_script_has_its_own_file_named_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code of this package that is first imported while the script runs is still found, and all of it afterwards."""
+    (tmp_path / "profiler.py").write_text("def timed(): return 'mine'\n")
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import profiler, sys\nprint(profiler.timed(), __import__('profiler').__file__, file=sys.stderr)\n"
+    )
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.delitem(sys.modules, "profiler.why_slow.torch_context", raising=False)
+    errors = io.StringIO()
+    with scripts_own_profiler(tmp_path), contextlib.redirect_stderr(errors):
+        assert run_script(script, []) == 0
+        assert sys.modules["profiler"].timed() == "mine"
+        assert importlib.import_module("profiler.why_slow.torch_context").TorchContext
+    assert errors.getvalue() == f"mine {tmp_path / 'profiler.py'}\n"
+    assert sys.modules["profiler"] is profiler
+    with scripts_own_profiler(Path(profiler.__file__).parents[1]):
+        assert sys.modules["profiler"] is profiler
+
+
+def test_a_folder_named_profiler_is_refused_before_the_script_runs(tmp_path: Path) -> None:
+    (tmp_path / "profiler").mkdir()
+    (tmp_path / "profiler" / "__init__.py").write_text("")
+    (tmp_path / "own.py").write_text("raise SystemExit(3)\n")
+    with pytest.raises(RequestError, match=f"{tmp_path}/profiler has the name of roofscope's own package: rename"):
+        why_script(tmp_path / "own.py", "", [], None, contextlib.nullcontext(), lambda *_: None)
 
 
 @pytest.mark.ci
@@ -456,6 +502,25 @@ def test_a_script_with_vllm_gets_its_warnings_and_the_command_that_times_the_mod
     assert "roofscope run MODEL --engine vllm" in done.stderr
     assert 'vllm warns "Enforce eager set' in done.stderr
     assert "leave out enforce_eager" in done.stderr
+
+
+def test_libraries_that_only_the_answer_imports_print_no_notes(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What the script's own code prints and warns of stays."""
+    with_effort(monkeypatch, script_floor=False)
+
+    def notes(*_: object) -> list[TriedChange]:
+        logging.getLogger("torchao").warning("Failed to load _C.so")
+        warnings.warn("deprecated", FutureWarning, stacklevel=1)
+        return []
+
+    monkeypatch.setattr("profiler.why_slow.trials.try_changes", notes)
+    model = tiny_llama()
+    with profiler.why():
+        logging.getLogger("own").warning("mine")
+        model(IDS)
+    assert capfd.readouterr().err.splitlines() == ["mine"]
 
 
 def test_other_warnings_are_no_fallback() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
+from profiler.grid import ladder
 from profiler.report.progress import QuietListener
-from profiler.run import batch_test
 from profiler.run.batch_test import prepare_batch_test
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
@@ -26,12 +26,12 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 def _doubling(bench: Bench) -> Iterator[Check]:
     budget_s = min(60.0, max(10.0, 0.4 * bench.left_s)) if bench.cuda else 10.0
     options = Options(
-        model=bench.small, prompt_lens=[512 if bench.cuda else 16], new_tokens=16, weights="random",
-        device=str(bench.device), out=bench.folder / "doubling", budget_s=budget_s,
+        model=bench.small, new_tokens=16, weights="random", device=str(bench.device), out=bench.folder / "doubling",
+        budget_s=budget_s,
     )  # fmt: skip
     room = bench.machine.available_bytes()
     with bench.watched("doubling"):
-        run = execute(prepare_batch_test(options, "decode"), QuietListener())
+        run = execute(prepare_batch_test(options, "decode", 512 if bench.cuda else 16), QuietListener())
     cells = run.cells[(run.cells["status"] == "ok") & (run.cells["phase"] == "prefill")].sort_values("batch_size")
     peaks = dict(zip(cells["batch_size"].astype(int), cells["peak_memory_bytes"].astype(float), strict=True))
     largest = max(peaks)
@@ -46,10 +46,9 @@ def _doubling(bench: Bench) -> Iterator[Check]:
     limits = {
         "memory": following > 0.8 * room,
         "the knee": decode.knee_predicted is not None and 2 * largest > 2 * decode.knee_predicted,
-        "a budget, which a warning names": any("--budget" in text for text in run.document.warnings)
-        or bool((run.cells["status"] == "forecast").any()),
-        "the most sequences": 2 * largest > batch_test.MOST_SEQUENCES,
-        "a cell that did not end": not set(run.cells["status"]) <= {"ok", "forecast"},
+        "a budget": run.document.grid.larger is not None and run.document.grid.larger.budget_s is not None,
+        "the most sequences": 2 * largest > ladder.MOST_SEQUENCES,
+        "a cell that did not end": not set(run.cells["status"]) <= {"ok"},
     }
     value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}
     yield bench.on_a_card("doubling ends at a limit", any(limits.values()), value, f"one of {', '.join(limits)}")

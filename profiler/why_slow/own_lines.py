@@ -1,0 +1,91 @@
+"""Sample which lines of the script run while no model's call does: the main thread, about 50 times a second."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from profiler.device.clock import OwnTime, now_s
+from profiler.why_slow.call_record import users_file
+from profiler.why_slow.host_counters import Reads
+from profiler.why_slow.observations import OwnLine
+from profiler.why_slow.recorder import Recorder
+
+# The mean of the times between samples, which differ: a loop whose steps take as long would always be seen at one line.
+_EVERY_S = 0.02
+# Python lets the sampler in after so long. Otherwise that would be in a kernel, where Python's lock is free.
+_SWITCH_S = 2e-4
+_OTHER_TIME = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder.text, Reads._read)}
+"""Code whose time has another name."""
+_PACKAGE = str(Path(__file__).parents[1])
+
+
+@contextmanager
+def sampled(recorder: Recorder) -> Iterator[None]:
+    """While in this context, `recorder.own_lines` is sampled."""
+    seconds: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    ended, known = threading.Event(), weakref.ref(recorder)
+    # A child may be forked while the sampler holds the lock of the event.
+    os.register_at_fork(after_in_child=lambda: setattr(known(), "idle", threading.Event()) if known() else None)
+    thread = threading.Thread(target=_sample, args=(recorder, seconds, ended), name="roofscope", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        recorder.idle.set()
+        thread.join()
+        lines = (OwnLine(where, function, max(calls, key=lambda name: calls[name]), sum(calls.values()))
+                 for (where, function), calls in seconds.items())  # fmt: skip
+        recorder.own_lines = tuple(sorted(lines, key=lambda line: -line.seconds))
+
+
+def _sample(recorder: Recorder, seconds: Any, ended: threading.Event) -> None:
+    """Until it has ended, add the time between two samples outside of calls to the place of the later one.
+
+    `seconds` has them by (line, function), and by what the line calls.
+    """
+    main, timer, draw = threading.main_thread().ident or 0, OwnTime(), random.Random(0)
+    usual_s, last_s = sys.getswitchinterval(), now_s()
+    while not ended.wait(draw.uniform(0.5, 1.5) * _EVERY_S):
+        if recorder.calling:
+            recorder.idle.wait()
+            last_s = now_s()
+            continue
+        alone = threading.active_count() == 2  # else threads of the script keep their usual turns
+        sys.setswitchinterval(_SWITCH_S if alone else usual_s)
+        spent_s, last_s = now_s() - last_s, now_s()
+        if (place := _place(sys._current_frames().get(main))) is not None:
+            where, function, calls = place
+            seconds[where, function][calls] += spent_s
+    sys.setswitchinterval(usual_s)
+    recorder.noting_s += timer.core_seconds()
+
+
+def _place(frame: FrameType | None) -> tuple[str, str, str] | None:
+    """(innermost line of the user's code, its function, what it calls in a library).
+
+    None in an import, and where the time has another name.
+    """
+    library = ""
+    while frame is not None:
+        code = frame.f_code
+        if file := users_file(code.co_filename):
+            function = code.co_qualname.partition(".<locals>.<")[0]
+            return f"{file}:{frame.f_lineno}", "" if function[:1] == "<" else function, library
+        if code in _OTHER_TIME or code.co_filename.startswith("<frozen importlib"):
+            return None
+        if not code.co_filename.startswith(_PACKAGE):
+            package = str(frame.f_globals.get("__name__")).partition(".")[0]
+            library = f"{package}.{code.co_qualname}"
+        frame = frame.f_back
+    return None

@@ -1,0 +1,174 @@
+"""The script's own lines by samples, and what `generate` runs at every token, by its class and its lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from planted_faults import generate, recorded, script, tiny_llama
+
+from profiler.why_slow.findings import Finding, judge_calls, tried_change
+from profiler.why_slow.observations import Observations
+from profiler.why_slow.render import time_parts
+
+IDS = torch.ones(1, 8, dtype=torch.long)
+FEW = {"max_new_tokens": 4, "do_sample": False}
+NAP_S = 0.06
+half = tried_change("float32", (0,), ((1.0, 0.5),) * 5, "s.py:4", "weights are float32", "another dtype", "one")
+
+
+def line_of(function: Callable[..., Any], after: int = 1) -> str:
+    return f"test_own_lines.py:{function.__code__.co_firstlineno + after}"
+
+
+def nap(*_: object, **__: object) -> None:
+    time.sleep(NAP_S)
+
+
+def busy() -> None:
+    """Four milliseconds of Python alone, less than Python's usual turns of threads."""
+    until_s = time.perf_counter() + 0.004
+    while time.perf_counter() < until_s:
+        pass
+
+
+def seen_in(run: Callable[[], object]) -> Observations:
+    return recorded(run).seen("s.py")
+
+
+@pytest.mark.parametrize(("code", "times"), [(nap, 4), (busy, 200)])
+def test_code_between_forwards_is_named_by_its_line(code: Callable[[], None], times: int) -> None:
+    model = tiny_llama()
+
+    def run() -> None:
+        for _ in range(times):
+            model(IDS)
+            code()
+
+    seen = seen_in(run)
+    first, *others = [part for part in time_parts(judge_calls(seen, [])) if part.own_code]
+    assert f", in {code.__name__}" in first.what
+    assert first.seconds > 2 * sum(part.seconds for part in others)
+    assert sum(line.seconds for line in seen.own_lines if line.function == code.__name__) > 0.03
+
+
+def test_a_line_has_what_it_calls_in_a_library() -> None:
+    def run() -> None:
+        threading.Event().wait(NAP_S)
+
+    [line] = [line for line in seen_in(run).own_lines if line.where == line_of(run)]
+    assert line.words == f"{line_of(run)}, in {run.__qualname__}: threading.Event.wait"
+    assert line.seconds > NAP_S / 2
+
+
+def test_code_in_a_models_call_and_waits_for_one_are_no_code_of_the_script() -> None:
+    model = tiny_llama()
+    model.register_forward_pre_hook(nap)
+
+    def run() -> None:
+        model(IDS)
+        thread = threading.Thread(target=model, args=(IDS,))
+        thread.start()
+        thread.join()
+
+    lines = [line for line in seen_in(run).own_lines if line.function in (run.__qualname__, "nap")]
+    assert sum(line.seconds for line in lines) < NAP_S
+
+
+def allowed(_row: int, ids: torch.Tensor) -> list[int]:
+    nap()
+    return [int(ids[-1]), 5]
+
+
+class Stops:
+    def __call__(self, ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+        nap()
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+
+def stops(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
+    nap()
+    return torch.zeros(len(ids), dtype=torch.bool)
+
+
+def bias(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    nap()
+    return scores
+
+
+def biased(_by: float, _ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+    nap()
+    return scores
+
+
+class Words:
+    def allowed(self, row: int, ids: torch.Tensor) -> list[int]:
+        return allowed(row, ids)
+
+
+class Prints:
+    def put(self, _tokens: torch.Tensor) -> None:
+        nap()
+
+    def end(self) -> None:
+        pass
+
+
+CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
+    # options of generate, words, and the script's function
+    "a function of allowed tokens": (
+        {"prefix_allowed_tokens_fn": allowed},
+        "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with allowed in it", allowed,
+    ),
+    "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops at every token", Stops.__call__),
+    "a function as criterion": ({"stopping_criteria": [stops]}, "your stops at every token", stops),
+    "a function as processor": ({"logits_processor": [bias]}, "your bias at every token", bias),
+    "a partial function": ({"logits_processor": [partial(biased, 2.0)]}, "your biased at every token", biased),
+    "a method": (
+        {"prefix_allowed_tokens_fn": Words().allowed},
+        "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with Words.allowed in it",
+        Words.allowed,
+    ),
+    "a streamer": ({"streamer": Prints()}, "your Prints at every token", Prints.put),
+}  # fmt: skip
+
+
+def callbacks_of(run: Callable[[], object]) -> tuple[Observations, list[Finding]]:
+    seen = seen_in(run)
+    return seen, [item for item in judge_calls(seen, []).findings if item.id == "callbacks"]
+
+
+@pytest.mark.parametrize("kind", CALLBACKS)
+def test_what_generate_runs_at_every_token_has_its_seconds_and_the_line_of_the_script(kind: str) -> None:
+    """`nap` sleeps for each of the 4 tokens, within what is named."""
+    options, words, function = CALLBACKS[kind]
+    model = tiny_llama()
+    seen, [finding] = callbacks_of(lambda: model.generate(IDS, **FEW, **options))
+    assert finding.evidence == f"generate runs {words}"
+    assert finding.where == line_of(function, 0)
+    assert 4 * NAP_S <= finding.saves_s <= seen.calls_s
+    assert not [line for line in seen.own_lines if line.function == "nap"], "callbacks are no code between calls"
+
+
+@pytest.mark.parametrize(("seconds", "is_found"), [(2.0, True), (0.5, False)])
+def test_an_option_that_takes_a_tenth_of_the_time_is_named(seconds: float, is_found: bool) -> None:
+    """Sampling as such is wanted. What trials leave out stays: half of the rest of 10 s is saved."""
+    at_tokens = {"NoBadWordsLogitsProcessor": seconds, "TopPLogitsWarper": 3.0}
+    seen = script(10.0, generate(0, 10.0, processors_s=at_tokens, callbacks_s={"Prints": 1.0}, left_out_s=1.0))
+    findings = {item.id: item for item in judge_calls(seen, [half]).findings}
+    assert findings["float32"].saves_s == pytest.approx(4.5)
+    found = findings["callbacks"]
+    option = "NoBadWordsLogitsProcessor (bad_words_ids) and "
+    assert found.evidence == f"generate runs {option if is_found else ''}your Prints at every token"
+    assert found.saves_s == 1.0 + seconds * is_found
+    assert found.change.startswith("shorten the list" if is_found else "do less in it")
+
+
+def test_what_generate_needs_anyway_is_no_finding() -> None:
+    model = tiny_llama()
+    assert not callbacks_of(lambda: model.generate(IDS, **FEW))[1]
