@@ -65,6 +65,8 @@ class Dispatch:
     """Whether the host waits for the device within the step, so that less of the dispatch is hidden."""
     disturbed_s: float = 0.0
     """Seconds of the twin's step if whole steps of the model were faster, which bound `step_s`; 0 otherwise."""
+    least_s: float = 0.0
+    """The fastest of the twin's steps, on a host that runs ahead of its device."""
 
 
 def dispatch_of(samples: DispatchSamples) -> Dispatch:
@@ -72,7 +74,8 @@ def dispatch_of(samples: DispatchSamples) -> Dispatch:
     isolated = undisturbed(samples.alone_s)
     if not samples.bare_s:
         # On CUDA the launch of a replayed kernel overlaps with the kernel before it, so nothing counts twice.
-        return Dispatch(isolated.quartile_s, 0.0, half_width_s=isolated.half_width_s, waits=samples.waits)
+        own_s, half_width_s, least_s = isolated.quartile_s, isolated.half_width_s, min(samples.alone_s)
+        return Dispatch(own_s, 0.0, half_width_s=half_width_s, waits=samples.waits, least_s=least_s)
     among = undisturbed(samples.among_s) if samples.among_s else LowerQuartile(isolated.quartile_s, 0.0)
     calls_s = undisturbed(samples.bare_s).quartile_s + sum(call.total_s for call in samples.cores)
     return cold_dispatch(isolated, among, calls_s, sum(call.total_s for call in samples.conversions))

@@ -50,6 +50,8 @@ class Roof:
     """The device's median clock during the measurement; None if the device does not report it."""
     seconds: tuple[float, ...] = ()
     """All samples; empty if only their statistics were stored."""
+    burst_per_s: float | None = None
+    """A compute roof in its first 20 ms, before a GPU reaches its power limit; None in older runs and on a CPU."""
 
     @property
     def measured(self) -> bool:
@@ -65,16 +67,19 @@ class Roof:
 
     @property
     def at_full_clock(self) -> float:
-        """A compute roof before the device reached its power limit, as a multiple of it, from its fastest sample.
+        """A compute roof before the device reached its power limit, as a multiple of it.
 
-        An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit.
+        An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit. In older runs the
+        fastest sample stands for the burst.
         """
-        return statistics.median(self.seconds) / min(self.seconds) if self.seconds else 1.0
+        fastest = statistics.median(self.seconds) / min(self.seconds) if self.seconds else 1.0
+        return max(1.0, self.burst_per_s / self.per_s) if self.burst_per_s else fastest
 
     def times(self, share: float) -> Roof:
         """Return this roof scaled by `share`, without its samples."""
         per_s, low, high = (share * value for value in (self.per_s, self.low_per_s, self.high_per_s))
-        return replace(self, per_s=per_s, low_per_s=low, high_per_s=high, seconds=())
+        burst_per_s = share * self.burst_per_s if self.burst_per_s else None
+        return replace(self, per_s=per_s, low_per_s=low, high_per_s=high, seconds=(), burst_per_s=burst_per_s)
 
 
 def _nominal_roof(per_s: float, method: str) -> Roof:

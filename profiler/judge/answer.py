@@ -11,18 +11,16 @@ from profiler.facts.operators import COLLECTIVE
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.how_to import how_to
+from profiler.judge.how_to import UNWINDOWED, how_to
 from profiler.judge.levers import Setting, best_lever, next_tried
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.units import duration, percent, saving, scaled, several, significant
 
-# Changes that save less than this share of a prefill are not named.
-_LEAST_PREFILL_SAVING = 0.1
+# Changes that save less than this share of a cell other than the first are not named.
+_LEAST_SAVING = 0.1
 # Terms below this share of a step are not named.
 _LEAST_STEP_SHARE = 0.1
-# A host that others use made a step clearly longer from this share on.
-_DISTURBED = 0.05
 # Within a model, the best streams and matrix products of GPUs reach 0.8 to 0.95 of their roofs.
 _NEAR_ROOF = 0.8
 
@@ -65,8 +63,9 @@ def answer(
         others = [item for item in differences if lever is None or engine_change(item) != lever.change]
         sentences += [
             *_change_sentences(decodes, lever),
+            *_change_elsewhere(decodes[1:], lever),
             *_first_use_sentences(decodes),
-            *_prefill_change(prefills, lever),
+            *_change_elsewhere(prefills, lever),
             *_engine_sentences(decodes[0], others),
         ]
     elif prefills:
@@ -74,20 +73,23 @@ def answer(
     return sentences
 
 
-def _prefill_change(prefills: Sequence[JudgedCell], of_step: Lever | None) -> list[str]:
-    """The best change of the largest prefill, if it saves at least a tenth; its line, unless `of_step` has that."""
-    if not prefills:
+def _change_elsewhere(cells: Sequence[JudgedCell], of_step: Lever | None) -> list[str]:
+    """The best change of the largest cell, if it saves at least a tenth; its line, unless `of_step` has that.
+
+    Of a decode step, only what a full window costs, which grows with the batch.
+    """
+    if not cells:
         return []
-    cell = prefills[-1]
-    best = best_lever(cell)
-    if best is None or best.saves_s < _LEAST_PREFILL_SAVING * cell.split.latency_s:
+    cell = cells[-1]
+    best, least_s, is_prefill = best_lever(cell), _LEAST_SAVING * cell.split.latency_s, cell.key.phase == "prefill"
+    if best is None or best.saves_s < least_s or not (is_prefill or best.change == UNWINDOWED):
         return []
     of_step_how = of_step.how if of_step is not None else ""
     to_change = "Instead of the step's change" if _sets(best.how) == _sets(of_step_how) else "To change it"
     how = f" {to_change}, write: {best.how}." if best.how not in ("", of_step_how) else ""
     return [
-        f"In a prefill of {cell.key.cell.name} {_saving(best)} of {duration(cell.split.latency_s)}"
-        f" ({best.basis}: {best.because}).{how}"
+        f"{'In a prefill of' if is_prefill else 'At batch'} {cell.key.cell.name} {_saving(best)} of"
+        f" {duration(cell.split.latency_s)} ({best.basis}: {best.because}).{how}"
     ]
 
 
@@ -123,10 +125,7 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f" {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the {_compute_roof(cell, setting)}"
         )
     if regime == "overhead-bound":
-        quiet_s = cell.undisturbed_s
-        disturbed = quiet_s is not None and s.latency_s > (1 + _DISTURBED) * quiet_s
-        quiet = f" ({duration(quiet_s)} undisturbed)" if quiet_s is not None and disturbed else ""
-        return f"overhead-bound: of {duration(s.latency_s)}{quiet}, {_overhead(cell, setting)}"
+        return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
     if regime == "kernel-bound":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
@@ -164,23 +163,25 @@ def _source(setting: Setting) -> str:
 
 
 def _compute_roof(cell: JudgedCell, setting: Setting) -> str:
-    """A cell's compute roof: at its clock, with the measured one if the clock was another then."""
+    """A cell's compute roof: at its clock, with the range of the measured one if the clock was another then."""
     roof, at_clock = scaled(cell.roof_flops_per_s / cell.clock_share, "FLOP/s"), scaled(cell.roof_flops_per_s, "FLOP/s")
-    source = _source(setting)
-    return f"{roof} {source}" if roof == at_clock else f"{at_clock} at its clock ({roof} {source})"
+    ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
+    sustained = f"{ends} under load" if " to " in ends else f"{roof} {_source(setting)}"
+    return sustained if roof == at_clock else f"{at_clock} at its clock ({sustained})"
 
 
 def _overhead(cell: JudgedCell, setting: Setting) -> str:
     s = cell.split
     graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
-    if graph_saves_s > s.dispatch_s:
-        return f"the same work as one graph saves {duration(graph_saves_s)}"
     if s.generate_s > max(s.dispatch_s, s.engine_s):
         return f"generate itself takes {duration(s.generate_s)}"
     if s.engine_s > s.dispatch_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.can_graph:  # the rest of dispatch overlaps with the GPU's work
-        return f"the GPU waits {duration(s.dispatch_s)} for the host's dispatch"
+        ends_s = cell.host_least_s or cell.host_pace_s, max(cell.host_pace_s, cell.undisturbed_s or 0.0)
+        host = " to ".join(dict.fromkeys(map(duration, ends_s)))
+        graph = f"; the same work as one graph saves {duration(graph_saves_s)}" if graph_saves_s > s.dispatch_s else ""
+        return f"the host needs {host}, in which the GPU works {duration(s.busy_s)}{graph}"
     if s.dispatch_s > s.latency_s:  # measured minutes apart
         return f"dispatch takes all ({duration(s.dispatch_s)} when measured by itself)"
     return f"dispatch takes {duration(s.dispatch_s)}"

@@ -429,8 +429,12 @@ class JudgedCell:
     """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
     small_kernels_s: float | None = None
     """Seconds that all kernels besides products, attention and experts lose; None if they were not replayed."""
+    traced_small_s: float = 0.0
+    """At most the seconds of these kernels in the trace of a prefill; 0 without one."""
     host_pace_s: float = 0.0
     """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
+    host_least_s: float = 0.0
+    """The fastest step of the hollow twin on such a host."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
     waits: bool = False

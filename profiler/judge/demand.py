@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from profiler.counting.floor import floor_s
 from profiler.facts.dispatch import Dispatch
 from profiler.facts.measurements import Activity, Replay
 from profiler.facts.operators import COLLECTIVE, COPIES, OUTSIDE, REST, Cause, OperatorWork
-from profiler.facts.roofs import RESIDENT_GAIN, Ceilings, Roof, RoofsRemeasured, agree, memory_roof
+from profiler.facts.roofs import AGREE, RESIDENT_GAIN, Ceilings, Roof, RoofsRemeasured, agree, memory_roof
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import HardwareCounters
 from profiler.facts.visits import Visit, median_issue_s, phase_medians
@@ -34,6 +35,10 @@ from profiler.stats import Estimate
 
 _JOINS = "CatArrayBatchedCopy"
 """torch's kernels of `cat` (aten/src/ATen/native/cuda/Shape.cu)."""
+_PRODUCTS = re.compile("nvjet|gemm|^Kernel2?$")
+"""Kernels of matrix products as cuBLAS and CUTLASS call them, without their namespaces."""
+_LEAST_PRODUCTS = 32
+"""Products of one step that show a ceiling to be wrong: one in each of the layers of a model of 7 B."""
 _LEAST_ROOF_WIDTH = 0.01
 """Half width of a roof, as a share, at the least. Samples of one measurement agree within 0.01 % on a GPU, and three
 measurements of an H100's memory gave 3.10 to 3.11 TB/s; the model's own matrices are not the streams of the roof."""
@@ -108,6 +113,86 @@ def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
         step_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays
     ]
     return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in demands}
+
+
+@dataclass(frozen=True)
+class Products:
+    """Products of one step in the model's dtype that the compute roof limits, as a trace or replays timed them."""
+
+    where: str
+    count: int
+    flops_per_s: float
+
+
+def _products_of(facts: Facts, key: CellKey) -> dict[str, tuple[int, float, float]]:
+    """By such a product: its number, its FLOPs and its seconds in replays, or at its roof without one."""
+    replays, memory_per_s, found = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s, {}
+    for item in facts.operators.get(key, ()):
+        demand = step_demand(facts, item, replays.get(item.operator))
+        if item.weight_bytes and item.dtype == facts.model.dtype and demand.compute_bound(memory_per_s):
+            found[item.operator] = (item.count, demand.flops, demand.alone_s(memory_per_s) - demand.dequantise_s)
+    return found
+
+
+def traced_products(facts: Facts, key: CellKey) -> Products | None:
+    """The products of a step as its trace has them; None unless all of them are among its longest kernels."""
+    longest = facts.activity[key].longest if key in facts.activity else ()
+    kernels = [kernel for kernel in longest if _PRODUCTS.search(kernel.name)]
+    products, count = _products_of(facts, key).values(), sum(kernel.calls for kernel in kernels)
+    if not count or count != sum(each[0] for each in products):
+        return None
+    flops, seconds = sum(each[1] for each in products), sum(kernel.seconds for kernel in kernels)
+    return Products(f"{key.name} (traced)", count, flops / seconds)
+
+
+def faster_products(facts: Facts) -> tuple[Products, float] | None:
+    """The fastest 32 or more products of one trace or replay that beat the ceiling, and the ceiling; else None."""
+    roof = facts.ceilings.compute_roof(facts.model.dtype)
+    ceiling_per_s = roof.per_s * (roof.at_full_clock if facts.device.kind == "cuda" else 1.0)
+    found = [traced_products(facts, key) for key in facts.activity]
+    for key in facts.replays:
+        fast = [each for each in _products_of(facts, key).values() if each[1] > ceiling_per_s * each[2]]
+        count, flops, seconds = (sum(each[index] for each in fast) for index in range(3))
+        found.append(Products(f"{key.name} (replayed)", int(count), flops / seconds) if fast else None)
+    many = (each for each in found if each is not None and each.count >= _LEAST_PRODUCTS)
+    best = max(many, key=lambda each: each.flops_per_s, default=None)
+    return (best, ceiling_per_s) if best is not None and best.flops_per_s > (1 + AGREE) * ceiling_per_s else None
+
+
+def over_the_run(facts: Facts) -> Facts:
+    """The facts with the compute ceiling of the model's dtype as the whole run shows it.
+
+    On a GPU its quartiles are those of all its measurements, since each met another clock. A ceiling that the run's own
+    products beat is wrong: their rate takes its place, at full clock on a GPU that reports it. Replays of products may
+    run into a power limit that the step's trace did not reach; then they take as long as there.
+    """
+    dtype, on_gpu = facts.model.dtype, facts.device.kind == "cuda"
+    roof, found = facts.ceilings.compute.get(dtype), faster_products(facts)
+    if roof is None or not roof.measured:
+        return facts
+    every = [roof, *(look.compute[dtype] for look in facts.roofs_again if on_gpu and dtype in look.compute)]
+    roof = replace(roof, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
+    if found is not None:
+        per_s = found[0].flops_per_s
+        roof = replace(roof, burst_per_s=per_s) if on_gpu and roof.clock_hz else roof.times(per_s / roof.per_s)
+    replays = dict(facts.replays)
+    for key, replayed in facts.replays.items():
+        products, traced = _products_of(facts, key), traced_products(facts, key)
+        if traced is not None and products.keys() <= replayed.keys():
+            flops, seconds = (sum(each[index] for each in products.values()) for index in (1, 2))
+            share = min(1.0, flops / traced.flops_per_s / seconds)
+            faster = {name: tuple(share * each for each in replayed[name].seconds) for name in products}
+            replays[key] = replayed | {name: replace(replayed[name], seconds=own_s) for name, own_s in faster.items()}
+    compute = {**facts.ceilings.compute, dtype: roof}
+    return replace(facts, ceilings=replace(facts.ceilings, compute=compute), replays=replays)
+
+
+def small_kernels_s(facts: Facts, key: CellKey, parts: TimeBreakdown, avoidable_s: Mapping[Cause, float]) -> float:
+    """At most the seconds of small kernels in a prefill's trace, which other kernels leave; 0 without one."""
+    copied_s = sum(seconds for cause, seconds in avoidable_s.items() if cause in OUTSIDE)
+    large_s = parts.device_s + parts.dequantise_s + sum(max(0.0, seconds) for seconds in lost_s(facts, key).values())
+    is_traced = key.phase == "prefill" and key in facts.activity
+    return max(0.0, facts.activity[key].busy_s - large_s - copied_s) if is_traced else 0.0
 
 
 def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
@@ -226,13 +311,17 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
     runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch and not waits
     layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
     layers = layered if key.phase == "prefill" else 0
+    compute = ceilings.compute_roof(facts.model.dtype)
+    spread = (compute.high_per_s - compute.low_per_s) / 2 / compute.per_s if compute.measured else 0.0
     return StepRoofs(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
         dispatch=dispatch,
         overlaps=facts.device.overlaps_dispatch,
         copy_share=ceilings.copy_share,
         memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_roof.half_width),
-        compute_half_width=max(_LEAST_ROOF_WIDTH, ceilings.compute_roof(facts.model.dtype).half_width),
+        compute_half_width=max(
+            _LEAST_ROOF_WIDTH, compute.half_width, spread if facts.device.overlaps_dispatch else 0.0
+        ),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
         issue_s=median_issue_s(facts.visits.get(key.cell, ())) if runs_ahead else None,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),

@@ -9,6 +9,7 @@ from profiler.quant.registry import FORMATS
 
 SIXTEEN_BIT_DTYPE = "a 16-bit dtype"
 FOUR_BIT_WEIGHTS = "4-bit weights"
+UNWINDOWED = "grouped heads on a cache that does not roll"
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ _HOW: dict[str, HowTo] = {
     STATIC_CACHE: HowTo("past_key_values=StaticCache(config=model.config, max_cache_len=...)", "--engine eager,static"),
     EIGHT_BIT_CACHE: HowTo('past_key_values=QuantizedCache("fp8", model.config)', "--cache dynamic,fp8"),
     WITHOUT_CUDNN: HowTo("torch.backends.cuda.enable_cudnn_sdp(False)"),
+    UNWINDOWED: HowTo("model.config.sliding_window = None"),
     REPEATED_HEADS: HowTo("transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_: False"),
 }
 _SIXTEEN_BITS = {SIXTEEN_BIT_DTYPE: None, "bfloat16": "bfloat16", "float16": "float16"}

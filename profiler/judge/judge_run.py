@@ -35,8 +35,11 @@ from profiler.judge.demand import (
     extreme_shares,
     faults_of,
     lost_s,
+    over_the_run,
     roofs_of,
+    small_kernels_s,
     total_work,
+    traced_products,
 )
 from profiler.judge.engine_differences import (
     GenerateOverhead,
@@ -121,6 +124,7 @@ def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
 
 def break_down_run(timed: Timed) -> BrokenDown:
     """The terms and the limit of each time. Without both roofs there are none, and only rates are added."""
+    timed = replace(timed, facts=over_the_run(timed.facts))
     facts, rows = timed.facts, timed.rows
     if not facts.ceilings.judges:
         return BrokenDown(timed, {**rows, **{key: _time_row(timed, key) for key in timed.times}}, {}, ())
@@ -171,7 +175,7 @@ def advise_run(broken: BrokenDown) -> Judgement:
 def _time_row(timed: Timed, key: CellKey) -> CellResult:
     facts, time_s = timed.facts, timed.times[key]
     spans = [span for visit in facts.visits[key.cell] for span in visit.spans(key.phase)]
-    clock_share = _clock_share(facts, facts.timeline.active(spans))
+    clock_share = _clock_share(facts, key, facts.timeline.active(spans))
     slowed = facts.timeline.throttled(spans, key.phase)
     return _rated_row(timed, key, _noise(facts, key, slowed, clock_share, time_s))
 
@@ -200,7 +204,7 @@ def setting_of(facts: Facts) -> Setting:
     model, device, ceilings = facts.model, facts.device, facts.ceilings
     sixteen_bit = {name: ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute}
     fastest = max(sixteen_bit, key=lambda name: sixteen_bit[name], default=None)
-    is_wide = model.dtype == "float32"
+    is_wide, roof = model.dtype == "float32", ceilings.compute_roof(model.dtype)
     return Setting(
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
@@ -225,6 +229,7 @@ def setting_of(facts: Facts) -> Setting:
             if gpu.rented and gpu.gpu != device.datasheet and gpu.peak_flops_per_s(model.dtype) is not None
         ),
         dtype=model.dtype,
+        sustained_flops_per_s=(roof.low_per_s, roof.high_per_s) if device.kind == "cuda" and roof.measured else (),
     )
 
 
@@ -251,7 +256,7 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
     visits, shares, (flops, nbytes) = facts.visits[key.cell], extreme_shares(facts), total_work(facts.operators[key])
     spans = [span for visit in visits for span in visit.spans(key.phase)]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans, key.phase)
-    clock_share = _clock_share(facts, activity)
+    clock_share = _clock_share(facts, key, activity)
     if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
         clock_share = 1.0
     noise = _noise(facts, key, slowed, clock_share, time_s)
@@ -306,7 +311,9 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         avoidable_s=avoidable_s,
         lost_s=lost,
         small_kernels_s=max(0.0, parts.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
+        traced_small_s=small_kernels_s(facts, key, parts, avoidable_s),
         host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
+        host_least_s=min(roofs.dispatch.least_s, roofs.dispatch.step_s) if roofs.dispatch else 0.0,
         longest=facts.activity[key].longest if key in facts.activity else (),
         waits=roofs.dispatch is not None and roofs.dispatch.waits,
         graph_step_s=measurement.graph_step_s,
@@ -356,16 +363,18 @@ def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
     return flops / roof_s if roof_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
 
 
-def _clock_share(facts: Facts, activity: ActiveShares) -> float:
+def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
     """The GPU's clock during a cell over that of its compute roof; 1 if one is unknown, or on a CPU.
 
-    A short prefill runs at the full clock, and the roof was measured at the power limit. Then the share is at most what
-    the roof's own fastest sample shows.
+    A short prefill runs at the full clock, and the roof was measured at the power limit. The share is at most that of
+    the burst. Clocks are read ten times a second: products that a trace saw run faster show a higher one.
     """
     roof = facts.ceilings.compute_roof(facts.model.dtype)
     if facts.device.kind != "cuda" or not roof.clock_hz or not activity.clock_hz:
         return 1.0
-    return min(roof.at_full_clock, activity.clock_hz / roof.clock_hz)
+    traced = traced_products(facts, key)
+    own = traced.flops_per_s / roof.per_s if traced is not None else 0.0
+    return min(roof.at_full_clock, max(own, activity.clock_hz / roof.clock_hz))
 
 
 def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_share: float) -> bool:

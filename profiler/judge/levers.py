@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,7 +23,7 @@ from profiler.facts.measurements import (
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.judge.cells import CellEvidence, EngineDifference, JudgedCell, Lever
 from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE, how_to
+from profiler.judge.how_to import FOUR_BIT_WEIGHTS, SIXTEEN_BIT_DTYPE, UNWINDOWED, how_to
 from profiler.judge.regimes import Flag
 from profiler.quant.registry import FORMATS
 from profiler.stats import CLAIM_VISITS
@@ -110,6 +111,8 @@ class Setting:
     """Whether other processes used this machine's cores. Then no lever is computed from its times."""
     dtype: str = "float16"
     """The dtype of the model, which also decides the peaks of `cards`."""
+    sustained_flops_per_s: tuple[float, ...] = ()
+    """The ends of a GPU's compute roof in this run, under load; empty on a CPU, or if it was not measured."""
 
 
 def _replaced_by(variant: str) -> frozenset[str]:
@@ -143,6 +146,7 @@ def levers(cell: JudgedCell, setting: Setting, others: Sequence[JudgedCell] = ()
         *_four_bit_weights(cell, setting),
         *_cache(cell, setting),
         *_path(cell),
+        *_window(cell),
         *_kernels(cell, setting),
         *_sixteen_bit_dtype(cell, setting),
         *_card(cell, setting),
@@ -397,6 +401,9 @@ def _compiled(cell: JudgedCell, half_width_s: float) -> list[Lever]:
     masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + cell.split.kv_s)
     fastest_s = split.busy_s - (1 - few) * cell.small_kernels_s - copies_s
     slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s + max(0.0, split.unexplained_s)
+    graphs_s = [split.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
+    graphs_s += [item.step_s(split.latency_s) for item in cell.tried if item.form == GRAPHED]
+    slowest_s = max(fastest_s, min([slowest_s, *graphs_s]))  # a graph is the same step, not compiled
     most_s, least_s = split.latency_s - fastest_s, split.latency_s - slowest_s
     if least_s <= 0:
         return []
@@ -442,8 +449,8 @@ def _path(cell: JudgedCell) -> list[Lever]:
         ),
         _bound(
             _FUSING,
-            seconds(Cause.OPERANDS) - moved_s,
-            "intermediates would not be written and read between them",
+            cell.traced_small_s - moved_s,
+            f"of its trace, small kernels take {duration(cell.traced_small_s)}; once fused, bytes {duration(moved_s)}",
         ),
         _bound(
             "attention on the latent itself (absorbed MLA)",
@@ -452,6 +459,19 @@ def _path(cell: JudgedCell) -> list[Lever]:
         ),
         _bound(link[0], cell.split.link_s, link[1]),
     ]
+
+
+def _window(cell: JudgedCell) -> list[Lever]:
+    """What full windows of all layers cost: at most their copies, and those of heads that transformers repeats."""
+    cores = [item.avoidable_bytes for item in cell.operators if item.group == "attention" and item.kv_bytes]
+    if not all(item.get(Cause.ROLLED_WINDOWS) for item in cores):
+        return []
+    copies_s = sum(kernel.seconds for kernel in cell.longest if kernel.name.startswith("direct_copy"))
+    repeats = any(item.get(Cause.REPEATED_HEADS) for item in cores)
+    repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf) if repeats else 0.0
+    rolled_s = cell.avoidable_s.get(Cause.ROLLED_WINDOWS, 0.0)
+    because = f"{duration(rolled_s)} copy windows, {duration(repeated_s)} repeat heads; attention then sees all tokens"
+    return [_bound(UNWINDOWED, rolled_s + repeated_s, because)]
 
 
 def _kernels(cell: JudgedCell, setting: Setting) -> list[Lever]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from profiler.data.datasheets import Datasheet, gpus
-from profiler.facts.dispatch import Dispatch
 from profiler.facts.roofs import Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
@@ -15,14 +14,16 @@ from profiler.facts.visits import Gap, Status, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
-from profiler.judge.demand import counted_traffic, moved, was_disturbed, weight_read_share
+from profiler.judge.demand import counted_traffic, faster_products, moved, weight_read_share
 from profiler.judge.machine_speed import busy_sentences, mode_words, swing_words
 from profiler.judge.regimes import Flag
-from profiler.units import duration, percent, scaled, several
+from profiler.units import percent, scaled, several
 
 # Two clocks around the same loop must agree this well.
 _CLOCKS_AGREE = 0.02
 _HEALTHY_SHARE = 0.9
+# The memory model is within 7 % of Mistral-7B's peaks in bfloat16 and nf4, and libraries of small models add 10 %.
+_FOREIGN_SHARE = 0.2
 _FIGURE = re.compile(r"\d[\d.]*")
 
 
@@ -33,6 +34,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *mode_words(facts),
         *_flagged(judged),
         *_other_traffic(facts, judged),
+        *_foreign_tensors(facts),
         *_gaps(facts.gaps, facts.visits),
         *_two_clocks(facts.visits),
     ]
@@ -45,8 +47,8 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *health_warnings(next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.ceilings),
         *_weight_read(facts.ceilings),
         *_moved(facts.ceilings, facts.roofs_again),
+        *_raised(facts),
         *_parts_exceed(judged),
-        *_slow_twin(facts.dispatch.values()),
     ]
 
 
@@ -92,6 +94,16 @@ def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> Iterator[str
         )
 
 
+def _raised(facts: Facts) -> Iterator[str]:
+    """A compute ceiling that the run's own products beat."""
+    if (found := faster_products(facts)) is not None:
+        products, ceiling_per_s = found
+        yield (
+            f"the compute ceiling of {scaled(ceiling_per_s, 'FLOP/s')} was too low, and is raised to"
+            f" {scaled(products.flops_per_s, 'FLOP/s')}, the rate of {products.count} products of {products.where}."
+        )
+
+
 def _flagged(judged: Sequence[JudgedCell]) -> Iterator[str]:
     """Cells whose label depends on which of the measured roofs is used, or that are faster than one allows."""
     if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
@@ -134,15 +146,17 @@ def _other_traffic(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     ]
 
 
-def _slow_twin(dispatch: Iterable[Dispatch]) -> Iterator[str]:
-    """Dispatch that took longer on the hollow twin than whole steps of the model."""
-    if slow := [item for item in dispatch if was_disturbed(item)]:
-        worst = max(slow, key=lambda item: item.disturbed_s / item.step_s)
-        yield (
-            f"dispatch took {duration(worst.disturbed_s)} when it was measured on its own, and whole steps take"
-            f" {duration(worst.step_s)}: the host was slower for that moment. The fastest step is taken as its"
-            " dispatch."
-        )
+def _foreign_tensors(facts: Facts) -> Iterator[str]:
+    """A peak of a GPU's memory that is far above the need of every cell."""
+    peaks = [
+        (max(visit.peak_memory_bytes or 0 for visit in of_cell), facts.predicted_peak_bytes[cell])
+        for cell, of_cell in facts.visits.items()
+        if facts.device.kind == "cuda" and any(visit.peak_memory_bytes for visit in of_cell)
+    ]
+    peak, needed = min(peaks, key=lambda pair: pair[0] / pair[1], default=(0, 1))
+    if peak > (1 + _FOREIGN_SHARE) * needed:
+        foreign, peak_words, needed_words = (scaled(nbytes, "B") for nbytes in (peak - needed, peak, needed))
+        yield f"a peak of {peak_words} held {foreign} of foreign tensors: a step needs {needed_words}."
 
 
 def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:

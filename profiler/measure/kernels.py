@@ -80,12 +80,16 @@ def replay_kernels(
     def has_time(key: CellKey, steps: float) -> bool:
         return key not in steps_s or machine.now_s() + steps * steps_s[key] <= end_s
 
-    # Of a step, only linears and calls together explain the time, so the corners have both before other cells have any.
+    # Of a step, only linears and calls together explain the time, so the steps that an answer names have both before
+    # the other corners have any, and these before other cells.
     ends = {key for cell in corners(cells) for key in cell.keys}
-    at_ends = [users for users in shapes.values() if ends.intersection(users)]
+    size = {cell: cell.batch_size * cell.depth for cell in cells}
+    named = {CellKey("decode", min(size, key=size.__getitem__)), CellKey("prefill", max(size, key=size.__getitem__))}
+    ranks = {index: min((key not in named, key not in ends) for key in users) for index, users in shapes.items()}
     linears_s, calls_s = budget_s * (1 - _CALLS_SHARE) / len(shapes), budget_s * _CALLS_SHARE
-    for part in (at_ends, [users for users in shapes.values() if users not in at_ends]):
-        keys = [key for users in part for key in users]
+    for rank in sorted(set(ranks.values())):
+        part = [users for index, users in shapes.items() if ranks[index] == rank]
+        keys = sorted((key for users in part for key in users), key=lambda key: key not in named)
         for users in (users for users in part if has_time(users[0], _LINEAR_STEPS[machine.captures])):
             of_linears = partial(_replay_linears, subject, linears, users[0], ceilings, linears_s)
             yield Replays(tuple(users), _until_failure(of_linears, guard))

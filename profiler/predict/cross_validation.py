@@ -16,7 +16,7 @@ from profiler.facts.roofs import drift
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
-from profiler.judge.demand import dispatch_at
+from profiler.judge.demand import dispatch_at, over_the_run
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
 from profiler.predict.predict import FittedModel, Forecast, fit, fit_residuals
@@ -258,6 +258,7 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
     for key in by_key:  # at other batches no step bounds what a disturbed twin took
         if found := dispatch_at(facts, key):
             dispatch[key.phase][key.cell.batch_size] = found
+    facts = over_the_run(facts)
     device = DeviceRates(
         facts.ceilings,
         dispatch,

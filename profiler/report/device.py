@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.device.device import Device
-from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings, HostPace, Roof
+from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings, Roof
 from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
@@ -87,7 +87,7 @@ def roofs_table(
         peak, burst = datasheet_per_s.get(name), (full_clock or {}).get(name)
         rows.append(_roof_row(name, "FLOP/s", roof, peak))
         if burst:
-            of_peak, how = percent(burst / peak) if peak else "-", "the fastest sample"
+            of_peak, how = percent(burst / peak) if peak else "-", "the first 20 ms, or the run's own products"
             rows.append([f"{name}, until the power limit", scaled(burst, "FLOP/s"), "", of_peak, "-", "", how])
     rows += [_roof_row(name, "B/s", roof, bandwidth) for name, roof in ceilings.memory.items()]
     if ceilings.weights is not None:
@@ -108,19 +108,11 @@ def ceilings_section(
 ) -> Section:
     """Return the roofs of one device: its warnings, `roofs_table`, caches and the host's pace."""
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
-    lines = [f"repeated reads: {curve}", *([host_words(ceilings.host)] if ceilings.host else [])]
+    lines = [f"repeated reads: {curve}"]
+    if ceilings.host is not None:
+        lines.append(f"a step of the standard hollow twin takes this host {duration(ceilings.host.step_s)}")
     head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
     return Section("", [Lines(head), roofs_table(ceilings, datasheet_per_s), Lines(lines)])
-
-
-def host_words(host: HostPace) -> str:
-    """`this host dispatches 1.9x slower than the reference, an AMD EPYC (Zen 4, 2.6 GHz)`."""
-    pace = "as fast as"
-    if host.index >= 1.05:
-        pace = f"{host.index:.1f}x slower than"
-    elif host.index <= 0.95:
-        pace = f"{1 / host.index:.1f}x faster than"
-    return f"this host dispatches {pace} the reference, an {REFERENCE_HOST}"
 
 
 def health_rows(run: Run) -> list[list[str]]:

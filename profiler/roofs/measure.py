@@ -134,7 +134,7 @@ def _is_outdated(known: Ceilings, machine: Machine, most_bytes: float) -> bool:
 
 
 # To be increased whenever a roof is measured in another way: cached roofs are then ignored.
-_METHOD = 6
+_METHOD = 7
 # Reported settings on which roofs depend; they can differ between cards of one name, or on one card.
 _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)

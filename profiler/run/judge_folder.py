@@ -12,6 +12,7 @@ from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import view
 from profiler.judge.cells import columns_of
+from profiler.judge.demand import over_the_run
 from profiler.judge.judge_run import judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
@@ -45,7 +46,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         ceilings=replace(
             document.ceilings,
             dispatch_s=dispatch_seconds(facts.dispatch) or document.ceilings.dispatch_s,
-            full_clock=facts.ceilings.full_clock() if facts.device.kind == "cuda" else {},
+            full_clock=over_the_run(facts).ceilings.full_clock() if facts.device.kind == "cuda" else {},
         ),
         health=replace(document.health, readings=health(facts.readings)),
         evidence=judgement.evidence,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
 from profiler.errors import RunError
+from profiler.judge.cells import CellEvidence, CellResult
 from profiler.report.roofline_data import roof_lines
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_run
@@ -59,8 +61,8 @@ def test_an_h100s_figures_are_its_own() -> None:
         "until the power limit: 778 TFLOP/s bfloat16"
     ]
     assert cells["prefill", 4, 512].kernel_s > 0
-    fusing = [item for item in evidence["prefill", 16, 512].levers if item.change.startswith("fusing")]
-    assert [item.saves_s < 40e-3 for item in fusing] == [True]
+    # Nothing was traced, so nothing is known of small kernels.
+    assert not any(lever.change.startswith("fusing") for item in run.document.evidence for lever in item.levers)
     compiled = next(item for item in evidence["decode", 1, 64].levers if item.change == "torch.compile")
     assert compiled.at_least_s is not None
     fastest_s, slowest_s = (
@@ -72,7 +74,7 @@ def test_an_h100s_figures_are_its_own() -> None:
 
 @pytest.mark.parametrize("gpu", ["h100", "h200"])
 def test_a_computed_saving_contains_what_was_then_measured(gpu: str) -> None:
-    """Eager runs compute a compiled step: 6.0 to 6.9 ms on an H100, 4.8 to 5.7 on an H200. It took 6.72 and 4.82 ms.
+    """Eager runs compute a compiled step: 6.0 to 6.9 ms on an H100, 4.8 to 7.4 on an H200. It took 6.72 and 4.82 ms.
 
     The assumed shares were set with 6.72 known. The H200 was not known, and its step was tuned by inductor.
     """
@@ -85,6 +87,88 @@ def test_a_computed_saving_contains_what_was_then_measured(gpu: str) -> None:
     own_s = {row.engine: row.latency_s for row in computed.measured if row.phase == "decode"}["eager"]
     assert compiled.at_least_s is not None
     assert own_s - compiled.saves_s < rows["compile"].latency_s < own_s - compiled.at_least_s
+
+
+def prefill_8_x_512(name: str) -> tuple[CellResult, CellEvidence]:
+    run = read_run(REFERENCE / name)
+    [row] = [row for row in run.measured if (row.phase, row.batch_size, row.prompt_len) == ("prefill", 8, 512)]
+    return row, next(item for item in run.document.evidence if item.key == row.key)
+
+
+def test_no_product_beats_its_ceiling() -> None:
+    """A trace of an H200 has all 224 products of prefill 8 x 512 in 74.0 ms; squares gave 671 TFLOP/s, 703 at the end.
+
+    The products need 57.2 TFLOP, so they ran at 772 TFLOP/s, and cannot need 85 ms.
+    """
+    row, _ = prefill_8_x_512("mistral-7b-h200-default")
+    assert 74.0e-3 < row.compute_s < 76e-3
+    document = read_run(REFERENCE / "mistral-7b-h200-default").document
+    assert document.ceilings.full_clock["bfloat16"] == pytest.approx(772e12, rel=2e-3)
+    [raised] = [text for text in document.warnings if "too low" in text]
+    assert "682 TFLOP/s was too low, and is raised to 773 TFLOP/s, the rate of 224 products" in raised
+    ends = re.search(r"\((\d+) TFLOP/s to (\d+) TFLOP/s under load\)", " ".join(document.answer))
+    assert ends is not None
+    assert int(ends[1]) < 671 < 703 < int(ends[2])
+
+
+def test_fusing_saves_at_most_what_a_trace_leaves() -> None:
+    """Of 110.8 ms, products take 74.0 and attention about 2; fused, the rest moves 22.5 GB, 5.1 ms at 4.39 TB/s."""
+    _, evidence = prefill_8_x_512("mistral-7b-h200-default")
+    [fusing] = [item for item in evidence.levers if item.change.startswith("fusing")]
+    assert fusing.at_most
+    assert 110.8e-3 - 74.0e-3 - 2e-3 - 5.1e-3 < fusing.saves_s < 32e-3
+
+
+def test_the_host_of_a_step_has_one_figure_with_its_range() -> None:
+    """The twin of an H200's host took 18.5 ms at its fastest, and steps of the cell 20.4 ms or more in its best visit.
+
+    A measurement of 30 ms in a disturbed minute, and the 15.4 ms in which the GPU idles, are no second figure.
+    """
+    document = read_run(REFERENCE / "mistral-7b-h200-default").document
+    assert "the host needs 18.5 ms to 20.4 ms" in document.answer[0]
+    of_host = [text for text in [*document.answer, *document.warnings] if "host" in text or "dispatch" in text]
+    assert not re.search(r"\b(30\.1|19\.9|15\.4) ms", " ".join(of_host))
+
+
+def test_a_compiled_step_takes_at_most_its_graph() -> None:
+    """The same run replayed the step of its own kernels as a graph, in 7.41 ms."""
+    run = read_run(REFERENCE / "mistral-7b-h200-engines")
+    [eager] = [row for row in run.measured if (row.phase, row.engine) == ("decode", "eager")]
+    [compiled] = [
+        item
+        for evidence in run.document.evidence
+        for item in evidence.levers
+        if evidence.key == eager.key and item.change == "torch.compile"
+    ]
+    assert compiled.at_least_s is not None
+    assert eager.latency_s - compiled.at_least_s == pytest.approx(7.41e-3, rel=2e-3)
+
+
+def test_a_full_window_has_a_change_with_its_bound() -> None:
+    """Beyond a window of 4096 tokens, 16 sequences copy it in 26.2 ms and repeat its heads in 36.3, of 77.3 ms.
+
+    The host takes 18 to 22 ms for a step, so a step cannot save all 62.
+    """
+    answer = " ".join(read_run(REFERENCE / "mistral-7b-h200-window").answer)
+    found = re.search(
+        r"At batch 16 x 4096 grouped heads on a cache that does not roll would save at most ([\d.]+) ms", answer
+    )
+    assert found is not None
+    assert 77.3 - 22 < float(found[1]) < 62.5
+    assert "26.2 ms copy windows, 36.3 ms repeat heads" in answer
+    assert "To change it, write: model.config.sliding_window = None." in answer
+
+
+def test_a_peak_with_foreign_tensors_says_so() -> None:
+    """14.48 GB of weights were loaded, and the allocator held 18.97 in every cell; other runs are within a tenth."""
+    texts = {
+        folder.name: [text for text in read_run(folder).document.warnings if "foreign tensors" in text]
+        for folder in FOLDERS
+    }
+    said = {name: text for name, found in texts.items() for text in found}
+    assert said == {
+        "mistral-7b-h100-engines": "a peak of 19.0 GB held 4.44 GB of foreign tensors: a step needs 14.5 GB."
+    }
 
 
 def test_counted_bytes_agree_with_the_gpus_own_counters() -> None:

@@ -69,7 +69,8 @@ EMULATED = replace(
 SETTINGS = {"WIDE": WIDE, "FLOAT32": FLOAT32, "EMULATED": EMULATED}
 
 HOST_BOUND = cell(weights_s=2e-3, dispatch_s=9e-3)
-CORE = OperatorWork("core", "attention", 32, "bfloat16", 0, 0, kv_bytes=0, activation_bytes=0)
+CORE = OperatorWork("core", "attention", 32, "bfloat16", 0, 0, kv_bytes=1, activation_bytes=0)
+ROLLING = replace(CORE, operator="rolling", kv_bytes=1, avoidable_bytes={Cause.ROLLED_WINDOWS: 8e9})
 PRODUCT = OperatorWork("linears", "mlp", 32, "bfloat16", 0, int(1e9), kv_bytes=0, activation_bytes=int(14e9))
 REDUCED = OperatorWork("all_reduce", COLLECTIVE, 64, "bfloat16", 0, 0, 0, 0)
 CASES = list(csv.DictReader(Path(__file__).with_name("levers.csv").read_text().splitlines()))
@@ -81,7 +82,7 @@ def pairs(text: str) -> dict[str, str]:
 
 def operators_of(case: dict[str, str]) -> list[OperatorWork]:
     """Operators by name, or as `name FLOPs weight_bytes kv_bytes`."""
-    named = {"core": CORE, "product": PRODUCT, "all_reduce": REDUCED}
+    named = {"core": CORE, "rolling": ROLLING, "product": PRODUCT, "all_reduce": REDUCED}
     found = []
     for words in filter(None, case["work"].split("|")):
         name, *amounts = words.split()

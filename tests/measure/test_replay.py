@@ -151,6 +151,32 @@ def test_each_decode_step_is_given_its_own_bytes_between_its_products(
     assert len(given) < len(found), "cells with equal values share their replay"
 
 
+def test_the_steps_that_an_answer_names_are_replayed_whole_before_any_other(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 18 steps the time may reach only two: the smallest decode step and the largest prefill."""
+    grid: dict[str, Any] = {"prompt_lens": [16, 50, 200], "batch_sizes": [1, 8, 64], "new_tokens": NEW}
+    subject, _ = subject_of(str(tiny_folder), **grid)
+    order: list[tuple[str, CellKey]] = []
+
+    def replayed(what: str, at: int) -> Callable[..., Any]:
+        def replay(*args: Any) -> Any:
+            order.append((what, args[at]))
+            return iter(())
+
+        return replay
+
+    monkeypatch.setattr("profiler.measure.kernels._replay_linears", replayed("linears", 2))
+    monkeypatch.setattr("profiler.measure.kernels.replay_single_calls", replayed("calls", 1))
+    list(replay_kernels(subject, subject.grid.cells, of_caches(SLOW), 1.0))
+    named = {(what, key) for what, key in order if key.phase == "decode" and key.cell.batch_size == 1}
+    sizes = [(what, key.phase, key.cell.batch_size, key.cell.prompt_len) for what, key in order]
+    whole = {("linears", "prefill", 64, 200), ("calls", "prefill", 64, 200)}
+    assert whole <= set(sizes[: len(named) + 2])
+    assert ("linears", "decode", 1, 16) in sizes[:2]
+    assert ("calls", "decode", 1, 16) in sizes[2:4]
+
+
 def decode_step(model: Any, context: int, batch: int = 2) -> Callable[[], Any]:
     ids = torch.randint(0, 128, (batch, context), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

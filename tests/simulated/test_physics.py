@@ -81,7 +81,7 @@ def test_heat_of_its_own_prefills_is_no_drift_of_the_machine(settles_s: float, t
 
 
 @pytest.mark.slow
-def test_a_host_that_others_use_shows_its_undisturbed_step(tmp_path: Path) -> None:
+def test_a_host_that_others_use_shows_what_a_step_costs_it(tmp_path: Path) -> None:
     """Others take the core for 5 ms after each 11 ms of work: two of three steps of 7 ms are disturbed."""
     scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", prompt_lens=[64], batch_sizes=[1], new_tokens=32)
     slow_host = H100.but(launch_s=40e-6)
@@ -93,9 +93,9 @@ def test_a_host_that_others_use_shows_its_undisturbed_step(tmp_path: Path) -> No
         answers.append(run.answer[0])
         assert decode.regime == "overhead-bound"
     assert medians[1] > 1.2 * medians[0]
-    assert "undisturbed" not in answers[0]
-    [undisturbed_ms] = re.findall(r"\(([\d.]+) ms undisturbed\)", answers[1])
-    assert float(undisturbed_ms) == pytest.approx(1e3 * medians[0], rel=0.1)
+    for answer in answers:
+        [(least_ms, most_ms)] = re.findall(r"the host needs ([\d.]+) ms(?: to ([\d.]+) ms)?", answer)
+        assert float(most_ms or least_ms) == pytest.approx(1e3 * medians[0], rel=0.1)
 
 
 def test_counters_of_an_interval_are_those_of_its_kernels() -> None:

@@ -154,6 +154,8 @@ def test_a_card_that_only_arithmetic_brings_to_its_power_cap(tmp_path: Path) -> 
     ceilings = run.document.ceilings
     products, read = ceilings.compute["float16"], ceilings.memory["read"]
     assert products.per_s == pytest.approx(0.8 * truth.flops_per_s["float16"], rel=ROOFS)
+    assert products.burst_per_s == pytest.approx(truth.flops_per_s["float16"], rel=ROOFS)
+    assert ceilings.full_clock["float16"] == pytest.approx(products.burst_per_s)
     assert products.clock_hz == pytest.approx(0.8 * truth.clock_hz, rel=1e-3)
     assert (read.per_s, read.clock_hz) == (pytest.approx(truth.bytes_per_s, rel=ROOFS), truth.clock_hz)
     evidence = {item.phase: item for item in run.document.evidence}
