@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import random
 import sys
 import threading
-import weakref
+import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,8 @@ from profiler.why_slow.recorder import Recorder
 
 # The mean of the times between samples, which differ: a loop whose steps take as long would always be seen at one line.
 _EVERY_S = 0.02
+# A line is known from about three samples on.
+_LEAST_S = 3 * _EVERY_S
 # Python lets the sampler in after so long. Otherwise that would be in a kernel, where Python's lock is free.
 _SWITCH_S = 2e-4
 _OTHER_TIME = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder.text, Reads._read)}
@@ -33,32 +34,32 @@ _PACKAGE = str(Path(__file__).parents[1])
 def sampled(recorder: Recorder) -> Iterator[None]:
     """While in this context, `recorder.own_lines` is sampled."""
     seconds: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    ended, known = threading.Event(), weakref.ref(recorder)
-    # A child may be forked while the sampler holds the lock of the event.
-    os.register_at_fork(after_in_child=lambda: setattr(known(), "idle", threading.Event()) if known() else None)
-    thread = threading.Thread(target=_sample, args=(recorder, seconds, ended), name="roofscope", daemon=True)
+    going = [True]  # no event: a child may be forked while the sampler holds its lock
+    thread = threading.Thread(target=_sample, args=(recorder, seconds, going), name="roofscope", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        ended.set()
-        recorder.idle.set()
+        going.clear()
         thread.join()
         lines = (OwnLine(where, function, max(calls, key=lambda name: calls[name]), sum(calls.values()))
                  for (where, function), calls in seconds.items())  # fmt: skip
-        recorder.own_lines = tuple(sorted(lines, key=lambda line: -line.seconds))
+        recorder.own_lines = tuple(
+            sorted((line for line in lines if line.seconds >= _LEAST_S), key=lambda line: -line.seconds)
+        )
 
 
-def _sample(recorder: Recorder, seconds: Any, ended: threading.Event) -> None:
-    """Until it has ended, add the time between two samples outside of calls to the place of the later one.
+def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
+    """While `going`, add the time since the last sample to the place of each sample outside of calls.
 
-    `seconds` has them by (line, function), and by what the line calls.
+    Samples do not wait for a call's end: code that runs for less than the time between two of them is seen as often as
+    its share of the time. `seconds` has them by (line, function), and by what the line calls.
     """
     main, timer, draw = threading.main_thread().ident or 0, OwnTime(), random.Random(0)
     usual_s, last_s = sys.getswitchinterval(), now_s()
-    while not ended.wait(draw.uniform(0.5, 1.5) * _EVERY_S):
+    while going:
+        time.sleep(draw.uniform(0.5, 1.5) * _EVERY_S)
         if recorder.calling:
-            recorder.idle.wait()
             last_s = now_s()
             continue
         alone = threading.active_count() == 2  # else threads of the script keep their usual turns

@@ -121,8 +121,6 @@ class Recorder:
     kept: KeptArguments = field(default_factory=KeptArguments)
     calling: set[int] = field(default_factory=set)
     """The threads that are in a model's call or load."""
-    idle: threading.Event = field(default_factory=threading.Event)
-    """Is set when none is any longer."""
     own_lines: tuple[OwnLine, ...] = ()
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """As `Observations.callbacks`."""
@@ -291,13 +289,10 @@ class Recorder:
         """A context in which the script's own code does not run in this thread, or is that of callbacks."""
         thread = threading.get_ident()
         self.calling.add(thread)
-        self.idle.clear()
         try:
             yield
         finally:
             self.calling.discard(thread)
-            if not self.calling:
-                self.idle.set()
 
     def let_go(self) -> None:
         """Let go of the latest model, so that its memory can be freed: another one is made."""

@@ -59,7 +59,7 @@ def test_code_between_forwards_is_named_by_its_line(code: Callable[[], None], ti
 
 def test_a_line_has_what_it_calls_in_a_library() -> None:
     def run() -> None:
-        threading.Event().wait(NAP_S)
+        threading.Event().wait(2 * NAP_S)
 
     [line] = [line for line in seen_in(run).own_lines if line.where == line_of(run)]
     assert line.words == f"{line_of(run)}, in {run.__qualname__}: threading.Event.wait"
