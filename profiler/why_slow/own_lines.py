@@ -62,7 +62,8 @@ def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
         if recorder.calling:
             last_s = now_s()
             continue
-        alone = threading.active_count() == 2  # else threads of the script keep their usual turns
+        # Else threads of the script keep their usual turns. Daemons, such as the monitor of tqdm's bars, sleep.
+        alone = all(thread.daemon or thread.ident == main for thread in threading.enumerate())
         sys.setswitchinterval(_SWITCH_S if alone else usual_s)
         spent_s, last_s = now_s() - last_s, now_s()
         if (place := _place(sys._current_frames().get(main))) is not None:

@@ -15,6 +15,7 @@ from small_models import small_model
 from subjects import MEMORY, PLANTED, subject_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.errors import RequestError
 from profiler.facts.measurements import (
     COMPILED,
@@ -278,7 +279,7 @@ def test_a_run_says_whether_drafts_pay(
     found = roofscope(
         *arguments, "--budget", "5", "--no-levers", "--full", "--draft", str(short_folder), "--out", str(folder)
     )
-    assert found.code == 0, found.err
+    assert found.code in (0, EXIT_INCOMPLETE), found.err  # so short a budget may not measure a busy host's overhead
     screen = " ".join(found.out.split())
     assert f"drafts of {short_folder.name} at batch 1:" in screen
     assert "16, the same as without drafts" in screen

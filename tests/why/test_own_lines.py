@@ -50,6 +50,8 @@ def test_code_between_forwards_is_named_by_its_line(code: Callable[[], None], ti
             model(IDS)
             code()
 
+    # A bar of tqdm leaves such a thread behind.
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
     seen = seen_in(run)
     first, *others = [part for part in time_parts(judge_calls(seen, [])) if part.own_code]
     assert f", in {code.__name__}" in first.what
