@@ -41,7 +41,7 @@ class CellResult:
     new_tokens: int
     """Tokens decoded after the prompt."""
     status: Status
-    """`ok`, `oom`, `skipped`, `failed`, or `forecast` (beyond the budget, and forecast from the measured cells)."""
+    """`ok`, `oom`, `skipped`, `failed`; in runs recorded before 0.5.0 also `forecast`, from the measured cells."""
     latency_s: float = _UNKNOWN
     """Median time of the whole prompt, or of one decode step."""
     latency_low_s: float = _UNKNOWN

@@ -61,9 +61,12 @@ def _run_each(
 
 def _on_one_grid(prepared: Sequence[PreparedRun], listener: Listener) -> list[PreparedRun]:
     """The runs on the default grid of the slowest: each model is loaded and warmed up for that."""
-    grids = [grid_of(one, listener) for one in prepared]
-    smallest = max(grids, key=prepared[0].ladder.index)
-    return [replace(one.on(smallest), ladder=()) for one in prepared]
+    chosen = []
+    for one in prepared:
+        chosen.append(grid_of(one, listener))
+        gc.collect()  # the model that was warmed up
+    slowest = max(chosen, key=lambda found: prepared[0].ladder.index(found.grid))
+    return [replace(one.on(slowest.grid), ladder=(), larger=slowest.larger) for one in prepared]
 
 
 def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:

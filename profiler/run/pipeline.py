@@ -19,7 +19,6 @@ from profiler.errors import DeviceError
 from profiler.facts.measurements import Readings
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
-from profiler.grid.cells import Grid
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.rounds import Progress, expected_sweep_s
 from profiler.measure.sweep import sweep
@@ -158,8 +157,8 @@ def set_up(
     return Session(prepared, subject, document, ledger, stages, budget, pace, neighbours, fallbacks)
 
 
-def grid_of(prepared: PreparedRun, listener: Listener) -> Grid:
-    """Return the default grid that a run would choose. The model is loaded for that, and released."""
+def grid_of(prepared: PreparedRun, listener: Listener) -> PreparedRun:
+    """Return the run on the default grid that it would choose. The model is loaded for that, and released."""
     machine = machine_for(prepared.request.device)
     stages = Stages(listener, machine)
     with quiet_libraries():
@@ -167,7 +166,7 @@ def grid_of(prepared: PreparedRun, listener: Listener) -> Grid:
         budget = budget_of(prepared, machine)
         ceilings = measure_device(prepared, subject, stages, budget, busy=False)
         chosen, _, _ = set_grid(prepared, subject, ceilings, stages, budget)
-    return chosen.grid
+    return chosen
 
 
 def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) -> RunBudget:
