@@ -83,11 +83,14 @@ def _share(run: Run, *, column: str) -> str | None:
 
 
 def roofline_words(run: Run) -> str | None:
-    """Return `4.39 TB/s and 671 TFLOP/s, measured here`; None without both roofs."""
+    """Return `4.39 TB/s and 671 TFLOP/s (773 TFLOP/s at full clock), measured here`; None without both roofs."""
     if (roofs := _roofs(run)) is None:
         return None
     measured = run.document.ceilings.ceilings.measured(run.model.dtype)
-    return f"{scaled(roofs[1], 'B/s')} and {scaled(roofs[0], 'FLOP/s')}, {'' if measured else 'not all '}measured here"
+    full = run.document.ceilings.full_clock.get(run.model.dtype, 0.0)
+    at_full_clock = f" ({scaled(full, 'FLOP/s')} at full clock)" if full > roofs[0] else ""
+    where = f"{'' if measured else 'not all '}measured here"
+    return f"{scaled(roofs[1], 'B/s')} and {scaled(roofs[0], 'FLOP/s')}{at_full_clock}, {where}"
 
 
 def _roofs(run: Run) -> tuple[float, float] | None:
