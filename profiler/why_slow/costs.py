@@ -63,7 +63,7 @@ def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterato
                 "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, pipelined_devices(group.model),
                 f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with"
                 f" torchrun --nproc-per-node {count}: each GPU then computes a part of every layer",
-                f"at most: 1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
+                "at most", f"1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
             )  # fmt: skip
 
 
@@ -89,7 +89,7 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
         f"{scaled(sum(crossing.values()), 'B')} of {scaled(weight_bytes_of(model), 'B')} of weights cross a link in"
         f" each of {forwards} forwards, {duration(step_s)} at {rates}",
         what_fits(walk(model), weight_bytes_of(model), group.call, machine),
-        "at most: the bytes that cross the link, at its measured bandwidth",
+        "at most", "the bytes that cross the link, at its measured bandwidth",
     )  # fmt: skip
 
 
@@ -178,7 +178,8 @@ def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Fin
             f" {duration(plan_s)}",
             "call torch.backends.cuda.enable_cudnn_sdp(False) first: the other kernels need no plan;"
             ' cache_implementation="static" has one length',
-            "measured: attention at new KV lengths, with cuDNN and without, times their number",
+            "measured",
+            "attention at new KV lengths, with cuDNN and without, times their number",
             once=True,
         )
 
@@ -233,8 +234,8 @@ def conversion_findings(seen: Observations, models: Sequence[Any]) -> Iterator[F
         yield new_finding(
             "slow-load", max(0.0, load.seconds - (read_s or 0.0)), load.where,
             f"{load.conversion} at every start", load.instead,
-            "at most: the time of this load" if read_s is None
-            else "measured: the load, less the time to write its weights to a file and read them",
+            *(("at most", "the time of this load") if read_s is None
+              else ("measured", "the load, less the time to write its weights to a file and read them")),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from profiler.stats import student_t
 from profiler.why_slow.observations import GROWING_CACHES, Call, Observations, covered_s, steady_s
@@ -41,6 +41,8 @@ _FEWEST_OTHERS = 2
 
 
 Rounds = Sequence[tuple[float, float]]
+Basis = Literal["tried", "stand-in", "measured", "computed", "at most"]
+"""How the seconds of a finding are known. In a trial, either the change ran as it is printed, or a stand-in for it."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class TriedChange:
     change: str
     shape: str
     """The calls that were repeated, in words."""
+    stand_in: str
+    """What ran in place of the change, in words; empty if the change ran as it is printed."""
     against_its_own: bool
     """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
     saving: float
@@ -67,11 +71,11 @@ class TriedChange:
 
 def tried_change(
     identity: str, calls: Sequence[int], rounds: Rounds, where: str, evidence: str, change: str, shape: str,
-    *, against_its_own: bool = False,
+    *, stand_in: str = "", against_its_own: bool = False,
 ) -> TriedChange:  # fmt: skip
     """A trial, with what its pairs say."""
     saving = statistics.median(1 - changed / as_is for as_is, changed in rounds) if rounds else 0.0
-    what = (where, evidence, change, shape, against_its_own)
+    what = (where, evidence, change, shape, stand_in, against_its_own)
     return TriedChange(identity, calls, rounds, *what, saving, pairs_agree(rounds))
 
 
@@ -120,28 +124,25 @@ class Finding:
     evidence: str
     """What was observed, in words."""
     change: str
-    """What to change, in words."""
-    basis: str
-    """How the seconds were determined: tried, measured, computed (an estimate), or at most (a bound)."""
+    """What to change, in words. After a trial, options and lines of code in it are those that ran."""
+    basis: Basis
+    """How the seconds were determined; those of `at most` are a bound, those of `computed` an estimate."""
+    how: str
+    """The same in words: which calls were repeated how often, or what was timed."""
     once: bool = False
     """Whether the seconds are one-time costs of first calls, which no percentage includes."""
 
     @property
-    def is_bound(self) -> bool:
-        """Whether it saves at most `saves_s`."""
-        return self.basis.startswith("at most")
-
-    @property
-    def is_estimate(self) -> bool:
-        """Whether it saves about `saves_s`, as no trial was made."""
-        return self.basis.startswith("computed")
+    def ran(self) -> bool:
+        """Whether the seconds are those of code that ran; others come after them."""
+        return self.basis not in ("computed", "at most")
 
 
 def new_finding(
-    identity: str, saves_s: float, where: str, evidence: str, change: str, basis: str, *, once: bool = False
+    identity: str, saves_s: float, where: str, evidence: str, change: str, basis: Basis, how: str, *, once: bool = False
 ) -> Finding:
     """A finding, whose share `judge_calls` sets."""
-    return Finding(identity, saves_s, 0.0, where, evidence, change, basis, once)
+    return Finding(identity, saves_s, 0.0, where, evidence, change, basis, how, once)
 
 
 @dataclass
@@ -267,7 +268,7 @@ def judge_calls(
     more: Sequence[Finding] = (),
     modules: Sequence[SlowModule] = (),
 ) -> Why:
-    """The answer, the largest saving first, estimates and bounds last; less than 2 % of the watched time is left out.
+    """The answer, the largest saving first, what did not run last; less than 2 % of the watched time is left out.
 
     `more` are findings that neither a trial nor `seen` gives. What a change costs other calls is subtracted.
     """
@@ -284,14 +285,12 @@ def judge_calls(
             others = "other calls of the model were not tried, and could take more time than it saves these"
             not_tried.append(f"{trial.id} ({trial.where}): {others}")
         elif trial.claimed or costs:
-            how = (
-                "changed, compared with the script's calls"
-                if trial.against_its_own
-                else "unchanged and changed, in turn"
-            )
-            basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-            what = (trial.where, trial.evidence, trial.change, basis)
-            findings.append(new_finding(trial.id, _saves_s(trial, seen), *what))
+            how = f"{trial.shape}, {len(trial.rounds)} times "
+            how += "changed, compared with the script's" if trial.against_its_own else "unchanged and changed, in turn"
+            how += f"; changed: {trial.stand_in}" if trial.stand_in else ""
+            basis: Basis = "stand-in" if trial.stand_in else "tried"
+            what = (trial.where, trial.evidence, trial.change)
+            findings.append(new_finding(trial.id, _saves_s(trial, seen), *what, basis, how))
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE or finding.share < 0])
@@ -326,13 +325,13 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     """The findings, the largest saving first; those with the same change at the same line are added up, costs too."""
     merged: dict[tuple[object, ...], Finding] = {}
     for item in sorted(findings, key=lambda item: -item.saves_s):
-        key = (item.id, item.where, item.is_estimate)
+        key = (item.id, item.where, item.basis == "computed")
         first = merged.setdefault(key, item)
         if first is not item:
-            basis = first.basis + (", less the time that other calls then take longer" if item.saves_s < 0 else "")
+            how = first.how + (", less the time that other calls then take longer" if item.saves_s < 0 else "")
             saves_s, share = first.saves_s + item.saves_s, first.share + item.share
-            merged[key] = replace(first, saves_s=saves_s, share=share, basis=basis)
-    return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
+            merged[key] = replace(first, saves_s=saves_s, share=share, how=how)
+    return sorted(merged.values(), key=lambda item: (not item.ran, -item.saves_s))
 
 
 _OF_OPTIONS = {
@@ -384,7 +383,7 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         yield new_finding(
             "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
             f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
-            "measured: the time within it",
+            "measured", "the time within it",
         )  # fmt: skip
 
 
@@ -394,7 +393,7 @@ def _texts_again(seen: Observations) -> Iterator[Finding]:
         yield new_finding(
             "text-again", item.seconds, item.where,
             f"a text that was tokenized before is tokenized again {item.count} times",
-            "tokenize it once, before the loop", "measured: the calls after the first",
+            "tokenize it once, before the loop", "measured", "the calls after the first",
         )  # fmt: skip
 
 
@@ -406,7 +405,7 @@ def _reloads(seen: Observations) -> Iterator[Finding]:
             yield new_finding(
                 "reloads", covered_s(repeats), repeats[0].where,
                 f"the same model, {source}, was loaded {1 + len(repeats)} times", "load it once, before the loop",
-                f"measured: the {'load' if len(repeats) == 1 else 'loads'} after the first",
+                "measured", f"the {'load' if len(repeats) == 1 else 'loads'} after the first",
             )  # fmt: skip
 
 
@@ -427,5 +426,6 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
             if grows
             else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
         ),
-        basis="measured: the compilations after the first",
+        basis="measured",
+        how="the compilations after the first",
     )

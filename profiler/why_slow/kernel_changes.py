@@ -22,7 +22,7 @@ from profiler.units import duration
 from profiler.why_slow.call_settings import is_spread
 from profiler.why_slow.findings import DecodeFloor
 from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Candidate
+from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 
 # Fewer tokens show no decode loop: the third step is captured.
 _LEAST_TOKENS = 8
@@ -52,11 +52,9 @@ def _host_words(floor: DecodeFloor | None) -> str:
 
 def static_cache_change(group: CallGroup) -> Candidate:
     """A change to a static cache, whose steps the host dispatches as before."""
-    return group.candidate(
-        "growing-cache", f"{_host_words(group.decode)}; the cache grows at every token",
-        'pass cache_implementation="static", disable_compile=True',
-        group.repeated(**_static(group), disable_compile=True),
-    )  # fmt: skip
+    options = {**_static(group), "disable_compile": True}
+    evidence = f"{_host_words(group.decode)}; the cache grows at every token"
+    return group.candidate("growing-cache", evidence, passed(options), group.repeated(**options))
 
 
 def compiled_step(group: CallGroup) -> Candidate | None:
@@ -73,14 +71,14 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     compiled = group.candidate(
         "uncompiled", _host_words(decode),
-        'pass cache_implementation="static": generate then compiles the step, and replays it as a CUDA graph',
+        f"{passed(_static(group))}: generate then compiles the step, and replays it as a CUDA graph",
         group.repeated(**_static(group)), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
         about=max(0.0, 1 - decode.device_s / decode.dispatch_s) if decode else 0.0,
     )  # fmt: skip
     made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
     return replace(
         compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=replace(compiled, about=0.0),
-        shape=f"{call.words}, its step as a CUDA graph without torch.compile",
+        stand_in="its step as a CUDA graph without torch.compile",
     )  # fmt: skip
 
 
@@ -107,7 +105,7 @@ def captured_forward(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "uncompiled", f"the host dispatches each of {alike} calls of one shape kernel by kernel",
         'torch.compile(model, mode="reduce-overhead"); pass what changes between calls as tensors of one shape',
-        within=within, shape=f"{group.call.words}, as a CUDA graph without torch.compile",
+        within=within, stand_in="a CUDA graph of the call without torch.compile",
     )  # fmt: skip
 
 
@@ -195,7 +193,8 @@ def hub_attention(group: CallGroup) -> Candidate | None:
     with _with_attention(group.model, name):  # raises if it is not on this machine
         pass
     return group.candidate(
-        "hub-attention", "attention runs the kernels of torch", f'attn_implementation="{name}"',
+        "hub-attention", "attention runs the kernels of torch",
+        f'call model.set_attn_implementation("{name}") after loading',
         within=lambda: _with_attention(group.model, name), where=group.loaded_at,
     )  # fmt: skip
 
@@ -205,7 +204,8 @@ def hub_layers(group: CallGroup) -> Candidate:
     with _with_layers(group.model):
         pass
     return group.candidate(
-        "hub-layers", "layers run operators of torch, and the hub has kernels for some", "use_kernels=True",
+        "hub-layers", "layers run operators of torch, and the hub has kernels for some",
+        "call model.set_use_kernels(True) after loading",
         within=lambda: _with_layers(group.model), where=group.loaded_at,
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ from profiler.why_slow.repeat_call import (
     Run,
     in_even_sequence,
     in_sequence,
+    passed,
     repeat,
     with_steps,
 )
@@ -56,9 +57,9 @@ def padding_change(group: CallGroup) -> Candidate | None:
     elif len(rows) < 2:
         return None
     else:
-        change = "sort the texts by length, and pass texts of similar length together"
         cuts = range(1, len(rows))
         cut = min(cuts, key=lambda at: at * lengths[rows[at - 1]] + (len(rows) - at) * lengths[rows[-1]])
+        change = f"sort the texts by length: pass the {cut} shortest of these {len(rows)} as a batch of their own"
         parts = [rows[:cut], rows[cut:]]
         instead = [
             replace(call, batch_size=len(part) * call.settings.times_computed, prompt_len=lengths[part[-1]])
@@ -117,7 +118,7 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
     }
     at_once = most_at_once(group.calls)
     how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
-    evidence = f"{len(group.calls)} {'prompts' if group.generates else 'texts'} are passed {how}"
+    evidence, more = f"{len(group.calls)} {'prompts' if group.generates else 'texts'} are passed {how}", {}
     change = f"pass {len(chosen)} at a time, padded{' on the left' if group.generates else ' with an attention mask'}"
     if group.generates and all(torch.equal(row, found[0][2]) for *_, row in found):
         evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
@@ -125,8 +126,9 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         if not option(group.model, named, "do_sample"):
             ids, change = ids[:1], "pass it once, and use its answer again: without sampling, all are the same"
         elif beams == 1 or answers <= beams:  # transformers refuses more
-            change = f"pass it once, with num_return_sequences={answers}"
-    whole = {**named, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
+            ids, more = ids[:1], {"num_return_sequences": answers}
+            change = f"{passed(more)}, and the prompt once"
+    whole = {**named, **more, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
     return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole), batching_change)
 
 
@@ -140,7 +142,7 @@ def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candid
     args, named = chosen[0][1].arguments or ((), {})
     whole = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
     evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
-    change = "pass all prompts to one generate_batch"
+    change = f"pass {len(prompts)} of them, or all, to one generate_batch"
     return _in_one_call(group, evidence, change, chosen, whole, paged_batch_change)
 
 
@@ -230,9 +232,8 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     return group.candidate(
         "shared-prefix",
         f"{100 * share:.0f} % of the tokens of {len(found)} prompts are those of the prompt before, computed again",
-        "pass past_key_values with the next prompt"
-        if _continue_each_other(prompts)
-        else "compute them once, and pass copy.deepcopy of their past_key_values with each prompt",
+        "pass past_key_values of the prompt before with each prompt"
+        + ("" if _continue_each_other(prompts) else ", after past_key_values.crop(n) to the n tokens that both share"),
         in_sequence(changed),
         as_is=in_sequence([repeat(noted, each, model) for each, noted, _ in chosen]),
         own_s=(steady_s(own),),
@@ -269,28 +270,20 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     if not grows_by_a_token(group.calls):
         return None
     own, plain, model = [call for call, _ in group.repeatable], is_plain(group.model), group.model
-    first, noted = group.repeatable[0]
+    (first, noted), *_ = group.repeatable
+    given = [noted.arguments or ((), {}) for _, noted in group.repeatable]
+    name, more = ("", {}) if plain else (argument_name(model), {"use_cache": True})
 
     def changed(steps: int) -> None:
         with noted.context.entered(), torch.set_grad_enabled(first.settings.gradients):
-            if plain:
-                args, named = noted.arguments or ((), {})
-                model(*args, **named)
-                ids = token_ids(args, named)
-                args, named = tree_map(lambda value: ids[:, :1] if value is ids else value, (args, named))
-                for _ in range(steps):
-                    model(*args, **named)
-                return
-            ids = torch.zeros(first.batch_size, first.prompt_len, dtype=torch.long, device=model.device)
-            cache = cache_of(model(ids, use_cache=True))
-            name = argument_name(model)
-            for _ in range(steps):
-                cache = cache_of(model(ids[:, :1], use_cache=True, **{name: cache}))
+            (args, named), *later = given[: 1 + steps]
+            found = model(*args, **(named | more))
+            for args, named in map(_of_the_last_token, later):
+                found = model(*args, **(named | more | ({} if plain else {name: cache_of(found)})))
 
     shape = f"{len(own)} forwards of {first.prompt_len} to {own[-1].prompt_len} tokens"
-    change = "pass past_key_values and only the new token"
+    change = f"{passed(more)}, and later {name} with only the new token"
     if plain:
-        shape += ", changed: of one token without attention to earlier ones"
         change = "keep the keys and values of earlier tokens, and pass only the new token"
     steps = [replace(each, prompt_len=1, context_len=each.prompt_len - 1) for each in own[1:]]
     return group.candidate(
@@ -301,10 +294,24 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         as_is=in_even_sequence([repeat(noted, call, model) for call, noted in group.repeatable]),
         own_s=(sum(call.steady_s for call in own),),
         shape=shape,
+        stand_in="forwards of one token without attention to earlier ones" if plain else "",
         new_tokens=len(own),
         prompts=2,
         about=group.saved_share(own, [first, *steps]),
     )
+
+
+def _of_the_last_token(arguments: Arguments) -> Arguments:
+    """The arguments of a forward with its last token only, whose mask is that of all tokens."""
+    args, named = arguments
+    ids = prompt_ids(args, named)
+    tokens = [token_ids(args, named) if ids is None else ids, named.get("inputs_embeds"), named.get("position_ids")]
+
+    def last(value: Any) -> Any:
+        return value[:, -1:] if isinstance(value, torch.Tensor) and any(value is each for each in tokens) else value
+
+    found: Arguments = tree_map(last, arguments)
+    return found
 
 
 def without_reads(group: CallGroup) -> Candidate | None:

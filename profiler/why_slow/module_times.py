@@ -216,7 +216,7 @@ def fallback_findings(
             yield new_finding(
                 "fallback", sum(seconds.values()), max(seconds, key=lambda where: seconds[where]),
                 f"{module} runs slower code: {quotes}", change,
-                f"at most: the time in {module} without its linears, in a repeated call",
+                "at most", f"the time in {module} without its linears, in a repeated call",
             )  # fmt: skip
         else:
             untried.add(change, f"its seconds are unknown ({quotes})")

@@ -154,7 +154,7 @@ def finding_sentence(number: int, item: Finding) -> str:
     where = f" ({item.where})" if item.where else ""
     return (
         f"{number}. {_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})."
-        f" {_capital(item.change)}{where}. [{item.basis.split(':')[0]}]"
+        f" {_capital(item.change)}{where}. [{item.basis}]"
     )
 
 
@@ -162,9 +162,12 @@ def _share_words(item: Finding) -> str:
     return "once" if item.once else percent(item.share)
 
 
+_OF_BASIS = {"at most": "at most ", "computed": "about "}
+
+
 def saved_words(item: Finding) -> str:
     """`1.20 s`, `at most 1.20 s` for a bound, or `about 1.20 s` for an estimate."""
-    return f"{'at most ' if item.is_bound else 'about ' if item.is_estimate else ''}{duration(item.saves_s)}"
+    return f"{_OF_BASIS.get(item.basis, '')}{duration(item.saves_s)}"
 
 
 def _capital(text: str) -> str:
@@ -174,7 +177,7 @@ def _capital(text: str) -> str:
 
 def note_lines(why: Why) -> list[str]:
     """How the savings were determined, graph breaks, and the cost of recording."""
-    lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
+    lines = [f"{number}. {item.basis}: {item.how}" for number, item in enumerate(why.findings, 1)]
     if breaks := why.seen.graph_breaks:
         count = sum(item.count for item in breaks)
         lines.append(
@@ -313,7 +316,7 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     """The time of warm forward passes: its floor, and what is beyond that. No part is longer than what is left."""
     seen, floor = why.seen, why.floor
     # At most; 0 without a measured bandwidth of the link. It comes last: a transfer may overlap with all else.
-    link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
+    link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.basis == "at most")
     named = [("weights over the link, at most", link_s, True)]
     if floor is not None:
         waited_s = seen.waited_s * seen.calls_s / seen.wall_s if seen.wall_s else 0.0

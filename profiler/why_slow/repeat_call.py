@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +119,8 @@ class Candidate:
     """Share of the calls that the change saves by the roofs, see `CallGroup.saved_share`; 0 if it is unknown."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
+    stand_in: str = ""
+    """As in TriedChange."""
 
     @property
     def seconds(self) -> float:
@@ -126,7 +129,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """A recorded call, repeated at the same length with `options` in place of its arguments."""
+    """A recorded call, repeated at the same length with `options` in place of its arguments; None leaves one out."""
 
     noted: CallRecord
     call: Call
@@ -170,9 +173,8 @@ class RepeatedCall:
         args, named = self._arguments(model, further)
         if self.call.kind == "generate":
             named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
-        named |= self.options
-        if named.get("assistant_model", True) is None:
-            del named["assistant_model"]
+        left_out = {name for name, value in self.options.items() if value is None}
+        named = {name: value for name, value in (named | dict(self.options)).items() if name not in left_out}
         with self.noted.context.entered(), torch.set_grad_enabled(self.call.settings.gradients):
             if self.noted.batched:
                 del named["min_new_tokens"]
@@ -222,6 +224,15 @@ class RepeatedCall:
         elif beyond > 0:
             self.filled[0].crop(-beyond)
         return self.filled[0]
+
+
+def passed(options: Mapping[str, object]) -> str:
+    """`pass num_beams=1`, or `leave out assistant_model`: the options of a RepeatedCall, as they are executed."""
+    out = [name for name, value in options.items() if value is None]
+    given = [f"{name}={json.dumps(value) if isinstance(value, str) else value}"
+             for name, value in options.items() if value is not None]  # fmt: skip
+    parts = ("pass " + ", ".join(given) if given else "", "leave out " + ", ".join(out) if out else "")
+    return ", and ".join(filter(None, parts))
 
 
 def repeat(noted: CallRecord, call: Call, model: Any, options: Mapping[str, object] | None = None, **more: Any) -> Run:

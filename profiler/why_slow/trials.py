@@ -72,9 +72,10 @@ class _Pending:
         tried = self.candidate
         untried.without_time[self.name] = least_s + tried.once_s
         if tried.about:
-            basis = "computed: from the shapes of the calls and the roofs; there was no time for a trial"
-            what = (tried.where, tried.evidence, tried.change, basis)
-            untried.computed.append(new_finding(tried.id, tried.about * self.group.seconds, *what))
+            how = "from the shapes of the calls and the roofs; there was no time for a trial"
+            what = (tried.where, tried.evidence, tried.change)
+            saves_s = tried.about * self.group.seconds
+            untried.computed.append(new_finding(tried.id, saves_s, *what, "computed", how))
 
 
 def try_changes(
@@ -251,7 +252,9 @@ def run_trial(candidate: Candidate, group: CallGroup, plan: TrialPlan, deadline_
             evidence += candidate.explain(deadline_s)
     numbers = tuple(call.number for call in group.calls)
     what = (candidate.where, evidence, candidate.change, shape)
-    return tried_change(candidate.id, numbers, rounds, *what, against_its_own=candidate.alone)
+    return tried_change(
+        candidate.id, numbers, rounds, *what, stand_in=candidate.stand_in, against_its_own=candidate.alone
+    )
 
 
 def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> list[CallGroup]:

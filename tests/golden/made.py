@@ -72,9 +72,9 @@ def why_answer() -> Why:
     ]  # fmt: skip
     more = [
         new_finding("offload", 9.0, "chat.py:8", "1.00 GB of 2.00 GB of weights cross a link",
-                "use a GPU with more room", "at most: the bytes that cross the link, at its measured bandwidth"),
+                "use a GPU with more room", "at most", "the bytes that cross the link, at its measured bandwidth"),
         new_finding("slow-load", 3.0, "chat.py:8", "weights are quantised at each start",
-                "save them once", "measured: the load without it", once=True),
+                "save them once", "measured", "the load without it", once=True),
     ]  # fmt: skip
     return judge_calls(
         seen, trials, CallFloor(6.0, 2.0, needless_s=3.0), ["beams (chat.py:21): no time was left"], more

@@ -162,8 +162,8 @@ def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
     finding = new_finding(
         "use-cache-off", 6.2, "summarise_reports.py:31", "use_cache=False computes every earlier token again",
         "call model.eval(), and generate under torch.inference_mode()",
-        "tried: 5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
+        "tried", "5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
     )  # fmt: skip
     why = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
-    assert finding.basis in html_why(why).replace("\u00a0", " ")  # between a number and its unit
+    assert finding.how in html_why(why).replace("\u00a0", " ")  # between a number and its unit
     assert dumped(html_why(why), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"

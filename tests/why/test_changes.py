@@ -182,6 +182,77 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert torch.get_num_threads() + (change == "threads") == cores
 
 
+def assisted(model: Any) -> None:
+    model.generate(IDS[:1], max_new_tokens=3, do_sample=False, assistant_model=tiny_llama())
+
+
+def sampled(model: Any) -> None:
+    for _ in range(4):
+        model.generate(IDS[:1], attention_mask=IDS[:1], max_new_tokens=2, do_sample=True)
+
+
+def loop(model: Any) -> None:
+    for length in range(4, 10):
+        model(torch.ones(1, length, dtype=torch.long), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "change"),
+    [
+        (lambda model: generate(model, use_cache=False), "cache-off"),
+        (lambda model: generate(model, output_scores=True, output_logits=True), "extra-outputs"),
+        (lambda model: generate(model, num_beams=3), "beams"),
+        (lambda model: generate(model, num_beams=3, num_return_sequences=2), "beams"),
+        (assisted, "assistant"),
+        (lambda model: model(IDS).logits[:, -1].sum(), "all-logits"),
+        (sampled, "one-by-one"),
+        (loop, "cache-off"),
+    ],
+)
+def test_the_options_that_are_printed_are_those_that_ran(script: Callable[[Any], object], change: str) -> None:
+    model = tiny_llama()
+    found = changes_to(lambda: script(model))[change]
+    ran: list[dict[str, Any]] = []
+    for name in ("generate", "forward"):
+        method = getattr(model, name)
+        setattr(model, name, lambda *args, _of=method, **named: (ran.append(named), _of(*args, **named))[1])
+    found.changed()
+    printed = dict(re.findall(r"(\w+)=(\w+)", found.change))
+    left_out = re.findall(r"leave out (\w+)", found.change)
+    assert printed or left_out
+    assert all(str(ran[0][name]) == value for name, value in printed.items())
+    assert not set(left_out) & set(ran[0])
+
+
+def state(model: Any) -> tuple[object, ...]:
+    config = model.config
+    head = model.get_output_embeddings().weight
+    return model.training, config._attn_implementation, config._experts_implementation, head.requires_grad, model.dtype
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: tiny_llama().train(), "train-mode"),
+        (lambda: tiny_llama(attn_implementation="eager"), "slow-attention"),
+        (lambda: tiny_llama().requires_grad_(False), "frozen-weights"),
+        (tiny_llama, "wide-dtype"),
+    ],
+)
+def test_the_line_that_is_printed_is_the_one_that_ran(make: Callable[[], Any], change: str) -> None:
+    """On another model, the printed code sets what the trial's model has."""
+    model, by_hand = make(), make()
+    seen: list[tuple[object, ...]] = []
+    model.register_forward_pre_hook(lambda each, _args: seen.append(state(each)))
+    found = changes_to(lambda: model(IDS))[change]
+    seen.clear()
+    with found.within(), torch.no_grad():
+        found.changed()
+    line = re.search(r"model\.(?:\w+\([^()]*\)\.?)+", found.change)
+    eval(line[0], {"model": by_hand, "torch": torch})  # a change in place
+    assert seen == [state(by_hand)] != [state(make())]
+
+
 def test_trials_leave_a_model_and_torch_as_the_script_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the model is in eval mode, and the script has set its threads after the call."""
     threads = torch.get_num_threads()
@@ -266,7 +337,7 @@ def test_a_document_is_computed_once_for_all_questions() -> None:
     found = changes_to(lambda: generate_each(model, QUESTIONS))["shared-prefix"]
     # 84 + 86 + 85 + 85 tokens. The second question begins with the four tokens of the first, and so on.
     assert found.evidence == "74 % of the tokens of 4 prompts are those of the prompt before, computed again"
-    assert "copy.deepcopy of their past_key_values" in found.change
+    assert "past_key_values.crop(n)" in found.change
     computed: list[int] = []
     model.get_input_embeddings().register_forward_hook(lambda _module, args, _output: computed.append(args[0].shape[1]))
     found.as_is()
@@ -319,7 +390,7 @@ def test_texts_are_tried_as_one_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "change", "rows"),
     [
-        ({"do_sample": True}, "pass it once, with num_return_sequences=4", 4),
+        ({"do_sample": True}, "pass num_return_sequences=4, and the prompt once", 4),
         ({"do_sample": True, "num_beams": 2}, "pass 4 at a time, padded on the left", 4),
         ({}, "pass it once, and use its answer again: without sampling, all are the same", 1),
     ],

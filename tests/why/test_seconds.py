@@ -113,8 +113,8 @@ def test_overlapping_calls_count_once() -> None:
 def test_weights_over_a_link_have_a_row() -> None:
     """Forward passes take 9 s of 10 s, and 4 s of them a link."""
     seen = script(10.0, generate(0, 9.0, forward_s=9.0))
-    basis = "at most: the bytes that cross the link, at its measured bandwidth"
-    finding = new_finding("offload", 4.0, "s.py:1", "some weights cross a link", "keep them on the GPU", basis)
+    how = "the bytes that cross the link, at its measured bandwidth"
+    finding = new_finding("offload", 4.0, "s.py:1", "some weights cross a link", "keep them on the GPU", "at most", how)
     parts = {"weights over the link, at most": 4.0, "the rest of forward passes": 5.0}
     found = time_parts(judge_calls(seen, [], more=[finding]))
     assert {part.what: part.seconds for part in found} == pytest.approx(
@@ -378,9 +378,9 @@ def test_the_first_load_is_compared_with_a_read_and_later_ones_are_reloads() -> 
     assert 0 <= load.saves_s < 4.0
     [bound] = conversion_findings(seen, [None] * 3)
     found = judge_calls(seen, [], more=[bound])
-    assert [(item.id, item.saves_s, item.is_bound) for item in found.findings] == [
-        ("reloads", 8.0, False),
-        ("slow-load", 4.0, True),
+    assert [(item.id, item.saves_s, item.basis) for item in found.findings] == [
+        ("reloads", 8.0, "measured"),
+        ("slow-load", 4.0, "at most"),
     ]
     assert list(conversion_findings(observed(""), [None] * 3)) == []
 
