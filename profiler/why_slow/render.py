@@ -262,27 +262,22 @@ def time_parts(why: Why) -> list[TimePart]:
     at_tokens_s = sum(at_tokens.values())
     around_s = scale * sum(max(0.0, call.seconds - (call.forward_s or 0.0)) for call in generates)
     own_s = max(0.0, around_s - at_tokens_s)
-    forwards_s = scale * sum(call.steady_s for call in done) - at_tokens_s - own_s
-    within = [
+    forwards_s = max(0.0, scale * sum(call.steady_s for call in done) - at_tokens_s - own_s)
+    parts = [
         TimePart("one-time costs of first calls", seen.calls_s - steady_s(seen.calls)),
         TimePart("calls that failed", scale * sum(call.seconds for call in seen.calls if call.failed)),
         *(TimePart(f"{name}, at every token", seconds, beyond_floor=True) for name, seconds in at_tokens.items()),
         TimePart("generate's own work: choosing tokens, masks, checks for the end", own_s, beyond_floor=True),
-        *_forwards(max(0.0, forwards_s), why),
-    ]
-    outside = [
         TimePart("loading models", seen.loads_s),
         TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
         TimePart("recording these calls", seen.overhead_s),
     ]
-    outside += _own_code(seen, max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside))))
-    waiting = seen.waited_s / seen.wall_s if seen.wall_s else 0.0
-    waited_s = waiting * sum(part.seconds for part in outside)
-    waited_s += sum(part.seconds for part in within if part.what == _WAITING)
+    parts += _own_code(seen, max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts)))
+    waiting = min(1.0, seen.waited_s / seen.wall_s) if seen.wall_s else 0.0
     parts = [
-        *(part for part in within if part.what != _WAITING),
-        *(replace(part, seconds=(1 - waiting) * part.seconds) for part in outside),
-        TimePart(_WAITING, waited_s, beyond_floor=True),
+        *(replace(part, seconds=(1 - waiting) * part.seconds) for part in parts),
+        *_forwards((1 - waiting) * forwards_s, why),
+        TimePart("waiting for a core that other processes used", waiting * seen.wall_s, beyond_floor=True),
     ]
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
@@ -307,25 +302,22 @@ def module_row(module: SlowModule) -> str:
     return f"{module.name} beyond its roof ({module.place})"
 
 
-_WAITING = "waiting for a core that other processes used"
 # At most so many modules have a row, each with at least this share of what is beyond the floor.
 _MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 
 
 def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     """The time of warm forward passes: its floor, and what is beyond that. No part is longer than what is left."""
-    seen, floor = why.seen, why.floor
+    floor = why.floor
     # At most; 0 without a measured bandwidth of the link. It comes last: a transfer may overlap with all else.
     link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.basis == "at most")
     named = [("weights over the link, at most", link_s, True)]
     if floor is not None:
-        waited_s = seen.waited_s * seen.calls_s / seen.wall_s if seen.wall_s else 0.0
         dispatch_s = floor.dispatch_s or 0.0
         named = [
             ("kernels at the roofs of this machine: the least time", floor.seconds - dispatch_s, False),
             ("dispatch of kernels by Python and torch, at least", dispatch_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
-            (_WAITING, waited_s, True),
             *named,
         ]
     for what, part_s, beyond in named:
