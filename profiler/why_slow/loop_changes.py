@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -33,9 +33,15 @@ from profiler.why_slow.repeat_call import (
     with_steps,
 )
 
-# At most so many prompts are tried together, as one batch if there are at least so many calls.
+# At most so many prompts are tried together, and fewer if they take longer; as one batch from so many calls on.
 _MOST_IN_A_BATCH = 8
 _FEWEST_ONE_BY_ONE = 4
+_MOST_S = 4.0
+
+
+def _most_together(group: CallGroup) -> int:
+    usual_s = group.seconds / len(group.calls)
+    return max(_FEWEST_ONE_BY_ONE, min(_MOST_IN_A_BATCH, int(_MOST_S / max(usual_s, 1e-3))))
 
 
 def padding_change(group: CallGroup) -> Candidate | None:
@@ -68,7 +74,7 @@ def padding_change(group: CallGroup) -> Candidate | None:
     changed = in_sequence([repeat(_part_of(noted, part), call, group.model) for part in parts])
     return group.candidate(
         "padding", share, change, changed,
-        prompts=2, saves_in_prompt=len(parts) == 1, about=group.saved_share([call], instead),
+        prompts=2, about=group.saved_share([call], instead),
     )  # fmt: skip
 
 
@@ -96,17 +102,14 @@ def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
     return found if single and all(noted.model() is group.model for _, noted, _ in found) else []
 
 
-def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
-    """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat.
-
-    At most `most` of them are tried.
-    """
+def batching_change(group: CallGroup) -> Candidate | None:
+    """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat."""
     if is_plain(group.model):  # it may have no mask for padding
         return None
     found = _prompts(group)
     if len(found) < _FEWEST_ONE_BY_ONE or _continue_each_other([ids for *_, ids in found]):
         return None
-    chosen = evenly(found, most)
+    chosen = evenly(found, _most_together(group))
     call, noted, _ = chosen[0]
     ids = [row[0] for *_, row in chosen]
     pad = functools.partial(pad_sequence, batch_first=True, padding_side="left" if group.generates else "right")
@@ -129,21 +132,24 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
             ids, more = ids[:1], {"num_return_sequences": answers}
             change = f"{passed(more)}, and the prompt once"
     whole = {**named, **more, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
-    return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole), batching_change)
+    return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole))
 
 
-def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
-    """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together."""
+def paged_batch_change(group: CallGroup) -> Candidate | None:
+    """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together.
+
+    It is compared with the script's own calls, each of which starts a manager and plans a cache.
+    """
     found = [(call, noted) for call, noted in group.repeatable if call.batch_size == 1]
     if len(found) < _FEWEST_ONE_BY_ONE:
         return None
-    chosen = evenly(found, most)
+    chosen = evenly(found, _MOST_IN_A_BATCH)
     prompts = [prompt for _, noted in chosen if noted.arguments for prompt in batch_inputs(*noted.arguments)]
     args, named = chosen[0][1].arguments or ((), {})
     whole = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
     evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
     change = f"pass {len(prompts)} of them, or all, to one generate_batch"
-    return _in_one_call(group, evidence, change, chosen, whole, paged_batch_change)
+    return replace(_in_one_call(group, evidence, change, chosen, whole), alone=True)
 
 
 def _in_one_call(
@@ -152,7 +158,6 @@ def _in_one_call(
     change: str,
     chosen: Sequence[tuple[Call, CallRecord]],
     arguments: Arguments,
-    maker: Callable[[CallGroup, int], Candidate | None],
 ) -> Candidate:
     """The change that makes one call with these arguments in place of the script's `chosen` calls.
 
@@ -180,16 +185,8 @@ def _in_one_call(
     return group.candidate(
         "one-by-one", evidence, change, repeat(replace(noted, arguments=arguments), longest, group.model),
         as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), own_s=(steady_s(own),),
-        shape=shape, new_tokens=longest.new_tokens, prompt_s=sum(call.steady_prompt_s for call in own),
-        fewer=_half(maker, group, len(own)), about=about,
+        shape=shape, new_tokens=longest.new_tokens, prompt_s=sum(call.steady_prompt_s for call in own), about=about,
     )  # fmt: skip
-
-
-def _half(
-    maker: Callable[[CallGroup, int], Candidate | None], group: CallGroup, count: int
-) -> Callable[[], Candidate | None] | None:
-    """A function that makes the change to half of `count` calls; None if that would be a single one."""
-    return functools.partial(maker, group, count // 2) if count > 3 else None
 
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
@@ -204,10 +201,10 @@ def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
 _LEAST_PREFIX = 64
 
 
-def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def prefix_change(group: CallGroup) -> Candidate | None:
     """A change that keeps the cache of what prompts share with the one before; None if most of them share little.
 
-    At most `most` of them are tried, from the middle of the script.
+    Some of them are tried, from the middle of the script.
     """
     call, model = group.calls[0], group.model
     if model.config.is_encoder_decoder or call.context_len or call.batch_size > 1:
@@ -221,6 +218,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     shared = [0, *(_shared_tokens(before, after) for before, after in itertools.pairwise(prompts))]
     if sorted(shared)[len(shared) // 2] < _LEAST_PREFIX:
         return None
+    most = _most_together(group)
     start = max(0, len(found) - most) // 2
     chosen = found[start : start + most]
     own = [each for each, *_ in chosen]
@@ -241,7 +239,6 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
         new_tokens=max(each.new_tokens for each in own),
         prompt_s=sum(each.steady_prompt_s for each in own),
         about=group.saved_share(own, continued),
-        fewer=_half(prefix_change, group, len(own)),
     )
 
 

@@ -22,9 +22,6 @@ from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
 
-_SAVES_IN_PROMPT = {"slow-attention", "slow-experts", "slow-format", "padding"}
-"""Changes that save in the prompt as well as in later tokens. Another dtype may save in one and cost in the other."""
-
 
 @dataclass(frozen=True)
 class WeightedRun:
@@ -105,12 +102,8 @@ class Candidate:
     """Seconds of the prompt in `seconds`."""
     prompts: int = 2
     """How often a shortened run computes the prompt."""
-    saves_in_prompt: bool = False
-    """Whether later tokens save as well. A trial of the prompt, in which they count as unchanged, is then a bound."""
     explain: Callable[[float], str] | None = None
     """Measures more evidence, in words, until the clock is at a time, once the trial has shown a saving."""
-    fewer: Callable[[], Candidate | None] | None = None
-    """Makes the same change to fewer calls, if there is no time for all."""
     once_s: float = 0.0
     """About the seconds that `changed` takes more at its first run, such as those of torch.compile."""
     closer: Candidate | None = None
@@ -333,7 +326,6 @@ class CallGroup:
             "new_tokens": self.call.new_tokens,
             "prompt_s": self.call.steady_prompt_s,
             "prompts": 3 if self.settings.cache is False else 2,
-            "saves_in_prompt": name in _SAVES_IN_PROMPT,
             "own_s": self.like(self.call),
         }
         return Candidate(id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more))

@@ -8,7 +8,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,24 +24,22 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache
 
 import profiler
-from profiler.device.clock import OwnTime, now_s
+from profiler.device.clock import OwnTime
 from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
-from profiler.why_slow import changes, kernel_changes
-from profiler.why_slow.findings import Untried, is_settled, pairs_agree
+from profiler.why_slow import changes, kernel_changes, trials
+from profiler.why_slow.findings import Untried, is_settled, pairs_agree, tried_change
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import (
-    CallGroup,
     Candidate,
     RepeatedCall,
     Run,
-    WeightedRun,
     in_even_sequence,
     repeat,
     with_steps,
 )
-from profiler.why_slow.trials import TrialPlan, plan_trial, run_trial
+from profiler.why_slow.trials import TrialPlan, plan_trial
 from profiler.why_slow.weight_changes import unmerged_adapters
 
 IDS = torch.ones(2, 8, dtype=torch.long)
@@ -499,61 +496,61 @@ def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more
     )
 
 
-PADDED = replace(candidate(6.0, 16, prompt_s=4.0), saves_in_prompt=True)
 CANDIDATES = {
     "a forward": candidate(1.0),
     "a short forward": candidate(0.1),
     "a forward next to nothing else": candidate(1.0, alone=True),
     "a long generate": candidate(10.9, 100, prompt_s=1.0),
-    "a generate of which much is its prompt": PADDED,
+    "a generate of which much is its prompt": candidate(6.0, 16, prompt_s=4.0),
+    "a compilation": candidate(2.0, 100, prompt_s=0.1, once_s=40.0),
 }
 
 
 def needed_s(tried: Candidate) -> float:
     """The seconds that the fewest pairs are said to need."""
-    return plan_trial(tried, 0.0)
+    return plan_trial(tried, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("tried", CANDIDATES.values(), ids=CANDIDATES)
 def test_a_trial_starts_if_and_only_if_it_has_the_time_that_it_is_said_to_need(tried: Candidate) -> None:
     """A user who gives the named budget gets the trial, and its three pairs fit into every larger one.
 
-    The unchanged sides alone are a lower bound of their time: prompts and planned tokens, or the whole call.
+    The unchanged sides alone are a lower bound of their time: a prompt and some tokens, or the whole call.
     """
-    assert isinstance(plan_trial(tried, 0.99 * needed_s(tried)), float)
+    assert isinstance(plan_trial(tried, 1e9, 0.99 * needed_s(tried)), TrialPlan), "its share is for it alone"
+    assert isinstance(plan_trial(tried, 0.0, 0.99 * needed_s(tried)), float)
     step_s = (tried.seconds - tried.prompt_s) / max(1, tried.new_tokens - 1)
     for factor in (1.01, 1.5, 2.0, 5.0, 20.0, 200.0):
-        allowed_s = factor * needed_s(tried)
-        plan = plan_trial(tried, allowed_s)
-        assert isinstance(plan, TrialPlan)
-        side_s = tried.prompt_s + (plan.tokens - 1) * step_s if plan.tokens else tried.seconds
-        assert 3 * plan.repeats * side_s <= allowed_s
-        assert plan.least_s <= allowed_s
+        left_s = factor * needed_s(tried)
+        for share_s in (0.0, left_s / 4, left_s):
+            plan = plan_trial(tried, share_s, left_s)
+            assert isinstance(plan, TrialPlan)
+            side_s = tried.prompt_s + (plan.tokens - 1) * step_s if plan.tokens else tried.seconds
+            assert 3 * plan.repeats * side_s * (not tried.alone) + tried.once_s <= left_s
 
 
-class Sleeps:
-    """A `generate` whose prompt takes `prompt_s` and whose other tokens take 0.14 s."""
+def test_what_saves_most_per_second_of_its_trial_is_tried_first_and_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of equal savings, the shorter trial comes first. A compilation waits until its stand-in has saved."""
+    compiled = replace(CANDIDATES["a compilation"], id="uncompiled")
+    long, short = candidate(9.0), candidate(0.5)
+    stand_in = replace(candidate(2.0), id="uncompiled", stand_in="a graph", closer=compiled)
+    group, ran = SimpleNamespace(seconds=100.0, calls=()), list[Candidate]()
 
-    def __init__(self, prompt_s: float) -> None:
-        self.prompt = lambda: time.sleep(prompt_s)
+    def run(plan: TrialPlan, *_: object) -> object:
+        ran.append(plan.candidate)
+        rounds = ((1.0, 0.5),) * 5
+        return tried_change(plan.candidate.id, (len(ran),), rounds, "", "", "", "", stand_in=plan.candidate.stand_in)
 
-    def __call__(self) -> object:
-        return self.prompt(), time.sleep(0.14)
-
-    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
-        return (WeightedRun(1.0, self.prompt if tokens == 1 else self),)
-
-
-def test_in_a_trial_of_the_prompt_the_other_tokens_count_as_unchanged() -> None:
-    """The change halves a prompt of 0.16 s in a call of 0.3 s."""
-    padded = replace(candidate(0.3, 16, prompt_s=0.16), saves_in_prompt=True, as_is=Sleeps(0.16), changed=Sleeps(0.08))
-    plan = plan_trial(padded, 1.02 * needed_s(padded))
-    assert plan.tokens == 1
-    call = Call(0, "generate", "Llama", 8, 64, 0, 16, 16, 0.3, "s.py:4", SETTINGS)
-    noted: Any = SimpleNamespace(arguments=())
-    trial = run_trial(padded, CallGroup([call], [noted], None, "s.py:1", Recorder()), plan, now_s() + 60.0)
-    assert trial.saving == pytest.approx(0.08 / 0.3, rel=0.15)
-    assert trial.shape.endswith("its prompt only")
+    monkeypatch.setattr(trials, "run_trial", run)
+    monkeypatch.setattr(trials, "candidates", lambda *_: [long, stand_in, short])
+    untried = Untried()
+    done = trials.try_changes([group], 0.0, 1000.0, 0.0, untried)
+    assert ran.index(short) < ran.index(long)
+    assert ran.index(stand_in) < ran.index(compiled)
+    assert len(ran) == len(done) == 4
+    assert untried.lines(1000.0) == []
 
 
 def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:
