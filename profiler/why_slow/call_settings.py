@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from profiler.loading.cache_argument import given_cache
-from profiler.why_slow.observations import CallKind, CallSettings
-from profiler.why_slow.plain_models import is_plain
+from profiler.why_slow.observations import CallSettings
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
 
 
-def settings_of(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSettings:
-    """The settings of a call, in a tenth of a millisecond."""
+def common_settings(model: Any) -> CallSettings:
+    """The settings of a call of any model."""
     import torch
 
     weight, switches = next(model.parameters()), torch.backends.cuda  # which apply to a CPU as well
     fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
-    common = CallSettings(
+    return CallSettings(
         dtype=str(weight.dtype).removeprefix("torch."),
         device=str(weight.device),
         math_attention=not any(enabled() for enabled in fused),
@@ -29,43 +28,46 @@ def settings_of(kind: CallKind, model: Any, named: Mapping[str, Any]) -> CallSet
         training=model.training,
         threads=torch.get_num_threads(),
     )
-    if is_plain(model):
-        return common
-    generates = kind == "generate"
-    config = model.config
 
-    def value(name: str, default: Any = None) -> Any:
-        return option(model, named, name, default) if generates else named.get(name, getattr(config, name, default))
 
-    cache = value("use_cache", generates)  # an encoder's config has none
-    given = given_cache(named)
-    made = (option(model, named, "cache_implementation") if generates else None) or "DynamicCache"
+def forward_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
+    """The settings of a forward of transformers, in a tenth of a millisecond."""
+    config = model.config  # an encoder's has no `use_cache`
+    return _settings(model, named, lambda name: named.get(name, getattr(config, name, None)), "DynamicCache")
+
+
+def generate_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
+    """The settings of a `generate`, in a tenth of a millisecond."""
+    value = functools.partial(option, model, named)
     return replace(
-        common,
+        _settings(model, named, value, value("cache_implementation") or "DynamicCache"),
+        gradients=False,
+        beams=value("num_beams", 1),
+        answers=value("num_return_sequences", 1),
+        assistant=named.get("assistant_model") is not None,
+    )
+
+
+def _settings(model: Any, named: Mapping[str, Any], value: Callable[[str], Any], made: str) -> CallSettings:
+    """The settings of a call whose options have a `value`, and which by default makes a cache of the class `made`."""
+    config, cache, given = model.config, bool(value("use_cache")), given_cache(named)
+    return replace(
+        common_settings(model),
         dtype=str(model.dtype).removeprefix("torch."),
         device=str(model.device),
         placement=pipelined_devices(model),
         attention=str(getattr(config, "_attn_implementation", None) or ""),
         experts=str(getattr(config, "_experts_implementation", None) or ""),
-        cache=bool(cache),
+        cache=cache,
         cache_class=str(made if given is None else type(given).__name__) if cache else "",
-        gradients=common.gradients and not generates,
         outputs=tuple(name for name in _EXTRAS if value(name)),
-        beams=option(model, named, "num_beams", 1) if generates else 1,
-        answers=option(model, named, "num_return_sequences", 1) if generates else 1,
-        assistant=named.get("assistant_model") is not None,
     )
 
 
-def by_name(
-    kind: CallKind, model: Any, args: tuple[Any, ...], named: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """The arguments of a call, each with its name, so that a cache is known as one; a list of prompts stays as is."""
-    # Unwrapped, since what is patched in leads to the recorder, which the cache would keep.
-    names = _parameters(inspect.unwrap(type(model).generate if kind == "generate" else type(model).forward))
-    if len(args) > len(names) or (args and isinstance(args[0], list)):
-        return args, named
-    return (), {**dict(zip(names, args, strict=False)), **named}
+def by_name(method: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of a method, each with its name, so that a cache is known as one."""
+    names = _parameters(inspect.unwrap(method))  # what is patched in leads to the recorder, which the cache would keep
+    return (args, named) if len(args) > len(names) else ((), {**dict(zip(names, args, strict=False)), **named})
 
 
 @functools.cache
@@ -111,12 +113,6 @@ def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         if getattr(value, "dim", None) is not None and value.dim() == 2:
             return value
     return None
-
-
-def batch_inputs(args: tuple[Any, ...], named: Mapping[str, Any]) -> list[list[int]]:
-    """The prompts passed to `generate_batch`, each a list of token ids."""
-    inputs: list[list[int]] = named["inputs"] if "inputs" in named else args[0]
-    return inputs
 
 
 def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:

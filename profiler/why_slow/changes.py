@@ -38,6 +38,7 @@ from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import TorchContext
+from profiler.why_slow.watched_calls import GENERATE_BATCH
 from profiler.why_slow.weight_changes import (
     cast_once,
     dense_weights,
@@ -241,7 +242,7 @@ CHANGES = (
     Change("offload", lambda _: True, gathered_weights),
     Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
-    Change("one-by-one", lambda group: group.middle[1].batched, paged_batch_change),
+    Change("one-by-one", lambda group: group.middle[1].watched is GENERATE_BATCH, paged_batch_change),
     Change("one-by-one", lambda group: group.generates or not _is_loop(group), batching_change),
     Change("shared-prefix", lambda group: group.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.

@@ -18,7 +18,7 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.units import duration, percent
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import batch_inputs, option, prompt_ids
+from profiler.why_slow.call_settings import option, prompt_ids
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, most_at_once, padding_share, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids
@@ -144,9 +144,10 @@ def paged_batch_change(group: CallGroup) -> Candidate | None:
     if len(found) < _FEWEST_ONE_BY_ONE:
         return None
     chosen = evenly(found, _MOST_IN_A_BATCH)
-    prompts = [prompt for _, noted in chosen if noted.arguments for prompt in batch_inputs(*noted.arguments)]
-    args, named = chosen[0][1].arguments or ((), {})
-    whole = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
+    given = [noted.arguments or ((), {}) for _, noted in chosen]
+    prompts = [prompt for _, named in given for prompt in named["inputs"]]
+    args, named = given[0]
+    whole = args, {**named, "inputs": prompts}
     evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
     change = f"pass {len(prompts)} of them, or all, to one generate_batch"
     return replace(_in_one_call(group, evidence, change, chosen, whole), alone=True)

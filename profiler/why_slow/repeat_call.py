@@ -139,11 +139,10 @@ class RepeatedCall:
         """A long `generate` as its prompt and one token, and an average step per further token.
 
         The time of a step is that of `tokens` tokens without the first. Without a cache, steps grow with the context,
-        so those in the middle of the answer are the average. A `generate_batch` is not shortened: it starts a manager
-        and plans a cache each time, which takes much of its time.
+        so those in the middle of the answer are the average.
         """
         new = self.call.new_tokens
-        if self.call.kind != "generate" or self.noted.batched or tokens < 1:
+        if self.call.kind != "generate" or self.noted.watched.in_threads or tokens < 1:
             return ()
         if new <= tokens:
             return (WeightedRun(1.0, self.as_run),)
@@ -162,19 +161,15 @@ class RepeatedCall:
 
     def _run(self, new_tokens: int, further: int = 0) -> object:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
-        model = self.model()
+        model, watched = self.model(), self.noted.watched
         args, named = self._arguments(model, further)
-        if self.call.kind == "generate":
-            named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
         left_out = {name for name, value in self.options.items() if value is None}
-        named = {name: value for name, value in (named | dict(self.options)).items() if name not in left_out}
+        named |= dict.fromkeys(watched.limits, new_tokens) | dict(self.options)
+        named = {name: value for name, value in named.items() if name not in left_out}
         with self.noted.context.entered(), torch.set_grad_enabled(self.call.settings.gradients):
-            if self.noted.batched:
-                del named["min_new_tokens"]
-                return model.generate_batch(*args, **named)
-            if self.call.context_len and not self.noted.plain:
+            if self.call.context_len and watched.takes_cache:
                 named[argument_name(model)] = self._cache(model)
-            return (model.generate if self.call.kind == "generate" else model)(*args, **named)
+            return getattr(model, watched.method)(*args, **named)
 
     def _arguments(self, model: Any, further: int) -> Arguments:
         """The arguments, with `further` copies of the last column of the prompt, its mask and inputs of its shape.

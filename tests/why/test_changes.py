@@ -40,6 +40,7 @@ from profiler.why_slow.repeat_call import (
     with_steps,
 )
 from profiler.why_slow.trials import TrialPlan, plan_trial
+from profiler.why_slow.watched_calls import GENERATE, GENERATE_BATCH
 from profiler.why_slow.weight_changes import unmerged_adapters
 
 IDS = torch.ones(2, 8, dtype=torch.long)
@@ -485,7 +486,7 @@ SETTINGS = CallSettings(cache=False)
 
 def planned(new_tokens: int, *, batched: bool = False) -> Run:
     call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, new_tokens, 1.0, "s.py:4", SETTINGS)
-    noted: Any = SimpleNamespace(batched=batched)
+    noted: Any = SimpleNamespace(watched=GENERATE_BATCH if batched else GENERATE)
     return RepeatedCall(noted, call, tiny_llama).as_run
 
 
