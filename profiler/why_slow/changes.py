@@ -18,10 +18,7 @@ from profiler.why_slow.floor import made_s, with_all_logits
 from profiler.why_slow.kernel_changes import (
     captured_forward,
     compiled_step,
-    hub_attention,
-    hub_layers,
     is_bound_by_host,
-    may_run_hub_kernels,
     static_cache_change,
     with_implementation,
 )
@@ -235,8 +232,6 @@ CHANGES = (
     Change("uncompiled", lambda group: is_plain(group.model), captured_forward),
     Change("growing-cache", is_bound_by_host, static_cache_change),
     Change("uncompiled", is_bound_by_host, compiled_step),
-    Change("hub-attention", may_run_hub_kernels, hub_attention),
-    Change("hub-layers", may_run_hub_kernels, hub_layers),
     Change("unmerged-adapters", lambda _: True, merged_adapters),
     Change("slow-format", lambda _: True, dense_weights),
     Change("offload", lambda _: True, gathered_weights),

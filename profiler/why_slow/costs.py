@@ -33,11 +33,11 @@ from profiler.patching import switched
 from profiler.quant.bitsandbytes import bitsandbytes_bytes
 from profiler.roofs.bandwidth import measure_links
 from profiler.units import duration, scaled
-from profiler.why_slow.call_settings import gpus_in_turn, is_spread, pipelined_devices
 from profiler.why_slow.findings import Finding, Untried, new_finding
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
+from profiler.why_slow.watched_calls import gpus_in_turn, is_spread, pipelined_devices
 from profiler.why_slow.weight_changes import has_room_for_all, weight_bytes_of
 
 # Seconds to measure one link.

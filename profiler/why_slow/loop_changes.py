@@ -18,7 +18,6 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.units import duration, percent
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import option, prompt_ids
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, most_at_once, padding_share, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids
@@ -32,6 +31,7 @@ from profiler.why_slow.repeat_call import (
     repeat,
     with_steps,
 )
+from profiler.why_slow.watched_calls import option, prompt_ids
 
 # At most so many prompts are tried together, and fewer if they take longer; as one batch from so many calls on.
 _MOST_IN_A_BATCH = 8

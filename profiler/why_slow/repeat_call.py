@@ -15,12 +15,12 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.floor import Subject, made_s
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.watched_calls import prompt_ids
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from profiler.errors import describe_error, first_line
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (
-    DECISIVE,
     FEW_ROUNDS,
     LEAST_ROUNDS,
     LEAST_SHARE,
@@ -210,12 +209,9 @@ def run_trial(plan: TrialPlan, group: CallGroup, share_s: float, deadline_s: flo
     candidate = plan.candidate
     shape = candidate.shape or group.middle[0].words
     gc.collect()  # of the script's last call, and of the trial before: a cache, or a copy of the model
-    if candidate.alone:
-        rounds = _pairs_with_own_calls(candidate, deadline_s)
-    else:
-        rounds = _interleaved_pairs(plan, now_s() + share_s, deadline_s)
-        if plan.tokens:
-            shape += f", as {plan.tokens} of its tokens"
+    rounds = _pairs(plan, now_s() + share_s, deadline_s)
+    if plan.tokens:
+        shape += f", as {plan.tokens} of its tokens"
     evidence = candidate.evidence
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
@@ -312,11 +308,12 @@ def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: fl
     return repeated_s + (first.seconds - first.prompt_s if by_prompt else first.left_out_s)
 
 
-def _interleaved_pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> tuple[tuple[float, float], ...]:
+def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> tuple[tuple[float, float], ...]:
     """Pairs of (seconds unchanged, seconds changed), warmed up, in alternating order.
 
-    They end when they are settled, or at `until_s` from the third on. Raises NoTimeLeftError if `deadline_s` comes
-    before the third.
+    Unchanged calls that cannot be repeated have the median of the script's, and the changed ones are timed as these
+    were. Pairs end when they are settled, or at `until_s` from the third on. Raises NoTimeLeftError if `deadline_s`
+    comes before the third.
     """
     candidate, seconds = plan.candidate, plan.candidate.seconds
     as_is, changed = (
@@ -328,17 +325,21 @@ def _interleaved_pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> tu
         if seconds < _SHORT_S:
             parts[0].run()
         synchronize()
-        return _total_s(parts, plan.repeats)
+        now = now_s if candidate.alone else own_s  # without waits for a core
+        return sum(part.weight * waited_s(part.run, synchronize, plan.repeats, now=now) for part in parts)
+
+    def unchanged_s() -> float:
+        return seconds if candidate.alone else timed(as_is)
+
+    def changed_s() -> float:
+        with candidate.within():
+            return timed(changed)
 
     # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
     if plan.tokens:
-        _total_s(as_is)
-    with candidate.within():
-        quickest_s = _total_s(changed)
-        if quickest_s > _HOPELESS * seconds:
-            quickest_s = _total_s(changed)
-    if quickest_s > _HOPELESS * seconds:
-        return ((seconds, quickest_s),)
+        unchanged_s()
+    if changed_s() > _HOPELESS * seconds and (again_s := changed_s()) > _HOPELESS * seconds:
+        return ((seconds, again_s),)
     first_s = now_s()
     rounds: list[tuple[float, float]] = []
     while not is_settled(rounds):
@@ -346,35 +347,10 @@ def _interleaved_pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> tu
         if now_s() + pair_s > (deadline_s if len(rounds) < FEW_ROUNDS else min(until_s, deadline_s)):
             break
         if len(rounds) % 2:
-            as_is_s = timed(as_is)
-        with candidate.within():
-            changed_s = timed(changed)
-        if not len(rounds) % 2:
-            as_is_s = timed(as_is)
-        rounds.append((as_is_s, changed_s))
+            rounds.append((unchanged_s(), changed_s()))
+        else:
+            after_s = changed_s()
+            rounds.append((unchanged_s(), after_s))
     if len(rounds) < FEW_ROUNDS and not is_settled(rounds):
         raise NoTimeLeftError
     return tuple(rounds)
-
-
-def _pairs_with_own_calls(candidate: Candidate, deadline_s: float) -> tuple[tuple[float, float], ...]:
-    """Pairs of (seconds of a call of the script, seconds changed), for calls that must not be repeated unchanged.
-
-    Raises NoTimeLeftError if `deadline_s` comes before the third.
-    """
-    changed_s: list[float] = []
-    # One more run than pairs, as the first has the one-time costs and is dropped.
-    while len(changed_s) <= LEAST_ROUNDS and (not changed_s or now_s() + changed_s[-1] < deadline_s):
-        with candidate.within():
-            changed_s.append(waited_s(candidate.changed, synchronize))  # as the script's calls were timed
-        if len(changed_s) > FEW_ROUNDS and all(1 - after / candidate.seconds > DECISIVE for after in changed_s):
-            break
-    if len(changed_s) <= FEW_ROUNDS:
-        raise NoTimeLeftError
-    own = sorted(candidate.own_s)
-    return tuple((own[index * len(own) // len(changed_s)], after) for index, after in enumerate(changed_s[1:]))
-
-
-def _total_s(parts: Sequence[WeightedRun], repeats: int = 1) -> float:
-    """Seconds that some parts stand for, without waits for a core."""
-    return sum(part.weight * waited_s(part.run, synchronize, repeats, now=own_s) for part in parts)

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from profiler.loading.cache_argument import keeps_last_logits, without_cache
-from profiler.why_slow.call_settings import (
-    by_name,
-    common_settings,
-    context_len,
-    forward_settings,
-    generate_settings,
-    new_tokens,
-    tokens_of,
-)
+from profiler.loading.cache_argument import given_cache, keeps_last_logits, without_cache
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import is_repeatable, token_ids, without_values
@@ -111,3 +104,129 @@ GENERATE_BATCH = Watched(
     "generate", "generate_batch", _generate_batch, limits=("max_new_tokens",), takes_cache=False, in_threads=True
 )
 PLAIN = Watched("forward", "__call__", _plain, takes_cache=False)
+
+
+_EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")
+
+
+def common_settings(model: Any) -> CallSettings:
+    """The settings of a call of any model."""
+    import torch
+
+    weight, switches = next(model.parameters()), torch.backends.cuda  # which apply to a CPU as well
+    fused = (switches.flash_sdp_enabled, switches.mem_efficient_sdp_enabled, switches.cudnn_sdp_enabled)
+    return CallSettings(
+        dtype=str(weight.dtype).removeprefix("torch."),
+        device=str(weight.device),
+        math_attention=not any(enabled() for enabled in fused),
+        gradients=torch.is_grad_enabled(),
+        training=model.training,
+        threads=torch.get_num_threads(),
+    )
+
+
+def forward_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
+    """The settings of a forward of transformers, in a tenth of a millisecond."""
+    config = model.config  # an encoder's has no `use_cache`
+    return _settings(model, named, lambda name: named.get(name, getattr(config, name, None)), "DynamicCache")
+
+
+def generate_settings(model: Any, named: Mapping[str, Any]) -> CallSettings:
+    """The settings of a `generate`, in a tenth of a millisecond."""
+    value = functools.partial(option, model, named)
+    return replace(
+        _settings(model, named, value, value("cache_implementation") or "DynamicCache"),
+        gradients=False,
+        beams=value("num_beams", 1),
+        answers=value("num_return_sequences", 1),
+        assistant=named.get("assistant_model") is not None,
+    )
+
+
+def _settings(model: Any, named: Mapping[str, Any], value: Callable[[str], Any], made: str) -> CallSettings:
+    """The settings of a call whose options have a `value`, and which by default makes a cache of the class `made`."""
+    config, cache, given = model.config, bool(value("use_cache")), given_cache(named)
+    return replace(
+        common_settings(model),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=str(model.device),
+        placement=pipelined_devices(model),
+        attention=str(getattr(config, "_attn_implementation", None) or ""),
+        experts=str(getattr(config, "_experts_implementation", None) or ""),
+        cache=cache,
+        cache_class=str(made if given is None else type(given).__name__) if cache else "",
+        outputs=tuple(name for name in _EXTRAS if value(name)),
+    )
+
+
+def by_name(method: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """The arguments of a method, each with its name, so that a cache is known as one."""
+    names = _parameters(inspect.unwrap(method))  # what is patched in leads to the recorder, which the cache would keep
+    return (args, named) if len(args) > len(names) else ((), {**dict(zip(names, args, strict=False)), **named})
+
+
+@functools.cache
+def _parameters(method: Any) -> tuple[str, ...]:
+    """The names of a method's parameters that may be passed by position."""
+    _self, *others = inspect.signature(method).parameters.values()
+    return tuple(each.name for each in others if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def option(model: Any, named: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """The value that `generate` uses: the argument, else that of its generation config, of the model's, the default."""
+    configs = (named.get("generation_config"), getattr(model, "generation_config", None))
+    for value in (named.get(name), *(getattr(config, name, None) for config in configs)):
+        if value is not None:
+            return value
+    return default
+
+
+def pipelined_devices(model: Any) -> str:
+    """A sentence about a `device_map` over several GPUs; empty if at most one GPU computes."""
+    gpus = gpus_in_turn(model)
+    return f"layers run GPU after GPU: one of {gpus} works at a time" if gpus > 1 else ""
+
+
+def gpus_in_turn(model: Any) -> int:
+    """The number of GPUs of a `device_map`.
+
+    accelerate's hooks pass the hidden states from GPU to GPU, so a step takes as long as on one of them.
+    """
+    places = {str(place).removeprefix("cuda:") for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    return len(places - {"cpu", "disk", "meta"})
+
+
+def is_spread(model: Any) -> bool:
+    """Whether a model's weights are on several devices, or on the disk."""
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    return len(places) > 1 or bool(places & {"disk"})
+
+
+def prompt_ids(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """The token ids passed to a call, [batch, tokens]; None if there are none."""
+    for value in (named.get("input_ids"), named.get("inputs"), *args[:1]):
+        if getattr(value, "dim", None) is not None and value.dim() == 2:
+            return value
+    return None
+
+
+def tokens_of(args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+    """A tensor with the shape [batch, tokens] of a call: its token ids, else a slice of its embeddings, else None."""
+    ids, embedded = prompt_ids(args, named), named.get("inputs_embeds")
+    return embedded[..., 0] if ids is None and embedded is not None else ids
+
+
+def context_len(named: Mapping[str, Any]) -> int:
+    """Tokens in a growing cache, by the shape of its keys: the length of a static one may need the device."""
+    layers = getattr(given_cache(named), "layers", None) or []
+    keys = getattr(layers[0], "keys", None) if layers else None
+    return int(keys.shape[-2]) if keys is not None and keys.dim() == 4 else 0
+
+
+def new_tokens(result: Any, prompt_len: int, model: Any) -> int:
+    """Tokens per sequence that `generate` added to the prompt; of an encoder-decoder, to the start token."""
+    if isinstance(result, dict) and not hasattr(result, "sequences"):  # of generate_batch, by request
+        return max((len(each.generated_tokens) for each in result.values()), default=0)
+    tokens = getattr(result, "sequences", result)
+    length = int(tokens.shape[-1]) if hasattr(tokens, "shape") else 0
+    return max(0, length - (1 if model.config.is_encoder_decoder else prompt_len))

@@ -23,10 +23,10 @@ from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
 from profiler.report.changes import paying_batches
 from profiler.units import scaled
-from profiler.why_slow.call_settings import is_spread, pipelined_devices
 from profiler.why_slow.floor import at_roofs_s
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
+from profiler.why_slow.watched_calls import is_spread, pipelined_devices
 
 # The trial's copy of a model may take at most this share of the free memory.
 _COPY_SHARE = 0.8
