@@ -33,7 +33,7 @@ from profiler.patching import switched
 from profiler.quant.bitsandbytes import bitsandbytes_bytes
 from profiler.roofs.bandwidth import measure_links
 from profiler.units import duration, scaled
-from profiler.why_slow.findings import Finding, Untried, new_finding
+from profiler.why_slow.findings import Finding, Untried
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
@@ -59,7 +59,7 @@ def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterato
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without a bound
             untried.add(f"offload ({group.loaded_at})", first_line(error))
         if (count := gpus_in_turn(group.model)) > 1:
-            yield new_finding(
+            yield Finding(
                 "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, pipelined_devices(group.model),
                 f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with"
                 f" torchrun --nproc-per-node {count}: each GPU then computes a part of every layer",
@@ -84,7 +84,7 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
     step_s = sum(nbytes / links[name].per_s for name, nbytes in crossing.items())
     forwards = sum(call.forwards for call in group.calls)
     rates = " and ".join(f"{scaled(links[name].per_s, 'B/s')} from the {name}" for name in crossing)
-    yield new_finding(
+    yield Finding(
         "offload", min(group.seconds, forwards * step_s), group.loaded_at,
         f"{scaled(sum(crossing.values()), 'B')} of {scaled(weight_bytes_of(model), 'B')} of weights cross a link in"
         f" each of {forwards} forwards, {duration(step_s)} at {rates}",
@@ -170,7 +170,7 @@ def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Fin
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without this
             untried.add(f"attention-plans ({own[0].loaded_at})", first_line(error))
             continue
-        yield new_finding(
+        yield Finding(
             "attention-plans",
             min(len(shapes) * plan_s, sum(call.seconds for call in calls)),
             max(own, key=lambda group: group.seconds).calls[0].where,
@@ -231,7 +231,7 @@ def conversion_findings(seen: Observations, models: Sequence[Any]) -> Iterator[F
             continue
         known.add(load.source)
         read_s = read_weights_s(model)
-        yield new_finding(
+        yield Finding(
             "slow-load", max(0.0, load.seconds - (read_s or 0.0)), load.where,
             f"{load.conversion} at every start", load.instead,
             *(("at most", "the time of this load") if read_s is None

@@ -117,8 +117,6 @@ class Finding:
     """The name of the fault, such as `cache-off`."""
     saves_s: float
     """Seconds of the script that the change saves."""
-    share: float
-    """Share of the watched time without one-time costs of first calls."""
     where: str
     """The line of the script, as `script.py:31`; `a library's own code` if no line of the script led there."""
     evidence: str
@@ -131,18 +129,13 @@ class Finding:
     """The same in words: which calls were repeated how often, or what was timed."""
     once: bool = False
     """Whether the seconds are one-time costs of first calls, which no percentage includes."""
+    share: float = 0.0
+    """Share of the watched time without one-time costs of first calls; `judge_calls` sets it."""
 
     @property
     def ran(self) -> bool:
         """Whether the seconds are those of code that ran; others come after them."""
         return self.basis not in ("computed", "at most")
-
-
-def new_finding(
-    identity: str, saves_s: float, where: str, evidence: str, change: str, basis: Basis, how: str, *, once: bool = False
-) -> Finding:
-    """A finding, whose share `judge_calls` sets."""
-    return Finding(identity, saves_s, 0.0, where, evidence, change, basis, how, once)
 
 
 @dataclass
@@ -290,7 +283,7 @@ def judge_calls(
             how += f"; changed: {trial.stand_in}" if trial.stand_in else ""
             basis: Basis = "stand-in" if trial.stand_in else "tried"
             what = (trial.where, trial.evidence, trial.change)
-            findings.append(new_finding(trial.id, _saves_s(trial, seen), *what, basis, how))
+            findings.append(Finding(trial.id, _saves_s(trial, seen), *what, basis, how))
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE or finding.share < 0])
@@ -380,7 +373,7 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         within = f", with {function} in it" if function and not is_own else ""
         words = " and ".join(callback_words(*each) for each in spent_s)
         own = ("", "do less in it: read only the newest tokens, and only every few tokens")
-        yield new_finding(
+        yield Finding(
             "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
             f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
             "measured", "the time within it",
@@ -390,7 +383,7 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
 def _texts_again(seen: Observations) -> Iterator[Finding]:
     """Time to tokenize texts that were tokenized before."""
     for item in seen.texts_again:
-        yield new_finding(
+        yield Finding(
             "text-again", item.seconds, item.where,
             f"a text that was tokenized before is tokenized again {item.count} times",
             "tokenize it once, before the loop", "measured", "the calls after the first",
@@ -402,7 +395,7 @@ def _reloads(seen: Observations) -> Iterator[Finding]:
     for source in dict.fromkeys(load.source for load in seen.loads):
         _first, *repeats = [load for load in seen.loads if load.source == source]
         if repeats:
-            yield new_finding(
+            yield Finding(
                 "reloads", covered_s(repeats), repeats[0].where,
                 f"the same model, {source}, was loaded {1 + len(repeats)} times", "load it once, before the loop",
                 "measured", f"the {'load' if len(repeats) == 1 else 'loads'} after the first",
@@ -416,8 +409,8 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
     grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
-    yield new_finding(
-        identity="recompiles",
+    yield Finding(
+        id="recompiles",
         saves_s=min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
         where=seen.calls[0].where if seen.calls else "",
         evidence=f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",

@@ -74,7 +74,7 @@ def padding_change(group: CallGroup) -> Candidate | None:
     changed = in_sequence([repeat(_part_of(noted, part), call, group.model) for part in parts])
     return group.candidate(
         "padding", share, change, changed,
-        prompts=2, about=group.saved_share([call], instead),
+        about=group.saved_share([call], instead),
     )  # fmt: skip
 
 
@@ -183,11 +183,13 @@ def _in_one_call(
     shape = f"{len(own)} of the {'prompts' if group.generates else 'texts'}"
     if len(own) < _MOST_IN_A_BATCH and about and saved_share(group.calls) > about:
         shape += " (more at once save more)"
-    return group.candidate(
+    found = group.candidate(
         "one-by-one", evidence, change, repeat(replace(noted, arguments=arguments), longest, group.model),
-        as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), own_s=(steady_s(own),),
-        shape=shape, new_tokens=longest.new_tokens, prompt_s=sum(call.steady_prompt_s for call in own), about=about,
+        as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), seconds=steady_s(own), shape=shape, about=about,
     )  # fmt: skip
+    # A batch reads the weights once for all sequences; the arithmetic of their prompts stays.
+    prompts = min(1.0, sum(call.steady_prompt_s for call in own) / max(found.seconds, 1e-9))
+    return replace(found, usual=found.usual * (1 - prompts))
 
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
@@ -235,10 +237,8 @@ def prefix_change(group: CallGroup) -> Candidate | None:
         + ("" if _continue_each_other(prompts) else ", after past_key_values.crop(n) to the n tokens that both share"),
         in_sequence(changed),
         as_is=in_sequence([repeat(noted, each, model) for each, noted, _ in chosen]),
-        own_s=(steady_s(own),),
+        seconds=steady_s(own),
         shape=f"{len(own)} of the prompts",
-        new_tokens=max(each.new_tokens for each in own),
-        prompt_s=sum(each.steady_prompt_s for each in own),
         about=group.saved_share(own, continued),
     )
 
@@ -290,11 +290,9 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         change,
         with_steps(changed, len(own) - 1),
         as_is=in_even_sequence([repeat(noted, call, model) for call, noted in group.repeatable]),
-        own_s=(sum(call.steady_s for call in own),),
+        seconds=sum(call.steady_s for call in own),
         shape=shape,
         stand_in="forwards of one token without attention to earlier ones" if plain else "",
-        new_tokens=len(own),
-        prompts=2,
         about=group.saved_share(own, [first, *steps]),
     )
 
@@ -339,6 +337,6 @@ def without_reads(group: CallGroup) -> Candidate | None:
         Run(functools.partial(in_a_row, 0)),
         as_is=Run(functools.partial(in_a_row, reads_each)),
         where=read.where,
-        own_s=(sum(call.steady_s for call, _ in chosen),),
+        seconds=sum(call.steady_s for call, _ in chosen),
         shape=f"{len(chosen)} forwards in a row",
     )

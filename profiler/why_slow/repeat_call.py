@@ -22,6 +22,13 @@ from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.watched_calls import prompt_ids
 
+# Share of a call that a change usually saves where it applies, in scripts with one fault (tests/why/scripts.py).
+_USUAL_SAVING = {
+    "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "uncompiled": 0.6,
+    "shared-prefix": 0.5, "threads": 0.1, "growing-cache": 0.1,
+}  # fmt: skip
+_OTHER_SAVING = 0.3
+
 
 @dataclass(frozen=True)
 class WeightedRun:
@@ -29,6 +36,8 @@ class WeightedRun:
 
     weight: float
     run: Callable[[], object]
+    about_s: float = 0.0
+    """What it took in the script."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,8 @@ class Run:
     """A run that a trial repeats."""
 
     run: Callable[[], object]
+    about_s: float = 0.0
+    """As in WeightedRun."""
     shortened: Callable[[int], tuple[WeightedRun, ...]] = lambda _tokens: ()
     """Parts that stand for the run, with at most so many new tokens; 1: its prompt, without the other tokens.
 
@@ -53,7 +64,7 @@ def in_sequence(runs: Sequence[Run]) -> Run:
         parts = [run.shortened(tokens) for run in runs]
         return tuple(part for each in parts for part in each) if all(parts) else ()
 
-    return Run(lambda: [run() for run in runs], shortened)
+    return Run(lambda: [run() for run in runs], sum(run.about_s for run in runs), shortened)
 
 
 def in_even_sequence(runs: Sequence[Run]) -> Run:
@@ -62,9 +73,9 @@ def in_even_sequence(runs: Sequence[Run]) -> Run:
     def shortened(tokens: int) -> tuple[WeightedRun, ...]:
         some = min(max(tokens, 0), len(runs))
         chosen = [runs[(2 * number + 1) * len(runs) // (2 * some)] for number in range(some)]
-        return tuple(WeightedRun(len(runs) / some, run) for run in chosen)
+        return tuple(WeightedRun(len(runs) / some, run, run.about_s) for run in chosen)
 
-    return Run(lambda: [run() for run in runs], shortened)
+    return Run(lambda: [run() for run in runs], sum(run.about_s for run in runs), shortened)
 
 
 def with_steps(run: Callable[[int], object], count: int) -> Run:
@@ -78,7 +89,7 @@ def with_steps(run: Callable[[int], object], count: int) -> Run:
         first, some = functools.partial(run, 0), functools.partial(run, steps)
         return (WeightedRun(1.0 - times, first), WeightedRun(times, some))
 
-    return Run(functools.partial(run, count), shortened)
+    return Run(functools.partial(run, count), shortened=shortened)
 
 
 @dataclass(frozen=True)
@@ -91,17 +102,13 @@ class Candidate:
     where: str
     as_is: Run
     changed: Run
-    own_s: tuple[float, ...]
-    """Seconds of the script's own calls of this shape."""
+    seconds: float
+    """Those of the script's own calls of this shape."""
+    usual: float = _OTHER_SAVING
+    """Share of them that a change of this kind usually saves where it applies."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
-    new_tokens: int = 0
-    """New tokens of the call, or of the longest one; 0 if it is no `generate`."""
-    prompt_s: float = 0.0
-    """Seconds of the prompt in `seconds`."""
-    prompts: int = 2
-    """How often a shortened run computes the prompt."""
     explain: Callable[[float], str] | None = None
     """Measures more evidence, in words, until the clock is at a time, once the trial has shown a saving."""
     once_s: float = 0.0
@@ -114,10 +121,6 @@ class Candidate:
     """Whether only `changed` can be run, because objects of the script must not be called again."""
     stand_in: str = ""
     """As in TriedChange."""
-
-    @property
-    def seconds(self) -> float:
-        return statistics.median(self.own_s)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ class RepeatedCall:
 
     @functools.cached_property
     def as_run(self) -> Run:
-        return Run(functools.partial(self._run, self.call.new_tokens), self.shortened)
+        return Run(functools.partial(self._run, self.call.new_tokens), self.call.steady_s, self.shortened)
 
     def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
         """A long `generate` as its prompt and one token, and an average step per further token.
@@ -145,19 +148,20 @@ class RepeatedCall:
         if self.call.kind != "generate" or self.noted.watched.in_threads or tokens < 1:
             return ()
         if new <= tokens:
-            return (WeightedRun(1.0, self.as_run),)
-        prompt = functools.partial(self._run, 1)
+            return (WeightedRun(1.0, self.as_run, self.call.steady_s),)
+        prompt_s = self.call.steady_prompt_s
+        step_s = (self.call.steady_s - prompt_s) / (new - 1)
+
+        def part(weight: float, tokens: int, further: int = 0) -> WeightedRun:
+            return WeightedRun(weight, functools.partial(self._run, tokens, further), prompt_s + (tokens - 1) * step_s)
+
         if tokens == 1:
-            return (WeightedRun(1.0, prompt),)
+            return (part(1.0, 1),)
         times = (new - 1) / (tokens - 1)
         if self.call.settings.cache:
-            return (WeightedRun(1.0 - times, prompt), WeightedRun(times, functools.partial(self._run, tokens)))
+            return (part(1.0 - times, 1), part(times, tokens))
         middle = (new - tokens) // 2
-        return (
-            WeightedRun(1.0, prompt),
-            WeightedRun(times, functools.partial(self._run, tokens, middle)),
-            WeightedRun(-times, functools.partial(self._run, 1, middle)),
-        )
+        return (part(1.0, 1), part(times, tokens, middle), part(-times, 1, middle))
 
     def _run(self, new_tokens: int, further: int = 0) -> object:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
@@ -318,10 +322,8 @@ class CallGroup:
         common: dict[str, Any] = {
             "where": self.call.where,
             "as_is": unchanged,
-            "new_tokens": self.call.new_tokens,
-            "prompt_s": self.call.steady_prompt_s,
-            "prompts": 3 if self.settings.cache is False else 2,
-            "own_s": self.like(self.call),
+            "seconds": statistics.median(self.like(self.call)),
+            "usual": _USUAL_SAVING.get(name, _OTHER_SAVING),
         }
         return Candidate(id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more))
 

@@ -20,10 +20,10 @@ from profiler.why_slow.findings import (
     LEAST_SHARE,
     MOST_ROUNDS,
     TRIALS_SHARE,
+    Finding,
     TriedChange,
     Untried,
     is_settled,
-    new_finding,
     pairs_agree,
     tried_change,
 )
@@ -36,7 +36,7 @@ from profiler.why_slow.repeat_call import CallGroup, Candidate, WeightedRun, rep
 _SIDE_S = 0.6
 # A call that is shorter gets one more run before it, since the other side has filled memory and caches.
 _SHORT_S = 0.2
-# So many tokens stand for a long `generate`, and half of its tokens for a shorter one.
+# So many tokens stand for a longer `generate`, and so many forwards for a longer loop.
 _FIRST_TOKENS = 12
 # A changed call that is warm and still takes this many times as long as the script's own gets no further rounds.
 _HOPELESS = 2.0
@@ -46,12 +46,6 @@ _WARM = 0.8
 _COLD_SHARE = 0.25
 # At most so many first calls per group are repeated once warm.
 _MOST_FIRSTS = 8
-# Share of a call that a change usually saves where it applies, in scripts with one fault (tests/why/scripts.py).
-_USUAL_SAVING = {
-    "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "uncompiled": 0.6,
-    "shared-prefix": 0.5, "threads": 0.1, "growing-cache": 0.1,
-}  # fmt: skip
-_OTHER_SAVING = 0.3
 
 
 @dataclass(frozen=True)
@@ -68,12 +62,10 @@ class TrialPlan:
         """About the seconds of so many pairs, and of one changed run before them, with its one-time costs."""
         tried = self.candidate
         side_s = tried.seconds * (self.repeats + (tried.seconds < _SHORT_S))
-        if self.tokens:  # each side runs its prompt more than once
-            step_s = max(0.0, tried.seconds - tried.prompt_s) / max(1, tried.new_tokens - 1)
-            side_s = tried.prompts * tried.prompt_s + self.tokens * step_s
-            rounds += 1  # the unchanged side, too, is run once before the pairs
-        unchanged_s = 0.0 if tried.alone else rounds * side_s
-        return unchanged_s + (rounds + 1) * (1 - usual_saving(tried)) * side_s + tried.once_s
+        if self.tokens:
+            side_s = sum(part.about_s for part in tried.as_is.shortened(self.tokens))
+        unchanged = 0 if tried.alone else rounds + bool(self.tokens)  # a shortened side is run once before the pairs
+        return (unchanged + (rounds + 1) * (1 - tried.usual)) * side_s + tried.once_s
 
 
 def plan_trial(candidate: Candidate, share_s: float, left_s: float) -> TrialPlan | float:
@@ -82,29 +74,17 @@ def plan_trial(candidate: Candidate, share_s: float, left_s: float) -> TrialPlan
     It is of the whole call if five pairs fit into `share_s`. Else it is of the whole or of its first tokens, whichever
     are the cheaper three pairs.
     """
-    most = MOST_ROUNDS * (2 - usual_saving(candidate))
+    most = MOST_ROUNDS * (2 - candidate.usual)
     repeats = int(min(_SIDE_S, share_s / most) / max(candidate.seconds, 1e-3))
     whole = TrialPlan(candidate, repeats=max(1, min(effort.STANDARD.script_repeats, repeats)))
     if whole.cost_s(LEAST_ROUNDS) <= share_s:
         return whole
-    plans = [whole]
-    tokens = min(_FIRST_TOKENS, candidate.new_tokens // 2)
-    if tokens > 1 and not candidate.alone and candidate.as_is.shortened(tokens) and candidate.changed.shortened(tokens):
+    plans, tokens = [whole], _FIRST_TOKENS
+    if not candidate.alone and candidate.as_is.shortened(tokens) and candidate.changed.shortened(tokens):
         plans.append(TrialPlan(candidate, tokens))
     cheapest = min(plans, key=lambda plan: plan.cost_s(FEW_ROUNDS))
     least_s = cheapest.cost_s(FEW_ROUNDS)
     return cheapest if least_s <= left_s else least_s
-
-
-def usual_saving(candidate: Candidate) -> float:
-    """Share of a call that a change of this kind usually saves.
-
-    A batch reads the weights once for all sequences; the arithmetic of their prompts stays.
-    """
-    share = _USUAL_SAVING.get(candidate.id, _OTHER_SAVING)
-    if candidate.id == "one-by-one" and candidate.seconds > 0:
-        share *= 1 - min(1.0, candidate.prompt_s / candidate.seconds)
-    return share
 
 
 @dataclass(frozen=True)
@@ -122,7 +102,7 @@ class _Pending:
     @property
     def usual_s(self) -> float:
         """Seconds that a change of this kind usually saves on such calls."""
-        return self.group.seconds * usual_saving(self.candidate)
+        return self.group.seconds * self.candidate.usual
 
     @property
     def per_second(self) -> float:
@@ -138,7 +118,7 @@ class _Pending:
             how = "from the shapes of the calls and the roofs; there was no time for a trial"
             what = (tried.where, tried.evidence, tried.change)
             saves_s = tried.about * self.group.seconds
-            untried.computed.append(new_finding(tried.id, saves_s, *what, "computed", how))
+            untried.computed.append(Finding(tried.id, saves_s, *what, "computed", how))
 
 
 def try_changes(

@@ -19,7 +19,7 @@ from profiler.checks.installation import CheckResult, run_check
 from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.packages import MISSING
-from profiler.why_slow.findings import CallFloor, Why, judge_calls, new_finding, tried_change
+from profiler.why_slow.findings import CallFloor, Finding, Why, judge_calls, tried_change
 from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations, OwnLine
 
 
@@ -71,9 +71,9 @@ def why_answer() -> Why:
         trial("wide-dtype", rounds=((8.0, 7.0), (8.0, 9.0), (8.0, 7.5)), evidence="a dtype", change="another one"),
     ]  # fmt: skip
     more = [
-        new_finding("offload", 9.0, "chat.py:8", "1.00 GB of 2.00 GB of weights cross a link",
+        Finding("offload", 9.0, "chat.py:8", "1.00 GB of 2.00 GB of weights cross a link",
                 "use a GPU with more room", "at most", "the bytes that cross the link, at its measured bandwidth"),
-        new_finding("slow-load", 3.0, "chat.py:8", "weights are quantised at each start",
+        Finding("slow-load", 3.0, "chat.py:8", "weights are quantised at each start",
                 "save them once", "measured", "the load without it", once=True),
     ]  # fmt: skip
     return judge_calls(

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +21,7 @@ from transformers import DynamicCache
 import profiler
 from profiler.device.clock import OwnTime
 from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
-from profiler.why_slow import changes, kernel_changes, trials
+from profiler.why_slow import changes, trials
 from profiler.why_slow.findings import Untried, is_settled, pairs_agree, tried_change
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.patches import watched
@@ -417,84 +412,18 @@ def test_prompts_of_a_model_that_is_loaded_again_are_no_batch() -> None:
     assert "one-by-one" in changes_to(lambda: [kept[0](ids) for _ in range(4)])
 
 
-HERE = Path(__file__).parent
-
-SCRIPT = """
-import json, sys
-sys.path[:0] = sys.argv[1:]
-import huggingface_hub.constants, torch
-from transformers import modeling_flash_attention_utils as flash
-from planted_faults import changes_to, tiny_llama
-huggingface_hub.constants.HF_HUB_OFFLINE = False
-flash.FLASH_ATTN_KERNEL_DEVICES["kernels-community/flash-attn2"] = ("cpu",)
-model, ids = tiny_llama(num_hidden_layers=2).bfloat16(), torch.arange(8)[None]
-with torch.no_grad():
-    before = model(ids).logits
-found = changes_to(lambda: model(ids))
-answer = {}
-for name in ("hub-attention", "hub-layers"):
-    with found[name].within(), torch.no_grad():
-        answer[name] = [
-            found[name].change,
-            model.config._attn_implementation,
-            sum("forward" in vars(part) for part in model.modules()),
-            torch.allclose(model(ids).logits, before, atol=0.05),
-        ]
-with torch.no_grad():
-    answer["after"] = torch.equal(model(ids).logits, before) and not model.use_kernels
-answer["online"] = not huggingface_hub.constants.HF_HUB_OFFLINE
-print(json.dumps(answer))
-"""
-
-
-@pytest.mark.slow
-def test_a_stand_in_for_the_package_is_tried_and_undone() -> None:
-    """Two layers have five norms with the last one. Nothing may be downloaded while a kernel is loaded."""
-    command = [sys.executable, "-c", SCRIPT, str(HERE / "stand_in"), str(HERE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert not done.returncode, done.stderr[-2000:]
-    name = "kernels-community/flash-attn2"
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "hub-attention": [f'attn_implementation="{name}"', name, 0, True],
-        "hub-layers": ["use_kernels=True", "sdpa", 5, True],
-        "after": True,
-        "online": True,
-    }
-
-
-@pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="the package kernels is installed")
-def test_without_the_package_they_are_named_as_untried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU without it they are not named, since hardly any of these kernels runs there."""
-    model, untried = tiny_llama().bfloat16(), Untried()
-    [group] = groups_of(lambda: model(IDS))
-
-    def names() -> set[str]:
-        return {each.id for each in changes.candidates(group, untried)}
-
-    tried = names()
-    assert untried.by_reason == {}
-    monkeypatch.setattr("profiler.why_slow.call_record.CallSettings.on_cpu", False)
-    with monkeypatch.context() as patches:
-        patches.setattr(kernel_changes, "attention_kernel", lambda _: "kernels-community/flash-attn2")
-        assert not {"hub-attention", "hub-layers"} & (names() | tried)
-    reason = "the package `kernels`, in a version that transformers accepts, is not installed"
-    assert [name.split()[0] for name in untried.by_reason[reason]] == ["hub-attention", "hub-layers"]
-
-
 SETTINGS = CallSettings(cache=False)
 
 
-def planned(new_tokens: int, *, batched: bool = False) -> Run:
-    call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, new_tokens, 1.0, "s.py:4", SETTINGS)
+def planned(new_tokens: int, seconds: float = 1.0, prompt_s: float = 0.0, *, batched: bool = False) -> Run:
+    call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, 1, seconds, "s.py:4", SETTINGS, prompt_s=prompt_s)
     noted: Any = SimpleNamespace(watched=GENERATE_BATCH if batched else GENERATE)
     return RepeatedCall(noted, call, tiny_llama).as_run
 
 
 def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more: Any) -> Candidate:
-    run = planned(new_tokens) if new_tokens else Run(lambda: None)
-    return Candidate(
-        "beams", "four beams", "one", "s.py:4", run, run, (seconds,), new_tokens=new_tokens, prompt_s=prompt_s, **more
-    )
+    run = planned(new_tokens, seconds, prompt_s) if new_tokens else Run(lambda: None)
+    return Candidate("beams", "four beams", "one", "s.py:4", run, run, seconds, **more)
 
 
 CANDIDATES = {
@@ -520,13 +449,12 @@ def test_a_trial_starts_if_and_only_if_it_has_the_time_that_it_is_said_to_need(t
     """
     assert isinstance(plan_trial(tried, 1e9, 0.99 * needed_s(tried)), TrialPlan), "its share is for it alone"
     assert isinstance(plan_trial(tried, 0.0, 0.99 * needed_s(tried)), float)
-    step_s = (tried.seconds - tried.prompt_s) / max(1, tried.new_tokens - 1)
     for factor in (1.01, 1.5, 2.0, 5.0, 20.0, 200.0):
         left_s = factor * needed_s(tried)
         for share_s in (0.0, left_s / 4, left_s):
             plan = plan_trial(tried, share_s, left_s)
             assert isinstance(plan, TrialPlan)
-            side_s = tried.prompt_s + (plan.tokens - 1) * step_s if plan.tokens else tried.seconds
+            side_s = sum(part.about_s for part in tried.as_is.shortened(plan.tokens)) if plan.tokens else tried.seconds
             assert 3 * plan.repeats * side_s * (not tried.alone) + tried.once_s <= left_s
 
 
@@ -552,6 +480,12 @@ def test_what_saves_most_per_second_of_its_trial_is_tried_first_and_nothing_twic
     assert ran.index(stand_in) < ran.index(compiled)
     assert len(ran) == len(done) == 4
     assert untried.lines(1000.0) == []
+
+
+def test_a_side_is_expected_to_take_what_its_parts_took_in_the_script() -> None:
+    """Of 100 tokens in 10.9 s, the prompt took 1 s, and each further token 0.1 s. Without a cache, a part is a prompt
+    alone, one a prompt and 11 tokens, and one a prompt again."""
+    assert sum(part.about_s for part in planned(100, 10.9, 1.0).shortened(12)) == pytest.approx(3 * 1.0 + 11 * 0.1)
 
 
 def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:

@@ -31,10 +31,10 @@ from profiler.why_slow.command import explained
 from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import (
     CallFloor,
+    Finding,
     TriedChange,
     Untried,
     judge_calls,
-    new_finding,
     tried_change,
 )
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
@@ -114,7 +114,7 @@ def test_weights_over_a_link_have_a_row() -> None:
     """Forward passes take 9 s of 10 s, and 4 s of them a link."""
     seen = script(10.0, generate(0, 9.0, forward_s=9.0))
     how = "the bytes that cross the link, at its measured bandwidth"
-    finding = new_finding("offload", 4.0, "s.py:1", "some weights cross a link", "keep them on the GPU", "at most", how)
+    finding = Finding("offload", 4.0, "s.py:1", "some weights cross a link", "keep them on the GPU", "at most", how)
     parts = {"weights over the link, at most": 4.0, "the rest of forward passes": 5.0}
     found = time_parts(judge_calls(seen, [], more=[finding]))
     assert {part.what: part.seconds for part in found} == pytest.approx(

@@ -35,7 +35,7 @@ from profiler.errors import RequestError
 from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.run import pipeline
 from profiler.why_slow.command import explained, why_script
-from profiler.why_slow.findings import TriedChange, Untried, judge_calls, new_finding, tried_change
+from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls, tried_change
 from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
 from profiler.why_slow.observations import CallSettings, Observations
 from profiler.why_slow.patches import watched
@@ -279,8 +279,8 @@ def test_what_did_not_run_comes_after_what_did() -> None:
     """A computed saving of 5 s and a bound of 6 s never lead; a stand-in of 2 s is named as one."""
     pairs = ((1.0, 0.75),) * 5
     stand_in = tried_change("uncompiled", (0, 1), pairs, "s.py:4", "slow", "compile", "one", stand_in="a graph")
-    more = [new_finding("beams", 5.0, "s.py:4", "beams", "one", "computed", "by the roofs"),
-            new_finding("offload", 6.0, "s.py:4", "a link", "none", "at most", "by its bandwidth")]  # fmt: skip
+    more = [Finding("beams", 5.0, "s.py:4", "beams", "one", "computed", "by the roofs"),
+            Finding("offload", 6.0, "s.py:4", "a link", "none", "at most", "by its bandwidth")]  # fmt: skip
     found = judge_calls(TWO, [stand_in, trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9))], more=more)
     assert [(item.basis, round(item.saves_s, 1)) for item in found.findings] == [
         ("stand-in", 2.0), ("tried", 0.8), ("at most", 6.0), ("computed", 5.0),
