@@ -183,13 +183,10 @@ def _in_one_call(
     shape = f"{len(own)} of the {'prompts' if group.generates else 'texts'}"
     if len(own) < _MOST_IN_A_BATCH and about and saved_share(group.calls) > about:
         shape += " (more at once save more)"
-    found = group.candidate(
+    return group.candidate(
         "one-by-one", evidence, change, repeat(replace(noted, arguments=arguments), longest, group.model),
         as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), seconds=steady_s(own), shape=shape, about=about,
     )  # fmt: skip
-    # A batch reads the weights once for all sequences; the arithmetic of their prompts stays.
-    prompts = min(1.0, sum(call.steady_prompt_s for call in own) / max(found.seconds, 1e-9))
-    return replace(found, usual=found.usual * (1 - prompts))
 
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:

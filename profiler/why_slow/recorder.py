@@ -110,15 +110,19 @@ class Recorder:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
                 named = {**named, "streamer": TimedStreamer(streamer, put)}
         self.noting_s += timer.core_seconds()
-        began_s = now_s()
+        began_s, result, failed = now_s(), None, ""
         try:
             with self._inside_call(noted, id(model)):
                 result = run(*args, **named)
+            return result
         except BaseException as error:
-            self._record_end(noted, began_s, model, None, error)
+            failed = describe_error(error)
             raise
-        self._record_end(noted, began_s, model, result)
-        return result
+        finally:
+            if noted is not None:
+                noted.began_s, noted.ended_s = began_s, now_s()
+                with self._errors_counted():
+                    self._record_end(noted, model, result, failed)
 
     @contextlib.contextmanager
     def _inside_call(self, noted: CallRecord | None, model: int) -> Iterator[None]:
@@ -170,22 +174,15 @@ class Recorder:
             self.functions[found.name] = found.own_function
         return found
 
-    def _record_end(
-        self, noted: CallRecord | None, began_s: float, model: Any, result: Any, error: BaseException | None = None
-    ) -> None:
+    def _record_end(self, noted: CallRecord, model: Any, result: Any, failed: str) -> None:
         """Record the end of a call. One that raised gives up its arguments, as it is not repeated."""
-        ended_s = now_s()
-        if noted is None:
-            return
-        with self._errors_counted():
-            noted.end = noted.clock.mark()
-            noted.began_s, noted.ended_s = began_s, ended_s
-            if error is not None:
-                noted.failed, noted.arguments = describe_error(error), None
-            else:  # compiled code, and code that differentiates, get plain logits
-                noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
-            self.notes.append(noted)
-            self.here.last, self._last = noted.where, model
+        noted.end = noted.clock.mark()
+        if failed:
+            noted.failed, noted.arguments = failed, None
+        else:  # compiled code, and code that differentiates, get plain logits
+            noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
+        self.notes.append(noted)
+        self.here.last, self._last = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
@@ -249,21 +246,15 @@ class Recorder:
                 return run(*args, **named)
         finally:
             if not self.here.in_call:
-                spent_s = now_s() - start_s
+                spent_s, where = now_s() - start_s, users_line()
                 self.text_s += spent_s
-                self.text_where = self.text_where or users_line()
-                with self._errors_counted():
-                    if encodes:
-                        self.note_text(args, spent_s)
-
-    def note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
-        """Add the seconds of a text to its line, if the text was tokenized before."""
-        texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
-        if isinstance(texts, str | tuple):
-            with contextlib.suppress(TypeError):  # of lists of lists
-                if (key := hash(texts)) in self._texts:
-                    self.again_s[users_line()].append(spent_s)
-                self._texts.add(key)
+                self.text_where = self.text_where or where
+                texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
+                if encodes and isinstance(texts, str | tuple):
+                    with contextlib.suppress(TypeError):  # of lists of lists
+                        if (key := hash(texts)) in self._texts:
+                            self.again_s[where].append(spent_s)
+                        self._texts.add(key)
 
     def warning(self, library: str, text: str) -> None:
         """Record a warning of a library, if it reports that slower code runs."""

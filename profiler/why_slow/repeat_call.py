@@ -96,6 +96,7 @@ def with_steps(run: Callable[[int], object], count: int) -> Run:
 class Candidate:
     """One change to try on some calls."""
 
+    group: CallGroup
     id: str
     evidence: str
     change: str
@@ -121,6 +122,20 @@ class Candidate:
     """Whether only `changed` can be run, because objects of the script must not be called again."""
     stand_in: str = ""
     """As in TriedChange."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.id} ({self.where}){', compiled' if self.once_s else ''}"
+
+    @property
+    def expected(self) -> float:
+        """Share of the calls that it is expected to save: by the roofs, else as usual."""
+        return self.about or self.usual
+
+    @property
+    def expected_s(self) -> float:
+        """The same in seconds of the script."""
+        return self.group.seconds * self.expected
 
 
 @dataclass(frozen=True)
@@ -325,7 +340,9 @@ class CallGroup:
             "seconds": statistics.median(self.like(self.call)),
             "usual": _USUAL_SAVING.get(name, _OTHER_SAVING),
         }
-        return Candidate(id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more))
+        return Candidate(
+            group=self, id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more)
+        )
 
 
 def synchronize() -> None:

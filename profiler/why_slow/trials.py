@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from profiler import effort
@@ -15,6 +15,7 @@ from profiler.errors import describe_error, first_line
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (
+    DECISIVE,
     FEW_ROUNDS,
     LEAST_ROUNDS,
     LEAST_SHARE,
@@ -64,8 +65,9 @@ class TrialPlan:
         side_s = tried.seconds * (self.repeats + (tried.seconds < _SHORT_S))
         if self.tokens:
             side_s = sum(part.about_s for part in tried.as_is.shortened(self.tokens))
-        unchanged = 0 if tried.alone else rounds + bool(self.tokens)  # a shortened side is run once before the pairs
-        return (unchanged + (rounds + 1) * (1 - tried.usual)) * side_s + tried.once_s
+        # A shortened side is run once before the pairs; a first run alone is one of them if it saves much.
+        unchanged, changed = (0, rounds) if tried.alone else (rounds + bool(self.tokens), rounds + 1)
+        return (unchanged + changed * (1 - tried.expected)) * side_s + tried.once_s
 
 
 def plan_trial(candidate: Candidate, share_s: float, left_s: float) -> TrialPlan | float:
@@ -74,7 +76,7 @@ def plan_trial(candidate: Candidate, share_s: float, left_s: float) -> TrialPlan
     It is of the whole call if five pairs fit into `share_s`. Else it is of the whole or of its first tokens, whichever
     are the cheaper three pairs.
     """
-    most = MOST_ROUNDS * (2 - candidate.usual)
+    most = MOST_ROUNDS * (2 - candidate.expected)
     repeats = int(min(_SIDE_S, share_s / most) / max(candidate.seconds, 1e-3))
     whole = TrialPlan(candidate, repeats=max(1, min(effort.STANDARD.script_repeats, repeats)))
     if whole.cost_s(LEAST_ROUNDS) <= share_s:
@@ -87,74 +89,40 @@ def plan_trial(candidate: Candidate, share_s: float, left_s: float) -> TrialPlan
     return cheapest if least_s <= left_s else least_s
 
 
-@dataclass(frozen=True)
-class _Pending:
-    """A change that is still to be tried."""
-
-    candidate: Candidate
-    group: CallGroup
-
-    @property
-    def name(self) -> str:
-        compiled = ", compiled" if self.candidate.once_s else ""
-        return f"{self.candidate.id} ({self.candidate.where}){compiled}"
-
-    @property
-    def usual_s(self) -> float:
-        """Seconds that a change of this kind usually saves on such calls."""
-        return self.group.seconds * self.candidate.usual
-
-    @property
-    def per_second(self) -> float:
-        """The same per second of its shortest trial."""
-        least_s = plan_trial(self.candidate, 0.0, 0.0)
-        return self.usual_s / max(1e-3, least_s if isinstance(least_s, float) else 0.0)
-
-    def give_up(self, least_s: float, untried: Untried) -> None:
-        """Note a change for whose pairs, of so many seconds, no time is left, with what is known without a trial."""
-        tried = self.candidate
-        untried.without_time[self.name] = least_s
-        if tried.about:
-            how = "from the shapes of the calls and the roofs; there was no time for a trial"
-            what = (tried.where, tried.evidence, tried.change)
-            saves_s = tried.about * self.group.seconds
-            untried.computed.append(Finding(tried.id, saves_s, *what, "computed", how))
-
-
 def try_changes(
     groups: Sequence[CallGroup], least_s: float, budget_s: float, spent_s: float, untried: Untried
 ) -> list[TriedChange]:
     """Trials of groups of at least `least_s` seconds; `untried` gets other changes.
 
     What saves the most per second of its trial comes first. Each trial may take a share of the time that is left, by
-    what such a change usually saves, or as much more as its fewest pairs need. Trials have TRIALS_SHARE of `budget_s`,
+    what it is expected to save, or as much more as its fewest pairs need. Trials have TRIALS_SHARE of `budget_s`,
     of which `spent_s` have passed, and end at an interrupt; those made until then are returned. The sides of a pair
     leave out the seconds in which this process waits for a core.
     """
     deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
     trials: dict[tuple[str, Sequence[int]], TriedChange] = {}
     try:
-        queue = _pending([group for group in groups if group.seconds >= least_s], untried)
+        queue = _ranked(_candidates([group for group in groups if group.seconds >= least_s], untried))
         while queue:
             left_s = max(0.0, deadline_s - now_s())
-            share_s = left_s * queue[0].usual_s / max(1e-9, sum(each.usual_s for each in queue))
+            share_s = left_s * queue[0].expected_s / max(1e-9, sum(each.expected_s for each in queue))
             taken = queue.pop(0)
-            plan = plan_trial(taken.candidate, share_s, left_s)
+            plan = plan_trial(taken, share_s, left_s)
             if isinstance(plan, float):
-                taken.give_up(plan, untried)
+                _give_up(taken, plan, untried)
                 continue
-            closer = taken.candidate.closer
+            closer = taken.closer
             try:
-                trial = run_trial(plan, taken.group, share_s, deadline_s)
+                trial = run_trial(plan, share_s, deadline_s)
                 if trial.claimed or (trial.id, trial.calls) not in trials:
                     trials[trial.id, trial.calls] = trial
                 closer = closer if trial.claimed else None
             except NoTimeLeftError:
-                taken.give_up(plan.cost_s(FEW_ROUNDS), untried)
+                _give_up(taken, plan.cost_s(FEW_ROUNDS), untried)
             except Exception as error:
                 untried.add(taken.name, first_line(error))
             if closer is not None:
-                queue = _ranked([*queue, _Pending(closer, taken.group)])
+                queue = _ranked([*queue, closer])
     except KeyboardInterrupt:
         untried.add("all other changes", "interrupted")
     except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
@@ -162,32 +130,45 @@ def try_changes(
     return list(trials.values())
 
 
-def _pending(groups: Sequence[CallGroup], untried: Untried) -> list[_Pending]:
-    pending = []
+def _candidates(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Candidate]:
     for group in groups:
         try:
-            pending += [_Pending(candidate, group) for candidate in candidates(group, untried)]
+            yield from candidates(group, untried)
         except Exception as error:
             untried.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
-    return _ranked(pending)
 
 
-def _ranked(pending: Sequence[_Pending]) -> list[_Pending]:
-    return sorted(pending, key=lambda each: -each.per_second)
+def _ranked(pending: Iterable[Candidate]) -> list[Candidate]:
+    """The changes, first those that are expected to save the most per second of their shortest trial."""
+
+    def per_s(tried: Candidate) -> float:
+        least_s = plan_trial(tried, 0.0, 0.0)
+        return tried.expected_s / (least_s if isinstance(least_s, float) and least_s else 1e-3)
+
+    return sorted(pending, key=per_s, reverse=True)
+
+
+def _give_up(tried: Candidate, least_s: float, untried: Untried) -> None:
+    """Note a change for whose pairs, of so many seconds, no time is left, with what is known without a trial."""
+    untried.without_time[tried.name] = least_s
+    if tried.about:
+        how = "from the shapes of the calls and the roofs; there was no time for a trial"
+        what = (tried.where, tried.evidence, tried.change)
+        untried.computed.append(Finding(tried.id, tried.about * tried.group.seconds, *what, "computed", how))
 
 
 class NoTimeLeftError(Exception):
     """A trial has used its time before its third pair, on a machine that has become slower."""
 
 
-def run_trial(plan: TrialPlan, group: CallGroup, share_s: float, deadline_s: float) -> TriedChange:
-    """The trial of one change to a group of calls.
+def run_trial(plan: TrialPlan, share_s: float, deadline_s: float) -> TriedChange:
+    """The trial of one change.
 
     After its third pair it ends once it has taken `share_s`. Raises NoTimeLeftError if `deadline_s`, on the clock of
     `now_s`, comes before.
     """
     candidate = plan.candidate
-    shape = candidate.shape or group.middle[0].words
+    shape = candidate.shape or candidate.group.call.words
     gc.collect()  # of the script's last call, and of the trial before: a cache, or a copy of the model
     rounds = _pairs(plan, now_s() + share_s, deadline_s)
     if plan.tokens:
@@ -196,7 +177,7 @@ def run_trial(plan: TrialPlan, group: CallGroup, share_s: float, deadline_s: flo
     if candidate.explain is not None and pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
             evidence += candidate.explain(deadline_s)
-    numbers = tuple(call.number for call in group.calls)
+    numbers = tuple(call.number for call in candidate.group.calls)
     what = (candidate.where, evidence, candidate.change, shape)
     return tried_change(
         candidate.id, numbers, rounds, *what, stand_in=candidate.stand_in, against_its_own=candidate.alone
@@ -318,12 +299,12 @@ def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> tuple[tuple[fl
     # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
     if plan.tokens:
         unchanged_s()
-    if changed_s() > _HOPELESS * seconds and (again_s := changed_s()) > _HOPELESS * seconds:
+    start_s, cold_s = now_s(), changed_s()
+    if cold_s > _HOPELESS * seconds and (again_s := changed_s()) > _HOPELESS * seconds:
         return ((seconds, again_s),)
-    first_s = now_s()
-    rounds: list[tuple[float, float]] = []
+    rounds = [(seconds, cold_s)] if candidate.alone and 1 - cold_s / seconds > DECISIVE else []
     while not is_settled(rounds):
-        pair_s = (now_s() - first_s) / max(1, len(rounds))
+        pair_s = (now_s() - start_s) / (1 + len(rounds))
         if now_s() + pair_s > (deadline_s if len(rounds) < FEW_ROUNDS else min(until_s, deadline_s)):
             break
         if len(rounds) % 2:

@@ -423,7 +423,8 @@ def planned(new_tokens: int, seconds: float = 1.0, prompt_s: float = 0.0, *, bat
 
 def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more: Any) -> Candidate:
     run = planned(new_tokens, seconds, prompt_s) if new_tokens else Run(lambda: None)
-    return Candidate("beams", "four beams", "one", "s.py:4", run, run, seconds, **more)
+    group: Any = SimpleNamespace(seconds=100.0, calls=())
+    return Candidate(group, "beams", "four beams", "one", "s.py:4", run, run, seconds, **more)
 
 
 CANDIDATES = {
@@ -465,7 +466,7 @@ def test_what_saves_most_per_second_of_its_trial_is_tried_first_and_nothing_twic
     compiled = replace(CANDIDATES["a compilation"], id="uncompiled")
     long, short = candidate(9.0), candidate(0.5)
     stand_in = replace(candidate(2.0), id="uncompiled", stand_in="a graph", closer=compiled)
-    group, ran = SimpleNamespace(seconds=100.0, calls=()), list[Candidate]()
+    ran = list[Candidate]()
 
     def run(plan: TrialPlan, *_: object) -> object:
         ran.append(plan.candidate)
@@ -475,7 +476,7 @@ def test_what_saves_most_per_second_of_its_trial_is_tried_first_and_nothing_twic
     monkeypatch.setattr(trials, "run_trial", run)
     monkeypatch.setattr(trials, "candidates", lambda *_: [long, stand_in, short])
     untried = Untried()
-    done = trials.try_changes([group], 0.0, 1000.0, 0.0, untried)
+    done = trials.try_changes([long.group], 0.0, 1000.0, 0.0, untried)
     assert ran.index(short) < ran.index(long)
     assert ran.index(stand_in) < ran.index(compiled)
     assert len(ran) == len(done) == 4
