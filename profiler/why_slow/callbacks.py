@@ -56,14 +56,3 @@ class Callback:
 
 def _unwrapped(item: Any) -> Any:
     return _unwrapped(item.func) if isinstance(item, functools.partial) else item
-
-
-@dataclass
-class TimedStreamer:
-    """A streamer whose `put` is timed."""
-
-    streamer: Any
-    put: Callback
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.streamer, name)

@@ -19,12 +19,10 @@ from profiler.why_slow.kernel_changes import (
     captured_forward,
     compiled_step,
     is_bound_by_host,
-    static_cache_change,
     with_implementation,
 )
 from profiler.why_slow.loop_changes import (
     batching_change,
-    grows_by_a_token,
     loop_without_cache,
     padding_change,
     paged_batch_change,
@@ -169,10 +167,6 @@ def _unread_logits(group: CallGroup) -> Candidate | None:
     )  # fmt: skip
 
 
-def _is_loop(group: CallGroup) -> bool:
-    return grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
-
-
 CHANGES = (
     _switch(
         "cache-off", lambda group: group.generates and group.settings.cache is False,
@@ -230,7 +224,6 @@ CHANGES = (
         "an assistant model drafts", options=lambda _: {"assistant_model": None},
     ),
     Change("uncompiled", lambda group: is_plain(group.model), captured_forward),
-    Change("growing-cache", is_bound_by_host, static_cache_change),
     Change("uncompiled", is_bound_by_host, compiled_step),
     Change("unmerged-adapters", lambda _: True, merged_adapters),
     Change("slow-format", lambda _: True, dense_weights),
@@ -238,7 +231,7 @@ CHANGES = (
     Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
     Change("one-by-one", lambda group: group.middle[1].watched is GENERATE_BATCH, paged_batch_change),
-    Change("one-by-one", lambda group: group.generates or not _is_loop(group), batching_change),
+    Change("one-by-one", lambda _: True, batching_change),
     Change("shared-prefix", lambda group: group.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),

@@ -381,7 +381,6 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
 
 
 def _texts_again(seen: Observations) -> Iterator[Finding]:
-    """Time to tokenize texts that were tokenized before."""
     for item in seen.texts_again:
         yield Finding(
             "text-again", item.seconds, item.where,
@@ -391,7 +390,6 @@ def _texts_again(seen: Observations) -> Iterator[Finding]:
 
 
 def _reloads(seen: Observations) -> Iterator[Finding]:
-    """Time of loads of a model that was loaded before."""
     for source in dict.fromkeys(load.source for load in seen.loads):
         _first, *repeats = [load for load in seen.loads if load.source == source]
         if repeats:

@@ -104,7 +104,6 @@ def _first_line(reason: object) -> str:
 
 
 def _breaks_so_far() -> Counter[str]:
-    """Number of graph breaks of torch.compile in this process, by reason."""
     utils = sys.modules.get("torch._dynamo.utils")
     return Counter(utils.counters["graph_break"]) if utils is not None else Counter()
 

@@ -16,7 +16,6 @@ from profiler.engines.caches import moving_window, static_cache, unwindowed
 from profiler.errors import RequestError
 from profiler.patching import patched
 from profiler.units import duration
-from profiler.why_slow.findings import DecodeFloor
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.watched_calls import is_spread
 
@@ -39,20 +38,6 @@ def is_bound_by_host(group: CallGroup) -> bool:
     return could and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
 
 
-def _host_words(floor: DecodeFloor | None) -> str:
-    if floor is None:
-        return "the host dispatches every step kernel by kernel"
-    needs = f"needs at least {duration(floor.dispatch_s)} to dispatch a step"
-    return f"the host {needs}, and the GPU {duration(floor.device_s)} at its roofs"
-
-
-def static_cache_change(group: CallGroup) -> Candidate:
-    """A change to a static cache, whose steps the host dispatches as before."""
-    options = {**_static(group), "disable_compile": True}
-    evidence = f"{_host_words(group.decode)}; the cache grows at every token"
-    return group.candidate("growing-cache", evidence, passed(options), group.repeated(**options))
-
-
 def compiled_step(group: CallGroup) -> Candidate | None:
     """A change to the compiled step; None if transformers would not compile it.
 
@@ -64,9 +49,13 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     quantizer = getattr(model, "hf_quantizer", None)
     if model.config.is_encoder_decoder or not (quantizer is None or quantizer.is_compileable):
         return None
+    words = "the host dispatches every step kernel by kernel"
+    if decode is not None:
+        words = f"the host needs at least {duration(decode.dispatch_s)} to dispatch a step"
+        words += f", and the GPU {duration(decode.device_s)} at its roofs"
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     compiled = group.candidate(
-        "uncompiled", _host_words(decode),
+        "uncompiled", words,
         f"{passed(_static(group))}: generate then compiles the step, and replays it as a CUDA graph",
         group.repeated(**_static(group)), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
         about=max(0.0, 1 - decode.device_s / decode.dispatch_s) if decode else 0.0,

@@ -104,7 +104,8 @@ def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
 
 def batching_change(group: CallGroup) -> Candidate | None:
     """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat."""
-    if is_plain(group.model):  # it may have no mask for padding
+    is_loop = grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
+    if is_plain(group.model) or (is_loop and not group.generates):  # a plain one may have no mask for padding
         return None
     found = _prompts(group)
     if len(found) < _FEWEST_ONE_BY_ONE or _continue_each_other([ids for *_, ids in found]):

@@ -31,8 +31,6 @@ _FEW_TOKENS = 4
 
 @dataclass
 class _Visit:
-    """One call of a module."""
-
     name: str
     weight: float
     marks: list[Any]

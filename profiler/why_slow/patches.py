@@ -39,13 +39,10 @@ def watched(recorder: Recorder) -> Iterator[None]:
         _before(recorder, task, "__init__", starts_here)
         _before(recorder, task, "run", runs_here)
     try:
-        with library_warnings(recorder.warning), sampled(recorder):
+        with recorder.undo, library_warnings(recorder.warning), sampled(recorder):
             yield
     finally:
         sys.meta_path.remove(finder)
-        for restore in reversed(recorder.undo):
-            restore()
-        recorder.undo.clear()
 
 
 def _around(recorder: Recorder, owner: Any, name: str, call: Callable[..., Any]) -> None:

@@ -18,7 +18,7 @@ from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
 from profiler.patching import replace_attribute
 from profiler.why_slow.call_record import CallRecord, Thread, users_line
-from profiler.why_slow.callbacks import Callback, TimedStreamer
+from profiler.why_slow.callbacks import Callback
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import (
@@ -45,8 +45,8 @@ class Recorder:
     loads: list[Load] = field(default_factory=list)
     text_s: float = 0.0
     text_where: str = ""
-    undo: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that restore what was replaced."""
+    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Restores what was replaced."""
     again_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
@@ -88,7 +88,7 @@ class Recorder:
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Set an attribute of another object, until the recording ends."""
-        self.undo.append(replace_attribute(owner, name, value))
+        self.undo.callback(replace_attribute(owner, name, value))
 
     def call(
         self,
@@ -103,16 +103,16 @@ class Recorder:
             return self._forward(outer, run, args, named)
         if self.here.in_call:
             return run(*args, **named)
-        timer, noted = OwnTime(), None
+        timer, noted, streamed = OwnTime(), None, contextlib.ExitStack()
         with self._errors_counted():
             noted = self._note(watched, model, args, named, compiled)
             if (streamer := named.get("streamer")) is not None:
                 put = self._callback(streamer, streamer.put, noted, is_left_out=True)
-                named = {**named, "streamer": TimedStreamer(streamer, put)}
+                streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer.core_seconds()
         began_s, result, failed = now_s(), None, ""
         try:
-            with self._inside_call(noted, id(model)):
+            with streamed, self._inside_call(noted, id(model)):
                 result = run(*args, **named)
             return result
         except BaseException as error:
@@ -146,7 +146,6 @@ class Recorder:
         return known and token_ids(args, named) is not None
 
     def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a forward pass within a call, and add its seconds to it."""
         start_s = now_s()
         try:
             with self.here.inside("forward"):
@@ -168,7 +167,6 @@ class Recorder:
         return run.func([self._callback(item, item, noted, are_criteria) for item in items], *args, **named)
 
     def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:
-        """A callback, whose own function is noted."""
         found = Callback(item, run, noted, is_left_out)
         if found.name not in self.functions:
             self.functions[found.name] = found.own_function

@@ -7,13 +7,14 @@ import functools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map, tree_map_only
 
 from profiler.loading.cache_argument import argument_name, cache_of
+from profiler.report.blocks import evenly
 from profiler.why_slow.call_record import CallRecord
 from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.floor import Subject, made_s
@@ -25,7 +26,7 @@ from profiler.why_slow.watched_calls import prompt_ids
 # Share of a call that a change usually saves where it applies, in scripts with one fault (tests/why/scripts.py).
 _USUAL_SAVING = {
     "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "uncompiled": 0.6,
-    "shared-prefix": 0.5, "threads": 0.1, "growing-cache": 0.1,
+    "shared-prefix": 0.5, "threads": 0.1,
 }  # fmt: skip
 _OTHER_SAVING = 0.3
 
@@ -71,11 +72,10 @@ def in_even_sequence(runs: Sequence[Run]) -> Run:
     """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
 
     def shortened(tokens: int) -> tuple[WeightedRun, ...]:
-        some = min(max(tokens, 0), len(runs))
-        chosen = [runs[(2 * number + 1) * len(runs) // (2 * some)] for number in range(some)]
-        return tuple(WeightedRun(len(runs) / some, run, run.about_s) for run in chosen)
+        chosen = evenly(runs, tokens)
+        return tuple(WeightedRun(len(runs) / len(chosen), run, run.about_s) for run in chosen)
 
-    return Run(lambda: [run() for run in runs], sum(run.about_s for run in runs), shortened)
+    return replace(in_sequence(runs), shortened=shortened)
 
 
 def with_steps(run: Callable[[int], object], count: int) -> Run:

@@ -253,20 +253,20 @@ def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: fl
 
     It is repeated by the clock that timed it. The one-time costs of a long `generate` are those of its prompt.
     """
-    left_s = deadline_s - now_s()
+    left_s, call, rest_s = deadline_s - now_s(), first, first.left_out_s
     # On a GPU, attention may also have made a plan for each new length.
-    whole = first.seconds <= left_s * (_COLD_SHARE if first.settings.on_cpu else 1.0)
-    by_prompt = not whole and first.prompt_s > 0
-    if noted.arguments is None or (first.prompt_s if by_prompt else first.seconds) > left_s:
+    if first.prompt_s and first.seconds > left_s * (_COLD_SHARE if first.settings.on_cpu else 1.0):
+        call, rest_s = replace(first, new_tokens=1), first.seconds - first.prompt_s
+    if noted.arguments is None or first.seconds - rest_s > left_s:
         return None
     try:
-        run = repeat(noted, replace(first, new_tokens=1) if by_prompt else first, group.model)
+        run = repeat(noted, call, group.model)
         [repeated_s] = time_calls(run, noted.clock, 1, drop_first=False)
         if now_s() + repeated_s < deadline_s:  # the first repeat also fills a cache and allocates memory
             repeated_s = min(repeated_s, *time_calls(run, noted.clock, 1, drop_first=False))
     except Exception:  # a call that cannot be repeated counts in full
         return None
-    return repeated_s + (first.seconds - first.prompt_s if by_prompt else first.left_out_s)
+    return repeated_s + rest_s
 
 
 def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> tuple[tuple[float, float], ...]:

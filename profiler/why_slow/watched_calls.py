@@ -167,7 +167,6 @@ def by_name(method: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> tup
 
 @functools.cache
 def _parameters(method: Any) -> tuple[str, ...]:
-    """The names of a method's parameters that may be passed by position."""
     _self, *others = inspect.signature(method).parameters.values()
     return tuple(each.name for each in others if each.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

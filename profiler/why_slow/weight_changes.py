@@ -80,7 +80,6 @@ def dense_weights(group: CallGroup) -> Candidate | None:
 
 
 def _on_copy(group: CallGroup, make: Callable[[], Any]) -> Run:
-    """The call on a copy of its model, which is made at the first run."""
     call, noted = group.middle
     return RepeatedCall(noted, call, functools.cache(make)).as_run
 
@@ -159,7 +158,6 @@ def cast_once(group: CallGroup) -> Candidate | None:
 
 
 def _check_room(needs_bytes: float, what: str, device: torch.device) -> None:
-    """Raises RequestError if a trial has no room for what it makes."""
     if needs_bytes > (room_bytes := _COPY_SHARE * available_bytes(device)):
         raise RequestError(f"{what} needs {scaled(needs_bytes, 'B')}, and there is room for {scaled(room_bytes, 'B')}")
 
