@@ -98,30 +98,39 @@ def why_sentences(why: Why) -> list[str]:
 
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its roof, if that is more than any finding saves."""
-    calls_s = steady_s(why.seen.calls)
+    calls_s = why.seen.running * steady_s(why.seen.calls)
     if not why.modules:
         return []
     module = why.modules[0]
     beyond_s = module.beyond_s
     if why.floor:  # as the table has it: a repetition among other processes also waits for them
         beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
-    if beyond_s < _MUCH * calls_s or beyond_s <= max((item.saves_s for item in why.findings), default=0.0):
+    if beyond_s < _MUCH * calls_s or beyond_s <= why.seen.running * _largest_s(why):
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its roof"
+    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)}{_without_waits(why)} beyond its roof"
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
+
+
+def _largest_s(why: Why) -> float:
+    return max((item.saves_s for item in why.findings), default=0.0)
+
+
+def _without_waits(why: Why) -> str:
+    return " without waits for a core" if why.seen.running < 1 - LEAST_SHARE else ""
 
 
 def _slow_code(why: Why) -> list[str]:
     """A sentence about the script's own code, if it takes longer than any finding saves: its line with the most."""
     seen = why.seen
     own = [part for part in time_parts(why) if part.own_code]
-    code_s, saves_s = sum(part.seconds for part in own), max((item.saves_s for item in why.findings), default=0.0)
-    if not own or code_s < max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, saves_s):
+    code_s = sum(part.seconds for part in own)
+    if not own or code_s < seen.running * max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, _largest_s(why)):
         return []
     where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    return [f"The script's own code takes {duration(code_s)} of {duration(seen.wall_s)}, {where}."]
+    all_of_it = f"{duration(seen.running * seen.wall_s)}{_without_waits(why)}"
+    return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -273,11 +282,10 @@ def time_parts(why: Why) -> list[TimePart]:
         TimePart("recording these calls", seen.overhead_s),
     ]
     parts += _own_code(seen, max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts)))
-    waiting = min(1.0, seen.waited_s / seen.wall_s) if seen.wall_s else 0.0
     parts = [
-        *(replace(part, seconds=(1 - waiting) * part.seconds) for part in parts),
-        *_forwards((1 - waiting) * forwards_s, why),
-        TimePart("waiting for a core that other processes used", waiting * seen.wall_s, beyond_floor=True),
+        *(replace(part, seconds=seen.running * part.seconds) for part in parts),
+        *_forwards(seen.running * forwards_s, why),
+        TimePart("waiting for a core that other processes used", (1 - seen.running) * seen.wall_s),
     ]
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 

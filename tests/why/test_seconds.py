@@ -32,6 +32,7 @@ from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import (
     CallFloor,
     Finding,
+    SlowModule,
     TriedChange,
     Untried,
     judge_calls,
@@ -561,6 +562,21 @@ def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(c
     seen = replace(SEEN, wall_s=20.0, own_lines=lines)
     named = "The script's own code takes 6.00 s of 20.0 s, 3.00 s of it at s.py:7, in pick: difflib.get_close_matches."
     assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
+    # On a busy machine all of it takes twice as long.
+    busy = replace(seen, wall_s=40.0, waited_s=20.0, calls=(replace(CALLED, seconds=20.0),),
+                   own_lines=tuple(replace(line, seconds=2 * line.seconds) for line in lines))  # fmt: skip
+    named = named.replace("20.0 s,", "20.0 s without waits for a core,")
+    assert (named in why_sentences(judge_calls(busy, [], CallFloor(1.0, 0.1)))) == is_named
+
+
+def test_a_slow_module_is_named_on_a_busy_machine() -> None:
+    """The convolution takes 6 of 10 s of the calls. Next to other processes, which take three of four turns, it does
+    as well: its repetition leaves out their turns."""
+    slow = SlowModule("Conv", "tower.conv", "own.py:3", 6.0, 0.0, "s.py:4")
+    busy = replace(SEEN, wall_s=48.0, waited_s=36.0, calls=(replace(CALLED, seconds=40.0),))
+    for seen, words in ((SEEN, ""), (busy, " without waits for a core")):
+        first, *_ = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[slow]))
+        assert first.startswith(f"Conv (tower.conv, own.py:3) takes 6.00 s of 10.0 s{words} beyond its roof")
 
 
 @pytest.mark.slow
