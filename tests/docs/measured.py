@@ -55,7 +55,7 @@ def share(figure: PublishedFigure) -> float:
 
 
 def _of_runs() -> Iterator[tuple[str, ...]]:
-    """A decode step of one sequence at the shortest prompt, by engine, and the largest prefill of plain transformers."""
+    """Each engine's decode step of one sequence at the shortest prompt, and the largest prefill of transformers."""
     seen = set()
     for name, device in _RUNS.items():
         folder = ROOT / "runs/reference" / name

@@ -55,7 +55,9 @@ def commands_page() -> str:
     parts = ["# Commands\n\n`roofscope COMMAND --help` shows the same.\n\n"]
     summary = [(f"[`{name}`](#roofscope-{name})", one_line(each.help)) for name, each in commands.commands.items()]
     parts.append(table(("command", "what it does"), summary))
-    parts.append("\nThe [exit codes](#exit-codes) are at the end. Before any command: `--version` shows the version, `--debug` shows tracebacks.\n\n")
+    parts.append(
+        "\nThe [exit codes](#exit-codes) are at the end. Before any command: `--version` shows the version, `--debug` shows tracebacks.\n\n"
+    )
     for each in commands.commands.values():
         parts.append(get_docs_for_click(obj=each, ctx=context, indent=1, call_prefix="roofscope"))
     return "".join(parts).replace("```console\n$ ", "```text\n").rstrip("\n") + "\n\n" + _exit_codes()
@@ -67,8 +69,8 @@ def columns_page() -> str:
     cells = {item.name: docs.get(item.name, "") for item in fields(CellResult)}
     files = [(title, f"[{name}.json](schemas/{name}.json)") for name, title in TITLES.items()]
     return (
-        "# Columns and JSON documents\n\nThe names end in the unit: `_s` seconds, `_bytes` bytes, `_flops` a count, `_per_s` a rate."
-        " An empty field is not known.\n\n"
+        "# Columns and JSON documents\n\nThe names end in the unit: `_s` seconds, `_bytes` bytes, `_flops` a count,"
+        " `_per_s` a rate. An empty field is not known.\n\n"
         "## cells.csv\n\nOne row per phase and cell. The terms of the split add up to `latency_s`.\n\n"
         + described("column", cells)
         + "\n## operators.csv\n\nOne row per operator and cell.\n\n"

@@ -9,6 +9,7 @@ from .screens import FOLDER, ROOT, SCREENS, screen_of, working_folder
 
 COMMAND = "$ roofscope run mistral-7b-v0.1\n"
 FOLD = "</summary>\n\n```console\n"
+CUT = "[...]"
 FEWEST = 6
 """Lines of the answer that README shows unfolded, at least; more to the end of a sentence."""
 
@@ -22,7 +23,7 @@ if __name__ == "__main__":
     first = next(number for number, line in enumerate(lines, 1) if number > FEWEST and line.endswith("."))
     readme = ROOT / "README.md"
     before, after = readme.read_text(encoding="utf-8").split(COMMAND)
-    after = after[after.index("[...]") :]
-    folded, rest = after.split(FOLD)
+    folded, rest = after[after.index(CUT) :].split(FOLD)
     shown, hidden = "\n".join(lines[:first]), "\n".join(lines[first:])
-    readme.write_text(f"{before}{COMMAND}{shown}\n{folded}{FOLD}{hidden}\n{rest[rest.index('[...]') :]}", encoding="utf-8")
+    text = f"{before}{COMMAND}{shown}\n{folded}{FOLD}{hidden}\n{rest[rest.index(CUT) :]}"
+    readme.write_text(text, encoding="utf-8")
