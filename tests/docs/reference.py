@@ -56,7 +56,8 @@ def commands_page() -> str:
     summary = [(f"[`{name}`](#roofscope-{name})", one_line(each.help)) for name, each in commands.commands.items()]
     parts.append(table(("command", "what it does"), summary))
     parts.append(
-        "\nThe [exit codes](#exit-codes) are at the end. Before any command: `--version` shows the version, `--debug` shows tracebacks.\n\n"
+        "\nThe [exit codes](#exit-codes) are at the end. Before any command: `--version` shows the version,"
+        " `--debug` shows tracebacks.\n\n"
     )
     for each in commands.commands.values():
         parts.append(get_docs_for_click(obj=each, ctx=context, indent=1, call_prefix="roofscope"))
