@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/token.svg"
 RUNS = ROOT / "runs/reference"
-
-_WIDTH, _LEFT, _PER_MS, _TOP, _ROW = 760, 214, 7.9, 56, 34
+WORDS = {"works": "the GPU works", "waits": "the GPU waits for the host", "plans": "cuDNN plans attention"}
 COLOURS = {
     "light": {"paper": "#ffffff", "ink": "#1b1f24", "dim": "#5b6672", "works": "#0072b2", "waits": "#c05200",
               "plans": "#8a4f7d"},
@@ -20,95 +18,64 @@ COLOURS = {
              "plans": "#d58fc4"},
 }  # fmt: skip
 """Of each theme; the panel has its own paper, as a page's theme may differ from the browser's."""
-WORDS = {
-    "works": "the GPU works",
-    "waits": "the GPU waits for the host",
-    "plans": "cuDNN plans attention",
-}
+_WIDTH, _LEFT, _PER_MS, _TOP, _ROW = 760, 214, 7.9, 56, 34
+_STYLE = """text{font:14px system-ui,-apple-system,'Segoe UI',sans-serif;fill:var(--ink)}rect{stroke:var(--paper)}
+.title{font-size:16px;font-weight:600}.label{text-anchor:end}.value{font-weight:600}.paper{fill:var(--paper)}
+.inside{text-anchor:middle;fill:var(--paper)}.note{font-size:13px;fill:var(--dim)}.works{fill:var(--works)}
+.waits{fill:var(--waits)}.plans{fill:var(--plans)}
+.limit{fill:none;stroke:var(--works);stroke-width:2;stroke-dasharray:4 3}"""
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A decode step of one sequence, in seconds, as the parts that add up to it."""
-
-    label: str
-    works_s: float
-    waits_s: float = 0.0
-    plans_s: float = 0.0
-
-    @property
-    def total_s(self) -> float:
-        return self.works_s + self.waits_s + self.plans_s
-
-
-def decode_row(run: str, engine: str) -> dict[str, str]:
-    """Return the row of a committed run's smallest decode step, as cells.csv has it."""
-    with (RUNS / run / "cells.csv").open(encoding="utf-8", newline="") as file:
-        return next(row for row in csv.DictReader(file) if (row["phase"], row["engine"]) == ("decode", engine))
-
-
-def bars() -> tuple[Bar, ...]:
-    """Return the steps of Mistral-7B on the H200, slowest first; the last one is the limit, not a measurement."""
-    eager = decode_row("mistral-7b-h200-default", "eager")
-    compiled = decode_row("mistral-7b-h200-compile", "compile")
+def bars() -> dict[str, dict[str, float]]:
+    """Return decode steps of Mistral-7B on the H200, slowest first: ms by part. The last one is the limit."""
+    eager = _decode("mistral-7b-h200-default", "eager")
+    graph, compiled = _decode("mistral-7b-h200-engines", "graph"), _decode("mistral-7b-h200-compile", "compile")
     evidence = json.loads((RUNS / "mistral-7b-h200-default/run.json").read_text(encoding="utf-8"))["evidence"]
-    first_s = next(item["first_use_s"] for item in evidence if item.get("first_use_s"))
-    eager_s, waits_s = float(eager["latency_s"]), float(eager["dispatch_s"])
-    works_s = eager_s - waits_s
-    return (
-        Bar("first use of a length", works_s, waits_s, first_s - eager_s),
-        Bar("eager, as it runs by default", works_s, waits_s),
-        Bar("as one CUDA graph", float(decode_row("mistral-7b-h200-engines", "graph")["latency_s"])),
-        Bar("compiled and tuned", float(compiled["latency_s"])),
-        Bar("limit of this GPU's memory", float(compiled["weights_s"]) + float(compiled["kv_s"])),
-    )
+    first = next(1e3 * item["first_use_s"] for item in evidence if item.get("first_use_s"))
+    step = {"works": eager["latency_s"] - eager["dispatch_s"], "waits": eager["dispatch_s"]}
+    return {
+        "first use of a length": {**step, "plans": first - eager["latency_s"]},
+        "eager, as it runs by default": step,
+        "as one CUDA graph": {"works": graph["latency_s"]},
+        "compiled and tuned": {"works": compiled["latency_s"]},
+        "limit of this GPU's memory": {"works": compiled["weights_s"] + compiled["kv_s"]},
+    }
+
+
+def _decode(run: str, engine: str) -> dict[str, float]:
+    """The times of a run's smallest decode step, in ms."""
+    with (RUNS / run / "cells.csv").open(encoding="utf-8", newline="") as file:
+        row = next(row for row in csv.DictReader(file) if (row["phase"], row["engine"]) == ("decode", engine))
+    return {name: 1e3 * float(row[name]) for name in ("latency_s", "dispatch_s", "weights_s", "kv_s")}
 
 
 def picture() -> str:
     """Return the picture as SVG."""
-    rows = bars()
-    body = [_text(20, 28, "Mistral-7B on an H200: milliseconds per token of one sequence", "title")]
-    for index, bar in enumerate(rows):
-        y, x = _TOP + index * _ROW, float(_LEFT)
-        body.append(_text(_LEFT - 10, y + 16, bar.label, "label"))
-        for part in WORDS:
-            width = getattr(bar, f"{part}_s") * 1e3 * _PER_MS
-            if width > 0:
-                kind = f"{part} limit" if bar is rows[-1] else part
-                body.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="22" class="{kind}"/>')
-                if bar.waits_s:
-                    body.append(_text(x + width / 2, y + 16, f"{getattr(bar, f'{part}_s') * 1e3:.1f}", "inside"))
-                x += width
-        body.append(_text(x + 8, y + 16, f"{bar.total_s * 1e3:.1f} ms", "value"))
-    y = _TOP + len(rows) * _ROW + 14
-    x = 20.0
-    for part, words in WORDS.items():
-        body.append(f'<rect x="{x}" y="{y - 11}" width="13" height="13" class="{part}"/>')
-        body.append(_text(x + 20, y, words, "note"))
-        x += 40 + 7.2 * len(words)
-    height = y + 18
-    style = (  # later rules win
-        f":root{{{_variables('light')}}}@media(prefers-color-scheme:dark){{:root{{{_variables('dark')}}}}}"
-        "text{font:14px system-ui,-apple-system,'Segoe UI',sans-serif;fill:var(--ink)}"
-        ".title{font-size:16px;font-weight:600}.label{text-anchor:end}.inside{text-anchor:middle;fill:var(--paper)}.value{font-weight:600}.note{font-size:13px;fill:var(--dim)}.paper{fill:var(--paper)}"
-        "rect{stroke:var(--paper)}"
-        f"{''.join(f'.{name}{{fill:var(--{name})}}' for name in WORDS)}"
-        ".limit{fill:none;stroke:var(--works);stroke-width:2;stroke-dasharray:4 3}"
-    )
-    spoken = "; ".join(f"{bar.label}: {bar.total_s * 1e3:.1f} ms" for bar in rows)
+    drawn = [_text(20, 28, "title", "Mistral-7B on an H200: milliseconds per token of one sequence")]
+    for row, (label, parts) in enumerate(bars().items()):
+        x, y = float(_LEFT), _TOP + row * _ROW
+        drawn.append(_text(_LEFT - 10, y + 16, "label", label))
+        for part, ms in parts.items():
+            kind = "limit" if label.startswith("limit") else part
+            drawn.append(f'<rect x="{x:.1f}" y="{y}" width="{ms * _PER_MS:.1f}" height="22" class="{kind}"/>')
+            if len(parts) > 1:
+                drawn.append(_text(x + ms * _PER_MS / 2, y + 16, "inside", f"{ms:.1f}"))
+            x += ms * _PER_MS
+        drawn.append(_text(x + 8, y + 16, "value", f"{sum(parts.values()):.1f} ms"))
+    height = _TOP + len(bars()) * _ROW + 32
+    for x, (part, words) in zip((20, 156, 383), WORDS.items(), strict=True):
+        drawn.append(f'<rect x="{x}" y="{height - 29}" width="13" height="13" class="{part}"/>')
+        drawn.append(_text(x + 20, height - 18, "note", words))
+    light, dark = (";".join(f"--{name}:{colour}" for name, colour in theme.items()) for theme in COLOURS.values())
+    style = f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}\n{_STYLE}"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">\n'
-        f"<title>{escape(spoken)}</title>\n<style>{style}</style>\n"
-        f'<rect width="{_WIDTH}" height="{height}" rx="8" class="paper"/>\n' + "\n".join(body) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">\n<style>{style}</style>\n'
+        f'<rect width="{_WIDTH}" height="{height}" rx="8" class="paper"/>\n' + "\n".join(drawn) + "\n</svg>\n"
     )
 
 
-def _text(x: float, y: float, words: str, kind: str) -> str:
+def _text(x: float, y: float, kind: str, words: str) -> str:
     return f'<text x="{x:.1f}" y="{y}" class="{kind}">{escape(words)}</text>'
-
-
-def _variables(theme: str) -> str:
-    return ";".join(f"--{name}:{colour}" for name, colour in COLOURS[theme].items())
 
 
 if __name__ == "__main__":

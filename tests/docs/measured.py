@@ -7,7 +7,7 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from profiler.data.datasheets import gpus
@@ -16,23 +16,15 @@ from profiler.units import duration, percent, significant
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/reference/measured.md"
-_RUNS = {
-    "mistral-7b-h200-default": "H200",
-    "mistral-7b-h200-engines": "H200",
-    "mistral-7b-h200-compile": "H200",
-    "mistral-7b-nf4-h200": "H200",
-    "mistral-7b-h100": "H100 SXM",
-    "mistral-7b-h100-engines": "H100 SXM",
-    "mistral-7b-h100-compile": "H100 SXM",
-    "mistral-7b-nf4-h100": "H100 SXM",
-    "smollm2-135m-h100": "H100 SXM",
-    "smollm2-135m-xeon-minute": "Xeon with AMX, 2 cores",
-    "smollm2-135m-xeon-bfloat16": "Xeon with AMX, 2 cores",
-    "smollm2-135m-zen4": "EPYC (Zen 4), 2 cores",
-    "smollm2-135m-zen5-float32": "EPYC (Zen 5), 2 cores",
-    "mistral-7b-nf4-zen4": "EPYC (Zen 4), 2 cores",
-}
-"""The runs that are shown, and their devices in words. Of two runs of one kind the first counts."""
+_RUNS = (
+    "mistral-7b-h200-default", "mistral-7b-h200-engines", "mistral-7b-h200-compile", "mistral-7b-nf4-h200",
+    "mistral-7b-h100", "mistral-7b-h100-engines", "mistral-7b-h100-compile", "mistral-7b-nf4-h100", "smollm2-135m-h100",
+    "smollm2-135m-xeon-minute", "smollm2-135m-xeon-bfloat16", "smollm2-135m-zen4", "mistral-7b-nf4-zen4",
+    "smollm2-135m-zen5-float32",
+)  # fmt: skip
+"""The runs that are shown. Of two of one kind the first counts."""
+_DEVICES = {"h200": "H200", "h100": "H100 SXM", "xeon": "Xeon with AMX, 2 cores", "zen4": "EPYC (Zen 4), 2 cores",
+            "zen5": "EPYC (Zen 5), 2 cores"}  # fmt: skip
 _LARGE = 6e9
 """Parameters from which published models are shown: on a large GPU a step of smaller ones is mostly overhead."""
 _FORMATS = ("dense", "int8", "int8wo", "fp8", "nf4", "int4wo")
@@ -41,10 +33,9 @@ _FORMATS = ("dense", "int8", "int8wo", "fp8", "nf4", "int4wo")
 def page() -> str:
     """Return the page with its tables."""
     text = PAGE.read_text(encoding="utf-8")
-    for name, table in {"runs": _table(_of_runs()), "published": _table(_of_others())}.items():
-        mark = rf"(<!-- {name}: .*? -->\n\n\|.*\n\|.*\n)(?:\|.*\n)*"
-        text, found = re.subn(mark, lambda at, rows=table: at[1] + rows, text)  # type: ignore[misc]
-        assert found == 1, name
+    for name, rows in {"runs": _of_runs(), "published": _of_others()}.items():
+        table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+        text = re.sub(rf"(<!-- {name}: .*? -->\n\n\|.*\n\|.*\n)(?:\|.*\n)*", lambda at, t=table: at[1] + t, text)
     return text
 
 
@@ -57,29 +48,25 @@ def share(figure: PublishedFigure) -> float:
 def _of_runs() -> Iterator[tuple[str, ...]]:
     """Each engine's decode step of one sequence at the shortest prompt, and the largest prefill of transformers."""
     seen = set()
-    for name, device in _RUNS.items():
+    for name in _RUNS:
         folder = ROOT / "runs/reference" / name
         about = json.loads((folder / "run.json").read_text(encoding="utf-8"))["model"]
+        device = next(words for part, words in _DEVICES.items() if part in name)
         model = "Mistral-7B" if name.startswith("mistral") else "SmolLM2-135M"
         weights = about["dtype"] if about["quant"] == "none" else about["quant"]
         with (folder / "cells.csv").open(encoding="utf-8", newline="") as file:
             rows = [row for row in csv.DictReader(file) if row["status"] == "ok" and row["noise"] != "unusable"]
+        rows.sort(key=lambda row: int(row["batch_size"]) * int(row["prompt_len"]))
         decodes = [row for row in rows if (row["phase"], row["batch_size"]) == ("decode", "1")]
         prefills = [row for row in rows if (row["phase"], row["engine"]) == ("prefill", "eager")]
-        for row in sorted(decodes, key=_tokens) + sorted(prefills, key=_tokens)[-1:]:
-            kind = (device, model, weights, row["engine"], row["phase"])
-            if kind not in seen:
-                seen.add(kind)
+        for row in decodes + prefills[-1:]:
+            kind = (device, model, weights, row["engine"])
+            if (*kind, row["phase"]) not in seen:
+                seen.add((*kind, row["phase"]))
+                seconds, rate, attained = (float(row[key]) for key in ("latency_s", "tokens_per_s", "attained"))
                 step = f"{row['phase']} {row['batch_size']} x {row['prompt_len']}"
-                rate, attained = float(row["tokens_per_s"]), float(row["attained"])
-                yield (
-                    *kind[:4], step, duration(float(row["latency_s"])), significant(rate),
-                    f"{significant(100 * attained, 2)} %", row["regime"],
-                )  # fmt: skip
-
-
-def _tokens(row: dict[str, str]) -> int:
-    return int(row["batch_size"]) * int(row["prompt_len"])
+                of_ceiling = f"{significant(100 * attained, 2)} %"
+                yield *kind, step, duration(seconds), significant(rate), of_ceiling, row["regime"]
 
 
 def _of_others() -> Iterator[tuple[str, ...]]:
@@ -92,8 +79,4 @@ def _of_others() -> Iterator[tuple[str, ...]]:
     for (gpu, engines, weights), shares in sorted(groups.items()):
         if len(shares) > 1:
             spread = map(percent, (min(shares), statistics.median(shares), max(shares)))
-            yield gpu, engines, "16 bits" if weights == "dense" else weights, str(len(shares)), *spread
-
-
-def _table(rows: Iterable[tuple[str, ...]]) -> str:
-    return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+            yield gpu, engines, weights.replace("dense", "16 bits"), str(len(shares)), *spread
