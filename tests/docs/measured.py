@@ -27,7 +27,6 @@ _DEVICES = {"h200": "H200", "h100": "H100 SXM", "xeon": "Xeon with AMX, 2 cores"
             "zen5": "EPYC (Zen 5), 2 cores"}  # fmt: skip
 _LARGE = 6e9
 """Parameters from which published models are shown: on a large GPU a step of smaller ones is mostly overhead."""
-_FORMATS = ("dense", "int8", "int8wo", "fp8", "nf4", "int4wo")
 
 
 def page() -> str:
@@ -74,7 +73,7 @@ def _of_others() -> Iterator[tuple[str, ...]]:
     groups = defaultdict(list)
     for figure in published():
         large = figure.weights >= _LARGE and figure.form != MIXTURE
-        if large and (figure.phase, figure.batch) == ("decode", 1) and figure.format in _FORMATS:
+        if large and (figure.phase, figure.batch) == ("decode", 1):
             groups[figure.gpu, ENGINE_WORDS[figure.kind], figure.format].append(share(figure))
     for (gpu, engines, weights), shares in sorted(groups.items()):
         if len(shares) > 1:

@@ -175,6 +175,15 @@ def test_the_test_on_the_gates_page_works(
         names["test_decode_is_no_slower"](tmp_path)
 
 
+def test_the_code_on_the_page_of_theory_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    [block] = re.findall(r"```python\n(.*?)```", (ROOT / "docs/how-to/see-the-theory.md").read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(block, names)
+    for line, value in re.findall(r"^(theory\..*)  # ([\d.]+)", block, re.MULTILINE):
+        assert eval(line, names) == pytest.approx(float(value), rel=5e-3)
+
+
 README = (ROOT / "README.md").read_text()
 
 
