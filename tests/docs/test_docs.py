@@ -24,6 +24,7 @@ from tokenized import save_tokenizer
 
 import profiler
 from profiler.cli.app import app
+from profiler.data.datasheets import gpus
 from profiler.data.published_results import published
 from profiler.errors import RequestError
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
@@ -203,13 +204,14 @@ def test_readme_is_short() -> None:
     assert len(DOCS) <= 30
 
 
-def test_readmes_picture_has_the_figures_of_the_committed_runs() -> None:
+def test_readmes_picture_and_first_lines_have_the_figures_of_the_committed_runs() -> None:
     """docs/reference/measured.md and the answer of the H200's default run have the same ones, in ms."""
     assert readme_picture.PICTURE.read_text() == readme_picture.picture(), "run `python -m tests.readme_picture`"
     _, eager, _, compiled, limit = rows = [sum(parts.values()) for parts in readme_picture.bars().values()]
     assert [round(ms, 1) for ms in rows] == [59.1, 21.7, 7.4, 4.8, 3.2]
     assert 'class="inside">15.4<' in readme_picture.picture(), "for so long the GPU waits"
     assert limit == pytest.approx(14.22e9 / 4.39e12 * 1e3, rel=0.01), "weights over the measured bandwidth"
+    assert f"on {len(gpus())} of them" in " ".join(README.split())
     assert f"writes {1e3 / eager:.0f} tokens/s on an H200 that can write {1e3 / compiled:.0f}." in README
 
 
