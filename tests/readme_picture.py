@@ -11,13 +11,9 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs/images/token.svg"
 RUNS = ROOT / "runs/reference"
 WORDS = {"works": "the GPU works", "waits": "the GPU waits for the host", "plans": "cuDNN plans attention"}
-COLOURS = {
-    "light": {"paper": "#ffffff", "ink": "#1b1f24", "dim": "#5b6672", "works": "#0072b2", "waits": "#c05200",
-              "plans": "#8a4f7d"},
-    "dark": {"paper": "#14181d", "ink": "#e8ebee", "dim": "#a3adb8", "works": "#3d9be0", "waits": "#ff8a3d",
-             "plans": "#d58fc4"},
-}  # fmt: skip
-"""Of each theme; the panel has its own paper, as a page's theme may differ from the browser's."""
+_LIGHT = "--paper:#ffffff;--ink:#1b1f24;--dim:#5b6672;--works:#0072b2;--waits:#c05200;--plans:#8a4f7d"
+_DARK = "--paper:#14181d;--ink:#e8ebee;--dim:#a3adb8;--works:#3d9be0;--waits:#ff8a3d;--plans:#d58fc4"
+"""The panel has its own paper, as a page's theme may differ from the browser's. All have 4.5:1 on it (WCAG 2.2)."""
 _WIDTH, _LEFT, _PER_MS, _TOP, _ROW = 760, 214, 7.9, 56, 34
 _STYLE = """text{font:14px system-ui,-apple-system,'Segoe UI',sans-serif;fill:var(--ink)}rect{stroke:var(--paper)}
 .title{font-size:16px;font-weight:600}.label{text-anchor:end}.value{font-weight:600}.paper{fill:var(--paper)}
@@ -66,8 +62,7 @@ def picture() -> str:
     for x, (part, words) in zip((20, 156, 383), WORDS.items(), strict=True):
         drawn.append(f'<rect x="{x}" y="{height - 29}" width="13" height="13" class="{part}"/>')
         drawn.append(_text(x + 20, height - 18, "note", words))
-    light, dark = (";".join(f"--{name}:{colour}" for name, colour in theme.items()) for theme in COLOURS.values())
-    style = f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}\n{_STYLE}"
+    style = f":root{{{_LIGHT}}}@media(prefers-color-scheme:dark){{:root{{{_DARK}}}}}\n{_STYLE}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">\n<style>{style}</style>\n'
         f'<rect width="{_WIDTH}" height="{height}" rx="8" class="paper"/>\n' + "\n".join(drawn) + "\n</svg>\n"

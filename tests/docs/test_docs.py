@@ -43,10 +43,10 @@ _COMMAND = re.compile(r"(?:^|`|\$ | {4})roofscope ([a-z-]+)", re.MULTILINE)
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]+")
 _NAMED = re.compile(r"`((?:tests|profiler|examples|runs/reference|\.ci)/[\w./-]*\w)(?:::(\w+))?`")
 OF_OTHERS = {
-    "--durations", "--enable-per-request-metrics", "--extra-index-url", "--gpus", "--its", "--max-concurrency",
-    "--num-prompts", "--output-file", "--output-format", "--output-json", "--per-request-spec-decode-metrics",
-    "--random-input-len", "--random-output-len", "--report", "--result-filename", "--rm", "--to", "--stats", "--strict",
-    "--system-site-packages", "--save-result", "--verbose", "--help", "--dry-run", "--only", "--seed",
+    "--enable-per-request-metrics", "--extra-index-url", "--gpus", "--its", "--max-concurrency", "--num-prompts",
+    "--only", "--output-file", "--output-format", "--output-json", "--per-request-spec-decode-metrics",
+    "--random-input-len", "--random-output-len", "--report", "--result-filename", "--rm", "--save-result", "--stats",
+    "--system-site-packages", "--to", "--verbose",
 }  # fmt: skip
 """Options of other programs on these pages, and of the scripts of tests/."""
 
@@ -193,8 +193,8 @@ def test_readmes_screen_is_that_of_a_recorded_run_by_todays_rules() -> None:
     blocks = re.findall(r"^```console\n(.*?)\n\[\.\.\.\]\n```", README, re.DOTALL | re.MULTILINE)
     parts = [block.removeprefix("$ roofscope run mistral-7b-v0.1\n") for block in blocks[-2:]]
     screen = (ROOT / "tests/golden/judge-h200-default.txt").read_text()
+    assert parts[0].endswith(".")
     assert screen.partition("\n\n")[2].startswith("\n".join(parts)), "without a gap"
-    assert parts[0].endswith("."), "whole sentences"
     assert profiler.read_run(ROOT / "runs/reference/mistral-7b-h200-default").document.created[:10] in README
 
 
@@ -225,10 +225,7 @@ def test_the_measured_page_has_the_committed_runs_and_the_published_figures() ->
 
 
 def test_a_citation_names_this_release() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == profiler.__version__
-    assert f"## {citation['version']} ({citation['date-released']})" in (ROOT / "CHANGELOG.md").read_text()
-    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == profiler.__version__
 
 
 @pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 2), (3, 0)])
