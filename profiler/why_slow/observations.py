@@ -233,9 +233,9 @@ class Observations:
     """Conditions of the machine that make these times doubtful."""
 
     @property
-    def running(self) -> float:
-        """Share of the run time in which it did not wait for a core."""
-        return 1 - min(1.0, self.waited_s / self.wall_s) if self.wall_s else 1.0
+    def waiting(self) -> float:
+        """Share of the run time in which it waited for a core."""
+        return min(1.0, self.waited_s / self.wall_s) if self.wall_s else 0.0
 
     @property
     def calls_s(self) -> float:

@@ -98,14 +98,14 @@ def why_sentences(why: Why) -> list[str]:
 
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its roof, if that is more than any finding saves."""
-    calls_s = why.seen.running * steady_s(why.seen.calls)
+    calls_s = (1 - why.seen.waiting) * steady_s(why.seen.calls)
     if not why.modules:
         return []
     module = why.modules[0]
     beyond_s = module.beyond_s
     if why.floor:  # as the table has it: a repetition among other processes also waits for them
         beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
-    if beyond_s < _MUCH * calls_s or beyond_s <= why.seen.running * _largest_s(why):
+    if beyond_s < _MUCH * calls_s or beyond_s <= (1 - why.seen.waiting) * _largest_s(why):
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
@@ -118,7 +118,7 @@ def _largest_s(why: Why) -> float:
 
 
 def _without_waits(why: Why) -> str:
-    return " without waits for a core" if why.seen.running < 1 - LEAST_SHARE else ""
+    return " without waits for a core" if why.seen.waiting > LEAST_SHARE else ""
 
 
 def _slow_code(why: Why) -> list[str]:
@@ -126,10 +126,11 @@ def _slow_code(why: Why) -> list[str]:
     seen = why.seen
     own = [part for part in time_parts(why) if part.own_code]
     code_s = sum(part.seconds for part in own)
-    if not own or code_s < seen.running * max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, _largest_s(why)):
+    least_s = max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, _largest_s(why))
+    if not own or code_s < (1 - seen.waiting) * least_s:
         return []
     where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    all_of_it = f"{duration(seen.running * seen.wall_s)}{_without_waits(why)}"
+    all_of_it = f"{duration((1 - seen.waiting) * seen.wall_s)}{_without_waits(why)}"
     return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
 
 
@@ -283,9 +284,9 @@ def time_parts(why: Why) -> list[TimePart]:
     ]
     parts += _own_code(seen, max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts)))
     parts = [
-        *(replace(part, seconds=seen.running * part.seconds) for part in parts),
-        *_forwards(seen.running * forwards_s, why),
-        TimePart("waiting for a core that other processes used", (1 - seen.running) * seen.wall_s),
+        *(replace(part, seconds=(1 - seen.waiting) * part.seconds) for part in parts),
+        *_forwards((1 - seen.waiting) * forwards_s, why),
+        TimePart("waiting for a core that other processes used", seen.waiting * seen.wall_s),
     ]
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
