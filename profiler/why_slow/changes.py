@@ -15,12 +15,7 @@ from profiler.patching import patched, switched
 from profiler.units import several
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
-from profiler.why_slow.kernel_changes import (
-    captured_forward,
-    compiled_step,
-    is_bound_by_host,
-    with_implementation,
-)
+from profiler.why_slow.kernel_changes import captured_forward, compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.loop_changes import (
     batching_change,
     loop_without_cache,

@@ -59,24 +59,19 @@ class TriedChange:
     change: str
     shape: str
     """The calls that were repeated, in words."""
-    stand_in: str
+    stand_in: str = ""
     """What ran in place of the change, in words; empty if the change ran as it is printed."""
-    against_its_own: bool
-    """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
-    saving: float
+    against_its_own: bool = False
+    """Whether the unchanged times are those of the script's own calls, which are not repeated."""
+    saving: float = field(init=False)
     """Share of the call that the change saves, by the median pair; negative if it costs time."""
-    claimed: bool
+    claimed: bool = field(init=False)
     """Whether its pairs support the saving."""
 
-
-def tried_change(
-    identity: str, calls: Sequence[int], rounds: Rounds, where: str, evidence: str, change: str, shape: str,
-    *, stand_in: str = "", against_its_own: bool = False,
-) -> TriedChange:  # fmt: skip
-    """A trial, with what its pairs say."""
-    saving = statistics.median(1 - changed / as_is for as_is, changed in rounds) if rounds else 0.0
-    what = (where, evidence, change, shape, stand_in, against_its_own)
-    return TriedChange(identity, calls, rounds, *what, saving, pairs_agree(rounds))
+    def __post_init__(self) -> None:
+        savings = [1 - changed / as_is for as_is, changed in self.rounds]
+        object.__setattr__(self, "saving", statistics.median(savings) if savings else 0.0)
+        object.__setattr__(self, "claimed", pairs_agree(self.rounds))
 
 
 def pairs_agree(rounds: Rounds) -> bool:

@@ -155,11 +155,7 @@ def paged_batch_change(group: CallGroup) -> Candidate | None:
 
 
 def _in_one_call(
-    group: CallGroup,
-    evidence: str,
-    change: str,
-    chosen: Sequence[tuple[Call, CallRecord]],
-    arguments: Arguments,
+    group: CallGroup, evidence: str, change: str, chosen: Sequence[tuple[Call, CallRecord]], arguments: Arguments
 ) -> Candidate:
     """The change that makes one call with these arguments in place of the script's `chosen` calls.
 

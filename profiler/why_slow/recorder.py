@@ -21,15 +21,7 @@ from profiler.why_slow.call_record import CallRecord, Thread, users_line
 from profiler.why_slow.callbacks import Callback
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.observations import (
-    Call,
-    CallSettings,
-    Load,
-    Observations,
-    OwnLine,
-    UnrecordedCall,
-    by_line,
-)
+from profiler.why_slow.observations import Call, CallSettings, Load, Observations, OwnLine, UnrecordedCall, by_line
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
 from profiler.why_slow.watched_calls import PLAIN, Watched
 

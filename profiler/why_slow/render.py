@@ -27,8 +27,6 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
-_WORTH_ANOTHER_LOOK = 0.1
-"""Share of the watched time from which on an unclear trial has a sentence of its own."""
 _MUCH, _MUCH_OF_ALL = 0.25, 0.1
 """Shares of the calls' time from which on one kind of module or own code is named first, and of the run time."""
 _WORTH_A_ROW = 0.01
@@ -69,17 +67,8 @@ def why_sentences(why: Why) -> list[str]:
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
         lines.append("Each saving is that of one change; together they save less than their sum.")
-    unclear, small = why.unclear, []
-    for trial, share in unclear:
-        if share < _WORTH_ANOTHER_LOOK:
-            small.append(f"{trial.id} ({trial.where}, {percent(share)})")
-            continue
-        lines.append(
-            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {percent(trial.saving)} less by the"
-            f" median of {len(trial.rounds)} pairs, but the pairs disagree. Try again when nothing else runs."
-        )
-    if small:
-        lines.append(f"Unclear, and less than a tenth each: {', '.join(small)}.")
+    if unclear := [f"{trial.evidence} ({trial.where}, {percent(share)})" for trial, share in why.unclear]:
+        lines.append(f"Unclear, as pairs disagree: {'; '.join(unclear)}. Try again when nothing else runs.")
     if not why.findings and not unclear and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
     if why.findings and (seen.loads or seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s):

@@ -26,7 +26,6 @@ from profiler.why_slow.findings import (
     Untried,
     is_settled,
     pairs_agree,
-    tried_change,
 )
 from profiler.why_slow.loop_changes import grows_by_a_token
 from profiler.why_slow.observations import Call, Observations, steady_s
@@ -178,10 +177,8 @@ def run_trial(plan: TrialPlan, share_s: float, deadline_s: float) -> TriedChange
         with contextlib.suppress(Exception):  # the saving is known without it
             evidence += candidate.explain(deadline_s)
     numbers = tuple(call.number for call in candidate.group.calls)
-    what = (candidate.where, evidence, candidate.change, shape)
-    return tried_change(
-        candidate.id, numbers, rounds, *what, stand_in=candidate.stand_in, against_its_own=candidate.alone
-    )
+    what = (candidate.where, evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
+    return TriedChange(candidate.id, numbers, rounds, *what)
 
 
 def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> list[CallGroup]:

@@ -19,7 +19,7 @@ from profiler.checks.installation import CheckResult, run_check
 from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.packages import MISSING
-from profiler.why_slow.findings import CallFloor, Finding, Why, judge_calls, tried_change
+from profiler.why_slow.findings import CallFloor, Finding, TriedChange, Why, judge_calls
 from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations, OwnLine
 
 
@@ -63,7 +63,7 @@ def why_answer() -> Why:
         waited_s=1.0, warnings=("other processes kept 2 cores busy; times may be too long",),
     )  # fmt: skip
     pairs = ((8.0, 4.0),) * 4
-    trial = partial(tried_change, calls=(0, 1, 2), where="chat.py:21", shape="generate 4 x 512 + 64")
+    trial = partial(TriedChange, calls=(0, 1, 2), where="chat.py:21", shape="generate 4 x 512 + 64")
     trials = [
         trial("cache-off", rounds=pairs, evidence="use_cache=False computes every prompt again", change="remove it"),
         trial("padding", rounds=((8.0, 5.0), (8.0, 9.0), (8.0, 5.0)), evidence="a quarter of the tokens is padding",

@@ -22,7 +22,7 @@ import profiler
 from profiler.device.clock import OwnTime
 from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
 from profiler.why_slow import changes, trials
-from profiler.why_slow.findings import Untried, is_settled, pairs_agree, tried_change
+from profiler.why_slow.findings import TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
@@ -471,7 +471,7 @@ def test_what_saves_most_per_second_of_its_trial_is_tried_first_and_nothing_twic
     def run(plan: TrialPlan, *_: object) -> object:
         ran.append(plan.candidate)
         rounds = ((1.0, 0.5),) * 5
-        return tried_change(plan.candidate.id, (len(ran),), rounds, "", "", "", "", stand_in=plan.candidate.stand_in)
+        return TriedChange(plan.candidate.id, (len(ran),), rounds, "", "", "", "", stand_in=plan.candidate.stand_in)
 
     monkeypatch.setattr(trials, "run_trial", run)
     monkeypatch.setattr(trials, "candidates", lambda *_: [long, stand_in, short])

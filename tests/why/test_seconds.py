@@ -36,7 +36,6 @@ from profiler.why_slow.findings import (
     TriedChange,
     Untried,
     judge_calls,
-    tried_change,
 )
 from profiler.why_slow.floor import Subject, floor_of_calls, subject_of
 from profiler.why_slow.loop_changes import batching_change
@@ -145,7 +144,7 @@ COLD_S = 0.2
 
 
 def tried(saving: float, *numbers: int) -> TriedChange:
-    return tried_change(
+    return TriedChange(
         "grad-on", numbers, ((1.0, 1 - saving),) * 5, "s.py:4", "gradients are recorded", "no grad", "one"
     )
 

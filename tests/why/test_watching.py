@@ -35,7 +35,7 @@ from profiler.errors import RequestError
 from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.run import pipeline
 from profiler.why_slow.command import explained, why_script
-from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls, tried_change
+from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls
 from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
 from profiler.why_slow.observations import CallSettings, Observations
 from profiler.why_slow.patches import watched
@@ -254,7 +254,7 @@ TWO = script(20.0, generate(0, 2.0, settings=SETTINGS), generate(1, 6.0, setting
 
 
 def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> TriedChange:
-    return tried_change("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 8 + 4")
+    return TriedChange("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 8 + 4")
 
 
 def test_what_saves_little_or_nothing_gives_no_finding() -> None:
@@ -278,7 +278,7 @@ def test_what_a_change_costs_other_calls_is_subtracted() -> None:
 def test_what_did_not_run_comes_after_what_did() -> None:
     """A computed saving of 5 s and a bound of 6 s never lead; a stand-in of 2 s is named as one."""
     pairs = ((1.0, 0.75),) * 5
-    stand_in = tried_change("uncompiled", (0, 1), pairs, "s.py:4", "slow", "compile", "one", stand_in="a graph")
+    stand_in = TriedChange("uncompiled", (0, 1), pairs, "s.py:4", "slow", "compile", "one", stand_in="a graph")
     more = [Finding("beams", 5.0, "s.py:4", "beams", "one", "computed", "by the roofs"),
             Finding("offload", 6.0, "s.py:4", "a link", "none", "at most", "by its bandwidth")]  # fmt: skip
     found = judge_calls(TWO, [stand_in, trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9))], more=more)
