@@ -324,10 +324,11 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     if floor is None:
         yield TimePart("the rest of forward passes" if link_s else "forward passes", left_s)
         return
-    shown = [module for module in why.modules[:_MOST_MODULES] if module.beyond_s >= _WORTH_A_MODULE * left_s]
-    for module in shown:
-        yield TimePart(module_row(module), min(left_s, module.beyond_s), beyond_floor=True)
-        left_s -= min(left_s, module.beyond_s)
+    beyond_s = {module_row(module): (1 - why.seen.waiting) * module.beyond_s for module in why.modules[:_MOST_MODULES]}
+    shown = {row: seconds for row, seconds in beyond_s.items() if seconds >= _WORTH_A_MODULE * left_s}
+    for row, seconds in shown.items():
+        yield TimePart(row, min(left_s, seconds), beyond_floor=True)
+        left_s -= min(left_s, seconds)
     kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
     yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)
 

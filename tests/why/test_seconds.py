@@ -569,12 +569,13 @@ def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(c
 
 
 def test_a_slow_module_is_named_on_a_busy_machine() -> None:
-    """The convolution takes 6 of 10 s of the calls. Next to other processes, which take three of four turns, it does
-    as well: its repetition leaves out their turns."""
+    """The convolution takes 6 of 10 s of the calls. Next to other processes, which take three of four turns, all takes
+    four times as long."""
     slow = SlowModule("Conv", "tower.conv", "own.py:3", 6.0, 0.0, "s.py:4")
     busy = replace(SEEN, wall_s=48.0, waited_s=36.0, calls=(replace(CALLED, seconds=40.0),))
-    for seen, words in ((SEEN, ""), (busy, " without waits for a core")):
-        first, *_ = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[slow]))
+    stretched = replace(slow, beyond_s=24.0)
+    for seen, module, words in ((SEEN, slow, ""), (busy, stretched, " without waits for a core")):
+        first, *_ = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[module]))
         assert first.startswith(f"Conv (tower.conv, own.py:3) takes 6.00 s of 10.0 s{words} beyond its roof")
 
 
