@@ -61,7 +61,9 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         experts_touched=tuple(
             view(ExpertsRecord, item, **columns_of(item.key)) for item in gathered.latest_by(ExpertsTouched, "key")
         ),
-        answer=judgement.answer,
+        answer=judgement.answer.sentences,
+        advised=judgement.answer.advised,
+        not_tried=judgement.answer.not_tried,
         warnings=(
             *document.set_up_warnings,
             *fallback_sentences(document.fallbacks, on_gpu=document.device.kind != "cpu"),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from traceback import clear_frames
 from typing import Any
 
@@ -19,8 +20,9 @@ from profiler.errors import DeviceError
 from profiler.facts.measurements import Readings
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
+from profiler.grid.cells import PHASES, Cell, CellKey
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.rounds import Progress, expected_sweep_s
+from profiler.measure.rounds import Plan, Progress, corners, expected_sweep_s
 from profiler.measure.sweep import sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
@@ -29,8 +31,10 @@ from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import (
     Session,
     Sweep,
+    compare_with_dense,
     explain_cells,
     measure_options,
+    search_unexplained,
     skip_the_rest,
     try_changes,
 )
@@ -83,9 +87,11 @@ def execute(
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
         with keeping_what_was_measured(session) as ending:
-            time_cells(session, visits)  # 3. time
+            time_cells(session, visits)  # 3. time, and try changes once the corners are timed
             explain_cells(session)  # 4. split: what the terms of a time need
-            try_changes(session)  # 5. try
+            try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
+            compare_with_dense(session)
+            search_unexplained(session)
             measure_options(session, prepared.out)
         del session  # judging needs the memory of its model
         return report(ending, prepared.out)
@@ -187,9 +193,8 @@ def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) ->
 
 
 def time_cells(session: Session, visits: Sweep) -> None:
-    """Time the cells in repeated visits, and watch the device's telemetry, its own speed and other processes."""
-    subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
-    grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
+    """Time the cells in repeated visits; once each corner of the grid has one, try changes in their share."""
+    budget, grid, whole = session.budget, session.prepared.grid, session.prepared.whole
     plan = replace(
         session.pace.plan(grid),
         whole=whole,
@@ -200,27 +205,55 @@ def time_cells(session: Session, visits: Sweep) -> None:
     )
     if whole:
         budget.extend(expected_sweep_s(plan))
-    stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
+    trials_s, left_s = budget.part_s(RunPart.TRIALS), budget.part_s(RunPart.TIMING)
+    if trials_s:
+        left_s -= _visit_cells(session, visits, replace(plan, budget_s=left_s), corners(grid.cells))
+        try_changes(session, trials_s)
+        plan = replace(plan, expected_s=_expected_s(plan, session.ledger.facts.medians_s()))
+    _visit_cells(session, visits, replace(plan, budget_s=left_s), ())
+    budget.extend(0.0)
+    session.stages.tried(*_TABLE, session.ledger.keep_table)
+
+
+def _expected_s(plan: Plan, measured_s: Mapping[CellKey, float]) -> dict[CellKey, float]:
+    """Expected seconds of each prefill and step, from those that were measured."""
+    found = dict(plan.expected_s)
+    for phase in PHASES:
+        keys = [key for key in plan.expected_s if key.phase == phase]
+        over = [measured_s[key] / plan.expected_s[key] for key in keys if key in measured_s]
+        found |= {key: median(over) * plan.expected_s[key] for key in keys if over}
+    return {**found, **measured_s}
+
+
+def _visit_cells(session: Session, visits: Sweep, plan: Plan, until: Sequence[Cell]) -> float:
+    """Visit the cells, until all of `until` have an outcome if there are any; return the seconds that it took.
+
+    The device's telemetry, its own speed and other processes are watched.
+    """
+    subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
+    machine, gathered, cells = subject.machine, ledger.gathered, session.prepared.grid.cells
+    start_s, waiting = machine.now_s(), set(until) - gathered.visits.keys()
+    if until and not waiting:
+        return 0.0
+    stages.begin("timing", f"timing {several(len(cells), 'cell', 'cells')}")
     checks = MachineChecks(machine, ledger, stages, session.neighbours)  # the drift probe's buffers are not a cell's
     owned = [engine.owned for engine in subject.engines.values() if engine.owned]
     own_bytes = machine.allocated_bytes() - subject.held_bytes
     own_bytes += sum(model.weight_bytes + model.cache_bytes for model in owned)
-    gathered = ledger.gathered
     # Cells without a number are tried again: what they lacked, such as memory, may be available now.
-    earlier = [visit for visits in gathered.visits.values() for visit in visits]
+    earlier = [visit for of_cell in gathered.visits.values() for visit in of_cell]
     with Watch(machine.source) as watch:
-        sweep_s = budget.part_s(RunPart.TIMING)
-        after_s = budget.after_sweep_s if whole else budget.left_s - sweep_s
+        after_s = budget.after_sweep_s if plan.whole else budget.left_s - plan.budget_s
 
         def show(progress: Progress) -> None:
             """Report the times of the whole run instead of those of the sweep."""
             left_s = progress.left_s + after_s + budget.further_s
             of_run = replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
-            stages.listener.progress(of_run, len(grid.cells))
+            stages.listener.progress(of_run, len(cells))
 
         for outcome in visits(
             subject.engines,
-            replace(plan, budget_s=sweep_s),
+            plan,
             machine=machine,
             prompts=subject.prompts,
             own_bytes=own_bytes,
@@ -244,9 +277,11 @@ def time_cells(session: Session, visits: Sweep) -> None:
             if readings := watch.taken():
                 ledger.add(Readings(readings))
             stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
+            waiting.discard(outcome.cell)
+            if until and not waiting:
+                break
         checks.swing()
-    budget.extend(0.0)
-    stages.tried(*_TABLE, ledger.keep_table)
+    return machine.now_s() - start_s
 
 
 def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:

@@ -89,12 +89,12 @@ class RunPart(StrEnum):
 
     CEILINGS = "ceilings"
     OVERHEAD = "overhead"
+    TRIALS = "trials"
     TIMING = "timing"
     ROOFS = "roofs again"
     REPLAYS = "replays"
     BETWEEN = "replays between cells"
     GENERATE = "generate"
-    TRIALS = "trials"
     UNEXPLAINED = "unexplained"
     REPORT = "report"
 
@@ -141,6 +141,11 @@ class RunBudget:
     def left_s(self) -> float:
         """Seconds until the answer is due; 0 if it is late."""
         return max(0.0, self.total_s - self.elapsed_s)
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds that no part needs any more, for trials: what is left before the search for causes and the report."""
+        return 0.0 if RunPart.TRIALS not in self._shares else self.left_s - self._after(RunPart.GENERATE) * self.total_s
 
     @property
     def further_s(self) -> float:
