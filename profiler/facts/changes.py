@@ -124,7 +124,7 @@ class Circumstances:
 
     @property
     def compiles(self) -> bool:
-        """Whether transformers compiles the step of a static cache (generation/utils.py, `_valid_auto_compile_criteria`)."""
+        """Whether `generate` compiles the step of a static cache (`_valid_auto_compile_criteria` of transformers)."""
         return self.on_gpu and (self.quant not in FORMATS or FORMATS[self.quant].compileable)
 
     @property

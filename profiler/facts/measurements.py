@@ -146,7 +146,7 @@ class Trial(Fact, kind="trial"):
     """The line that was executed for it; empty in runs before 0.5.0, and for what transformers has no line for."""
     change: ChangeId | None = None
     once_s: float = 0.0
-    """Seconds that its first call took longer than a later one, such as for compiling; for a format also its loading."""
+    """Seconds by which its first call took longer than a later one, as for compiling; of a format also its loading."""
     tokens: int = 0
     """Greedy tokens of a sequence in one call; 0 if the weights of both sides differ at random."""
     same_tokens: int = 0

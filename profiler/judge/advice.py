@@ -74,11 +74,11 @@ def advice_for(decodes: Sequence[JudgedCell], prefills: Sequence[JudgedCell]) ->
             for item in sorted(clear, key=lambda item: item.ratio):
                 twin = next((each for each in others if each.key.cell == cell.key.cell), None)
                 found.append(_advice(cell, item, twin))
-    return [
-        item
-        for number, item in enumerate(found)
-        if not any(exclude(item.change, each.change) for each in found[:number])
-    ]
+    kept: list[Advice] = []
+    for item in found:
+        if not any(exclude(item.change, each.change) for each in kept):
+            kept.append(item)
+    return kept
 
 
 def _advice(cell: JudgedCell, result: TrialResult, twin: JudgedCell | None) -> Advice:

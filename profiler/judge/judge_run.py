@@ -16,7 +16,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import CellKey
-from profiler.judge.answer import Answer, answer_of
+from profiler.judge.answer import NO_ANSWER, Answer, answer_of
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import (
     CellEvidence,
@@ -102,7 +102,7 @@ class Judgement:
     ragged: tuple[RaggedStep, ...]
     evidence: tuple[CellEvidence, ...] = ()
     judged: tuple[JudgedCell, ...] = ()
-    answer: Answer = Answer()
+    answer: Answer = NO_ANSWER
 
 
 def judge_run(facts: Facts) -> Judgement:
@@ -209,7 +209,6 @@ def setting_of(facts: Facts) -> Setting:
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
         weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,
-        can_graph=device.kind == "cuda",
         here=circumstances_of(facts),
         measured=ceilings.measured(model.dtype),
         weights=float(model.linear_weights),

@@ -47,9 +47,7 @@ class Setting:
     compute_flops_per_s: float
     weight_bits: float
     """Stored bits per weight of the blocks' linears, including scales."""
-    can_graph: bool
-    """Whether the device has CUDA graphs."""
-    here: Circumstances = Circumstances(on_gpu=True, dtype="float16")
+    here: Circumstances
     """What decides which changes work."""
     measured: bool = True
     """Whether both roofs were measured; otherwise one is a datasheet's peak or another dtype's roof."""
@@ -241,7 +239,7 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     compiled = _possible(setting, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD)
     if compiled is None or (compiled.id is ChangeId.COMPILED_STEP and not is_prefill):
         return found if compiled is None or cell.waits else [*found, *_compiled(cell, compiled, half_width_s)]
-    if not setting.can_graph:
+    if not setting.here.on_gpu:
         small_s, because = cell.small_kernels_s or 0.0, "all of the host's share, and of what small kernels lose"
         return [*found, _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)]
     if not is_prefill:
@@ -336,7 +334,7 @@ def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
     most_s = _saved_in_16_bits_s(cell, setting, kept, roof)
     because = f"half the bytes, and its products reach {scaled(roof, 'FLOP/s')} here"
     change = dtype_change(setting.sixteen_bit_dtype)
-    if not setting.can_graph and cell.key.phase == "decode":
+    if not setting.here.on_gpu and cell.key.phase == "decode":
         return [_computed(change, most_s, f"{because}; few rows may reach less")]
     others = [item for item in cell.operators if item.group != "attention"]
     wide_s = _floor_s(cell, others, setting.compute_flops_per_s)

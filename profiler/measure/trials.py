@@ -20,7 +20,7 @@ from profiler.engines.caches import quantized_cache
 from profiler.engines.transformers import GraphEngine
 from profiler.errors import RequestError, RoofscopeError, tolerate_errors
 from profiler.facts.cache_format import CACHE_FORMATS
-from profiler.facts.changes import Change, ChangeId, Circumstances
+from profiler.facts.changes import FORMAT_CHANGES, Change, ChangeId, Circumstances
 from profiler.facts.measurements import NotTried, StepSamples, Trial
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.load import load
@@ -254,9 +254,8 @@ class Workshop:
                 if all(_times(*turns[0], phase) > _SLOWER for phase in ("prefill", "decode")):
                     self.clearly_slower.add(change.line)
                     break
-        once_s = max(0.0, first_s - turns[-1][1].wall_s) + (
-            other.loaded.load_s if change.quant not in ("", "none") else 0.0
-        )
+        once_s = max(0.0, first_s - turns[-1][1].wall_s)
+        once_s += other.loaded.load_s if change.id in FORMAT_CHANGES else 0.0
         alike = not change.loads and not change.new_lengths
         same = _same_tokens(turns[0][0].tokens, turns[0][1].tokens) if alike else 0
         of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
