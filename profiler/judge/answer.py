@@ -229,10 +229,119 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f"{regime}: its parts took {duration(parts_s)} when each was measured by itself, and the whole step only"
             f" {duration(s.latency_s)}; the machine's speed changed in between"
         )
-    where = f"the step {percent(longer)} longer"
-    if best not in alike:
-        where = f"at {best.key.cell.name} and {first.key.cell.name}"
-    return []
+    where = (
+        ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
+    )
+    paced = ""
+    if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
+        paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so both set its pace"
+    return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
+
+
+def _source(setting: Setting) -> str:
+    """Where the roofs come from, in words that follow a roof."""
+    return "measured here" if setting.measured else "expected"
+
+
+def _compute_roof(cell: JudgedCell, setting: Setting) -> str:
+    """A cell's compute roof: at its clock, with the range of the measured one if the clock was another then."""
+    roof, at_clock = scaled(cell.roof_flops_per_s / cell.clock_share, "FLOP/s"), scaled(cell.roof_flops_per_s, "FLOP/s")
+    ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
+    sustained = f"{ends} under load" if " to " in ends else f"{roof} {_source(setting)}"
+    return sustained if roof == at_clock else f"{at_clock} at its clock ({sustained})"
+
+
+def _overhead(cell: JudgedCell, setting: Setting) -> str:
+    s = cell.split
+    graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
+    if s.generate_s > max(s.dispatch_s, s.engine_s):
+        return f"generate itself takes {duration(s.generate_s)}"
+    if s.engine_s > s.dispatch_s:
+        return f"the engine takes {duration(s.engine_s)}, while the device idles"
+    if setting.here.on_gpu:  # the rest of dispatch overlaps with the GPU's work
+        ends_s = cell.host_least_s or cell.host_pace_s, max(cell.host_pace_s, cell.undisturbed_s or 0.0)
+        host = " to ".join(dict.fromkeys(map(duration, ends_s)))
+        graph = f"; the same work as one graph saves {duration(graph_saves_s)}" if graph_saves_s > s.dispatch_s else ""
+        return f"the host needs {host}, in which the GPU works {duration(s.busy_s)}{graph}"
+    if s.dispatch_s > s.latency_s:  # measured minutes apart
+        return f"dispatch takes all ({duration(s.dispatch_s)} when measured by itself)"
+    return f"dispatch takes {duration(s.dispatch_s)}"
+
+
+def _throttled(cell: JudgedCell) -> str:
+    return f", throttled at {percent(cell.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
+
+
+def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+    """The batch from which all larger ones have another regime, at the prompt length of the first cell."""
+    first = decodes[0]
+    series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
+    regime = series[-1].verdict.regime
+    if regime == first.verdict.regime:
+        return ""
+    since = list(itertools.takewhile(lambda cell: cell.verdict.regime == regime, reversed(series)))[-1]
+    return f"; from batch {since.key.cell.batch_size} on it is {_because(since, setting)}"
+
+
+def _largest_other_term(s: TimeBreakdown) -> str:
+    """The largest term besides weights, KV cache and arithmetic, if it is a tenth of the step."""
+    terms = ("dispatch_s", "generate_s", "dequantise_s", "kernel_s", "avoidable_s", "padding_s")
+    term = max(terms, key=lambda name: getattr(s, name))
+    if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
+        return ""
+    name = "generate itself" if term == "generate_s" else TERM_NAMES[term]
+    return f", {duration(getattr(s, term))} of it {name}"
+
+
+def _largest_terms(s: TimeBreakdown) -> str:
+    # Parts that add up to more than the step leave a negative rest, which is named like any other term.
+    ranked = sorted(TERMS, key=lambda term: -abs(getattr(s, term)))[:3]
+    return ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
+
+
+def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
+    best = max(prefills, key=lambda cell: cell.flops_per_s)
+    others = [cell.key.tokens for cell in prefills if cell.verdict.regime != "compute-bound"]
+    bound = [cell for cell in prefills if cell.key.tokens > max(others, default=0)]
+    if Flag.ABOVE_ROOF in best.verdict.flags:
+        return (
+            f"Prefill at batch {best.key.cell.name} is faster than a measured roof allows"
+            f" ({significant(best.tokens_per_s)} tokens/s): {WHY_TOO_FAST}."
+        )
+    if bound:
+        since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
+        share = best.flops_per_s / best.roof_flops_per_s
+        return (
+            f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
+            f" of the {_compute_roof(best, setting)},"
+            f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
+        )
+    return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
+
+
+def _no_change(cell: JudgedCell) -> str:
+    """The sentence for a step that no change shortens: it is near its roof, or its time is partly unexplained."""
+    if Flag.ABOVE_ROOF in cell.verdict.flags:
+        return (
+            f"No advice: the step is faster than a measured roof allows, so {WHY_TOO_FAST}. Measure again with --fresh."
+        )
+    s, tried = cell.split, [item.form for item in cell.tried if item.line]
+    at = f"this step is at {percent(s.attained)} of its roofline"
+    if s.attained >= _NEAR_ROOF:
+        return f"Nothing to gain but a faster device: {at}, and no change saves 5 % of it."
+    share = s.unexplained_s / s.latency_s
+    unknown = f", and {percent(share)} of it is unexplained" if share > _LEAST_STEP_SHARE else ""
+    of_tried = f" Tried: {', '.join(tried)}." if tried else ""
+    return f"No change is known that saves 5 %: {at}{unknown}.{of_tried}"
+
+
+def _batch_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
+    """The batch with the most tokens per second against the first cell; none if it gains under a tenth.
+
+    Cells of one prompt length are compared, or else, in runs that have only corners, the first and the largest batch.
+    """
+    if not decodes:
+        return []
     first = decodes[0]
     alike = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     series = alike if len(alike) > 1 else [first, *(cell for cell in decodes if cell.key.cell.batch_size > 1)]
@@ -240,9 +349,9 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
     if best.key.cell.batch_size <= first.key.cell.batch_size or best.tokens_per_s <= 1.1 * first.tokens_per_s:
         return []
     longer = best.split.latency_s / first.split.latency_s - 1
-    where = (
-        f"the step {percent(longer)} longer" if best in alike else f"at {best.key.cell.name} and {first.key.cell.name}"
-    )
+    where = f"the step {percent(longer)} longer"
+    if best not in alike:
+        where = f"at {best.key.cell.name} and {first.key.cell.name}"
     return [
         f"{best.key.cell.batch_size} sequences a step: {significant(best.tokens_per_s)} instead of"
         f" {significant(first.tokens_per_s)} tokens/s, {where}."
