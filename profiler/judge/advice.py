@@ -75,9 +75,9 @@ def advice_for(decodes: Sequence[JudgedCell], prefills: Sequence[JudgedCell]) ->
                 twin = next((each for each in others if each.key.cell == cell.key.cell), None)
                 found.append(_advice(cell, item, twin))
     kept: list[Advice] = []
-    for item in found:
-        if not any(exclude(item.change, each.change) for each in kept):
-            kept.append(item)
+    for advice in found:
+        if not any(exclude(advice.change, each.change) for each in kept):
+            kept.append(advice)
     return kept
 
 
