@@ -133,8 +133,9 @@ class Circumstances:
         return ("float16",) if self.on_gpu and self.capability < 8 else ("bfloat16", "float16")
 
 
-_COMPILING_ON_GPU_S, _COMPILING_A_LAYER_S = 15.0, 1.0
-"""Seconds to compile a model on a GPU, and for each of its layers. Mistral-7B took at most 50 s on an H100."""
+_COMPILING_ON_GPU_S, _COMPILING_A_LAYER_S = 20.0, 1.25
+"""Seconds to compile a model on a GPU, and for each of its layers. Mistral-7B took 50 s on an H100, 50 to 75 on an
+H200."""
 _COMPILING_S = 40.0
 """Seconds to compile prefill and step of a few layers on a CPU: 16 s a piece for one layer of SmolLM2-135M."""
 _CAPTURING_S = 1.5

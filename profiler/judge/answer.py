@@ -157,12 +157,13 @@ def _not_tried(
 
 def _not_tried_sentence(cell: JudgedCell, lever: Lever) -> str:
     step = "step" if cell.key.phase == "decode" else "prefill"
-    once = f"; it compiles for about {duration(lever.preparing_s)} once" if lever.preparing_s >= _NAMED_ONCE_S else ""
-    budget_s = budget_for(lever.preparing_s)
-    command = f"; --budget {budget_s} has time for it" if lever.preparing_s else ""
+    once = ""
+    if lever.preparing_s:
+        budget_s = budget_for(lever.preparing_s)
+        once = f" It compiles for about {lever.preparing_s:.0f} s once, for which --budget {budget_s} has time."
     return (
-        f"Not tried: {lever.how}: of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
-        f" {lever.amount} (computed: {lever.because}){once}{command}."
+        f"Not tried: {lever.how}. Of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
+        f" {lever.amount} (computed: {lever.because}).{once}"
     )
 
 

@@ -245,7 +245,8 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
     if not is_prefill:
         return found
     fused_s = max(0.0, cell.traced_small_s - _moved_s(cell))
-    because = f"{duration(host_s)} of the host, and {duration(fused_s)} of small kernels that would be fused"
+    parts = [(host_s, "of the host"), (fused_s, "of small kernels that would be fused")]
+    because = " and ".join(f"{duration(seconds)} {words}" for seconds, words in parts if seconds)
     return [*found, _computed(compiled_forward(setting.here), host_s + fused_s, because, half_width_s)]
 
 
