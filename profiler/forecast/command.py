@@ -190,10 +190,10 @@ def _factors(basis: RunFacts, forms: Sequence[str], steps: StepArrays) -> tuple[
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form in forms:
-        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.change == form]
+        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.what and item.what[1] == form]
         ratio = variant_factor(steps, ratios)
         if ratio is None:
-            names = dict.fromkeys(item.change for _, item in tried_at if item.change)
+            names = dict.fromkeys(item.what[1] for _, item in tried_at if item.what and item.what[1])
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."
