@@ -83,11 +83,11 @@ def answer_of(
     untried = _not_tried(decodes, prefills, advised)
     changes = [
         *_first_use_sentences(decodes),
-        *map(change_sentence, advised),
+        *(change_sentence(item, "By itself" if number else "What to change") for number, item in enumerate(advised)),
         *_measured_without_a_line(decodes),
         *_batch_sentences(decodes),
         *(_not_tried_sentence(cell, lever) for cell, lever in untried),
-        *_cut_sentences(cut),
+        *_cut_sentences([item for item in cut if item.line not in {lever.how for _, lever in untried}]),
     ]
     if not changes:
         changes = [_no_change(decodes[0] if decodes else prefills[0])]
@@ -97,14 +97,14 @@ def answer_of(
     )
 
 
-def change_sentence(advice: Advice) -> str:
-    """Return one sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
+def change_sentence(advice: Advice, beginning: str) -> str:
+    """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = (("step", advice.step), ("prefill", advice.prefill))
     words = [f"a {name} of {_from_to(effect)}" for name, effect in effects if effect is not None and effect.is_clear]
     few = f", on {advice.layers} of {advice.of_layers} layers" if advice.layers < advice.of_layers else ""
     pays = advice.pays_from_tokens
     parts = [
-        f"What to change: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len} (tried{few})",
+        f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len} (tried{few})",
         f"it pays from {several(pays, 'new token', 'new tokens')} per prompt on" if pays is not None else "",
         f"it takes {duration(advice.once_s)} once" if advice.once_s >= _NAMED_ONCE_S else "",
         _tokens(advice),
@@ -171,8 +171,8 @@ def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
     """One sentence on the changes for whose trials there was no time, and the budget that has it."""
     if not cut:
         return []
-    budget_s = max(budget_for(item.needs_s) for item in cut)
-    return [f"No time was left to try {', '.join(item.form for item in cut)}: --budget {budget_s} has time for each."]
+    budget_s, each = max(budget_for(item.needs_s) for item in cut), " for each" if len(cut) > 1 else ""
+    return [f"No time was left to try {', '.join(item.form for item in cut)}: --budget {budget_s} has time{each}."]
 
 
 def budget_for(trial_s: float) -> int:

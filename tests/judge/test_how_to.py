@@ -6,8 +6,8 @@ import importlib
 import re
 
 import pytest
-
 from profiler.judge.how_to import how_to
+
 from profiler.quant.registry import FORMATS
 
 HOMES = ("transformers", "torchao.quantization", "torchao.prototype.quantization.int4")
