@@ -74,7 +74,7 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
             _init_values(module, owner)
         if target is None:
             for key, param in template.items():
-                offload_weight(owner._parameters[key], f"{name}.{key}", folder, on_disk)
+                offload_weight(owner._parameters[key].detach(), f"{name}.{key}", folder, on_disk)
                 owner._parameters[key] = parameters[id(param)] = param
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(target)

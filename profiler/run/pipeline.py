@@ -206,7 +206,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
         ascending=session.prepared.ascending,
     )
     if whole:
-        budget.extend(expected_sweep_s(plan))
+        budget.extend(expected_sweep_s(plan), with_trials=True)
     trials_s, left_s = budget.part_s(RunPart.TRIALS), budget.part_s(RunPart.TIMING)
     if trials_s:
         left_s -= _visit_cells(session, visits, replace(plan, budget_s=left_s), corners(grid.cells))
