@@ -248,13 +248,18 @@ def _experts(here: Circumstances) -> Iterator[Change]:
             yield Change(ChangeId.EXPERTS, f"{name} experts", statement=statement, undoing=undoing)
 
 
+def threads_phrase(threads: int, instead_of: int) -> str:
+    """Return a number of threads as a sentence names it."""
+    return f"{threads} of {instead_of} threads" if threads < instead_of else f"{threads} threads"
+
+
 def _threads(here: Circumstances) -> Iterator[Change]:
     if here.on_gpu:
         return
     for threads in dict.fromkeys((here.cores, here.threads // 2)):
         if 0 < threads != here.threads:
             statement, undoing = (f"torch.set_num_threads({each})" for each in (threads, here.threads))
-            phrase = f"{threads} of {here.threads} threads" if threads < here.threads else f"{threads} threads"
+            phrase = threads_phrase(threads, here.threads)
             yield Change(ChangeId.THREADS, phrase, statement=statement, undoing=undoing)
 
 

@@ -17,6 +17,7 @@ from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError, RunError
+from profiler.facts.changes import ChangeId, threads_phrase
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
@@ -157,9 +158,9 @@ def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
     if (quant := quant_of(request.quant, request.bits)) not in ("none", model.quant):
         forms.append(known_quant(quant, counted=True))
     if request.engine and request.engine != basis.engine:
-        forms.append("a static cache" if request.engine == "static" else f"the engine {request.engine}")
+        forms.append(ChangeId.STATIC_CACHE if request.engine == "static" else f"the engine {request.engine}")
     if request.threads and request.threads != threads:
-        forms.append(f"{request.threads} of {threads} threads")
+        forms.append(threads_phrase(request.threads, threads))
     return forms
 
 
@@ -190,7 +191,7 @@ def _factors(basis: RunFacts, forms: Sequence[str], steps: StepArrays) -> tuple[
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form in forms:
-        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.change == form]
+        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if form in (item.change, item.form)]
         ratio = variant_factor(steps, ratios)
         if ratio is None:
             names = dict.fromkeys(item.change for _, item in tried_at if item.change)

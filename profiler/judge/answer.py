@@ -80,21 +80,20 @@ def answer_of(
     if busy or not cells:
         return Answer(tuple(sentences))
     advised = advice_for(decodes, prefills)[:_MOST_ADVISED]
-    untried = _not_tried(decodes, prefills, advised)
     changes = [
         *_first_use_sentences(decodes),
         *map(change_sentence, advised),
         *_measured_without_a_line(decodes),
         *_batch_sentences(decodes),
-        *(_not_tried_sentence(cell, lever) for cell, lever in untried),
-        *_cut_sentences(cut),
     ]
+    without_time = _cut_sentences(cut)
+    changes = [*changes[: _MOST_CHANGES - len(without_time)], *without_time]
+    untried = _not_tried(decodes, prefills, advised)[: _MOST_CHANGES - len(changes)]
+    changes += [_not_tried_sentence(cell, lever, cut) for cell, lever in untried]
     if not changes:
         changes = [_no_change(decodes[0] if decodes else prefills[0])]
     engines = _engine_sentences(decodes[0], differences) if decodes else []
-    return Answer(
-        (*sentences, *changes[:_MOST_CHANGES], *engines), tuple(advised), tuple(lever for _, lever in untried)
-    )
+    return Answer((*sentences, *changes, *engines), tuple(advised), tuple(lever for _, lever in untried))
 
 
 def change_sentence(advice: Advice) -> str:
@@ -155,12 +154,13 @@ def _not_tried(
     return found
 
 
-def _not_tried_sentence(cell: JudgedCell, lever: Lever) -> str:
+def _not_tried_sentence(cell: JudgedCell, lever: Lever, cut: Sequence[NotTried]) -> str:
     step = "step" if cell.key.phase == "decode" else "prefill"
     once = ""
     if lever.preparing_s:
-        budget_s = budget_for(lever.preparing_s)
-        once = f" It compiles for about {lever.preparing_s:.0f} s once, for which --budget {budget_s} has time."
+        is_said = any(item.change is lever.id for item in cut)
+        budget = "" if is_said else f", for which --budget {budget_for(lever.preparing_s)} has time"
+        once = f" It compiles for about {lever.preparing_s:.0f} s once{budget}."
     return (
         f"Not tried: {lever.how}. Of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
         f" {lever.amount} (computed: {lever.because}).{once}"
@@ -171,13 +171,16 @@ def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
     """One sentence on the changes for whose trials there was no time, and the budget that has it."""
     if not cut:
         return []
-    budget_s = max(budget_for(item.needs_s) for item in cut)
-    return [f"No time was left to try {', '.join(item.form for item in cut)}: --budget {budget_s} has time for each."]
+    budget_s = budget_for(sum(item.needs_s for item in cut))
+    return [f"No time was left to try {', '.join(item.form for item in cut)}: --budget {budget_s} has time for that."]
 
 
-def budget_for(trial_s: float) -> int:
-    """Return a budget in seconds, in whole half minutes, whose share for trials has time for one of `trial_s`."""
-    return 30 * math.ceil(trial_s / STANDARD.shares["trials"] / 30)
+def budget_for(trials_s: float) -> int:
+    """Return a budget in seconds, in whole half minutes, whose share for trials has time for `trials_s` more.
+
+    That is more than the share of a minute, which the other trials take.
+    """
+    return 60 + 30 * math.ceil(trials_s / STANDARD.shares["trials"] / 30)
 
 
 def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
@@ -350,7 +353,7 @@ def _batch_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
     if best.key.cell.batch_size <= first.key.cell.batch_size or best.tokens_per_s <= 1.1 * first.tokens_per_s:
         return []
     longer = best.split.latency_s / first.split.latency_s - 1
-    where = f"the step {percent(longer)} longer"
+    where = f"the step {percent(longer)} longer" if longer > 0 else "the step takes no longer"
     if best not in alike:
         where = f"at {best.key.cell.name} and {first.key.cell.name}"
     return [
