@@ -10,15 +10,10 @@ from profiler.quant.registry import FORMATS, tried_formats
 
 
 class ChangeId(StrEnum):
-    """A kind of change. Dtypes and formats have the names that `--dtype` and `--quant` have."""
+    """A kind of change."""
 
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
-    FLOAT32 = "float32"
-    INT8 = "int8"
-    NF4 = "nf4"
-    INT8WO = "int8wo"
-    INT4WO = "int4wo"
+    DTYPE = "dtype"
+    FORMAT = "format"
     STATIC_CACHE = "static-cache"
     EIGHT_BIT_CACHE = "8-bit-cache"
     GRAPH = "cuda-graph"
@@ -34,22 +29,19 @@ class ChangeId(StrEnum):
     KEPT_PAGES = "kept-pages"
 
 
-_DTYPES = frozenset({ChangeId.BFLOAT16, ChangeId.FLOAT16, ChangeId.FLOAT32})
-FORMAT_CHANGES = frozenset({ChangeId.INT8, ChangeId.NF4, ChangeId.INT8WO, ChangeId.INT4WO})
-"""Changes that quantise, and so change the answers."""
-WEIGHTS = _DTYPES | FORMAT_CHANGES
+WEIGHTS = frozenset({ChangeId.DTYPE, ChangeId.FORMAT})
 CACHES = frozenset({ChangeId.STATIC_CACHE, ChangeId.EIGHT_BIT_CACHE})
 STEPS = frozenset({ChangeId.GRAPH, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD})
 ATTENTION = frozenset(
     {ChangeId.SDPA, ChangeId.EAGER_ATTENTION, ChangeId.REPEATED_HEADS, ChangeId.WITHOUT_CUDNN, ChangeId.UNWINDOWED}
 )
-PARTS = (WEIGHTS, CACHES | STEPS, ATTENTION, frozenset({ChangeId.EXPERTS}), frozenset({ChangeId.THREADS}))
-"""Changes of one part exclude each other."""
+PARTS = (WEIGHTS, CACHES | STEPS, ATTENTION)
+"""Changes of one part exclude each other, as do two of one kind."""
 
 
 def exclude(one: ChangeId, other: ChangeId) -> bool:
-    """Return whether two changes are of one part."""
-    return any({one, other} <= part for part in PARTS)
+    """Return whether two changes are of one kind or of one part."""
+    return one is other or any({one, other} <= part for part in PARTS)
 
 
 @dataclass(frozen=True)
@@ -69,10 +61,10 @@ class Change:
     """The statement that undoes `statement`; empty if that assigns to an attribute, which is set back."""
     shell: str = ""
     """What stands before the command `python`."""
+    value: str = ""
+    """Which of a kind it is: a format or a dtype by its name, a number of threads."""
     dtype: str = ""
     """The dtype that it loads; empty: as before."""
-    quant: str = ""
-    """The format that it loads; empty: as before."""
     preparing_s: float = 0.0
     """Expected seconds of compiling or capturing."""
     new_lengths: bool = False
@@ -145,7 +137,7 @@ _STATIC = 'cache_implementation="static"'
 
 def dtype_change(name: str) -> Change:
     """Return the change to unquantised weights of a dtype."""
-    return Change(ChangeId(name), f"{name} weights", loading=f"dtype=torch.{name}", dtype=name, quant="none")
+    return Change(ChangeId.DTYPE, f"{name} weights", loading=f"dtype=torch.{name}", value=name, dtype=name)
 
 
 def format_change(name: str, dtype: str, here: Circumstances) -> Change:
@@ -157,7 +149,7 @@ def format_change(name: str, dtype: str, here: Circumstances) -> Change:
     written = (not here.on_gpu and item.written_on_cpu) or item.written
     config = f"quantization_config={written.format(dtype=dtype, group=here.int4_group)}"
     loading = config if dtype == here.dtype else f"dtype=torch.{dtype}, {config}"
-    return Change(ChangeId(name), f"{name} weights", loading=loading, dtype=dtype, quant=name)
+    return Change(ChangeId.FORMAT, f"{name} weights", loading=loading, value=name, dtype=dtype)
 
 
 def _weights(here: Circumstances) -> Iterator[Change]:
@@ -245,12 +237,7 @@ def _experts(here: Circumstances) -> Iterator[Change]:
     for name in ("grouped_mm", "batched_mm", "eager"):
         if here.experts and name != here.experts:
             statement, undoing = (f'model.set_experts_implementation("{each}")' for each in (name, here.experts))
-            yield Change(ChangeId.EXPERTS, f"{name} experts", statement=statement, undoing=undoing)
-
-
-def threads_phrase(threads: int, instead_of: int) -> str:
-    """Return a number of threads as a sentence names it."""
-    return f"{threads} of {instead_of} threads" if threads < instead_of else f"{threads} threads"
+            yield Change(ChangeId.EXPERTS, f"{name} experts", statement=statement, undoing=undoing, value=name)
 
 
 def _threads(here: Circumstances) -> Iterator[Change]:
@@ -259,8 +246,8 @@ def _threads(here: Circumstances) -> Iterator[Change]:
     for threads in dict.fromkeys((here.cores, here.threads // 2)):
         if 0 < threads != here.threads:
             statement, undoing = (f"torch.set_num_threads({each})" for each in (threads, here.threads))
-            phrase = threads_phrase(threads, here.threads)
-            yield Change(ChangeId.THREADS, phrase, statement=statement, undoing=undoing)
+            phrase = f"{threads} of {here.threads} threads" if threads < here.threads else f"{threads} threads"
+            yield Change(ChangeId.THREADS, phrase, statement=statement, undoing=undoing, value=str(threads))
 
 
 CHANGES: tuple[Callable[[Circumstances], Iterator[Change]], ...] = (_weights, _caches, _attention, _experts, _threads)
@@ -284,9 +271,14 @@ _OLD_FORMS = {
 """What runs before 0.5.0 tried without a line, by the name that they recorded."""
 
 
-def change_recorded_as(form: str) -> ChangeId | None:
-    """Return the change of a trial that recorded only a name; None for one that left, such as a padding mask."""
-    known = {each.value: each for each in ChangeId}
-    if form.endswith(" threads"):
-        return ChangeId.THREADS
-    return _OLD_FORMS.get(form) or known.get(form.removeprefix("unquantised "))
+def change_recorded_as(form: str) -> tuple[ChangeId, str] | None:
+    """Return the change of a trial that recorded only a name, and its value; None for one that left."""
+    for of_kind in (ChangeId.THREADS, ChangeId.EXPERTS):
+        if form.endswith(f" {of_kind}"):
+            return of_kind, form.partition(" ")[0]
+    name = form.removeprefix("unquantised ")
+    if name in FORMATS:
+        return ChangeId.FORMAT, name
+    if name in ("float32", "bfloat16", "float16"):
+        return ChangeId.DTYPE, name
+    return (_OLD_FORMS[form], "") if form in _OLD_FORMS else None

@@ -145,6 +145,8 @@ class Trial(Fact, kind="trial"):
     line: str = ""
     """The line that was executed for it; empty in runs before 0.5.0, and for what transformers has no line for."""
     change: ChangeId | None = None
+    value: str = ""
+    """Which of this kind of change it is, such as the name of a format."""
     once_s: float = 0.0
     """Seconds by which its first call took longer than a later one, as for compiling; of a format also its loading."""
     tokens: int = 0
@@ -153,9 +155,9 @@ class Trial(Fact, kind="trial"):
     """The first of them that are the same with and without the change, in all sequences."""
 
     @property
-    def change_id(self) -> ChangeId | None:
-        """The change; None for one that runs no longer try."""
-        return self.change or change_recorded_as(self.form)
+    def what(self) -> tuple[ChangeId, str] | None:
+        """The change and its value; None for one that runs no longer try."""
+        return (self.change, self.value) if self.change else change_recorded_as(self.form)
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.trials.setdefault(self.key, []).append(self)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from profiler.effort import STANDARD
-from profiler.facts.changes import FORMAT_CHANGES, WITHOUT_CUDNN, ChangeId
+from profiler.facts.changes import WITHOUT_CUDNN, ChangeId
 from profiler.facts.measurements import NotTried
 from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, Effect, advice_for
@@ -118,7 +118,7 @@ def _from_to(effect: Effect) -> str:
 def _tokens(advice: Advice) -> str:
     """What a change did to the tokens, in words; empty if they were not compared."""
     if not advice.tokens:
-        return "tokens were not compared" if advice.change in FORMAT_CHANGES else ""
+        return "tokens were not compared" if advice.change is ChangeId.FORMAT else ""
     if advice.same_tokens == advice.tokens:
         return "the same tokens"
     return f"{advice.tokens - advice.same_tokens} of {advice.tokens} tokens differ"
@@ -143,13 +143,13 @@ def _not_tried(
     Of a decode step at the largest batch only what a full window costs, which grows with the batch.
     """
     found: list[tuple[JudgedCell, Lever]] = []
-    taken: set[ChangeId | None] = {item.change for item in advised}
+    taken: set[str] = {item.line for item in advised}
     saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
     for cell in (*decodes[:1], *prefills[-1:], *decodes[1:][-1:]):
         for lever in not_tried(cell)[:1]:
-            is_known = lever.id in taken or (cell in decodes[:1] and lever.saves_s <= saves_s)
+            is_known = lever.how in taken or (cell in decodes[:1] and lever.saves_s <= saves_s)
             if not is_known and (cell not in decodes[1:] or lever.id is ChangeId.UNWINDOWED):
-                taken.add(lever.id)
+                taken.add(lever.how)
                 found.append((cell, lever))
     return found
 
@@ -158,7 +158,7 @@ def _not_tried_sentence(cell: JudgedCell, lever: Lever, cut: Sequence[NotTried])
     step = "step" if cell.key.phase == "decode" else "prefill"
     once = ""
     if lever.preparing_s:
-        is_said = any(item.change is lever.id for item in cut)
+        is_said = any(item.line == lever.how for item in cut)
         budget = "" if is_said else f", for which --budget {budget_for(lever.preparing_s)} has time"
         once = f" It compiles for about {lever.preparing_s:.0f} s once{budget}."
     return (

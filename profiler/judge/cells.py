@@ -345,6 +345,8 @@ class Lever:
     """The line with which a user makes this change; of a tried change the one that was executed."""
     id: ChangeId | None = None
     """The change; None for an engine that has no such name, or in an older run."""
+    value: str = ""
+    """Which of this kind of change it is."""
     preparing_s: float = 0.0
     """Expected seconds that a change costs once, such as for compiling."""
 
@@ -467,8 +469,8 @@ class TrialResult:
     of_layers: int
     before_s: float = 0.0
     """Seconds of a step of the model as loaded, by the trial; 0 if unknown."""
-    change: ChangeId | None = None
-    """None for a change that runs no longer try."""
+    what: tuple[ChangeId, str] | None = None
+    """The change, and which of its kind; None for one that runs no longer try."""
     line: str = ""
     """The line that was executed; empty if none was."""
     once_s: float = 0.0
@@ -477,6 +479,10 @@ class TrialResult:
     """Tokens that were compared; 0 if the weights of both sides differ at random."""
     same_tokens: int = 0
     """The first of them that are the same with and without the change."""
+
+    @property
+    def change(self) -> ChangeId | None:
+        return self.what[0] if self.what else None
 
     @property
     def is_claim(self) -> bool:
@@ -515,7 +521,7 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
         half_width = max(found.high - found.change, found.change - found.low)
         yield TrialResult(
             trial.form, 1 + found.change, half_width, trial.layers, trial.of_layers, before.median_s,
-            trial.change_id, trial.line, trial.once_s, trial.tokens, trial.same_tokens,
+            trial.what, trial.line, trial.once_s, trial.tokens, trial.same_tokens,
         )  # fmt: skip
 
 

@@ -67,13 +67,14 @@ class Setting:
     """The ends of a GPU's compute roof in this run, under load; empty on a CPU, or if it was not measured."""
 
 
-def promised_s(judged: Sequence[JudgedCell]) -> dict[ChangeId, float]:
+def promised_s(judged: Sequence[JudgedCell]) -> dict[tuple[ChangeId, str], float]:
     """Return the largest computed saving of each change in any cell, in seconds."""
     computed = [lever for cell in judged for lever in cell.levers if lever.basis == "computed"]
-    found: dict[ChangeId, float] = {}
+    found: dict[tuple[ChangeId, str], float] = {}
     for lever in computed:
         if lever.id is not None:
-            found[lever.id] = max(lever.saves_s, found.get(lever.id, 0.0))
+            what = lever.id, lever.value
+            found[what] = max(lever.saves_s, found.get(what, 0.0))
     return found
 
 
@@ -96,9 +97,13 @@ def levers(cell: JudgedCell, setting: Setting) -> list[Lever]:
     most_s = max(0.0, cell.split.busy_s - cell.host_pace_s)
     computed = [*_host(cell, setting), *(lever.limited_to(most_s) for lever in device)]
     visited = [item for item in cell.engines if item.visits >= CLAIM_VISITS]
-    replaced = {trial.change for trial in cell.tried} | {change_of_engine(item) for item in visited}
+    replaced = {trial.what for trial in cell.tried} | {(change_of_engine(item), "") for item in visited}
     least_s = _LEAST_SHARE * cell.split.latency_s
-    found = [] if setting.busy else [item for item in computed if item.saves_s > least_s and item.id not in replaced]
+    found = (
+        []
+        if setting.busy
+        else [item for item in computed if item.saves_s > least_s and (item.id, item.value) not in replaced]
+    )
     found += [lever for lever in (*_tried(cell), *_engines(visited, cell)) if abs(lever.saves_s) > least_s]
     return sorted((lever for lever in found if lever.is_claim), key=lambda lever: (lever.saves_s < 0, -lever.saves_s))
 
@@ -133,7 +138,16 @@ def _tried(cell: JudgedCell) -> list[Lever]:
             because = f"the step takes {duration(after_s)} then{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
             found.append(
-                Lever(item.form, before_s - after_s, because, "tried", half_width_s, how=item.line, id=item.change)
+                Lever(
+                    item.form,
+                    before_s - after_s,
+                    because,
+                    "tried",
+                    half_width_s,
+                    how=item.line,
+                    id=item.change,
+                    value=item.what[1] if item.what else "",
+                )
             )
     return found
 
@@ -151,6 +165,7 @@ def _computed(
         at_least_s=at_least_s,
         how=change.line,
         id=change.id,
+        value=change.value,
         preparing_s=change.preparing_s,
     )
 

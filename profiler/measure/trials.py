@@ -20,7 +20,7 @@ from profiler.engines.caches import quantized_cache
 from profiler.engines.transformers import GraphEngine
 from profiler.errors import RequestError, RoofscopeError, tolerate_errors
 from profiler.facts.cache_format import CACHE_FORMATS
-from profiler.facts.changes import FORMAT_CHANGES, Change, ChangeId, Circumstances
+from profiler.facts.changes import Change, ChangeId, Circumstances
 from profiler.facts.measurements import NotTried, StepSamples, Trial
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.load import load
@@ -39,6 +39,8 @@ _TURNS = 2
 _TOKENS = 8
 """New tokens of a call: the first comes from the prefill, and the second step grows the cache."""
 _WARM_STEPS = 1
+_FIRST_IS_LONGER = 2.0
+"""A first call that takes this many times as long as a later one prepared something; less may be noise."""
 _SLOWER = 1.5
 """A change whose step and prefill both take this many times as long is clear after one turn."""
 _LOADING_SHARES = 4
@@ -177,14 +179,16 @@ class Workshop:
         config: Any,
         latencies_s: Mapping[CellKey, float],
         changes: Sequence[Change],
-        savings_s: Mapping[ChangeId, float],
+        savings_s: Mapping[tuple[ChangeId, str], float],
         budget_s: float,
     ) -> None:
         """`latencies_s` are measured steps; `savings_s` are computed savings per step."""
         self._subject, self._config, self._latencies_s = subject, config, latencies_s
-        self._changes, self._savings_s, self._budget_s = changes, savings_s, budget_s
+        self._savings_s, self._budget_s = savings_s, budget_s
         self._pattern = pattern_of(subject.loaded.module, config.get_text_config())
-        self._shorts: dict[str, LoadedModel] = {}
+        # Without a pattern no model of fewer layers can be loaded, and there may be no room for a second whole one.
+        self._changes = [change for change in changes if self._pattern or not change.loads]
+        self._warm: set[tuple[int, Cell]] = set()
         self.clearly_slower: set[str] = set()
 
     @cached_property
@@ -221,7 +225,7 @@ class Workshop:
 
     def _worth(self, change: Change, cell: Cell) -> float:
         unknown_s = _AN_UNKNOWN_SAVES * self._latencies_s[CellKey("decode", cell)]
-        return self._savings_s.get(change.id, unknown_s) / self.cost_s(change, cell)
+        return self._savings_s.get((change.id, change.value), unknown_s) / self.cost_s(change, cell)
 
     def cost_s(self, change: Change, cell: Cell) -> float:
         """Return the expected seconds of a change's trial at a cell."""
@@ -232,7 +236,7 @@ class Workshop:
     def _calls_s(self, cell: Cell) -> float:
         """Seconds of all calls of a trial with all layers."""
         step_s, prefill_s = (self._latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
-        return 2 * (1 + _TURNS) * (prefill_s + self._new_tokens(cell) * step_s)
+        return (1 + 2 * _TURNS) * (prefill_s + self._new_tokens(cell) * step_s)
 
     @staticmethod
     def _new_tokens(cell: Cell) -> int:
@@ -241,21 +245,23 @@ class Workshop:
 
     def trial(self, change: Change, cell: Cell) -> Iterator[Trial]:
         """Yield the prefill and the decode step of a cell, before and after a change."""
-        machine, tokens = self._subject.machine, self._new_tokens(cell)
+        tokens = self._new_tokens(cell)
         plain, other = self.sides(change)
         with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):
             ids = self._ids(cell, change, tokens)
-            first_s = other.call(next(ids), tokens).wall_s
-            if plain.loaded is not self._subject.loaded or machine.is_cuda:
+            if (id(plain.loaded), cell) not in self._warm:
                 plain.call(next(ids), tokens)
+                self._warm.add((id(plain.loaded), cell))
+            first_s = other.call(next(ids), tokens).wall_s
             turns: list[tuple[Call, Call]] = []
             for _ in range(_TURNS):
                 turns.append((plain.call(next(ids), tokens), other.call(next(ids), tokens)))
                 if all(_times(*turns[0], phase) > _SLOWER for phase in ("prefill", "decode")):
                     self.clearly_slower.add(change.line)
                     break
-        once_s = max(0.0, first_s - turns[-1][1].wall_s)
-        once_s += other.loaded.load_s if change.id in FORMAT_CHANGES else 0.0
+        later_s = turns[-1][1].wall_s
+        once_s = first_s - later_s if first_s > _FIRST_IS_LONGER * later_s else 0.0
+        once_s += other.loaded.load_s if change.id is ChangeId.FORMAT else 0.0
         alike = not change.loads and not change.new_lengths
         same = _same_tokens(turns[0][0].tokens, turns[0][1].tokens) if alike else 0
         of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
@@ -263,7 +269,8 @@ class Workshop:
         for phase in ("prefill", "decode"):
             before, after = (_together([getattr(turn[side], phase) for turn in turns]) for side in (0, 1))
             yield Trial(
-                CellKey(phase, cell), change.phrase, layers, of_layers, before, after, change.line, change.id, once_s,
+                CellKey(phase, cell), change.phrase, layers, of_layers, before, after, change.line, change.id,
+                change.value, once_s,
                 tokens if alike else 0, same,
             )  # fmt: skip
 
@@ -280,10 +287,11 @@ class Workshop:
         if not change.loads:
             return Side(loaded, self._subject), Side(loaded, self._subject, change)
         first = self._pattern.cold(self.layers) if self._pattern else None
-        if "" not in self._shorts:
-            self._shorts[""] = self._loaded(None)
-        plain, other = self._shorts[""], self._loaded(change)
-        return Side(plain, self._subject, None, first), Side(other, self._subject, change, first)
+        return Side(self._short, self._subject, None, first), Side(self._loaded(change), self._subject, change, first)
+
+    @cached_property
+    def _short(self) -> LoadedModel:
+        return self._loaded(None)
 
     def _loaded(self, change: Change | None) -> LoadedModel:
         """A model of fewer layers from the same source, loaded with a change's arguments."""
@@ -291,7 +299,8 @@ class Workshop:
         if change is not None:
             arguments = arguments_of(change.loading)
             dtype = DTYPES.get(change.dtype, request.dtype)
-            request = replace(request, dtype=dtype, quant=change.quant or request.quant, arguments=arguments)
+            quant = change.value if change.id is ChangeId.FORMAT else "none"
+            request = replace(request, dtype=dtype, quant=quant, arguments=arguments)
         return load(request, copy.deepcopy(config))
 
 
@@ -323,7 +332,7 @@ def try_changes(
     budget_s: float,
     on_failure: Callable[[str, Exception], object] = lambda change, error: None,
     known: Collection[tuple[CellKey, str, str]] = (),
-    savings_s: Mapping[ChangeId, float] = {},
+    savings_s: Mapping[tuple[ChangeId, str], float] = {},
 ) -> Iterator[Trial | NotTried]:
     """Yield the trials of changes within a budget: at the smallest cell, then at the largest; then what was left out.
 

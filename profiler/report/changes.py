@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import groupby
 
-from profiler.facts.changes import ATTENTION, CACHES, FORMAT_CHANGES, STEPS, WEIGHTS, ChangeId
+from profiler.facts.changes import ATTENTION, CACHES, STEPS, ChangeId
 from profiler.facts.measurements import BatchTimes, Drafting
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
@@ -34,10 +34,10 @@ def ran(run: Run) -> Section | None:
     if not run.measured:
         return None
     model, first, device = run.model, _first_tried(run), run.document.device
-    rows = [("arithmetic", _arithmetic(run), _instead(first, WEIGHTS - FORMAT_CHANGES))]
+    rows = [("arithmetic", _arithmetic(run), _instead(first, {ChangeId.DTYPE}))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
-        formats = _instead(first, FORMAT_CHANGES)
+        formats = _instead(first, {ChangeId.FORMAT})
         rows += [
             (f"{count} linear{'' if count == 1 else 's'}", kind, "" if number else formats)
             for number, (kind, count) in enumerate(model.linears.items())

@@ -19,11 +19,11 @@ from profiler.judge.cells import JudgedCell, Lever, TrialResult
 LINE = "from_pretrained(..., dtype=torch.bfloat16)"
 
 
-def result(before_s: float, after_s: float, change: ChangeId = ChangeId.BFLOAT16, **more: Any) -> TrialResult:
+def result(before_s: float, after_s: float, change: ChangeId = ChangeId.DTYPE, **more: Any) -> TrialResult:
     """A trial on 8 of 30 layers, whose times are known to 1 %."""
     known = {"form": change.value, "layers": 8, "of_layers": 30, "line": LINE, **more}
     return TrialResult(
-        ratio=after_s / before_s, half_width=0.01, before_s=before_s, change=change, **known
+        ratio=after_s / before_s, half_width=0.01, before_s=before_s, what=(change, ""), **known
     )  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_a_line_says_what_step_and_prefill_become_and_from_where_on_it_pays() ->
     step, prefill = cell("decode", 80e-3, result(80e-3, 42e-3)), cell("prefill", 237e-3, result(237e-3, 942e-3))
     found = answer(step, prefill)
     [advice] = found.advised
-    assert (advice.change, advice.line, advice.pays_from_tokens) == (ChangeId.BFLOAT16, LINE, 19)
+    assert (advice.change, advice.line, advice.pays_from_tokens) == (ChangeId.DTYPE, LINE, 19)
     assert changes(found) == [
         f"What to change: {LINE}: a step of 42.0 ms instead of 80.0 ms, a prefill of 942 ms instead of 237 ms at 1 x 64"
         " (tried, on 8 of 30 layers); it pays from 19 new tokens per prompt on."
@@ -65,7 +65,7 @@ def test_a_line_says_what_step_and_prefill_become_and_from_where_on_it_pays() ->
         ({"once_s": 24.0}, "; it takes 24.0 s once."),
         ({"tokens": 8, "same_tokens": 8}, "; the same tokens."),
         ({"tokens": 8, "same_tokens": 5}, "; 3 of 8 tokens differ."),
-        ({"change": ChangeId.NF4}, "; tokens were not compared."),
+        ({"change": ChangeId.FORMAT}, "; tokens were not compared."),
         ({"layers": 30}, " at 1 x 64 (tried)."),
     ],
 )
@@ -77,7 +77,8 @@ def test_a_line_says_what_it_costs_once_and_what_it_does_to_the_tokens(more: dic
 @pytest.mark.parametrize(
     ("slower", "faster"),
     [
-        (ChangeId.BFLOAT16, ChangeId.NF4),
+        (ChangeId.DTYPE, ChangeId.FORMAT),
+        (ChangeId.FORMAT, ChangeId.FORMAT),
         (ChangeId.STATIC_CACHE, ChangeId.COMPILED_STEP),
         (ChangeId.SDPA, ChangeId.EAGER_ATTENTION),
     ],
@@ -132,13 +133,15 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     found = answer(step, batch, prefill)
     assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "What", "Measured,", "8"]
     assert found.not_tried == (), "only what a sentence names"
-    cut = [NotTried(name, name, ChangeId(name), seconds) for name, seconds in (("nf4", 20.0), ("compiled-step", 65.0))]
+    cut = [
+        NotTried("nf4 weights", "another line", ChangeId.FORMAT, 20.0),
+        NotTried("a compiled step", "a line", ChangeId.COMPILED_STEP, 65.0),
+    ]
     found = answer(step, batch, prefill, cut=cut)
     assert len(changes(found)) == 5
-    assert (
-        changes(found)[-1]
-        == f"No time was left to try nf4, compiled-step: --budget {budget_for(85)} has time for that."
+    assert changes(found)[-1] == (
+        f"No time was left to try nf4 weights, a compiled step: --budget {budget_for(85)} has time for that."
     )
-    [without_time, untried, _] = changes(answer(replace(step, tried=(), first_use_s=None), prefill, cut=cut))
+    [without_time, untried] = changes(answer(replace(step, tried=(), first_use_s=None), prefill, cut=cut))
     assert without_time.startswith("No time was left")
     assert untried.endswith("It compiles for about 60 s once."), "its budget is said already"

@@ -179,7 +179,7 @@ def test_a_full_window_has_a_change_with_its_bound() -> None:
     """
     answer = " ".join(read_run(REFERENCE / "mistral-7b-h200-window").answer)
     found = re.search(
-        r"Not tried: model\.config\.sliding_window = None\. .* step of 16 x 4096 it would save at most ([\d.]+) ms",
+        r"Not tried: model\.config\.sliding_window = None\. .* of 16 x 4096 it would save at most ([\d.]+) ms",
         answer,
     )
     assert found is not None
