@@ -13,7 +13,7 @@ from profiler.facts.measurements import NotTried
 from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, Effect, advice_for
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
 from profiler.judge.engine_differences import causes_of
 from profiler.judge.levers import Setting, not_tried, saves_clearly
 from profiler.judge.regimes import PACED_SHARE, Flag
@@ -100,15 +100,19 @@ def change_sentence(advice: Advice) -> str:
     """Return one sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = (("step", advice.step), ("prefill", advice.prefill))
     words = [f"a {name} of {_from_to(effect)}" for name, effect in effects if effect is not None and effect.is_clear]
-    few = f", on {advice.layers} of {advice.of_layers} layers" if advice.layers < advice.of_layers else ""
     pays = advice.pays_from_tokens
     parts = [
-        f"What to change: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len} (tried{few})",
+        f"What to change: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
+        f" (tried{_on_few_layers(advice)})",
         f"it pays from {several(pays, 'new token', 'new tokens')} per prompt on" if pays is not None else "",
         f"it takes {duration(advice.once_s)} once" if advice.once_s >= _NAMED_ONCE_S else "",
         _tokens(advice),
     ]
     return f"{'; '.join(filter(None, parts))}."
+
+
+def _on_few_layers(tried: Advice | TrialResult) -> str:
+    return f", on {tried.layers} of {tried.of_layers} layers" if tried.layers < tried.of_layers else ""
 
 
 def _from_to(effect: Effect) -> str:
@@ -127,7 +131,8 @@ def _tokens(advice: Advice) -> str:
 def _measured_without_a_line(decodes: Sequence[JudgedCell]) -> list[str]:
     """What trials found that executed no line, as runs before 0.5.0 did, or for which there is none."""
     return [
-        f"Measured, not as a line: with {item.form} the {duration(before_s)} step takes {duration(after_s)}."
+        f"Measured, not as a line: with {item.form} the {duration(before_s)} step takes {duration(after_s)}"
+        f"{_on_few_layers(item)}."
         for first in decodes[:1]
         for item in sorted(first.tried, key=lambda item: item.ratio)[:1]
         if not item.line and item.change is not None and saves_clearly(first, item)

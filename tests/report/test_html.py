@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_the_answers_lines_are_code_to_copy_and_the_roofline_is_first() -> None:
     """The line that was not tried, and the run's own command with a budget that has time to compile."""
     run = read_run(ROOT / "runs/reference/mistral-7b-h100-default")
     page = html_report(run)
-    code = [re.sub("<[^>]*>", "", line) for line in re.findall(r'<pre class="code">(.*?)</pre>', page)]
+    code = [unescape(re.sub("<[^>]*>", "", line)) for line in re.findall(r'<pre class="code">(.*?)</pre>', page)]
     assert code[0] == 'model.generate(..., cache_implementation="static")'
     assert code[1].startswith("roofscope run mistral-7b-v0.1 ")
     assert code[1].endswith("--budget 360")
