@@ -17,7 +17,7 @@ from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError, RunError
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from profiler.effort import STANDARD
-from profiler.facts.changes import WITHOUT_CUDNN, ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried
 from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, Effect, advice_for
@@ -18,6 +18,7 @@ from profiler.judge.engine_differences import causes_of
 from profiler.judge.levers import Setting, not_tried, saves_clearly
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
+from profiler.loading.changes import WITHOUT_CUDNN
 from profiler.units import duration, percent, saving, scaled, several, significant
 
 # An answer has at most this many sentences on changes, of which so many advise one.

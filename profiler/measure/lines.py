@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from profiler.facts.changes import Change
+from profiler.loading.changes import Change
 
 _MODULES = ("transformers", "torchao.quantization", "torchao.prototype.quantization.int4")
 """Where the names of a line come from, besides `torch`, `transformers` and `model`."""

@@ -10,7 +10,7 @@ import pytest
 from test_answer import SETTING, breakdown, of_parts
 
 from profiler.effort import STANDARD
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.answer import Answer, answer_of, budget_for

@@ -10,7 +10,6 @@ import pytest
 from machines import roof
 from made_facts import facts
 
-from profiler.facts.changes import Circumstances
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
@@ -22,6 +21,7 @@ from profiler.judge.cells import JudgedCell
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting, levers
 from profiler.judge.regimes import Flag, Regime, Verdict
+from profiler.loading.changes import Circumstances
 
 CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
 KEY = CellKey("decode", CELL)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from profiler.errors import RunError
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.judge.cells import CellEvidence, CellResult, Lever
 from profiler.report.roofline_data import roof_lines
 from profiler.run.judge_folder import judge_folder

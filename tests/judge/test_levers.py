@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from profiler.facts.changes import ChangeId, Circumstances
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
 from profiler.judge.levers import Setting, levers, not_tried
 from profiler.judge.regimes import Flag, Verdict
+from profiler.loading.changes import Circumstances
 
 SETTING = Setting(1e12, 100e12, weight_bits=16.0, here=Circumstances(True, "float16", capability=8.0), weights=7e9)
 CPU = replace(SETTING, here=Circumstances(False, "float32"))

@@ -9,7 +9,7 @@ import pytest
 from made_facts import KEY
 from test_levers import SETTING, cell, linears
 
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import StepSamples, Trial
 from profiler.judge.cells import Lever, TrialResult, trial_results
 from profiler.judge.levers import levers, saves_clearly

@@ -11,7 +11,8 @@ from torch import nn
 from profiler.count.step import count_document
 from profiler.counting.count import count
 from profiler.errors import RequestError
-from profiler.facts.changes import ChangeId, Circumstances, possible_changes
+from profiler.facts.change_ids import ChangeId
+from profiler.loading.changes import Circumstances, possible_changes
 from profiler.quant.registry import FORMATS, QuantFormat, known_quant, published_as, tried_formats
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from profiler.facts.changes import Circumstances, possible_changes
+from profiler.loading.changes import Circumstances, possible_changes
 from profiler.quant.registry import FORMATS
 
 HOMES = ("transformers", "torchao.quantization", "torchao.prototype.quantization.int4")
