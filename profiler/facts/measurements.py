@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from profiler.facts.changes import ChangeId, change_recorded_as
+from profiler.facts.change_ids import ChangeId, change_recorded_as
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.telemetry import Reading
 from profiler.grid.cells import Cell, CellKey

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from profiler.facts.changes import ChangeId, exclude
+from profiler.facts.change_ids import ChangeId, exclude
 from profiler.judge.cells import JudgedCell, TrialResult
 from profiler.judge.levers import saves_clearly
 

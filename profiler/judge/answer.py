@@ -8,16 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from profiler.effort import STANDARD
-from profiler.facts.changes import WITHOUT_CUDNN, ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried
 from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, Effect, advice_for
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
 from profiler.judge.engine_differences import causes_of
 from profiler.judge.levers import Setting, not_tried, saves_clearly
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
+from profiler.loading.changes import WITHOUT_CUDNN
 from profiler.units import duration, percent, saving, scaled, several, significant
 
 # An answer has at most this many sentences on changes, of which so many advise one.
@@ -80,36 +81,39 @@ def answer_of(
     if busy or not cells:
         return Answer(tuple(sentences))
     advised = advice_for(decodes, prefills)[:_MOST_ADVISED]
-    untried = _not_tried(decodes, prefills, advised)
     changes = [
         *_first_use_sentences(decodes),
         *(change_sentence(item, "By itself" if number else "What to change") for number, item in enumerate(advised)),
         *_measured_without_a_line(decodes),
         *_batch_sentences(decodes),
-        *(_not_tried_sentence(cell, lever) for cell, lever in untried),
-        *_cut_sentences([item for item in cut if item.line not in {lever.how for _, lever in untried}]),
     ]
+    without_time = _cut_sentences(cut)
+    changes = [*changes[: _MOST_CHANGES - len(without_time)], *without_time]
+    untried = _not_tried(decodes, prefills, advised)[: _MOST_CHANGES - len(changes)]
+    changes += [_not_tried_sentence(cell, lever, cut) for cell, lever in untried]
     if not changes:
         changes = [_no_change(decodes[0] if decodes else prefills[0])]
     engines = _engine_sentences(decodes[0], differences) if decodes else []
-    return Answer(
-        (*sentences, *changes[:_MOST_CHANGES], *engines), tuple(advised), tuple(lever for _, lever in untried)
-    )
+    return Answer((*sentences, *changes, *engines), tuple(advised), tuple(lever for _, lever in untried))
 
 
 def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = (("step", advice.step), ("prefill", advice.prefill))
     words = [f"a {name} of {_from_to(effect)}" for name, effect in effects if effect is not None and effect.is_clear]
-    few = f", on {advice.layers} of {advice.of_layers} layers" if advice.layers < advice.of_layers else ""
     pays = advice.pays_from_tokens
     parts = [
-        f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len} (tried{few})",
+        f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
+        f" (tried{_on_few_layers(advice)})",
         f"it pays from {several(pays, 'new token', 'new tokens')} per prompt on" if pays is not None else "",
         f"it takes {duration(advice.once_s)} once" if advice.once_s >= _NAMED_ONCE_S else "",
         _tokens(advice),
     ]
     return f"{'; '.join(filter(None, parts))}."
+
+
+def _on_few_layers(tried: Advice | TrialResult) -> str:
+    return f", on {tried.layers} of {tried.of_layers} layers" if tried.layers < tried.of_layers else ""
 
 
 def _from_to(effect: Effect) -> str:
@@ -128,7 +132,8 @@ def _tokens(advice: Advice) -> str:
 def _measured_without_a_line(decodes: Sequence[JudgedCell]) -> list[str]:
     """What trials found that executed no line, as runs before 0.5.0 did, or for which there is none."""
     return [
-        f"Measured, not as a line: with {item.form} the {duration(before_s)} step takes {duration(after_s)}."
+        f"Measured, not as a line: with {item.form} the {duration(before_s)} step takes {duration(after_s)}"
+        f"{_on_few_layers(item)}."
         for first in decodes[:1]
         for item in sorted(first.tried, key=lambda item: item.ratio)[:1]
         if not item.line and item.change is not None and saves_clearly(first, item)
@@ -155,12 +160,13 @@ def _not_tried(
     return found
 
 
-def _not_tried_sentence(cell: JudgedCell, lever: Lever) -> str:
+def _not_tried_sentence(cell: JudgedCell, lever: Lever, cut: Sequence[NotTried]) -> str:
     step = "step" if cell.key.phase == "decode" else "prefill"
     once = ""
     if lever.preparing_s:
-        budget_s = budget_for(lever.preparing_s)
-        once = f" It compiles for about {lever.preparing_s:.0f} s once, for which --budget {budget_s} has time."
+        is_said = any(item.line == lever.how for item in cut)
+        budget = "" if is_said else f", for which --budget {budget_for(lever.preparing_s)} has time"
+        once = f" It compiles for about {lever.preparing_s:.0f} s once{budget}."
     return (
         f"Not tried: {lever.how}. Of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
         f" {lever.amount} (computed: {lever.because}).{once}"
@@ -171,13 +177,16 @@ def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
     """One sentence on the changes for whose trials there was no time, and the budget that has it."""
     if not cut:
         return []
-    budget_s, each = max(budget_for(item.needs_s) for item in cut), " for each" if len(cut) > 1 else ""
-    return [f"No time was left to try {', '.join(item.form for item in cut)}: --budget {budget_s} has time{each}."]
+    budget_s = budget_for(sum(item.needs_s for item in cut))
+    return [f"No time was left to try {', '.join(item.form for item in cut)}: --budget {budget_s} has time for that."]
 
 
-def budget_for(trial_s: float) -> int:
-    """Return a budget in seconds, in whole half minutes, whose share for trials has time for one of `trial_s`."""
-    return 30 * math.ceil(trial_s / STANDARD.shares["trials"] / 30)
+def budget_for(trials_s: float) -> int:
+    """Return a budget in seconds, in whole half minutes, whose share for trials has time for `trials_s` more.
+
+    That is more than the share of a minute, which the other trials take.
+    """
+    return 60 + 30 * math.ceil(trials_s / STANDARD.shares["trials"] / 30)
 
 
 def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
@@ -350,7 +359,7 @@ def _batch_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
     if best.key.cell.batch_size <= first.key.cell.batch_size or best.tokens_per_s <= 1.1 * first.tokens_per_s:
         return []
     longer = best.split.latency_s / first.split.latency_s - 1
-    where = f"the step {percent(longer)} longer"
+    where = f"the step {percent(longer)} longer" if longer > 0 else "the step takes no longer"
     if best not in alike:
         where = f"at {best.key.cell.name} and {first.key.cell.name}"
     return [

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Literal
 
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import KernelTime, StepSamples, Trial
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.run_facts import Facts

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import GenerateSteps
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples

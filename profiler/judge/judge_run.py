@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiler.facts.changes import Circumstances
 from profiler.facts.measurements import NotTried
 from profiler.facts.operators import REST, Cause
 from profiler.facts.roofs import AGREE, drift, swing
@@ -53,6 +52,7 @@ from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step, with_ragged
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
+from profiler.loading.changes import Circumstances
 from profiler.stats import Estimate, NoiseReport, estimate, narrow_enough, noise_report, undisturbed
 
 _SIXTEEN_BIT = ("bfloat16", "float16")

@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler.counting.floor import step_floor
-from profiler.facts.changes import (
+from profiler.facts.change_ids import ChangeId
+from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.engine_differences import causes_of, change_of_engine, engine_change
+from profiler.judge.regimes import Flag
+from profiler.loading.changes import (
     KEPT_PAGES,
     UNWINDOWED,
     Change,
-    ChangeId,
     Circumstances,
     compiled_forward,
     dtype_change,
     format_change,
     possible_changes,
 )
-from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
-from profiler.judge.engine_differences import causes_of, change_of_engine, engine_change
-from profiler.judge.regimes import Flag
 from profiler.stats import CLAIM_VISITS
 from profiler.units import duration, scaled
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from profiler.facts.changes import Change
+from profiler.loading.changes import Change
 from profiler.patching import replace_attribute
 
 _MODULES = ("transformers", "torchao.quantization", "torchao.prototype.quantization.int4")

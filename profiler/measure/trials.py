@@ -21,9 +21,10 @@ from profiler.engines.caches import quantized_cache
 from profiler.engines.transformers import GraphEngine
 from profiler.errors import RequestError, RoofscopeError, tolerate_errors
 from profiler.facts.cache_format import CACHE_FORMATS
-from profiler.facts.changes import Change, ChangeId, Circumstances
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, StepSamples, Trial
 from profiler.grid.cells import Cell, CellKey
+from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
 from profiler.measure.lines import Switch, arguments_of, attributes_kept

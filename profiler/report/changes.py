@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import replace
 from itertools import groupby
 
-from profiler.facts.changes import ATTENTION, CACHES, STEPS, ChangeId
+from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, ChangeId
 from profiler.facts.measurements import BatchTimes, Drafting
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies

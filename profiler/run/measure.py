@@ -11,7 +11,6 @@ from profiler import effort
 from profiler.device.contention import Neighbours
 from profiler.engines.transformers import GenerateEngine
 from profiler.errors import describe_error
-from profiler.facts.changes import possible_changes
 from profiler.facts.measurements import PackedBatches, Replays
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
@@ -19,6 +18,7 @@ from profiler.grid.cells import DEFAULT_ENGINE, Cell
 from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbed_parts
 from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, time_run
 from profiler.judge.levers import promised_s
+from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
 from profiler.measure.dense_twins import packed_batches, packed_linears
 from profiler.measure.drafting import measure_drafts

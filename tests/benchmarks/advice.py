@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from profiler.facts.changes import Circumstances, format_change
 from profiler.facts.measurements import NotTried
 from profiler.judge.advice import Advice
+from profiler.loading.changes import Circumstances, format_change
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest

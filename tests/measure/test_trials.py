@@ -16,8 +16,9 @@ from subjects import subject_of
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from profiler.errors import RequestError
-from profiler.facts.changes import UNWINDOWED, Change, ChangeId, Circumstances, possible_changes
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, Trial
+from profiler.loading.changes import UNWINDOWED, Change, Circumstances, possible_changes
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES
 from profiler.measure import trials

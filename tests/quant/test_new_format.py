@@ -11,7 +11,8 @@ from torch import nn
 from profiler.count.step import count_document
 from profiler.counting.count import count
 from profiler.errors import RequestError
-from profiler.facts.changes import Circumstances, format_change
+from profiler.facts.change_ids import ChangeId
+from profiler.loading.changes import Circumstances, possible_changes
 from profiler.quant.registry import FORMATS, QuantFormat, known_quant, published_as, tried_formats
 
 
@@ -55,6 +56,6 @@ def test_counts_store_its_bytes_and_messages_name_it() -> None:
 
 def test_trials_and_published_results_derive_from_it(toy: QuantFormat) -> None:
     assert tried_formats()[-1] is toy
-    here = Circumstances(on_gpu=True, dtype="bfloat16")
-    assert format_change("toy8", "bfloat16", here).line == f"from_pretrained(..., quantization_config={toy.written})"
+    [change] = [each for each in possible_changes(Circumstances(True, "float16")) if each.value == toy.name]
+    assert (change.id, change.line) == (ChangeId.FORMAT, "from_pretrained(..., quantization_config=ToyConfig())")
     assert published_as(toy.name) == "int8wo"

@@ -16,7 +16,7 @@ import torch
 
 from profiler.cli.app import main
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest, Quant

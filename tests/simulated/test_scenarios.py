@@ -11,7 +11,7 @@ import pytest
 from hurry import with_effort
 
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.forecast.command import forecast_run, run_facts
 from profiler.forecast.options import ForecastRequest
 from profiler.judge.regimes import Flag

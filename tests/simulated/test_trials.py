@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from profiler.facts.changes import ChangeId
+from profiler.facts.change_ids import ChangeId
 from profiler.store.folder import Run, read_gathered, read_run
 
 from .scenario import Scenario, command_line

@@ -4,44 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
+from profiler.facts.change_ids import ChangeId
 from profiler.quant.registry import FORMATS, tried_formats
-
-
-class ChangeId(StrEnum):
-    """A kind of change."""
-
-    DTYPE = "dtype"
-    FORMAT = "format"
-    STATIC_CACHE = "static-cache"
-    EIGHT_BIT_CACHE = "8-bit-cache"
-    GRAPH = "cuda-graph"
-    COMPILED_STEP = "compiled-step"
-    COMPILED_FORWARD = "compiled-forward"
-    SDPA = "sdpa-attention"
-    EAGER_ATTENTION = "eager-attention"
-    REPEATED_HEADS = "repeated-heads"
-    WITHOUT_CUDNN = "without-cudnn"
-    UNWINDOWED = "unwindowed"
-    EXPERTS = "experts"
-    THREADS = "threads"
-    KEPT_PAGES = "kept-pages"
-
-
-WEIGHTS = frozenset({ChangeId.DTYPE, ChangeId.FORMAT})
-CACHES = frozenset({ChangeId.STATIC_CACHE, ChangeId.EIGHT_BIT_CACHE})
-STEPS = frozenset({ChangeId.GRAPH, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD})
-ATTENTION = frozenset(
-    {ChangeId.SDPA, ChangeId.EAGER_ATTENTION, ChangeId.REPEATED_HEADS, ChangeId.WITHOUT_CUDNN, ChangeId.UNWINDOWED}
-)
-PARTS = (WEIGHTS, CACHES | STEPS, ATTENTION)
-"""Changes of one part exclude each other, as do two of one kind."""
-
-
-def exclude(one: ChangeId, other: ChangeId) -> bool:
-    """Return whether two changes are of one kind or of one part."""
-    return one is other or any({one, other} <= part for part in PARTS)
 
 
 @dataclass(frozen=True)
@@ -257,27 +222,3 @@ CHANGES: tuple[Callable[[Circumstances], Iterator[Change]], ...] = (_weights, _c
 def possible_changes(here: Circumstances) -> list[Change]:
     """Return the changes that work here, as they are written here."""
     return [change for of_kind in CHANGES for change in of_kind(here)]
-
-
-_OLD_FORMS = {
-    "torch.compile": ChangeId.COMPILED_STEP,
-    "a static cache and one CUDA graph per step": ChangeId.GRAPH,
-    "a static cache": ChangeId.STATIC_CACHE,
-    "an 8-bit KV cache": ChangeId.EIGHT_BIT_CACHE,
-    "attention without cuDNN": ChangeId.WITHOUT_CUDNN,
-    "attention on repeated heads": ChangeId.REPEATED_HEADS,
-    "math attention": ChangeId.EAGER_ATTENTION,
-}
-"""What runs before 0.5.0 tried without a line, by the name that they recorded."""
-
-
-def change_recorded_as(form: str) -> tuple[ChangeId, str] | None:
-    """Return the change of a trial that recorded only a name, and its value; None for one that left."""
-    if form.endswith(" threads"):
-        return ChangeId.THREADS, form.partition(" ")[0]
-    name = form.removeprefix("unquantised ")
-    if name in FORMATS:
-        return ChangeId.FORMAT, name
-    if name in ("float32", "bfloat16", "float16"):
-        return ChangeId.DTYPE, name
-    return (_OLD_FORMS[form], "") if form in _OLD_FORMS else None
