@@ -24,7 +24,7 @@ from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.request import ModelRequest, dtype_name
-from profiler.measure.rounds import Plan
+from profiler.measure.schedule import Plan
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import sweep
 from profiler.ranks.process_group import ProcessGroup

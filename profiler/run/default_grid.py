@@ -12,7 +12,7 @@ from profiler.facts.roofs import Ceilings
 from profiler.facts.step import Step
 from profiler.grid.cells import CellKey, Grid
 from profiler.loading.request import dtype_name
-from profiler.measure.rounds import Plan, expected_sweep_s
+from profiler.measure.schedule import Plan, Schedule
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import WarmUp, warm_up
 from profiler.run.stages import RunBudget, RunPart
@@ -108,7 +108,7 @@ def choose_grid(prepared: PreparedRun, pace: Pace, budget: RunBudget) -> tuple[G
     for grid in ladder[:-1]:
         needs_s = None
         if all(pace.subject.no_room(cell, safely=safely) is None for cell in reversed(grid.cells)):
-            needs_s = _MARGIN * expected_sweep_s(pace.plan(grid))
+            needs_s = _MARGIN * Schedule(pace.plan(grid)).whole_grid_s
             if needs_s <= sweep_s:
                 return grid, larger
         larger = LargerGrid(grid.prompt_lens, grid.batch_sizes, _budget_of(needs_s))

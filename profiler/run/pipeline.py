@@ -20,7 +20,7 @@ from profiler.facts.measurements import Readings
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.rounds import Progress, expected_sweep_s
+from profiler.measure.schedule import Progress, Schedule
 from profiler.measure.sweep import sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
@@ -199,7 +199,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
         ascending=session.prepared.ascending,
     )
     if whole:
-        budget.extend(expected_sweep_s(plan))
+        budget.extend(Schedule(plan).whole_grid_s)
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     checks = MachineChecks(machine, ledger, stages, session.neighbours)  # the drift probe's buffers are not a cell's
     owned = [engine.owned for engine in subject.engines.values() if engine.owned]

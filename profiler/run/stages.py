@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from profiler.device.machine import Machine
 from profiler.effort import Effort
 from profiler.errors import describe_error, tolerate_errors
-from profiler.measure.rounds import Progress
+from profiler.measure.schedule import Progress
 from profiler.store.document import Missing
 from profiler.units import time_left
 

@@ -21,7 +21,7 @@ from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
-from profiler.measure.rounds import Plan
+from profiler.measure.schedule import Limits, Plan
 from profiler.measure.sweep import VisitContext, sweep, visit, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
 
@@ -112,7 +112,7 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
     """A visit takes a second per token of its prompts. Only the first visit of 1 x 8 or 2 x 8 is not foreseen."""
     now_s = [0.0]
 
-    def visited(engine: Any, cell: Cell, number: int, context: Any) -> Visit:
+    def visited(engine: Any, cell: Cell, number: int, *_: Any) -> Visit:
         took_s = float(cell.batch_size * cell.prompt_len)
         now_s[0] += took_s
         return Visit(cell, number, took_s / 2, (took_s / 10,) * 5, took_s, (), None, 0.0)
@@ -221,7 +221,7 @@ def plain_loop(model: Any) -> dict[str, float]:
 
 def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
     late, in_time = (
-        visit(PlainEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32), hurry_s=hurry_s))
+        visit(PlainEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32)), Limits(hurry_s=hurry_s))
         for hurry_s in (0.0, math.inf)
     )
     assert isinstance(late, Visit)

@@ -41,7 +41,7 @@ from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid, parse_values
 from profiler.json_document import json_text
 from profiler.loading.prompts import Prompts
-from profiler.measure.rounds import Plan
+from profiler.measure.schedule import Plan
 from profiler.measure.sweep import sweep
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
