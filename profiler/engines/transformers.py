@@ -15,6 +15,7 @@ from profiler.device.machine import Machine, Recording, recorded
 from profiler.device.memory import storage_bytes
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
+from profiler.engines.names import CACHES
 from profiler.errors import CaptureError, RequestError
 from profiler.facts.cache_format import CacheFormat
 from profiler.grid.cells import Cell
@@ -105,7 +106,7 @@ class QuantizedEngine(EagerEngine):
 
 def quantized_engine(stored: CacheFormat) -> type[QuantizedEngine]:
     """Return the engine whose cache is stored in a format."""
-    return type("QuantizedEngine", (QuantizedEngine,), {"name": f"{stored.backend}-cache", "cache_format": stored})
+    return type("QuantizedEngine", (QuantizedEngine,), {"name": CACHES[stored.backend], "cache_format": stored})
 
 
 class CompileEngine(StaticEngine):

@@ -62,20 +62,16 @@ def make_grid(
     Without prompt lengths, only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` give
     prompts of unequal lengths. The first `prefix` tokens of all others are cached.
     """
-    if new_tokens < _LEAST_NEW_TOKENS:
-        raise GridError(
-            f"--new-tokens: {new_tokens} is too few to time a decode step; use {_LEAST_NEW_TOKENS} or more."
-        )
-    _checked([new_tokens], "--new-tokens")
+    check_new_tokens(new_tokens)
     if isinstance(prompt_lens, Ragged) or (isinstance(prompt_lens, str) and prompt_lens.startswith(RAGGED)):
-        return _ragged_grid(prompt_lens, _values(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
-    contexts = _values(context_lens, "--context-lens") if context_lens else ()
-    prompts = _values(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else ()
+        return _ragged_grid(prompt_lens, values_of(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
+    contexts = values_of(context_lens, "--context-lens") if context_lens else ()
+    prompts = values_of(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else ()
     if prefix:
         check_prefix(prefix, min((*prompts, *contexts)))
     return Grid(
         prompt_lens=prompts,
-        batch_sizes=_values(batch_sizes, "--batch-sizes"),
+        batch_sizes=values_of(batch_sizes, "--batch-sizes"),
         new_tokens=new_tokens,
         context_lens=contexts,
         engines=tuple(dict.fromkeys(engines)),
@@ -110,8 +106,18 @@ def _ragged_grid(
     return replace(grid, prompt_lens=tuple(sorted({cell.prompt_len for cell in grid.cells})))
 
 
-def _values(values: str | Sequence[int], option: str) -> tuple[int, ...]:
+def values_of(values: str | Sequence[int], option: str) -> tuple[int, ...]:
+    """Return the numbers of a text or of a sequence. Raises GridError as `parse_values` does."""
     return parse_values(values, option) if isinstance(values, str) else _checked(values, option)
+
+
+def check_new_tokens(new_tokens: int) -> None:
+    """Raise GridError for too few new tokens to time a decode step, or for too many."""
+    if new_tokens < _LEAST_NEW_TOKENS:
+        raise GridError(
+            f"--new-tokens: {new_tokens} is too few to time a decode step; use {_LEAST_NEW_TOKENS} or more."
+        )
+    _checked([new_tokens], "--new-tokens")
 
 
 def _checked(values: Iterable[int], option: str) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from cases import slow_except
 from profiler import __version__
 from profiler.cli.removed import REMOVED
 from profiler.data.links import published_links
-from profiler.engines.registry import engine_names
+from profiler.engines.names import ENGINE_NAMES
 from profiler.report.columns import EXPORTERS
 from profiler.report.plots import PLOTS
 
@@ -46,7 +46,7 @@ def test_without_a_command_the_help_is_printed(roofscope) -> None:  # type: igno
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", PLOTS)],
+    [("run", ENGINE_NAMES), ("place", published_links()), ("export", EXPORTERS), ("plot", PLOTS)],
 )
 def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
     """Help texts list alternatives without importing them."""
