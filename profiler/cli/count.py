@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 from profiler.cli.options import LongOutput, asks
 from profiler.cli.removed import removed
 from profiler.errors import RequestError
-from profiler.options import argument, flag_of, listed, one_of, option
-from profiler.quant.registry import quant_help
+from profiler.grid.cells import PHASES
+from profiler.options import DTYPE_NAMES, argument, flag_of, listed, one_of, option
+from profiler.quant.registry import known_quant, quant_help
 from profiler.quant.stored_formats import quant_of
 
 if TYPE_CHECKING:
@@ -54,7 +55,19 @@ class CountOptions:
     def is_grid(self) -> bool:
         return bool(self.batch_sizes or self.prompt_lens or self.context_lens or self.plot)
 
+    @property
+    def stored_as(self) -> str:
+        """The format that --quant or --bits asks for."""
+        return quant_of(self.quant, self.bits)
+
     def __post_init__(self) -> None:
+        one_of(self.phase, "--phase", PHASES)
+        one_of(self.dtype, "--dtype", ("auto", *DTYPE_NAMES))
+        known_quant(self.stored_as, counted=True)
+        if sentence := removed(f"count --plot {self.plot}"):
+            raise RequestError(sentence)
+        if self.plot:
+            one_of(self.plot, "--plot", _PLOTS)
         given = [item for item in fields(self) if getattr(self, item.name) != item.default]
         if self.is_grid and (flags := [flag_of(item) for item in given if item.name in self.one_step]):
             raise RequestError(
@@ -101,7 +114,7 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
             prefix=options.prefix,
             verify=options.verify,
             dtype=options.dtype,
-            quant=quant_of(options.quant, options.bits),
+            quant=options.stored_as,
             attn=options.attn,
             census=options.gemm_census,
             gpu_names=",".join(name for name, roofs in gpus.items() if roofs.name.endswith("datasheet")),
@@ -130,12 +143,8 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
 
-    if sentence := removed(f"count --plot {options.plot}"):
-        raise RequestError(sentence)
-    if options.plot:
-        one_of(options.plot, "--plot", _PLOTS)
     source = resolve(options.model)
-    quant = quant_of(options.quant, options.bits)
+    quant = options.stored_as
     counted = counted_model(source, options.dtype, quant, trust_remote_code=options.trust_remote_code)
     prompts = options.prompt_lens or ("" if options.context_lens else _DEFAULT_LENS)
     prompt_lens = parse_values(prompts, "--prompt-lens") if prompts else ()

@@ -16,6 +16,10 @@ class OfLink:
 
     link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link")
 
+    def __post_init__(self) -> None:
+        if self.link_ranks and self.link_ranks < 2:
+            raise RequestError(f"--link {self.link_ranks}: a link has at least 2 ranks.")
+
 
 @asks()
 def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
@@ -62,8 +66,6 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
 def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
     from profiler.device.device import resolve_device
 
-    if ranks < 2:
-        raise RequestError(f"--link {ranks}: a link has at least 2 ranks.")
     group = group_of("--link", ranks, resolve_device(device).type)
     if group is None:
         return

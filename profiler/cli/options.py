@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from profiler.options import argument, flag_of, one_of, option
+from profiler.options import argument, check_device_name, flag_of, one_of, option
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,6 +100,9 @@ class OnDevice:
     """The device that a command measures or checks."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+
+    def __post_init__(self) -> None:
+        check_device_name(self.device)
 
 
 @dataclass(frozen=True)

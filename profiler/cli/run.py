@@ -18,14 +18,14 @@ import typer
 
 from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, Output, Progress, asks
 from profiler.errors import RankError, RequestError
-from profiler.options import listed, option
+from profiler.grid.cells import PHASES, Phase
+from profiler.grid.ranges import values_of
+from profiler.options import listed, one_of, option
 from profiler.run.options import Options
 
 if TYPE_CHECKING:
-    from profiler.grid.cells import Phase
     from profiler.ranks.process_group import ProcessGroup
     from profiler.report.progress import QuietListener
-    from profiler.run.validate import PreparedRun
     from profiler.store.folder import Run
 
 
@@ -42,10 +42,23 @@ def run(options: Options, interrupted: Resume, progress: Progress, output: LongO
 
     Measures the roofs of the device, and every combination of prompt length and batch size.
     """
-    start_s, resume, group = time.time(), interrupted.resume, None
+    start_s, resume = time.time(), interrupted.resume
     precisions, devices = listed(options.quant), listed(options.device)
+    if len(precisions) > 1:
+        if resume is not None:
+            raise RequestError("--resume finishes one run; pass the folder of one precision, and no --quant.")
+        _run_precisions(options, precisions, progress, output)
+        return
+    if len(devices) > 1:
+        if resume is not None or options.tp != 1:
+            raise RequestError("--device with several devices runs one after the other; omit --resume and --tp.")
+        _run_devices(options, devices, progress, output)
+        return
+    from profiler.run.validate import prepare, prepare_resume
+
+    prepared = prepare(options) if resume is None else prepare_resume(resume, options)
+    group: ProcessGroup | None = None
     if options.tp != 1 or started_by_torchrun():
-        prepared = _prepared(options, resume)
         group = group_of("--tp", options.tp, prepared.request.device.type)
         if group is None:
             return
@@ -54,40 +67,21 @@ def run(options: Options, interrupted: Resume, progress: Progress, output: LongO
 
             follow_rank(prepared, group)
             return
-    if len(precisions) > 1:
-        if resume is not None:
-            raise RequestError("--resume finishes one run; pass the folder of one precision, and no --quant.")
-        _run_precisions(options, precisions, progress, output)
-        return
-    if len(devices) > 1:
-        if resume is not None or group is not None:
-            raise RequestError("--device with several devices runs one after the other; omit --resume and --tp.")
-        _run_devices(options, devices, progress, output)
-        return
-    with progress.listener(output) as listener:
-        from profiler.run.pipeline import execute
-
-        prepared = _prepared(options, resume)
+    with progress.listener(output) as listener, _naming_what_is_kept(prepared.out, listener):
         spent_s = max(0.0, time.time() - start_s)
-        with _naming_what_is_kept(prepared.out, listener):
-            if group is None:
-                measured = execute(prepared, listener, spent_s=spent_s)
-            else:
-                from profiler.ranks.run import execute_ranks
+        if group is None:
+            from profiler.run.pipeline import execute
 
-                measured = execute_ranks(prepared, listener, group, spent_s=spent_s)
+            measured = execute(prepared, listener, spent_s=spent_s)
+        else:
+            from profiler.ranks.run import execute_ranks
+
+            measured = execute_ranks(prepared, listener, group, spent_s=spent_s)
     from profiler.report.sections import run_sections
 
     whole_by = f"roofscope judge {measured.folder} --full"  # measures nothing again
     output.answer(lambda: run_json(measured), lambda: run_sections(measured), whole_by)
     _refuse_gaps([measured])
-
-
-def _prepared(options: Options, resume: Path | None) -> PreparedRun:
-    """Return the checked request of a new run, or that of the run in `resume`."""
-    from profiler.run.validate import prepare, prepare_resume
-
-    return prepare(options) if resume is None else prepare_resume(resume, options)
 
 
 @contextlib.contextmanager
@@ -197,6 +191,16 @@ class BatchTest:
     prompt: int | None = option(None, "Prompt tokens.", shown="128, or fewer where time is short")
     context: int = option(0, "Instead of a prompt: tokens in the KV cache of a decode.")
 
+    def __post_init__(self) -> None:
+        one_of(self.phase, "--phase", PHASES)
+        for tokens, flag in ((self.prompt, "--prompt"), (self.context, "--context")):
+            if tokens:
+                values_of([tokens], flag)
+
+    @property
+    def doubled(self) -> Phase:
+        return "prefill" if self.phase == "prefill" else "decode"
+
 
 @asks(
     only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"),
@@ -208,15 +212,13 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
     Compares the measured slopes with those that bytes and FLOPs predict.
     """
     with progress.listener(output) as listener:
-        from profiler.run.batch_test import prepare_batch_test
         from profiler.run.pipeline import execute
+        from profiler.run.validate import prepare_batch_test
 
-        prepared = prepare_batch_test(options, test.phase, test.prompt, test.context)
-        result = execute(prepared, listener)
+        result = execute(prepare_batch_test(options, test.doubled, test.prompt, test.context), listener)
     from profiler.run.screens import doubling_sections
 
-    phase: Phase = "prefill" if test.phase == "prefill" else "decode"
-    output.answer(lambda: run_json(result), lambda: doubling_sections(result, phase))
+    output.answer(lambda: run_json(result), lambda: doubling_sections(result, test.doubled))
     _refuse_gaps([result])
 
 

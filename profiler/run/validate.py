@@ -18,7 +18,7 @@ from profiler.engines.registry import OWNING, check_engine, engines_of_caches, w
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import DEFAULT_ENGINE, Grid, Phase
-from profiler.grid.ladder import default_grids
+from profiler.grid.ladder import TEST_PROMPTS, default_grids, doubling_grids
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, too_few
 from profiler.grid.ranges import check_positions, make_grid, parse_values
 from profiler.loading.config import load_config
@@ -114,6 +114,19 @@ def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:
         whole=effort.STANDARD.whole_grid or options.budget_s is None,
         ladder=() if options.names_grid else tuple(grids),
     )
+
+
+def prepare_batch_test(
+    options: Options, phase: Phase, prompt_len: int | None = None, context_len: int | None = None
+) -> PreparedRun:
+    """Return a checked run that doubles the batch until memory, throughput or the budget ends it.
+
+    Without a length of the prompt or of the cache, the prompt is as long as three doublings leave time for. Raises
+    RequestError, as `prepare` does.
+    """
+    prompt_lens = [] if context_len else [prompt_len] if prompt_len else TEST_PROMPTS
+    grids = doubling_grids(prompt_lens, [context_len] if context_len else [], options.new_tokens)
+    return replace(prepare(options, grids), ascending=True, doubled=phase)
 
 
 def with_defaults(options: Options) -> Options:

@@ -25,13 +25,12 @@ from profiler.grid.ladder import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
 from profiler.measure.sweep import WarmUp, sweep, warm_up
 from profiler.report.progress import QuietListener
-from profiler.run.batch_test import prepare_batch_test
 from profiler.run.default_grid import Pace, choose_grid, measure_pace
 from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
 from profiler.run.stages import RunBudget
-from profiler.run.validate import PreparedRun, prepare, prepare_resume
+from profiler.run.validate import PreparedRun, prepare, prepare_batch_test, prepare_resume
 
 FAST = Ceilings({"float32": roof(1e15), "bfloat16": roof(1e16)}, {READ: roof(1e15)}, 1, beyond_cache=True)
 """Roofs so high that only the warm-ups decide."""

@@ -8,9 +8,9 @@ import torch
 
 from profiler.grid import ladder
 from profiler.report.progress import QuietListener
-from profiler.run.batch_test import prepare_batch_test
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
+from profiler.run.validate import prepare_batch_test
 
 from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, free
 
