@@ -105,22 +105,15 @@ def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudge
 
     Returns what still disturbs the run; empty if nothing does.
     """
-    threads, most_s = stages.machine.info.host_threads, budget.neighbours_s
+    threads, looks = stages.machine.info.host_threads, int(budget.neighbours_s / _LOOK_S)
     others = neighbours.look()
-    if not others.disturbs(threads):
-        return []
-    looks = int(most_s / _LOOK_S)
-    if looks:
-        stages.begin(
-            "waiting",
-            f"{others.busy_cores} busy with {others.who}: waiting at most {most_s:.0f} s for that to end",
-        )
-    for _ in range(looks):
+    if looks and others.disturbs(threads):
+        most = f"waiting at most {budget.neighbours_s:.0f} s for that to end"
+        stages.begin("waiting", f"{others.busy_cores} busy with {others.who}: {most}")
+    while looks and others.disturbs(threads):
         time.sleep(_LOOK_S)
-        others = neighbours.look()
-        if not others.disturbs(threads):
-            return []
-    return [others]
+        others, looks = neighbours.look(), looks - 1
+    return [others] if others.disturbs(threads) else []
 
 
 class MachineChecks:
@@ -149,14 +142,19 @@ class MachineChecks:
 def measure_device(
     prepared: PreparedRun, subject: Subject, stages: Stages, budget: RunBudget, *, busy: bool
 ) -> Ceilings:
-    """Measure the roofs, and the links to offloaded weights.
+    """Measure the roofs of the model's products, or take those of the last day, and the links to offloaded weights.
 
-    `busy` says that other processes disturb: roofs are then neither checked nor measured on the model's weights.
+    A roof that could not be measured is replaced by the datasheet's peak. `busy` says that other processes disturb:
+    roofs are then neither checked, nor kept, nor measured on the model's weights.
     """
     machine, loaded, budget_s = subject.machine, subject.loaded, budget.part_s(RunPart.CEILINGS)
     stages.begin("roofs", "measuring this device's roofs")
-    roofs_s, fresh = (1 - _WITNESS_SHARE) * budget_s, prepared.options.fresh
-    ceilings = measure_ceilings(subject.request, machine, subject.work, roofs_s, fresh=fresh, busy=busy)
+    dtypes = roof_dtypes(subject.work, subject.request, machine.info)
+    model_dtype, roofs_s = dtype_name(subject.request.dtype), (1 - _WITNESS_SHARE) * budget_s
+    checks = effort.STANDARD.checks_kept_roofs and not busy
+    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=roofs_s, checks_known=checks)
+    ceilings = cached(measuring, machine, fresh=prepared.options.fresh, keeps=not busy)
+    ceilings = ceilings.only(dtypes, model_dtype, machine.info.datasheet)
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
     if not busy:
@@ -210,21 +208,6 @@ def dispatch_of_twin(
             subject.loaded, prepared.config, subject.machine, sizes, engines, budget_s, guard, fresh=fresh
         )
     return []
-
-
-def measure_ceilings(
-    request: ModelRequest, machine: Machine, work: ModelWork, budget_s: float, *, fresh: bool, busy: bool = False
-) -> Ceilings:
-    """Return the device's roofs for the dtypes of a model's products, cached for a day unless `fresh`.
-
-    A roof that could not be measured is replaced by the datasheet's peak. On a busy machine, which reaches no roof,
-    cached roofs are not checked, and measured ones are not cached.
-    """
-    dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
-    checks = effort.STANDARD.checks_kept_roofs and not busy
-    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=budget_s, checks_known=checks)
-    ceilings = cached(measuring, machine, fresh=fresh, keeps=not busy)
-    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:
