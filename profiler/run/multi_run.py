@@ -22,11 +22,10 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
     All requests are checked before the first run begins. Raises RequestError, before anything is loaded, for a
     precision that is named twice or does not exist.
     """
-    each = [replace(options, quant=name) for name in precisions]
-    base, runs = _run_each(each, precisions, "--quant", "precision", listener)
+    runs = _run_each([replace(options, quant=name) for name in precisions], precisions, "--quant", listener)
     from profiler.run.screens import write_comparison
 
-    write_comparison(runs, base)
+    write_comparison(runs, runs[0].folder.parent)
     return runs
 
 
@@ -38,15 +37,13 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
     """
     # Measured fresh: cached roofs may be those of another card of the same kind.
     each = [replace(options, device=name, fresh=True) for name in devices]
-    return _run_each(each, devices, "--device", "device", listener)[1]
+    return _run_each(each, devices, "--device", listener)
 
 
-def _run_each(
-    options: Sequence[Options], names: Sequence[str], flag: str, kind: str, listener: Listener
-) -> tuple[Path, list[Run]]:
-    """The common folder, and a run for each value of an option, each with the budget, on one grid."""
+def _run_each(options: Sequence[Options], names: Sequence[str], flag: str, listener: Listener) -> list[Run]:
+    """A run for each value of an option, each with the budget, on one grid, in a common folder."""
     if len(set(names)) < len(names):
-        raise RequestError(f"{flag} {','.join(names)}: a {kind} is named twice.")
+        raise RequestError(f"{flag} {','.join(names)} names one of them twice.")
     prepared = [prepare(one) for one in options]
     base = Path(options[0].out or prepared[0].out)
     prepared = [replace(one, out=base / name.replace(":", "")) for one, name in zip(prepared, names, strict=True)]
@@ -56,7 +53,7 @@ def _run_each(
     for number, one in enumerate(prepared, start=1):
         runs.append(execute(one, listener, further_runs=len(prepared) - number))
         gc.collect()  # the model of the last run
-    return base, runs
+    return runs
 
 
 def _on_one_grid(prepared: Sequence[PreparedRun], listener: Listener) -> list[PreparedRun]:
