@@ -367,7 +367,7 @@ class PaddedEngine(EagerEngine):
         self._batch_of = batch_of
         self._lens: tuple[int, ...] = ()
 
-    def announce(self, cell: Cell, steps: int | None) -> None:
+    def announce(self, cell: Cell, steps: int) -> None:
         batch = self._batch_of(cell) if self._batch_of else None
         self._lens = tuple(request.prompt_len for request in batch or ())
 

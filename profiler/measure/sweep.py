@@ -6,7 +6,7 @@ import itertools
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.effort import STANDARD, Effort
-from profiler.engines.base import DecodeState, Engine
+from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
@@ -111,17 +111,13 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, b
             recent = [statistics.median(loop.decode_s) for loop, _ in loops[-3:]]
             if len(loops) >= 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 break
-        return _warmed(cell, loops)
+        prefill_s = min((loop.prefill_s for loop, _ in loops if loop.prefill_s), default=None)
+        decode_s = min(statistics.median(loop.decode_s) for loop, _ in loops)
+        # The second loop is the first one at most of its lengths.
+        new = [statistics.median(loop.decode_s[1:]) / decode_s for loop, _ in loops[1:2] if len(loop.decode_s) > 1]
+        new_shape_s = max(0.0, loops[0][1] - (prefill_s or 0.0) - decode_s)
+        return WarmUp(cell, prefill_s, decode_s, max([1.0, *new]), new_shape_s)
     return None
-
-
-def _warmed(cell: Cell, loops: Sequence[tuple[Visit, float]]) -> WarmUp:
-    """The result of loops, each with its seconds; the second one is the first at most of its lengths."""
-    prefills = [loop.prefill_s for loop, _ in loops if loop.prefill_s]
-    decode_s = min(statistics.median(loop.decode_s) for loop, _ in loops)
-    new = [statistics.median(loop.decode_s[1:]) / decode_s for loop, _ in loops[1:2] if len(loop.decode_s) > 1]
-    new_shape_s = max(0.0, loops[0][1] - min(prefills, default=0.0) - decode_s)
-    return WarmUp(cell, min(prefills, default=None), decode_s, max([1.0, *new]), new_shape_s)
 
 
 @dataclass(frozen=True)
@@ -172,12 +168,11 @@ def visit(
         loop = run_loop(engine, cell, context, limits)
         after_j, foreign_cores = machine.source.energy_j(), foreign_load.cores() if foreign_load else None
         times_s = [loop.prefill_s, loop.ttft_s, loop.loop_s, loop.issue_s, loop.wall_s, *loop.decode_s]
+        times_s.append(preparation_s + 1.0)  # preparing may take no time
         refuse_impossible_times(seconds for seconds in times_s if seconds is not None)
-        refuse_impossible_times([preparation_s + 1.0])  # preparing may take no time
-        more_s, more_count = context.effort.more_prefills_s, 0
-        if loop.prefill_s:
-            more_count = further_prefills(loop.prefill_s, more_s, limits.tail_s, first=is_new)
-        more = list(itertools.islice(prefills, more_count))
+        more_s = context.effort.more_prefills_s
+        count = further_prefills(loop.prefill_s, more_s, limits.tail_s, first=is_new) if loop.prefill_s else 0
+        more = list(itertools.islice(prefills, count))
         refuse_impossible_times(itertools.chain.from_iterable(more))
         # Held by the profiler and the engine for other purposes than this cell.
         peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes
@@ -215,19 +210,27 @@ def run_loop(
     marks = _Marks(machine)
     if prompts is None:
         state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
-    elif engine.owned:
+    elif engine.owned and decode_steps:
         prefill_s, steps_s = engine.times(prompts, 1 + decode_steps)
         wall_s = machine.now_s() - marks.start_s
         return Visit(cell, 0, prefill_s, steps_s, wall_s, (), None, marks.at_unix_s, ttft_s=prefill_s)
     elif engine.whole_calls:
-        engine.call(prompts.to(machine.device), 1 + decode_steps, marks.mark_token)
-        marks.end()
+        tokens = engine.call(prompts.to(machine.device), 1 + decode_steps, marks.mark_token)
+        if not decode_steps:
+            tokens.cpu()
+            marks.first_token()
         return marks.visit(cell)
     else:
-        state = _prefill(engine, cell, prompts, marks)
+        ids = prompts.to(machine.device)
+        marks.mark()
+        state = engine.prefill(ids, cell.slots)
+        marks.mark()
+        state.token_B1.cpu()
+        marks.first_token()
     machine.clock.synchronize()
-    machine.source.counters()  # their interval starts here
-    marks.mark()
+    if decode_steps:
+        machine.source.counters()  # their interval starts here
+        marks.mark()
     marks.begin_steps()
     for step in range(decode_steps):
         state = engine.decode(state)
@@ -236,9 +239,7 @@ def run_loop(
             raise OutOfTimeError
         if machine.now_s() > limits.hurry_s and step + 1 >= _LEAST_STEPS:
             break
-    marks.end()
-    counters = machine.source.counters()
-    return replace(marks.visit(cell), decode_counters=counters)
+    return marks.visit(cell, reads_counters=decode_steps > 0)
 
 
 class _Marks:
@@ -272,18 +273,12 @@ class _Marks:
         self._faults_between = page_faults()
         self._loop_start_s = self.machine.now_s()
 
-    def end(self) -> None:
-        """The host has submitted the last step; wait until it is done."""
-        self._issued_s = self.machine.now_s()
+    def visit(self, cell: Cell, *, reads_counters: bool = False) -> Visit:
+        """Return the visit whose last step the host has just submitted; wait until it is done."""
+        issued_s = self.machine.now_s()
         self.machine.clock.synchronize()
-        self._end_s = self.machine.now_s()
-
-    def prefill_s(self) -> float:
-        """Return the seconds of the prefill, without steps after it."""
-        self.machine.clock.synchronize()
-        return self.machine.clock.seconds(self._marks)[0]
-
-    def visit(self, cell: Cell) -> Visit:
+        end_s = self.machine.now_s()
+        counters = self.machine.source.counters() if reads_counters else None
         seconds = self.machine.clock.seconds(self._marks)
         return Visit(
             cell=cell,
@@ -294,23 +289,13 @@ class _Marks:
             prefill_s=None if self.ttft_s is None else seconds[0],
             ttft_s=self.ttft_s,
             decode_s=tuple(seconds[self._first_step :]),
-            loop_s=self._end_s - self._loop_start_s,
-            issue_s=self._issued_s - self._loop_start_s,
-            wall_s=self._end_s - self.start_s,
+            loop_s=end_s - self._loop_start_s,
+            issue_s=issued_s - self._loop_start_s,
+            wall_s=end_s - self.start_s,
             prefill_faults=self._faults_between - self._faults,
             decode_faults=page_faults() - self._faults_between,
+            decode_counters=counters,
         )
-
-
-def _prefill(engine: Engine, cell: Cell, prompts: torch.Tensor, marks: _Marks) -> DecodeState:
-    """Run a prefill as a user would: prompts to the device, and the first token back."""
-    ids = prompts.to(marks.machine.device)
-    marks.mark()
-    state = engine.prefill(ids, cell.slots)
-    marks.mark()
-    state.token_B1.cpu()
-    marks.first_token()
-    return state
 
 
 def refuse_impossible_times(times_s: Iterable[float]) -> None:
@@ -349,18 +334,9 @@ def _fragmentation(text: str, machine: Machine) -> str:
 
 def _prefills(engine: Engine, cell: Cell, context: VisitContext) -> Iterator[tuple[float, float]]:
     """Yield the seconds of consecutive prefills of this cell, each with its time to first token as a user sees it."""
-    if not cell.prompt_len:
-        return
-    prompts = context.prompts.of(cell)
-    while True:
-        engine.announce(cell, None)
-        marks = _Marks(context.machine)
-        if engine.whole_calls:
-            engine.call(prompts.to(context.machine.device), 1, marks.mark).cpu()
-            marks.first_token()
-        else:
-            _prefill(engine, cell, prompts, marks)  # its state, which holds a whole cache, ends here
-        yield marks.prefill_s(), marks.ttft_s or 0.0
+    while cell.prompt_len:
+        loop = run_loop(engine, cell, context, steps=0)
+        yield loop.prefill_s or 0.0, loop.ttft_s or 0.0
 
 
 def _warm_prefill(prefills: Iterator[tuple[float, float]], most_s: float) -> list[float]:

@@ -55,7 +55,7 @@ class LeadingEngine(EagerEngine):
         self._group = group
         self.helper_pids = group.helper_pids
 
-    def announce(self, cell: Cell, steps: int | None) -> None:
+    def announce(self, cell: Cell, steps: int) -> None:
         self._group.order((cell, steps))
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
@@ -150,12 +150,12 @@ def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:
             _take_part(engine, prepared, group, *order)
 
 
-def _take_part(engine: EagerEngine, prepared: PreparedRun, group: ProcessGroup, cell: Cell, steps: int | None) -> None:
+def _take_part(engine: EagerEngine, prepared: PreparedRun, group: ProcessGroup, cell: Cell, steps: int) -> None:
     """Run a prefill and decode steps with rank 0. Their cache ends with this call, as on rank 0."""
     with torch.inference_mode(), no_gc():
         if cell.prompt_len:
             state = engine.prefill(prepared.prompts.of(cell).to(group.device), cell.slots)
         else:
             state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
-        for _ in range(steps or 0):
+        for _ in range(steps):
             state = engine.decode(state)

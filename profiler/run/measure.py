@@ -261,14 +261,8 @@ def measure_options(session: Session, folder: Path) -> None:
     if (draft := session.prepared.draft) is not None:
         session.stages.begin("drafts", "answering with and without drafts")
         with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):
-            session.ledger.add(
-                measure_drafts(
-                    subject,
-                    draft,
-                    options.new_tokens or DEFAULT_NEW_TOKENS,
-                    session.ledger.facts.ceilings,
-                )
-            )
+            new_tokens, ceilings = options.new_tokens or DEFAULT_NEW_TOKENS, session.ledger.facts.ceilings
+            session.ledger.add(measure_drafts(subject, draft, new_tokens, ceilings))
     if quality_ids := session.prepared.quality_ids:
         session.stages.begin("quality", "comparing the quantised model with the unquantised one")
         with session.stages.optional("the comparison with the unquantised model", "the loss of quality is unknown"):

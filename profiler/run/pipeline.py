@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -53,6 +54,7 @@ from profiler.store.writer import RunStore, write_document
 from profiler.units import several
 
 IDLE_POWER = "reading the idle device's power", "its idle power is unknown"
+_ROOM = "the check for free memory", "cells are tried without it"
 _TABLE = "the table of cells during the sweep", "it is written at the end of the run"
 _LATE_SHARE = 0.1
 """A visit may exceed the budget by this share before it is given up."""
@@ -205,9 +207,6 @@ def time_cells(session: Session, visits: Sweep) -> None:
     owned = [engine.owned for engine in subject.engines.values() if engine.owned]
     own_bytes = machine.allocated_bytes() - subject.held_bytes
     own_bytes += sum(model.weight_bytes + model.cache_bytes for model in owned)
-    gathered = ledger.gathered
-    # Cells without a number are tried again: what they lacked, such as memory, may be available now.
-    earlier = [visit for visits in gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
         sweep_s = budget.part_s(RunPart.TIMING)
         after_s = budget.after_sweep_s if whole else budget.left_s - sweep_s
@@ -224,29 +223,31 @@ def time_cells(session: Session, visits: Sweep) -> None:
             machine=machine,
             prompts=subject.prompts,
             own_bytes=own_bytes,
-            fits=lambda cell: stages.tried(
-                "the check for free memory", "cells are tried without it", partial(subject.no_room, cell)
-            ),
+            fits=lambda cell: stages.tried(*_ROOM, partial(subject.no_room, cell)),
             on_progress=show,
             before_visits=checks.swing,
-            earlier=earlier,
+            # Cells without a number are tried again: what they lacked, such as memory, may be available now.
+            earlier=list(itertools.chain.from_iterable(ledger.gathered.visits.values())),
         ):
-            # A cell with a number gets one more visit after its first failure, and then no further ones.
-            if (
-                isinstance(outcome, Gap)
-                and outcome.cell in gathered.visits
-                and (outcome.cell in gathered.gaps or outcome.status != "failed")
-            ):
-                stages.miss("later visits of some cells", outcome.reason, "their times are from earlier visits")
-            ledger.add(outcome)
-            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
-                watch.look(outcome.at_unix_s + outcome.wall_s / 2)
-            if readings := watch.taken():
-                ledger.add(Readings(readings))
-            stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
+            _log(session, outcome, watch)
         checks.swing()
     budget.extend(0.0)
     stages.tried(*_TABLE, ledger.keep_table)
+
+
+def _log(session: Session, outcome: Visit | Gap, watch: Watch) -> None:
+    """Log a visit with the telemetry since the last one."""
+    ledger, stages, gathered = session.ledger, session.stages, session.ledger.gathered
+    # A cell with a number gets one more visit after its first failure, and then no further ones.
+    is_last = outcome.cell in gathered.gaps or (isinstance(outcome, Gap) and outcome.status != "failed")
+    if isinstance(outcome, Gap) and outcome.cell in gathered.visits and is_last:
+        stages.miss("later visits of some cells", outcome.reason, "their times are from earlier visits")
+    ledger.add(outcome)
+    if session.subject.machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+        watch.look(outcome.at_unix_s + outcome.wall_s / 2)
+    if readings := watch.taken():
+        ledger.add(Readings(readings))
+    stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
 
 
 def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:

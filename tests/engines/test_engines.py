@@ -228,7 +228,7 @@ def padded_engine(model: Any) -> PaddedEngine:
     """The engine of a batch of these prompts."""
     cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
     engine = PaddedEngine(model, HOST, {cell: tuple(Request(length, NEW) for length in LENS)}.get)
-    engine.announce(cell, None)
+    engine.announce(cell, 0)
     return engine
 
 
