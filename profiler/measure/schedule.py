@@ -141,13 +141,14 @@ class Schedule:
         plan: Plan,
         now_s: Callable[[], float] = lambda: 0.0,
         look: Callable[[], float] = lambda: 0.0,
+        fits: Callable[[Cell], str | None] = lambda cell: None,
         earlier: Iterable[Visit | Gap] = (),
     ) -> None:
         """`look` is called before each turn, and returns how much the machine's own speed has varied so far.
 
-        `earlier` are the outcomes of an interrupted sweep.
+        `fits` returns why a cell cannot fit, or None. `earlier` are the outcomes of an interrupted sweep.
         """
-        self._plan, self._now_s, self._look = plan, now_s, look
+        self._plan, self._now_s, self._look, self._fits = plan, now_s, look, fits
         self._start_s = now_s()
         self._states = {cell: CellState() for cell in plan.grid.cells}
         for outcome in earlier:
@@ -156,7 +157,6 @@ class Schedule:
             else:
                 self._states[outcome.cell].visits.append(outcome)
         self.round = 1 + max((visit.round for state in self._states.values() for visit in state.visits), default=-1)
-        """The number of the current round."""
         self._costs = Costs(plan)
         self._swing = 0.0
         self._shuffle = random.Random(_SEED)
@@ -169,7 +169,7 @@ class Schedule:
                 return
             for turn in turns:
                 self._swing = self._look()
-                if not is_bounded or self._has_time(turn):
+                if not is_bounded or self._costs.of_all(turn) <= self._left_s:
                     yield from turn
             self.round += 1
 
@@ -188,11 +188,8 @@ class Schedule:
             return limits
         return replace(limits, deadline_s=end_s + plan.late_s) if self._has_visits else replace(limits, hurry_s=end_s)
 
-    def has_visits(self, cell: Cell) -> bool:
-        return bool(self._states[cell].visits)
-
-    def beyond_memory(self, cell: Cell) -> str | None:
-        """Return why a cell is not tried: it is at least as large as one that ran out of memory; else None."""
+    def skip_reason(self, cell: Cell) -> str | None:
+        """Return why a cell is not tried: it does not fit, or is at least as large as one without memory; else None."""
         for other in (other for other, state in self._states.items() if state.gap and state.gap.status == "oom"):
             if (
                 cell.engine == other.engine
@@ -201,7 +198,7 @@ class Schedule:
                 and cell.prefilled >= other.prefilled
             ):
                 return f"larger than batch {other.batch_size} x {other.depth} tokens, which ran out of memory"
-        return None
+        return None if self._states[cell].visits else self._fits(cell)
 
     def note(self, outcome: Visit | Gap, seconds: float) -> None:
         """Record how a visit ended, and how long it took."""
@@ -226,9 +223,6 @@ class Schedule:
     def _left_s(self) -> float:
         return self._start_s + self._plan.budget_s - self._now_s()
 
-    def _has_time(self, turn: Turn) -> bool:
-        return self._costs.of_all(turn) <= self._left_s
-
     @property
     def _has_visits(self) -> bool:
         return any(state.visits for state in self._states.values())
@@ -238,7 +232,7 @@ class Schedule:
         for cells, least in self._stages:
             turns = self._waiting(cells, least)
             if not self._plan.whole and least == 1:
-                turns = [turn for turn in turns if self._has_time(turn)]
+                turns = [turn for turn in turns if self._costs.of_all(turn) <= self._left_s]
             elif not self._plan.whole:
                 turns = self._cheapest(turns)
             if turns:
@@ -268,9 +262,8 @@ class Schedule:
         plan, states = self._plan, self._states
         medians = {phase: [phase_medians(phase, state.visits) for state in states.values()] for phase in PHASES}
         spreads = {phase: spread_of(of_cells, self._swing) for phase, of_cells in medians.items()}
-        most = plan.effort.rounds
-        open_states = {cell: state for cell, state in states.items() if not state.gap and len(state.visits) < most}
-        return _turns(cell for cell, state in open_states.items() if not state.narrow(plan.half_width, spreads))
+        open_cells = itertools.chain.from_iterable(self._waiting(list(states), plan.effort.rounds))
+        return _turns(cell for cell in open_cells if not states[cell].narrow(plan.half_width, spreads))
 
     def _cheapest(self, turns: list[Turn]) -> list[Turn]:
         """The cheapest turns that fit into the time left together."""

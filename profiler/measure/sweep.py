@@ -56,13 +56,13 @@ def sweep(
     far. `fits` returns why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier`
     are the outcomes of an interrupted sweep.
     """
-    schedule = Schedule(plan, machine.now_s, before_visits, earlier)
+    schedule = Schedule(plan, machine.now_s, before_visits, fits, earlier)
     context = VisitContext(machine, prompts, own_bytes, effort=plan.effort)
     outcome: Visit | Gap | None
     for cell in schedule:
         on_progress(schedule.progress(cell))
         start_s = machine.now_s()
-        if reason := schedule.beyond_memory(cell) or (None if schedule.has_visits(cell) else fits(cell)):
+        if reason := schedule.skip_reason(cell):
             outcome = Gap(cell, "skipped", reason)
         else:
             outcome = visit(engines[cell.engine], cell, schedule.round, context, schedule.limits(cell))
