@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from profiler import __version__
-from profiler.cli import compare, count, forecast, inspect, report, run, why
+from profiler.cli import compare, inspect, predict, report, run, why
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.removed import removed
 from profiler.cli.run import started_by_torchrun
@@ -30,7 +30,7 @@ _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Measure": (run.run, run.batch_test, inspect.ceilings, inspect.doctor),
     "Explain": (why.why, report.explain, report.judge, report.report, report.plot, report.export),
     "Compare": (compare.compare, compare.gate, compare.place),
-    "Predict": (count.count, forecast.explore, forecast.forecast, forecast.rent),
+    "Predict": (predict.count, predict.explore, predict.forecast, predict.rent),
     "List": (inspect.gpus, inspect.models),
 }
 """The commands of each heading of `roofscope --help`; a command has the name of its function."""

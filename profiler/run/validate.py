@@ -293,13 +293,6 @@ def recorded_options(folder: Path, document: RunDocument, options: Options) -> O
     )
 
 
-_RESOLVED_OPTIONS = (
-    "model", "prompt_lens", "prompts", "context_lens", "batch_sizes", "new_tokens", "dtype", "quant", "double_quant",
-    "compute_dtype", "weights", "engine", "cache", "attn", "device", "out",
-)  # fmt: skip
-"""Options that the command writes with their resolved values; `out` differs the next time."""
-
-
 def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     """Return the command that repeats this run; a local model is given by its name without the folder.
 
@@ -330,7 +323,9 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     parts += [flag if value is True else f"{flag} {value}" for flag, value in resolved.items() if value]
     for item in fields(Options):
         requested = getattr(options, item.name)
-        if item.name not in _RESOLVED_OPTIONS and requested != item.default:
+        # The engine names the cache, and the folder differs the next time.
+        is_resolved = flag_of(item) in resolved or item.name in ("model", "cache", "out")
+        if not is_resolved and requested != item.default:
             value = f"{requested:g}" if isinstance(requested, float) else requested
             if item.name == "draft" and Path(value).exists():
                 value = shlex.quote(Path(value).name)  # without the folder, like the model
