@@ -15,10 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 from profiler import __version__
-from profiler.cli import compare, inspect, predict, report, run, why
+from profiler.cli import compare, explain, measure, predict
+from profiler.cli.measure import started_by_torchrun
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.removed import removed
-from profiler.cli.run import started_by_torchrun
 from profiler.errors import RequestError, RoofscopeError, describe_error, first_line, is_of_device
 from profiler.units import visible
 
@@ -27,11 +27,11 @@ _SUMMARY = 66
 """Columns of a summary in the list of commands, which is 80 wide."""
 
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Measure": (run.run, run.batch_test, inspect.ceilings, inspect.doctor),
-    "Explain": (why.why, report.explain, report.judge, report.report, report.plot, report.export),
+    "Measure": (measure.run, measure.batch_test, measure.ceilings, measure.doctor),
+    "Explain": (explain.why, explain.explain, explain.judge, explain.report, explain.plot, explain.export),
     "Compare": (compare.compare, compare.gate, compare.place),
     "Predict": (predict.count, predict.explore, predict.forecast, predict.rent),
-    "List": (inspect.gpus, inspect.models),
+    "List": (measure.gpus, measure.models),
 }
 """The commands of each heading of `roofscope --help`; a command has the name of its function."""
 
@@ -89,8 +89,7 @@ def _root(
 
 
 for _command in (command for commands in _GROUPS.values() for command in commands):
-    _own: dict[str, Any] = {"cls": why.WhyCommand, "context_settings": why.SETTINGS} if _command is why.why else {}
-    app.command(name_of(_command), **_own)(_command)
+    app.command(name_of(_command), **(explain.OF_WHY if _command is explain.why else {}))(_command)
 
 
 def main() -> None:

@@ -28,10 +28,9 @@ from profiler.measure.subject import Subject
 from profiler.measure.trace import trace_cell
 from profiler.measure.trials import try_variants
 from profiler.roofs.measure import remeasure_roofs
-from profiler.run.default_grid import Pace
 from profiler.run.fact_log import FactLog
 from profiler.run.options import DEFAULT_NEW_TOKENS
-from profiler.run.setup import dispatch_of_twin
+from profiler.run.setup import Pace, dispatch_of_twin
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
