@@ -96,21 +96,16 @@ def main() -> None:
     """Run the command line. A user's mistake ends in one line on stderr and an exit code."""
     debug = _DEBUG in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != _DEBUG]
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, which keeps the measurements
     # At its end the interpreter searches torch's million objects for cycles, which takes most of a second.
     atexit.register(gc.freeze)
     try:
         code = app(args=arguments, standalone_mode=False)
-    except RoofscopeError as error:
-        if debug:
+    except (Exception, KeyboardInterrupt) as error:
+        if debug and isinstance(error, Exception):
             raise
-        code = _complain(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        code = _complain("interrupted", EXIT_INTERRUPTED)
-    except Exception as error:
-        if debug:
-            raise
-        code = complain_unexpected(error)
+        message, code = complaint(error)
+        print(f"roofscope: {visible(message)}", file=sys.stderr)
     if code and started_by_torchrun():
         # End at once: destroying a process group waits for a lost rank, and torchrun waits half a minute.
         sys.stdout.flush()
@@ -119,29 +114,19 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    """Handle SIGTERM like Ctrl-C, which keeps the measurements."""
-    raise KeyboardInterrupt
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"roofscope: {visible(message)}", file=sys.stderr)
-    return code
-
-
-def complain_unexpected(error: Exception) -> int:
-    """Print one line for a usage error, an error of the device or an internal error; return its exit code."""
-    usage_message = getattr(error, "format_message", None)
-    if callable(usage_message):
+def complaint(error: BaseException) -> tuple[str, int]:
+    """Return the line and the exit code of an error: of a request, of the command line, of the device, or internal."""
+    if isinstance(error, RoofscopeError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", EXIT_INTERRUPTED
+    if callable(usage_message := getattr(error, "format_message", None)):
         context = getattr(error, "ctx", None)
-        command = (
-            f"roofscope {context.info_name}" if context is not None and context.parent is not None else "roofscope"
-        )
-        option = f"{getattr(context, 'info_name', '')} {getattr(error, 'option_name', '')}"
-        if sentence := removed(option):
-            return _complain(sentence, EXIT_REQUEST)
+        command = f" {context.info_name}" if context is not None and context.parent is not None else ""
+        if sentence := removed(f"{command} {getattr(error, 'option_name', '')}".strip()):
+            return sentence, EXIT_REQUEST
         sentence = re.sub(r"(?<![.?!])$", ".", usage_message().strip())
-        return _complain(f"{sentence} See `{command} --help`.", EXIT_REQUEST)
+        return f"{sentence} See `roofscope{command} --help`.", EXIT_REQUEST
     if is_of_device(error):
-        return _complain(f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST)
-    return _complain(f"internal error: {describe_error(error)} (--debug shows more)", 1)
+        return f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST
+    return f"internal error: {describe_error(error)} (--debug shows more)", 1

@@ -43,16 +43,10 @@ def run(options: Options, interrupted: Resume, progress: Progress, output: LongO
     Measures the roofs of the device, and every combination of prompt length and batch size.
     """
     start_s, resume = time.time(), interrupted.resume
-    precisions, devices = listed(options.quant), listed(options.device)
-    if len(precisions) > 1:
-        if resume is not None:
-            raise RequestError("--resume finishes one run; pass the folder of one precision, and no --quant.")
-        _run_precisions(options, precisions, progress, output)
-        return
-    if len(devices) > 1:
+    if len(listed(options.quant)) > 1 or len(listed(options.device)) > 1:
         if resume is not None or options.tp != 1:
-            raise RequestError("--device with several devices runs one after the other; omit --resume and --tp.")
-        _run_devices(options, devices, progress, output)
+            raise RequestError("several precisions or devices are runs one after the other; omit --resume and --tp.")
+        _run_several(options, progress, output)
         return
     from profiler.run.validate import prepare, prepare_resume
 
@@ -149,37 +143,32 @@ def _run_torchrun(ranks: int) -> None:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-def _run_devices(options: Options, devices: list[str], progress: Progress, output: LongOutput) -> None:
+def _run_several(options: Options, progress: Progress, output: LongOutput) -> None:
+    precisions, devices = listed(options.quant), listed(options.device)
     with progress.listener(output) as listener:
-        from profiler.run.multi_run import device_healths, run_devices
+        from profiler.run.multi_run import device_healths, run_devices, run_precisions
 
-        runs = run_devices(options, devices, listener)
-    healths = device_healths(runs, devices)
+        if len(precisions) > 1:
+            runs = run_precisions(options, precisions, listener)
+        else:
+            runs = run_devices(options, devices, listener)
+    documents = [run_json(run) for run in runs]
+    if len(precisions) > 1:
+        from profiler.run.screens import comparison_sections
 
-    def document() -> dict[str, object]:
+        output.answer(lambda: documents, lambda: comparison_sections(runs, [str(run.folder) for run in runs]))
+    else:
+        from profiler.report.blocks import Section, Sentences
+        from profiler.report.device import health_lines
+        from profiler.report.sections import run_sections
+
+        healths = device_healths(runs, devices)
         rows = [{**asdict(item), "ill": item.ill} for item in healths]
-        return {"devices": rows, "runs": [run_json(run) for run in runs]}
-
-    from profiler.report.blocks import Section, Sentences
-    from profiler.report.device import health_lines
-    from profiler.report.sections import run_sections
-
-    health = Section("", [Sentences(health_lines(healths))])
-    output.answer(document, lambda: [health, *(section for run in runs for section in run_sections(run))])
-    _refuse_gaps(runs)
-
-
-def _run_precisions(options: Options, precisions: list[str], progress: Progress, output: LongOutput) -> None:
-    with progress.listener(output) as listener:
-        from profiler.run.multi_run import run_precisions
-
-        runs = run_precisions(options, precisions, listener)
-    from profiler.run.screens import comparison_sections
-
-    output.answer(
-        lambda: [run_json(run) for run in runs],
-        lambda: comparison_sections(runs, [str(run.folder) for run in runs]),
-    )
+        first = Section("", [Sentences(health_lines(healths))])
+        output.answer(
+            lambda: {"devices": rows, "runs": documents},
+            lambda: [first, *(section for run in runs for section in run_sections(run))],
+        )
     _refuse_gaps(runs)
 
 

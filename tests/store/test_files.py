@@ -173,12 +173,12 @@ def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> 
     assert read_document(folder).finished == (stage == "writing the report")
 
 
-def test_sigterm_is_an_interruption() -> None:
+def test_sigterm_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda **_: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, cli._interrupt)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit, match="130"):
+            cli.main()
     finally:
         signal.signal(signal.SIGTERM, before)
 
