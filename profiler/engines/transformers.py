@@ -48,7 +48,7 @@ class EagerEngine(Engine):
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        return self._prefill(ids_BS, None)
+        return self._prefill(ids_BS, self._slots(ids_BS.shape[0], slots))
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:
         # The sequences differ, since a router would send equal ones to the same experts.
@@ -74,6 +74,10 @@ class EagerEngine(Engine):
             tokens.append(state.token_B1.clone())
         return torch.cat(tokens, dim=1)
 
+    def _slots(self, batch: int, slots: int) -> Any:
+        """Return an empty cache for this shape; None for the model's default."""
+        return None
+
     def _prefill(self, ids_BS: torch.Tensor, cache: Any) -> DecodeState:  # noqa: N803
         caches = {} if cache is None else {self._cache_name: cache}
         output = self._model(input_ids=ids_BS, use_cache=True, **caches, **self._prefill_options)
@@ -86,11 +90,7 @@ class StaticEngine(EagerEngine):
     name = "static"
     cache = "static"
 
-    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        return self._prefill(ids_BS, self._slots(ids_BS.shape[0], slots))
-
     def _slots(self, batch: int, slots: int) -> Any:
-        """Return an empty cache for this shape."""
         return static_cache(self._model, slots)
 
 
@@ -100,8 +100,8 @@ class QuantizedEngine(EagerEngine):
     cache = "quantized"
     cache_format: ClassVar[CacheFormat]
 
-    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        return self._prefill(ids_BS, quantized_cache(self._model.config, self.cache_format))
+    def _slots(self, batch: int, slots: int) -> Any:
+        return quantized_cache(self._model.config, self.cache_format)
 
 
 def quantized_engine(stored: CacheFormat) -> type[QuantizedEngine]:
@@ -220,10 +220,6 @@ class _Recorded:
     """The memory that the graph reads and writes."""
     replay: Recording
 
-    @property
-    def cache_bytes(self) -> int:
-        return _bytes_of(self.state.cache)
-
 
 class GraphEngine(StaticEngine):
     """The decode step captured as a CUDA graph: the host submits one launch per step instead of hundreds.
@@ -247,13 +243,13 @@ class GraphEngine(StaticEngine):
         if self._shape == shape:
             return
         # A graph's pool has a workspace of cuBLAS: 8 MiB, 32 on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp).
-        held_bytes = sum(step.cache_bytes + step.replay.pool_bytes for step in self._recorded.values())
+        held_bytes = sum(_bytes_of(step.state.cache) + step.replay.pool_bytes for step in self._recorded.values())
         if self._shape and held_bytes > _KEPT_SHARE * self._machine.available_bytes():
             del self._recorded[self._shape]
         self._shape = None
         if shape not in self._recorded:
             self._recorded[shape] = self._record(batch, slots)
-        self.kept_bytes = sum(step.cache_bytes for other, step in self._recorded.items() if other != shape)
+        self.kept_bytes = sum(_bytes_of(step.state.cache) for other, step in self._recorded.items() if other != shape)
         self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

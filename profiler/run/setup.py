@@ -66,7 +66,7 @@ _WIDER = 4
 _PAST_COMPUTE_BOUND = 4
 """A batch test continues for two doublings past the batch from which compute limits, so that the slope shows."""
 _LEAST_TESTED = 8
-_BUDGET_STEP_S = 10
+_BUDGET_STEP_S = 10.0
 
 
 def load_subject(prepared: PreparedRun, stages: Stages) -> Subject:
@@ -254,20 +254,14 @@ def choose_grid(prepared: PreparedRun, pace: Pace, budget: RunBudget) -> tuple[G
     safely = prepared.doubled is None  # a batch test looks for the memory's end
     larger: LargerGrid | None = None
     for grid in ladder[:-1]:
-        needs_s = None
+        budget_s = None
         if all(pace.subject.no_room(cell, safely=safely) is None for cell in reversed(grid.cells)):
             needs_s = _MARGIN * Schedule(pace.plan(grid)).whole_grid_s
             if needs_s <= sweep_s:
                 return grid, larger
-        larger = LargerGrid(grid.prompt_lens, grid.batch_sizes, _budget_of(needs_s))
+            budget_s = _BUDGET_STEP_S * math.ceil(needs_s / effort.STANDARD.shares["timing"] / _BUDGET_STEP_S)
+        larger = LargerGrid(grid.prompt_lens, grid.batch_sizes, budget_s)
     return ladder[-1], larger
-
-
-def _budget_of(sweep_s: float | None) -> float | None:
-    """The budget whose visits take `sweep_s`, rounded up."""
-    if sweep_s is None:
-        return None
-    return float(_BUDGET_STEP_S * math.ceil(sweep_s / effort.STANDARD.shares["timing"] / _BUDGET_STEP_S))
 
 
 def _useful(prepared: PreparedRun, pace: Pace) -> list[Grid]:
