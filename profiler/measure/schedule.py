@@ -123,6 +123,7 @@ Turn = list[Cell]
 """Cells that differ only in their engine: they are visited one right after the other."""
 
 
+@dataclass
 class Schedule:
     """The cells of a sweep in the order of their visits; `note` says how each visit ended.
 
@@ -136,31 +137,28 @@ class Schedule:
     visited once more. One that is larger than a cell without memory is not.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        now_s: Callable[[], float] = lambda: 0.0,
-        look: Callable[[], float] = lambda: 0.0,
-        fits: Callable[[Cell], str | None] = lambda cell: None,
-        earlier: Iterable[Visit | Gap] = (),
-    ) -> None:
-        """`look` is called before each turn, and returns how much the machine's own speed has varied so far.
+    plan: Plan
+    now_s: Callable[[], float] = lambda: 0.0
+    look: Callable[[], float] = lambda: 0.0
+    """Called before each turn; returns how much the machine's own speed has varied so far."""
+    fits: Callable[[Cell], str | None] = lambda cell: None
+    """Returns why a cell cannot fit, or None."""
+    earlier: Iterable[Visit | Gap] = ()
+    """The outcomes of an interrupted sweep."""
 
-        `fits` returns why a cell cannot fit, or None. `earlier` are the outcomes of an interrupted sweep.
-        """
-        self._plan, self._now_s, self._look, self._fits = plan, now_s, look, fits
-        self._start_s = now_s()
-        self._states = {cell: CellState() for cell in plan.grid.cells}
-        for outcome in earlier:
+    def __post_init__(self) -> None:
+        self._start_s = self.now_s()
+        self._states = {cell: CellState() for cell in self.plan.grid.cells}
+        for outcome in self.earlier:
             if isinstance(outcome, Gap):
                 self._states[outcome.cell].gap = outcome
             else:
                 self._states[outcome.cell].visits.append(outcome)
         self.round = 1 + max((visit.round for state in self._states.values() for visit in state.visits), default=-1)
-        self._costs = Costs(plan)
+        self._costs = Costs(self.plan)
         self._swing = 0.0
         self._shuffle = random.Random(_SEED)
-        self._all_twice = plan.whole or self.whole_grid_s <= plan.budget_s
+        self._all_twice = self.plan.whole or self.whole_grid_s <= self.plan.budget_s
 
     def __iter__(self) -> Iterator[Cell]:
         while True:
@@ -168,19 +166,19 @@ class Schedule:
             if not turns:
                 return
             for turn in turns:
-                self._swing = self._look()
+                self._swing = self.look()
                 if not is_bounded or self._costs.of_all(turn) <= self._left_s:
                     yield from turn
             self.round += 1
 
     def progress(self, cell: Cell) -> Progress:
         """Return the state of the sweep before a visit of this cell."""
-        left_s = max(self.whole_grid_s if self._plan.whole else 0.0, self._left_s)
-        return Progress(cell, len(self._states[cell].visits) + 1, self._now_s() - self._start_s, left_s)
+        left_s = max(self.whole_grid_s if self.plan.whole else 0.0, self._left_s)
+        return Progress(cell, len(self._states[cell].visits) + 1, self.now_s() - self._start_s, left_s)
 
     def limits(self, cell: Cell) -> Limits:
         """Return the limits of this cell's next visit: the very first one hurries, and is not given up."""
-        plan, state, end_s = self._plan, self._states[cell], self._start_s + self._plan.budget_s
+        plan, state, end_s = self.plan, self._states[cell], self._start_s + self.plan.budget_s
         prefills = sum(len(visit.prefills_s) for visit in state.visits)
         has_time = plan.whole or self._costs.of(cell, len(state.visits), tail=True) <= self._left_s
         limits = Limits(tail_s=plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0)
@@ -198,7 +196,7 @@ class Schedule:
                 and cell.prefilled >= other.prefilled
             ):
                 return f"larger than batch {other.batch_size} x {other.depth} tokens, which ran out of memory"
-        return None if self._states[cell].visits else self._fits(cell)
+        return None if self._states[cell].visits else self.fits(cell)
 
     def note(self, outcome: Visit | Gap, seconds: float) -> None:
         """Record how a visit ended, and how long it took."""
@@ -216,12 +214,12 @@ class Schedule:
             self._costs.of(cell, len(state.visits) + number, tail=True)
             for cell, state in self._states.items()
             if state.gap is None
-            for number in range(self._plan.claim_visits - len(state.visits))
+            for number in range(self.plan.claim_visits - len(state.visits))
         )
 
     @property
     def _left_s(self) -> float:
-        return self._start_s + self._plan.budget_s - self._now_s()
+        return self._start_s + self.plan.budget_s - self.now_s()
 
     @property
     def _has_visits(self) -> bool:
@@ -231,12 +229,12 @@ class Schedule:
         """The turns of the next round, none at the end, and whether only those run for which there is time."""
         for cells, least in self._stages:
             turns = self._waiting(cells, least)
-            if not self._plan.whole and least == 1:
+            if not self.plan.whole and least == 1:
                 turns = [turn for turn in turns if self._costs.of_all(turn) <= self._left_s]
-            elif not self._plan.whole:
+            elif not self.plan.whole:
                 turns = self._cheapest(turns)
             if turns:
-                return self._in_order(turns), not self._plan.whole
+                return self._in_order(turns), not self.plan.whole
         if not self._has_visits:
             return sorted(self._waiting(list(self._states), 1), key=_size)[:1], False
         turns = self._cheapest(self._wide_turns())
@@ -246,8 +244,8 @@ class Schedule:
     def _stages(self) -> Iterator[tuple[Sequence[Cell], int]]:
         """Cells, and the visits that each of them needs before the next stage."""
         everything = list(self._states)
-        groups = (everything,) if self._plan.ascending else (corners(everything), everything)
-        times = range(1, self._plan.claim_visits + 1)
+        groups = (everything,) if self.plan.ascending else (corners(everything), everything)
+        times = range(1, self.plan.claim_visits + 1)
         if self._all_twice:
             yield from ((cells, least) for least in times for cells in groups)
         else:
@@ -259,7 +257,7 @@ class Schedule:
 
     def _wide_turns(self) -> list[Turn]:
         """The turns whose interval is still wide."""
-        plan, states = self._plan, self._states
+        plan, states = self.plan, self._states
         medians = {phase: [phase_medians(phase, state.visits) for state in states.values()] for phase in PHASES}
         spreads = {phase: spread_of(of_cells, self._swing) for phase, of_cells in medians.items()}
         open_cells = itertools.chain.from_iterable(self._waiting(list(states), plan.effort.rounds))

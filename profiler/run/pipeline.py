@@ -173,19 +173,11 @@ def grid_of(prepared: PreparedRun, listener: Listener) -> PreparedRun:
 
 def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) -> RunBudget:
     """Return the budget of a run, without the parts that it does not have; it begins now."""
-    grid = prepared.grid
-    absent = {
-        RunPart.TRIALS: prepared.options.no_levers,
-        RunPart.GENERATE: not any(ENGINES[name].whole_calls for name in grid.engines if name in ENGINES),
-    }
-    return RunBudget(
-        machine,
-        prepared.budget_s,
-        effort.STANDARD,
-        whole=prepared.whole,
-        without={part for part, is_absent in absent.items() if is_absent},
-        further_runs=further_runs,
-    )
+    engines = [ENGINES[name] for name in prepared.grid.engines if name in ENGINES]
+    without = {RunPart.TRIALS} if prepared.options.no_levers else set()
+    if not any(engine.whole_calls for engine in engines):
+        without.add(RunPart.GENERATE)
+    return RunBudget(machine, prepared.budget_s, effort.STANDARD, prepared.whole, without, further_runs)
 
 
 def time_cells(session: Session, visits: Sweep) -> None:

@@ -78,11 +78,8 @@ def load_subject(prepared: PreparedRun, stages: Stages) -> Subject:
     before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
     try:
-        loaded = load(
-            request,
-            prepared.config,
-            lambda module: bytes_without_weights(module, request, prepared.smallest),
-        )
+        rest_bytes = partial(bytes_without_weights, request=request, grid=prepared.smallest)
+        loaded = load(request, prepared.config, rest_bytes)
     except RoofscopeError:
         raise
     except torch.OutOfMemoryError as error:
