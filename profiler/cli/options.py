@@ -145,7 +145,6 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
 
 
 def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Parameter:
-    """Return a field as a parameter for typer."""
     facts, kinds = item.metadata, typing.get_args(kind)
     if kinds and typing.get_origin(kind) is not list:  # the first type of a union is that of the command line
         kind = kinds[0] | None if type(None) in kinds else kinds[0]

@@ -1,4 +1,4 @@
-"""The grammar of ranges (128; 64,256; 64..2048*2), and the grid that a run's options describe."""
+"""The grammar of ranges (128; 64,256; 64..2048*2), the grid that a run's options describe, and default grids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from dataclasses import replace
 from profiler.errors import GridError, RequestError
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Ragged, parse_ragged, too_few
-from profiler.options import listed
 
 MAX_VALUES = 1000
 MOST = 10**7
@@ -23,6 +22,24 @@ _NUMBER = re.compile(r"\d{1,18}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")
 _GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
 _LEAST_NEW_TOKENS = 4
+_RUNGS: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
+    ((128, 512, 2048), (1, 4, 16), 16),
+    ((128, 512, 2048), (1, 4), 16),
+    ((128, 512), (1, 2, 4), 16),
+    ((64, 256), (1, 2, 4), 16),
+    ((64, 256), (1, 4), 10),
+    ((64, 256), (1, 2), 10),
+    ((64, 128), (1, 2), 10),
+    ((32, 64), (1, 2), 10),
+)
+"""Prompt lengths, batch sizes and new tokens: what chats and retrieval look like, and less where steps are slow."""
+
+TEST_PROMPTS = (128, 64, 32, 16)
+"""Prompt lengths of a batch test; a shorter one leaves time for more doublings."""
+TEST_TOKENS = 10
+MOST_SEQUENCES = 4096
+_WANTED = 8
+"""A batch test should reach at least this batch, after three doublings."""
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
@@ -170,3 +187,22 @@ def check_positions(limit: int | None, longest: int, shorter: str) -> None:
             f"the longest prompt plus its new tokens is {longest} tokens, but this model's limit is {limit};"
             f" use {shorter}."
         )
+
+
+def default_grids(new_tokens: int | None) -> list[Grid]:
+    """Return the default grids of a run, with `new_tokens` unless it is None."""
+    return [Grid(prompts, sizes, new_tokens or few) for prompts, sizes, few in _RUNGS]
+
+
+def doubling_grids(prompt_lens: Sequence[int], context_lens: Sequence[int], new_tokens: int | None) -> list[Grid]:
+    """Return the grids of a batch test: as many doublings as possible of the first of `prompt_lens`, or of a context.
+
+    With less time, three doublings of a shorter prompt come before fewer of a longer one.
+    """
+    powers = range(MOST_SEQUENCES.bit_length() - 1, 0, -1)
+    sizes = [tuple(1 << power for power in range(most + 1)) for most in powers]
+    enough, few = ([each for each in sizes if (each[-1] >= _WANTED) == is_enough] for is_enough in (True, False))
+    grids = [Grid((prompt_len,), (), new_tokens or TEST_TOKENS) for prompt_len in prompt_lens]
+    grids += [Grid((), (), new_tokens or TEST_TOKENS, (context_len,)) for context_len in context_lens]
+    by_doublings = [replace(grid, batch_sizes=each) for grid in grids for each in enough]
+    return by_doublings + [replace(grids[-1], batch_sizes=each) for each in few]

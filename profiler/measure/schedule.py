@@ -256,7 +256,6 @@ class Schedule:
         return _turns(cell for cell, state in states if state.gap is None and len(state.visits) < least)
 
     def _wide_turns(self) -> list[Turn]:
-        """The turns whose interval is still wide."""
         plan, states = self.plan, self._states
         medians = {phase: [phase_medians(phase, state.visits) for state in states.values()] for phase in PHASES}
         spreads = {phase: spread_of(of_cells, self._swing) for phase, of_cells in medians.items()}

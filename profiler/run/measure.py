@@ -269,6 +269,5 @@ def measure_options(session: Session, folder: Path) -> None:
 
 
 def _extremes(cells: Sequence[Cell]) -> list[Cell]:
-    """The smallest and the largest of some cells."""
     by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
     return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))

@@ -27,14 +27,7 @@ from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
-from profiler.run.measure import (
-    Session,
-    Sweep,
-    explain_cells,
-    measure_options,
-    skip_the_rest,
-    try_changes,
-)
+from profiler.run.measure import Session, Sweep, explain_cells, measure_options, skip_the_rest, try_changes
 from profiler.run.options import Options, check_options
 from profiler.run.setup import (
     LOOK,

@@ -12,17 +12,7 @@ from profiler.judge.cells import CellResult, difference_of
 from profiler.judge.difference import SAME, Difference, has_claim_visits
 from profiler.judge.machine_speed import BUSY
 from profiler.judge.scaling import DoublingTest
-from profiler.report.blocks import (
-    HTML,
-    TERMINAL,
-    Block,
-    Lines,
-    Picture,
-    Section,
-    Sentences,
-    ShellCommand,
-    text_table,
-)
+from profiler.report.blocks import HTML, TERMINAL, Block, Lines, Picture, Section, Sentences, ShellCommand, text_table
 from profiler.report.cells import doubling_table, regime_names
 from profiler.report.device import quality_line
 from profiler.report.glossary import roofline_words

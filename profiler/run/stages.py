@@ -171,7 +171,6 @@ class RunBudget:
         return share * self.total_s if self.whole else min(share * self.total_s, at_least_s)
 
     def _after(self, part: RunPart) -> float:
-        """The shares of the parts after this one."""
         order = list(RunPart)
         return sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
 

@@ -18,9 +18,8 @@ from profiler.engines.registry import OWNING, check_engine, engines_of_caches, w
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
 from profiler.grid.cells import DEFAULT_ENGINE, Grid, Phase
-from profiler.grid.ladder import TEST_PROMPTS, default_grids, doubling_grids
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, too_few
-from profiler.grid.ranges import check_positions, make_grid, parse_values
+from profiler.grid.ranges import TEST_PROMPTS, check_positions, default_grids, doubling_grids, make_grid, parse_values
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.prompts import Prompts, load_tokenizer, read_prompts
@@ -227,7 +226,6 @@ def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
 
 
 def _check_ranks(options: Options, request: ModelRequest, config: object, grid: Grid) -> None:
-    """Refuse what several ranks cannot do. Raises RequestError."""
     tp = options.tp
     check_cut(tp, request.source, request.quant)
     with quiet_libraries():

@@ -21,7 +21,7 @@ from profiler.errors import RunError
 from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
-from profiler.grid.ladder import default_grids, doubling_grids
+from profiler.grid.ranges import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
 from profiler.measure.sweep import WarmUp, sweep, warm_up
 from profiler.report.progress import QuietListener
