@@ -10,6 +10,7 @@ from dataclasses import replace
 from profiler.errors import GridError, RequestError
 from profiler.grid.cells import DEFAULT_ENGINE, Grid
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, Ragged, parse_ragged, too_few
+from profiler.options import listed
 
 MAX_VALUES = 1000
 MOST = 10**7
