@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
 from profiler.engines.names import ANY_QUANTIZED, CACHES, ENGINE_NAMES, check_engine_name
-from profiler.errors import RequestError, near_misses
+from profiler.errors import RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import RAGGED, Ragged
@@ -117,11 +117,3 @@ class Options:
     def names_grid(self) -> bool:
         """Whether lengths or sizes are given, as far as they are; else the run chooses a default grid."""
         return bool(self.prompt_lens or self.prompts or self.batch_sizes or self.context_lens)
-
-
-def check_options(given: Sequence[str]) -> None:
-    """Raise RequestError for a name that is not a field of Options."""
-    names = [item.name for item in fields(Options)]
-    for name in given:
-        if name not in names:
-            raise RequestError(f"profile() has no option {name!r}.{near_misses(name, names)}")

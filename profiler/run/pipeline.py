@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from traceback import clear_frames
@@ -16,7 +16,7 @@ from profiler.device.contention import Neighbours
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
-from profiler.errors import DeviceError
+from profiler.errors import DeviceError, RequestError, near_misses
 from profiler.facts.measurements import Readings
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
@@ -28,7 +28,7 @@ from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import Session, Sweep, explain_cells, measure_options, skip_the_rest, try_changes
-from profiler.run.options import Options, check_options
+from profiler.run.options import Options
 from profiler.run.setup import (
     LOOK,
     UNSEEN,
@@ -64,7 +64,10 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
     Raises RequestError for a request that cannot be met, before anything is loaded.
     """
-    check_options(list(options))
+    known = [item.name for item in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise RequestError(f"profile() has no option {name!r}.{near_misses(name, known)}")
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 

@@ -111,15 +111,15 @@ def on_grid(subject: Subject, grid: Grid, stages: Stages) -> Subject:
 
 
 def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:
-    """Wait, for at most `budget.neighbours_s`, until no other process keeps cores busy that this run needs.
+    """Wait, for a share of the budget, until no other process keeps cores busy that this run needs.
 
     Returns what still disturbs the run; empty if nothing does.
     """
-    threads, looks = stages.machine.info.host_threads, int(budget.neighbours_s / _LOOK_S)
-    others = neighbours.look()
+    most_s = budget.effort.neighbours_share * budget.total_s
+    threads, looks, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
     if looks and others.disturbs(threads):
-        most = f"waiting at most {budget.neighbours_s:.0f} s for that to end"
-        stages.begin("waiting", f"{others.busy_cores} busy with {others.who}: {most}")
+        busy = f"{others.busy_cores} busy with {others.who}"
+        stages.begin("waiting", f"{busy}: waiting at most {most_s:.0f} s for that to end")
     while looks and others.disturbs(threads):
         time.sleep(_LOOK_S)
         others, looks = neighbours.look(), looks - 1

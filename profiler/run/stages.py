@@ -175,11 +175,6 @@ class RunBudget:
         return sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
 
     @property
-    def neighbours_s(self) -> float:
-        """Seconds to wait at most for other processes to end."""
-        return self.effort.neighbours_share * self.total_s
-
-    @property
     def warm_up_s(self) -> float:
         """Seconds at most for warming up one cell of an engine; its first visit warms up the rest."""
         return _WARM_UP_MOST_S if self.whole else min(_WARM_UP_MOST_S, _WARM_UP_SHARE * self.total_s)
