@@ -43,6 +43,23 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """How long a visit may take."""
+
+    deadline_s: float = math.inf
+    """The machine's time after which it is given up between two steps."""
+    hurry_s: float = math.inf
+    """The machine's time after which it does the minimum: one prefill to warm up, and few steps."""
+    tail_s: float = 0.0
+    """Seconds that the prefills may take that give the time to first token its 95th percentile; 0: none are added."""
+    warm_up_s: float = STANDARD.warm_up_s
+    more_prefills_s: float = STANDARD.more_prefills_s
+
+
+UNLIMITED = Limits()
+
+
+@dataclass(frozen=True)
 class Plan:
     """What to sweep, and when it is enough."""
 
@@ -66,6 +83,10 @@ class Plan:
     effort: Effort = STANDARD
     ascending: bool = False
     """Whether each size has its first visit before any has a second, from the smallest on: a slope needs neighbours."""
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(warm_up_s=self.effort.warm_up_s, more_prefills_s=self.effort.more_prefills_s)
 
     @property
     def claim_visits(self) -> int:
@@ -106,19 +127,6 @@ class CellState:
         )
 
 
-@dataclass(frozen=True)
-class Limits:
-    """How long a visit may take."""
-
-    deadline_s: float = math.inf
-    """The machine's time after which it is given up between two steps."""
-    hurry_s: float = math.inf
-    """The machine's time after which it does the minimum: one prefill to warm up, and few steps."""
-    tail_s: float = 0.0
-    """Seconds that the prefills may take that give the time to first token its 95th percentile; 0: none are added."""
-
-
-UNLIMITED = Limits()
 Turn = list[Cell]
 """Cells that differ only in their engine: they are visited one right after the other."""
 
@@ -181,7 +189,8 @@ class Schedule:
         plan, state, end_s = self.plan, self._states[cell], self._start_s + self.plan.budget_s
         prefills = sum(len(visit.prefills_s) for visit in state.visits)
         has_time = plan.whole or self._costs.of(cell, len(state.visits), tail=True) <= self._left_s
-        limits = Limits(tail_s=plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0)
+        tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0
+        limits = replace(plan.limits, tail_s=tail_s)
         if plan.whole or plan.late_s == math.inf:
             return limits
         return replace(limits, deadline_s=end_s + plan.late_s) if self._has_visits else replace(limits, hurry_s=end_s)
@@ -276,15 +285,15 @@ class Schedule:
         return [turn[:: -1 if len(self._states[turn[0]].visits) % 2 else 1] for turn in turns]
 
 
-def further_prefills(prefill_s: float, most_s: float, tail_s: float, *, first: bool) -> int:
-    """Return how many prefills a visit adds to its own: as many as fit into `most_s`, but at most `MORE_PREFILLS`.
+def further_prefills(prefill_s: float, limits: Limits, *, first: bool) -> int:
+    """Return how many prefills a visit adds to its own: as many as its limits allow, but at most `MORE_PREFILLS`.
 
-    The first visit of a cell adds at least one, so that two visits have three. If `TAIL_PREFILLS` fit into `tail_s`, it
-    adds so many that two visits have them.
+    The first visit of a cell adds at least one, so that two visits have three. If `TAIL_PREFILLS` fit into
+    `limits.tail_s`, it adds so many that two visits have them.
     """
-    if TAIL_PREFILLS * prefill_s <= tail_s:
+    if TAIL_PREFILLS * prefill_s <= limits.tail_s:
         return max(MORE_PREFILLS, TAIL_PREFILLS // CLAIM_VISITS - 1)
-    return max(int(first), min(MORE_PREFILLS, int(most_s / prefill_s)))
+    return max(int(first), min(MORE_PREFILLS, int(limits.more_prefills_s / prefill_s)))
 
 
 def corners(cells: Sequence[Cell]) -> list[Cell]:
@@ -335,7 +344,7 @@ class Costs:
             elif once_s:
                 warm_ups = 0 if visit else 1 if once_s > plan.effort.warm_up_s else 2
                 tail_s = plan.tail_s_of(cell) if tail and visit < CLAIM_VISITS else 0.0
-                more = further_prefills(once_s, plan.effort.more_prefills_s, tail_s, first=not visit)
+                more = further_prefills(once_s, replace(plan.limits, tail_s=tail_s), first=not visit)
                 seconds += once_s * (1 + warm_ups + more)
         return seconds
 

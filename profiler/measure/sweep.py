@@ -17,13 +17,12 @@ from profiler.device.clock import no_gc, waited_s
 from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
-from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
 from profiler.loading.prompts import Prompts
-from profiler.measure.schedule import UNLIMITED, Limits, Plan, Progress, Schedule, further_prefills
+from profiler.measure.schedule import UNLIMITED, Limits, Progress, Schedule, further_prefills
 from profiler.stats import LEAST_SAMPLES
 from profiler.units import scaled
 
@@ -38,37 +37,36 @@ _REQUESTED = re.compile(r"tried to allocate ([0-9.]+) (bytes|kib|mib|gib)")
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
-def sweep(
-    engines: Mapping[str, Engine],
-    plan: Plan,
-    *,
-    machine: Machine,
-    prompts: Prompts,
-    own_bytes: int = 0,
-    fits: Callable[[Cell], str | None] = lambda cell: None,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    before_visits: Callable[[], float] = lambda: 0.0,
-    earlier: Iterable[Visit | Gap] = (),
-) -> Iterator[Visit | Gap]:
-    """Visit the cells in the order of `Schedule`; yield each visit, and each cell that has no number, as it ends.
+@dataclass(frozen=True)
+class VisitContext:
+    """What every visit is measured with."""
 
-    `before_visits` is called before the visits of a cell, and returns how much the machine's own speed has varied so
-    far. `fits` returns why a cell cannot fit, or None. `own_bytes` are held besides what each engine needs. `earlier`
-    are the outcomes of an interrupted sweep.
-    """
-    schedule = Schedule(plan, machine.now_s, before_visits, fits, earlier)
-    context = VisitContext(machine, prompts, own_bytes, effort=plan.effort)
+    machine: Machine
+    prompts: Prompts
+    own_bytes: int = 0
+    """Bytes held besides what an engine needs: the profiler's own, and the models of engines that own theirs."""
+    visited: set[Cell] = field(default_factory=set)
+    """Cells whose shapes this process has run before; a visit adds its own."""
+
+
+Sweep = Callable[[Schedule, Mapping[str, Engine], VisitContext, Callable[[Progress], None]], Iterator[Visit | Gap]]
+
+
+def sweep(
+    schedule: Schedule, engines: Mapping[str, Engine], context: VisitContext, on_progress: Callable[[Progress], None]
+) -> Iterator[Visit | Gap]:
+    """Visit the cells in the order of a schedule; yield each visit, and each cell that has no number, as it ends."""
     outcome: Visit | Gap | None
     for cell in schedule:
         on_progress(schedule.progress(cell))
-        start_s = machine.now_s()
+        start_s = context.machine.now_s()
         if reason := schedule.skip_reason(cell):
             outcome = Gap(cell, "skipped", reason)
         else:
             outcome = visit(engines[cell.engine], cell, schedule.round, context, schedule.limits(cell))
         if outcome is None:
             return  # the time is up
-        schedule.note(outcome, machine.now_s() - start_s)
+        schedule.note(outcome, context.machine.now_s() - start_s)
         yield outcome
 
 
@@ -120,19 +118,6 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, b
     return None
 
 
-@dataclass(frozen=True)
-class VisitContext:
-    """What every visit is measured with."""
-
-    machine: Machine
-    prompts: Prompts
-    own_bytes: int = 0
-    """Bytes held besides what an engine needs: the profiler's own, and the models of engines that own theirs."""
-    visited: set[Cell] = field(default_factory=set)
-    """Cells whose shapes this process has run before; a visit adds its own."""
-    effort: Effort = STANDARD
-
-
 class OutOfTimeError(Exception):
     """The deadline of a visit has passed."""
 
@@ -156,7 +141,7 @@ def visit(
         prepare = partial(engine.prepare, cell.batch_size, cell.slots)
         preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
         prefills = _prefills(engine, cell, context)
-        warm_up_limit_s = min(context.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
+        warm_up_limit_s = min(limits.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
         warm_up_s = _warm_prefill(prefills, warm_up_limit_s) if is_new else []
         # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
         first_decode_s = run_loop(engine, cell, context, limits).decode_s if is_new and machine.is_cuda else ()
@@ -170,8 +155,7 @@ def visit(
         times_s = [loop.prefill_s, loop.ttft_s, loop.loop_s, loop.issue_s, loop.wall_s, *loop.decode_s]
         times_s.append(preparation_s + 1.0)  # preparing may take no time
         refuse_impossible_times(seconds for seconds in times_s if seconds is not None)
-        more_s = context.effort.more_prefills_s
-        count = further_prefills(loop.prefill_s, more_s, limits.tail_s, first=is_new) if loop.prefill_s else 0
+        count = further_prefills(loop.prefill_s, limits, first=is_new) if loop.prefill_s else 0
         more = list(itertools.islice(prefills, count))
         refuse_impossible_times(itertools.chain.from_iterable(more))
         # Held by the profiler and the engine for other purposes than this cell.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from profiler import effort
 from profiler.device.contention import Neighbours
 from profiler.errors import describe_error
 from profiler.facts.measurements import PackedBatches, Replays
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.visits import Gap
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import Cell
 from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbed_parts
@@ -60,9 +60,6 @@ _TRACED_STEPS = 3
 """Times that a trace runs the steps of a cell."""
 _TRACE_SHARE = 0.05
 """Share of the time left that a default run gives to the trace of one cell."""
-
-Sweep = Callable[..., Iterator[Visit | Gap]]
-"""Decides which cell is visited when; called with the arguments of `measure.sweep.sweep`."""
 
 
 @dataclass(frozen=True)

@@ -22,12 +22,12 @@ from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.schedule import Progress, Schedule
-from profiler.measure.sweep import sweep
+from profiler.measure.sweep import Sweep, VisitContext, sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
-from profiler.run.measure import Session, Sweep, explain_cells, measure_options, skip_the_rest, try_changes
+from profiler.run.measure import Session, explain_cells, measure_options, skip_the_rest, try_changes
 from profiler.run.options import Options
 from profiler.run.setup import (
     LOOK,
@@ -205,18 +205,15 @@ def time_cells(session: Session, visits: Sweep) -> None:
             of_run = replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
             stages.listener.progress(of_run, len(grid.cells))
 
-        for outcome in visits(
-            subject.engines,
+        schedule = Schedule(
             replace(plan, budget_s=sweep_s),
-            machine=machine,
-            prompts=subject.prompts,
-            own_bytes=own_bytes,
+            machine.now_s,
+            look=checks.swing,
             fits=lambda cell: stages.tried(*_ROOM, partial(subject.no_room, cell)),
-            on_progress=show,
-            before_visits=checks.swing,
             # Cells without a number are tried again: what they lacked, such as memory, may be available now.
-            earlier=list(itertools.chain.from_iterable(ledger.gathered.visits.values())),
-        ):
+            earlier=itertools.chain.from_iterable(ledger.gathered.visits.values()),
+        )
+        for outcome in visits(schedule, subject.engines, VisitContext(machine, subject.prompts, own_bytes), show):
             _log(session, outcome, watch)
         checks.swing()
     budget.extend(0.0)
