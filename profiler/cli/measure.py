@@ -146,7 +146,7 @@ def _run_torchrun(ranks: int) -> None:
 def _run_several(options: Options, progress: Progress, output: LongOutput) -> None:
     precisions, devices = listed(options.quant), listed(options.device)
     with progress.listener(output) as listener:
-        from profiler.run.multi_run import device_healths, run_devices, run_precisions
+        from profiler.run.pipeline import device_healths, run_devices, run_precisions
 
         if len(precisions) > 1:
             runs = run_precisions(options, precisions, listener)

@@ -22,8 +22,6 @@ from profiler.grid.cells import Cell
 from profiler.grid.ragged import PADDED_ENGINE, Batch
 from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits
 
-StepFunction = Callable[[torch.Tensor, Any], torch.Tensor]
-
 _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation; the first ones select kernels and allocate workspaces."""
 
@@ -126,9 +124,9 @@ class CompileEngine(StaticEngine):
         super().__init__(model, machine)
         torch._dynamo.reset()  # compiled code is cached by function, not by model: drop that of other engines
         mode = "reduce-overhead" if machine.captures else None
-        self._compiled: StepFunction = torch.compile(self._token, dynamic=False, mode=mode)
+        self._compiled: Callable[..., torch.Tensor] = torch.compile(self._token, dynamic=False, mode=mode)
         # The host counts the position of a moving window; that number must be neither compiled in nor captured.
-        self._compiled_moving: StepFunction = torch.compile(self._token_moving)
+        self._compiled_moving: Callable[..., torch.Tensor] = torch.compile(self._token_moving)
         self._caches: dict[tuple[int, int], Any] = {}
         """By shape, the latest last."""
         self._prepared = 0

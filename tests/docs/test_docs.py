@@ -269,7 +269,7 @@ def test_the_listed_commands_run(
         raise RequestError("it would begin now.")
 
     # A module that is first imported under the other patch would keep it.
-    monkeypatch.setattr("profiler.run.multi_run.execute", stopped)
+    monkeypatch.setattr("profiler.run.pipeline.execute", stopped)
     monkeypatch.setattr("profiler.run.pipeline.execute", stopped)
     words = [
         re.sub("^runs/[A-Z]+$", lambda at: PLACES.get(at[0], f"{RUNS}zen4"), word) for word in shlex.split(command)

@@ -25,9 +25,8 @@ from profiler.grid.ranges import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
 from profiler.measure.sweep import WarmUp, sweep, warm_up
 from profiler.report.progress import QuietListener
-from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options
-from profiler.run.pipeline import execute
+from profiler.run.pipeline import execute, run_precisions
 from profiler.run.setup import Pace, choose_grid, measure_pace
 from profiler.run.stages import RunBudget
 from profiler.run.validate import PreparedRun, prepare, prepare_batch_test, prepare_resume
