@@ -153,7 +153,11 @@ class CompileEngine(StaticEngine):
                 state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
                 for _ in range(_WARM_STEPS):
                     state = self.decode(state)
-                self.graph_breaks = max(self.graph_breaks, self._pieces(state) - 1)
+                with recorded(cuda=False) as profile:
+                    self.decode(state)
+                # A break in a layer makes several compiled pieces, since it splits its callers too.
+                pieces = sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
+                self.graph_breaks = max(self.graph_breaks, pieces - 1)
             if self.graph_skips is not None:
                 self.graph_skips += _graph_skips() - skips_before
         except Exception:
@@ -162,12 +166,6 @@ class CompileEngine(StaticEngine):
 
     def _held_bytes(self) -> int:
         return sum(map(_bytes_of, self._caches.values()))
-
-    def _pieces(self, state: DecodeState) -> int:
-        """Number of compiled pieces in one step. A break in a layer makes several, since it splits its callers too."""
-        with recorded(cuda=False) as profile:
-            self.decode(state)
-        return sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
 
     def decode(self, state: DecodeState) -> DecodeState:
         torch.compiler.cudagraph_mark_step_begin()

@@ -52,8 +52,7 @@ class Limits:
     """The machine's time after which it does the minimum: one prefill to warm up, and few steps."""
     tail_s: float = 0.0
     """Seconds that the prefills may take that give the time to first token its 95th percentile; 0: none are added."""
-    warm_up_s: float = STANDARD.warm_up_s
-    more_prefills_s: float = STANDARD.more_prefills_s
+    effort: Effort = STANDARD
 
 
 UNLIMITED = Limits()
@@ -83,10 +82,6 @@ class Plan:
     effort: Effort = STANDARD
     ascending: bool = False
     """Whether each size has its first visit before any has a second, from the smallest on: a slope needs neighbours."""
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(warm_up_s=self.effort.warm_up_s, more_prefills_s=self.effort.more_prefills_s)
 
     @property
     def claim_visits(self) -> int:
@@ -190,7 +185,7 @@ class Schedule:
         prefills = sum(len(visit.prefills_s) for visit in state.visits)
         has_time = plan.whole or self._costs.of(cell, len(state.visits), tail=True) <= self._left_s
         tail_s = plan.tail_s_of(cell) if prefills < TAIL_PREFILLS and has_time else 0.0
-        limits = replace(plan.limits, tail_s=tail_s)
+        limits = Limits(tail_s=tail_s, effort=plan.effort)
         if plan.whole or plan.late_s == math.inf:
             return limits
         return replace(limits, deadline_s=end_s + plan.late_s) if self._has_visits else replace(limits, hurry_s=end_s)
@@ -293,7 +288,7 @@ def further_prefills(prefill_s: float, limits: Limits, *, first: bool) -> int:
     """
     if TAIL_PREFILLS * prefill_s <= limits.tail_s:
         return max(MORE_PREFILLS, TAIL_PREFILLS // CLAIM_VISITS - 1)
-    return max(int(first), min(MORE_PREFILLS, int(limits.more_prefills_s / prefill_s)))
+    return max(int(first), min(MORE_PREFILLS, int(limits.effort.more_prefills_s / prefill_s)))
 
 
 def corners(cells: Sequence[Cell]) -> list[Cell]:
@@ -344,7 +339,7 @@ class Costs:
             elif once_s:
                 warm_ups = 0 if visit else 1 if once_s > plan.effort.warm_up_s else 2
                 tail_s = plan.tail_s_of(cell) if tail and visit < CLAIM_VISITS else 0.0
-                more = further_prefills(once_s, replace(plan.limits, tail_s=tail_s), first=not visit)
+                more = further_prefills(once_s, Limits(tail_s=tail_s, effort=plan.effort), first=not visit)
                 seconds += once_s * (1 + warm_ups + more)
         return seconds
 

@@ -141,7 +141,7 @@ def visit(
         prepare = partial(engine.prepare, cell.batch_size, cell.slots)
         preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
         prefills = _prefills(engine, cell, context)
-        warm_up_limit_s = min(limits.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
+        warm_up_limit_s = min(limits.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
         warm_up_s = _warm_prefill(prefills, warm_up_limit_s) if is_new else []
         # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
         first_decode_s = run_loop(engine, cell, context, limits).decode_s if is_new and machine.is_cuda else ()

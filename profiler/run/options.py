@@ -98,12 +98,8 @@ class Options:
         one_of(self.weights, "--weights", get_args(Weights))
         if self.attn is not None:
             one_of(self.attn, "--attn", get_args(Attention))
-        of_grid = {
-            "--prompt-lens": self.prompt_lens,
-            "--context-lens": self.context_lens,
-            "--batch-sizes": self.batch_sizes,
-        }
-        for flag, values in of_grid.items():
+        lengths = {"--prompt-lens": self.prompt_lens, "--context-lens": self.context_lens}
+        for flag, values in {**lengths, "--batch-sizes": self.batch_sizes}.items():
             if values and not isinstance(values, Ragged) and not str(values).startswith(RAGGED):
                 values_of(values, flag)
         if self.new_tokens is not None:

@@ -191,7 +191,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
         late_s=_LATE_SHARE * budget.total_s,
         tail_s=effort.STANDARD.tail_share * budget.total_s,
         effort=effort.STANDARD,
-        ascending=session.prepared.ascending,
+        ascending=session.prepared.doubled is not None,
     )
     if whole:
         budget.extend(Schedule(plan).whole_grid_s)

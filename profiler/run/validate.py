@@ -61,12 +61,10 @@ class PreparedRun:
     """Seconds from the loaded model to the answer; at least this for a whole grid."""
     whole: bool = False
     """Whether every cell is measured, however long it takes: a grid that was named without a budget."""
-    ascending: bool = False
-    """Whether sizes are visited from the smallest on, each once before any twice."""
     ladder: tuple[Grid, ...] = ()
     """Default grids from which one is chosen when the model is loaded; empty if the grid was named."""
     doubled: Phase | None = None
-    """The phase whose batch a batch test doubles."""
+    """The phase whose batch a batch test doubles, from the smallest on."""
     larger: LargerGrid | None = None
     """The next larger grid of the ladder than the chosen one."""
 
@@ -125,7 +123,7 @@ def prepare_batch_test(
     """
     prompt_lens = [] if context_len else [prompt_len] if prompt_len else TEST_PROMPTS
     grids = doubling_grids(prompt_lens, [context_len] if context_len else [], options.new_tokens)
-    return replace(prepare(options, grids), ascending=True, doubled=phase)
+    return replace(prepare(options, grids), doubled=phase)
 
 
 def with_defaults(options: Options) -> Options:
