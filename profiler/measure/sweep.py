@@ -140,9 +140,8 @@ def visit(
             machine.release()  # segments fragmented by smaller cells would leave no room for a large one
         prepare = partial(engine.prepare, cell.batch_size, cell.slots)
         preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
-        prefills = _prefills(engine, cell, context)
-        warm_up_limit_s = min(limits.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
-        warm_up_s = _warm_prefill(prefills, warm_up_limit_s) if is_new else []
+        most_s = min(limits.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
+        warm_up_s = _warm_prefills(engine, cell, context, most_s) if is_new and cell.prompt_len else []
         # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
         first_decode_s = run_loop(engine, cell, context, limits).decode_s if is_new and machine.is_cuda else ()
         context.visited.add(cell)
@@ -156,7 +155,7 @@ def visit(
         times_s.append(preparation_s + 1.0)  # preparing may take no time
         refuse_impossible_times(seconds for seconds in times_s if seconds is not None)
         count = further_prefills(loop.prefill_s, limits, first=is_new) if loop.prefill_s else 0
-        more = list(itertools.islice(prefills, count))
+        more = [_prefill(engine, cell, context) for _ in range(count)]
         refuse_impossible_times(itertools.chain.from_iterable(more))
         # Held by the profiler and the engine for other purposes than this cell.
         peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes
@@ -316,19 +315,18 @@ def _fragmentation(text: str, machine: Machine) -> str:
     )
 
 
-def _prefills(engine: Engine, cell: Cell, context: VisitContext) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of consecutive prefills of this cell, each with its time to first token as a user sees it."""
-    while cell.prompt_len:
-        loop = run_loop(engine, cell, context, steps=0)
-        yield loop.prefill_s or 0.0, loop.ttft_s or 0.0
+def _prefill(engine: Engine, cell: Cell, context: VisitContext) -> tuple[float, float]:
+    """Return the seconds of a prefill without steps after it, and its time to first token as a user sees it."""
+    prefill = run_loop(engine, cell, context, steps=0)
+    return prefill.prefill_s or 0.0, prefill.ttft_s or 0.0
 
 
-def _warm_prefill(prefills: Iterator[tuple[float, float]], most_s: float) -> list[float]:
+def _warm_prefills(engine: Engine, cell: Cell, context: VisitContext, most_s: float) -> list[float]:
     """Prefills of a new shape until two in a row agree, or `most_s`; the first ones pick kernels and take memory."""
     times: list[float] = []
-    for seconds, _ in prefills:
-        times.append(seconds)
+    for _ in range(_MOST_WARM_UPS):
+        times.append(_prefill(engine, cell, context)[0])
         is_steady = len(times) > 1 and abs(times[-1] / times[-2] - 1) <= _STEADY
-        if is_steady or len(times) == _MOST_WARM_UPS or sum(times) > most_s:
+        if is_steady or sum(times) > most_s:
             break
     return times
