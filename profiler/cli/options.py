@@ -14,8 +14,6 @@ import typer
 from profiler.options import argument, check_device_name, flag_of, one_of, option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from profiler.report.blocks import Section
     from profiler.report.progress import QuietListener
 
@@ -58,15 +56,9 @@ class Output:
 
             print(json_text(document()))
         else:
-            from profiler.report.terminal import print_sections
+            from profiler.report.terminal import print_sections, screen
 
-            print_sections(sections(), self.console(), self.most_lines, whole_by)
-
-    def console(self) -> Console:
-        """Return the console of this command."""
-        from profiler.report.terminal import screen
-
-        return screen(plain=self.plain)
+            print_sections(sections(), screen(plain=self.plain), self.most_lines, whole_by)
 
 
 @dataclass(frozen=True)

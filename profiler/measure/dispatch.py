@@ -410,7 +410,7 @@ def _shrink(config: Any, head_dim: int) -> None:
     new_kv = min(kv_heads, 2)
     new_heads = new_kv * (heads // kv_heads)
     _set(config, "num_attention_heads", new_heads)
-    sizes = {"num_key_value_heads": new_kv, "head_dim": head_dim, **_WIDTHS}
+    sizes = {"num_key_value_heads": new_kv, "head_dim": head_dim, **_WIDTHS, **dict.fromkeys(_EXTRA_TOKENS, 0)}
     if getattr(config, "kv_lora_rank", None):
         config.qk_nope_head_dim = config.qk_rope_head_dim = config.v_head_dim = head_dim
         sizes |= {"kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_head_dim": 2 * head_dim}
@@ -419,9 +419,6 @@ def _shrink(config: Any, head_dim: int) -> None:
             setattr(config, name, size)
     _set(config, "hidden_size", new_heads * head_dim)
     _set(config, "vocab_size", _VOCAB)
-    for name in _EXTRA_TOKENS:
-        if getattr(config, name, None) is not None:
-            setattr(config, name, 0)
 
 
 def _set(config: Any, name: str, value: int) -> None:

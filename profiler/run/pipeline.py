@@ -1,7 +1,4 @@
-"""The main job: count, measure the roofs, time the cells, try changes; then split the times, and report.
-
-Several precisions or devices run one after the other, on one grid.
-"""
+"""The main job: count, measure the roofs, time the cells, try changes; then split the times, and report."""
 
 from __future__ import annotations
 
@@ -258,11 +255,7 @@ def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
 
 
 def run_precisions(options: Options, precisions: Sequence[str], listener: Listener) -> list[Run]:
-    """Profile the model in each precision: one folder with a run folder for each, and a report that compares them.
-
-    All requests are checked before the first run begins. Raises RequestError, before anything is loaded, for a
-    precision that is named twice or does not exist.
-    """
+    """Profile the model in each precision, and write a report that compares them; the rest is as in `run_devices`."""
     runs = _run_each([replace(options, quant=name) for name in precisions], precisions, "--quant", listener)
     from profiler.run.screens import write_comparison
 
@@ -273,8 +266,7 @@ def run_precisions(options: Options, precisions: Sequence[str], listener: Listen
 def run_devices(options: Options, devices: Sequence[str], listener: Listener) -> list[Run]:
     """Profile the model on each device, one after the other: one folder with a run folder for each.
 
-    All requests are checked before the first run begins. Raises RequestError for a device that is named twice or is not
-    there.
+    All requests are checked before the first run begins. Raises RequestError for one that is named twice or impossible.
     """
     # Measured fresh: cached roofs may be those of another card of the same kind.
     each = [replace(options, device=name, fresh=True) for name in devices]
