@@ -13,8 +13,8 @@ from profiler.engines.transformers import (
     GenerateEngine,
     GraphEngine,
     PaddedEngine,
+    QuantizedEngine,
     StaticEngine,
-    quantized_engine,
 )
 from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
@@ -23,7 +23,10 @@ from profiler.grid.cells import DEFAULT_ENGINE, Grid
 
 _STEPPING: tuple[type[EagerEngine], ...] = (
     *(EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine, PaddedEngine),
-    *map(quantized_engine, CACHE_FORMATS.values()),
+    *(
+        type("QuantizedEngine", (QuantizedEngine,), {"name": CACHES[name], "cache_format": stored})
+        for name, stored in CACHE_FORMATS.items()
+    ),
 )
 ENGINES = {engine.name: engine for engine in _STEPPING}
 

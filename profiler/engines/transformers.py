@@ -15,7 +15,6 @@ from profiler.device.machine import Machine, Recording, recorded
 from profiler.device.memory import storage_bytes
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.caches import deepen, greedy_token, moving_window, quantized_cache, static_cache, unwindowed
-from profiler.engines.names import CACHES
 from profiler.errors import CaptureError, RequestError
 from profiler.facts.cache_format import CacheFormat
 from profiler.grid.cells import Cell
@@ -100,11 +99,6 @@ class QuantizedEngine(EagerEngine):
 
     def _slots(self, batch: int, slots: int) -> Any:
         return quantized_cache(self._model.config, self.cache_format)
-
-
-def quantized_engine(stored: CacheFormat) -> type[QuantizedEngine]:
-    """Return the engine whose cache is stored in a format."""
-    return type("QuantizedEngine", (QuantizedEngine,), {"name": CACHES[stored.backend], "cache_format": stored})
 
 
 class CompileEngine(StaticEngine):
