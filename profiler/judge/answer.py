@@ -101,7 +101,7 @@ def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = {"step": advice.step, "prefill": advice.prefill}
     words = [f"a {name} of {_from_to(effect)}" for name, effect in effects.items() if effect and effect.is_clear]
-    words += [f"a {name} as before" for name, effect in effects.items() if effect and not effect.is_clear]
+    words += [f"no clear change of the {name}" for name, effect in effects.items() if effect and not effect.is_clear]
     pays = advice.pays_from_tokens
     parts = [
         f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
@@ -182,7 +182,9 @@ def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
     *most, longest = itertools.accumulate(item.needs_s for item in ranked)
     budgets = f"--budget {budget_for(longest)} has time for that"
     if most and budget_for(most[-1]) < budget_for(longest) / 1.5:
-        budgets = f"--budget {budget_for(most[-1])} has time for all but {ranked[-1].form}, {budget_for(longest)} for that too"
+        budgets = (
+            f"--budget {budget_for(most[-1])} has time for all but {ranked[-1].form}, {budget_for(longest)} for it"
+        )
     return [f"No time was left to try {', '.join(item.form for item in ranked)}: {budgets}."]
 
 
