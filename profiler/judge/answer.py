@@ -83,7 +83,7 @@ def answer_of(
     advised = advice_for(decodes, prefills)[:_MOST_ADVISED]
     changes = [
         *_first_use_sentences(decodes),
-        *map(change_sentence, advised),
+        *(change_sentence(item, "By itself" if number else "What to change") for number, item in enumerate(advised)),
         *_measured_without_a_line(decodes),
         *_batch_sentences(decodes),
     ]
@@ -97,13 +97,13 @@ def answer_of(
     return Answer((*sentences, *changes, *engines), tuple(advised), tuple(lever for _, lever in untried))
 
 
-def change_sentence(advice: Advice) -> str:
-    """Return one sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
+def change_sentence(advice: Advice, beginning: str) -> str:
+    """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = (("step", advice.step), ("prefill", advice.prefill))
     words = [f"a {name} of {_from_to(effect)}" for name, effect in effects if effect is not None and effect.is_clear]
     pays = advice.pays_from_tokens
     parts = [
-        f"What to change: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
+        f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
         f" (tried{_on_few_layers(advice)})",
         f"it pays from {several(pays, 'new token', 'new tokens')} per prompt on" if pays is not None else "",
         f"it takes {duration(advice.once_s)} once" if advice.once_s >= _NAMED_ONCE_S else "",

@@ -282,7 +282,8 @@ and values per head there: 0.61 ms instead of 0.20 in a step of Mistral-7B on an
 def _compiled(cell: JudgedCell, change: Change, half_width_s: float) -> list[Lever]:
     """A compiled step on a static cache, replayed as a graph: no host, no copies, and fused small kernels."""
     if cell.small_kernels_s is None:
-        return []
+        most_s = min(cell.split.dispatch_s, max(0.0, cell.split.latency_s - cell.split.device_s))
+        return [_computed(change, most_s, "all of the host's share", half_width_s)]
     split, few, many = cell.split, *_LEFT_BY_FUSING
     copies_s = _copies_s(cell)
     masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + cell.split.kv_s)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from profiler.loading.changes import Change
+from profiler.patching import replace_attribute
 
 _MODULES = ("transformers", "torchao.quantization", "torchao.prototype.quantization.int4")
 """Where the names of a line come from, besides `torch`, `transformers` and `model`."""
@@ -33,34 +34,38 @@ def arguments_of(text: str, model: Any = None) -> dict[str, Any]:
     return arguments
 
 
-@contextmanager
-def executed(change: Change, model: Any) -> Iterator[dict[str, Any]]:
-    """Context manager after a change's statement; yields its arguments of `generate`, and undoes the statement."""
-    names = _Names(torch=torch, model=model, dict=dict)
-    undo = _undoing(change, names)
-    if change.statement:
-        exec(change.statement, {}, names)
-    try:
-        yield arguments_of(change.calling, model)
-    finally:
-        undo()
+class Switch:
+    """A change's statement about a model, switched on and off: what it assigns is evaluated once."""
 
+    def __init__(self, change: Change, model: Any) -> None:
+        self._change, self._model = change, model
+        self._names = _Names(torch=torch, model=model, dict=dict)
+        self._assigned: Any = None
+        self._is_evaluated = False
 
-def _undoing(change: Change, names: _Names) -> Callable[[], object]:
-    """Return a function that undoes a change's statement, which has not been executed yet."""
-    if change.undoing:
-        return lambda: exec(change.undoing, {}, names)
-    statement = ast.parse(change.statement).body
-    if not statement:
-        return lambda: None
-    assert isinstance(statement[0], ast.Assign), "a statement that is no assignment names what undoes it"
-    [target] = statement[0].targets
-    assert isinstance(target, ast.Attribute)
-    owner, name = eval(ast.unparse(target.value), {}, names), target.attr
-    if name not in vars(owner):
-        return lambda: delattr(owner, name)
-    before = vars(owner)[name]
-    return lambda: setattr(owner, name, before)
+    @contextmanager
+    def on(self) -> Iterator[dict[str, Any]]:
+        """Context manager after the statement, which it undoes; yields the change's arguments of `generate`."""
+        undo = self._execute()
+        try:
+            yield arguments_of(self._change.calling, self._model)
+        finally:
+            undo()
+
+    def _execute(self) -> Callable[[], object]:
+        """Execute the statement, and return a function that undoes it."""
+        change, names = self._change, self._names
+        if change.undoing or not change.statement:
+            exec(change.statement, {}, names)
+            return lambda: exec(change.undoing, {}, names)
+        [statement] = ast.parse(change.statement).body
+        assert isinstance(statement, ast.Assign), "a statement that is no assignment names what undoes it"
+        [target] = statement.targets
+        assert isinstance(target, ast.Attribute)
+        owner = eval(ast.unparse(target.value), {}, names)
+        if not self._is_evaluated:
+            self._assigned, self._is_evaluated = eval(ast.unparse(statement.value), {}, names), True
+        return replace_attribute(owner, target.attr, self._assigned)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +27,7 @@ from profiler.grid.cells import Cell, CellKey
 from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
-from profiler.measure.lines import arguments_of, attributes_kept, executed
+from profiler.measure.lines import Switch, arguments_of, attributes_kept
 from profiler.measure.short_model import pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import refuse_impossible_times
@@ -37,9 +38,10 @@ from profiler.stats import undisturbed
 _T = TypeVar("_T")
 _TURNS = 2
 """Calls of each side that are timed, in turn."""
-_TOKENS = 8
-"""New tokens of a call: the first comes from the prefill, and the second step grows the cache."""
-_WARM_STEPS = 1
+_TOKENS = 10
+"""New tokens of a call: the first comes from the prefill, and the next ones are warm."""
+_WARM_STEPS = 3
+"""Decode steps of a call that may prepare something: a cache grows, or a graph is recorded for a new cache."""
 _FIRST_IS_LONGER = 2.0
 """A first call that takes this many times as long as a later one prepared something; less may be noise."""
 _SLOWER = 1.5
@@ -81,7 +83,7 @@ def _or_none(call: Callable[[], _T]) -> _T | None:
 
 @dataclass(frozen=True)
 class Call:
-    """One call: its prefill, its decode steps after the warm ones, and its tokens [batch, new]."""
+    """One call: its prefill, with what the first steps take longer, its later steps, and its tokens [batch, new]."""
 
     prefill: StepSamples
     decode: StepSamples
@@ -108,7 +110,7 @@ class Side:
             marks.append(machine.clock.mark())
 
         with torch.inference_mode(), no_gc(), ExitStack() as stack:
-            arguments = stack.enter_context(executed(self.change, model)) if self.change else {}
+            arguments = stack.enter_context(self._switch.on()) if self._switch else {}
             if self.first is not None:
                 layers = stack_of(model, self.loaded.config.get_text_config())
                 assert layers is not None, "only a model with a list of layers is cut"
@@ -122,10 +124,16 @@ class Side:
                 tokens = generated(model, ids_BS, new_tokens, mark, arguments)
             machine.clock.synchronize()
             wall_s = machine.now_s() - start_s
-        steps = self._steps(machine.clock.seconds(marks))
-        refuse_impossible_times(tuple(layers_s for layers_s, _ in steps))
-        prefill, decode = steps[:1], steps[1 + min(_WARM_STEPS, len(steps) - 2) :]
-        return Call(_samples(prefill), _samples(decode), tokens.cpu(), wall_s)
+        prefill, *steps = self._steps(machine.clock.seconds(marks))
+        refuse_impossible_times(tuple(layers_s for layers_s, _ in (prefill, *steps)))
+        warm, decode = steps[: -_timed(len(steps))], steps[-_timed(len(steps)) :]
+        # What the first steps take longer is paid once per call, as the prefill is.
+        longer_s = max(0.0, sum(map(sum, warm)) - len(warm) * median(map(sum, decode)))
+        return Call(_samples([(prefill[0], prefill[1] + longer_s)]), _samples(decode), tokens.cpu(), wall_s)
+
+    @cached_property
+    def _switch(self) -> Switch | None:
+        return Switch(self.change, self.loaded.module) if self.change else None
 
     @cached_property
     def _graph(self) -> GraphEngine:
@@ -165,6 +173,11 @@ def generated(
         **arguments,
     )
     return tokens[:, ids_BS.shape[1] :]
+
+
+def _timed(steps: int) -> int:
+    """How many of a call's decode steps are timed."""
+    return max(1, steps - _WARM_STEPS)
 
 
 def _samples(steps: Sequence[tuple[float, float]]) -> StepSamples:
@@ -356,6 +369,8 @@ def try_changes(
         for change in shop.ranked():
             if (CellKey("decode", cell), change.phrase, change.line) in known or change.line in shop.clearly_slower:
                 continue
+            if number and change.preparing_s:
+                continue  # code is compiled or captured for every shape: the first represents all of them
             needs_s = shop.cost_s(change, cell)
             if subject.machine.now_s() + needs_s > deadline_s:
                 if not number and change.line:

@@ -248,3 +248,12 @@ def quantise_modules(
             f"--quant {quant}: {FORMATS[quant].package} cannot quantise this model ({describe_error(error)});"
             " use another format, or none."
         ) from error
+
+
+def quantizer_of(quant: Quant, dtype: torch.dtype, options: QuantOptions, planned: Any, device: torch.device) -> Any:
+    """Return the quantizer that transformers keeps on a model which it loaded in this format."""
+    from transformers.quantizers import AutoHfQuantizer
+
+    library = FORMATS[quant].library
+    assert library is not None, "only a quantised model has one"
+    return AutoHfQuantizer.from_config(library().config(quant, dtype, options, planned, device), pre_quantized=False)

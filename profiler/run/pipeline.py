@@ -159,6 +159,8 @@ def set_up(
     sizes, engines, fresh = prepared.grid.batch_sizes, prepared.grid.engines, prepared.options.fresh
     dispatch = dispatch_of_twin(prepared, subject, stages, budget, sizes, engines, fresh=fresh)
     document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
+    for warning in document.set_up_warnings:
+        listener.stage(f"! {warning}")
     ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *(contention or ())])
     return Session(prepared, subject, document, ledger, stages, budget, pace, neighbours, fallbacks)
 
@@ -204,7 +206,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
         ascending=session.prepared.ascending,
     )
     if whole:
-        budget.extend(expected_sweep_s(plan))
+        budget.extend(expected_sweep_s(plan), with_trials=True)
     trials_s, left_s = budget.part_s(RunPart.TRIALS), budget.part_s(RunPart.TIMING)
     if trials_s:
         left_s -= _visit_cells(session, visits, replace(plan, budget_s=left_s), corners(grid.cells))

@@ -161,11 +161,15 @@ class RunBudget:
         """Seconds of all parts after the sweep, if it leaves them as much."""
         return self._after(RunPart.TIMING) * self.total_s
 
-    def extend(self, sweep_s: float) -> None:
-        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in."""
+    def extend(self, sweep_s: float, *, with_trials: bool = False) -> None:
+        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in.
+
+        `with_trials`: the trials, which interrupt the visits, are still to come.
+        """
         self._is_known = True
         if self.whole:
-            shares = min(_MOST_AFTER_SWEEP, self._after(RunPart.TIMING))
+            trials = self._shares.get(RunPart.TRIALS, 0.0) if with_trials else 0.0
+            shares = min(_MOST_AFTER_SWEEP, self._after(RunPart.TIMING) + trials)
             self.total_s = max(self.total_s, (self.elapsed_s + sweep_s) / (1 - shares))
 
     def part_s(self, part: RunPart) -> float:
