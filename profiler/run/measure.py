@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from profiler.device.contention import Neighbours
 from profiler.engines.transformers import GenerateEngine
 from profiler.errors import describe_error
 from profiler.facts.measurements import PackedBatches, Replays
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.visits import Gap
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import DEFAULT_ENGINE, Cell
 from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbed_parts
@@ -31,10 +31,9 @@ from profiler.measure.trace import trace_cell
 from profiler.measure.trials import circumstances_here
 from profiler.measure.trials import try_changes as trials_of
 from profiler.roofs.measure import remeasure_roofs
-from profiler.run.default_grid import Pace
 from profiler.run.fact_log import FactLog
 from profiler.run.options import DEFAULT_NEW_TOKENS
-from profiler.run.setup import dispatch_of_twin
+from profiler.run.setup import Pace, dispatch_of_twin
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
@@ -59,9 +58,6 @@ _TRACED_STEPS = 3
 """Times that a trace runs the steps of a cell."""
 _TRACE_SHARE = 0.05
 """Share of the time left that a default run gives to the trace of one cell."""
-
-Sweep = Callable[..., Iterator[Visit | Gap]]
-"""Decides which cell is visited when; called with the arguments of `measure.sweep.sweep`."""
 
 
 @dataclass(frozen=True)
@@ -256,14 +252,8 @@ def measure_options(session: Session, folder: Path) -> None:
     if (draft := session.prepared.draft) is not None:
         session.stages.begin("drafts", "answering with and without drafts")
         with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):
-            session.ledger.add(
-                measure_drafts(
-                    subject,
-                    draft,
-                    options.new_tokens or DEFAULT_NEW_TOKENS,
-                    session.ledger.facts.ceilings,
-                )
-            )
+            new_tokens, ceilings = options.new_tokens or DEFAULT_NEW_TOKENS, session.ledger.facts.ceilings
+            session.ledger.add(measure_drafts(subject, draft, new_tokens, ceilings))
     if quality_ids := session.prepared.quality_ids:
         session.stages.begin("quality", "comparing the quantised model with the unquantised one")
         with session.stages.optional("the comparison with the unquantised model", "the loss of quality is unknown"):
@@ -271,6 +261,5 @@ def measure_options(session: Session, folder: Path) -> None:
 
 
 def _extremes(cells: Sequence[Cell]) -> list[Cell]:
-    """The smallest and the largest of some cells."""
     by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
     return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))

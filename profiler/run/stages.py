@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
 from profiler.device.machine import Machine
 from profiler.effort import Effort
 from profiler.errors import describe_error, tolerate_errors
-from profiler.measure.rounds import Progress
+from profiler.measure.schedule import Progress
 from profiler.store.document import Missing
 from profiler.units import time_left
 
@@ -103,6 +104,7 @@ _MOST_AFTER_SWEEP = 0.6
 _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.02, 3.0
 
 
+@dataclass
 class RunBudget:
     """Seconds from the loaded model to the answer.
 
@@ -111,31 +113,26 @@ class RunBudget:
     and the later parts get their shares of that longer run.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        total_s: float,
-        effort: Effort,
-        *,
-        whole: bool = False,
-        without: Collection[RunPart] = (),
-        further_runs: int = 0,
-    ) -> None:
-        """The run has no part of `without`; `further_runs` of the same command follow, each about as long."""
-        self.total_s = total_s
-        self.whole = whole
-        self._further_runs = further_runs
-        self._machine = machine
-        self._effort = effort
-        self._start_s = machine.now_s()
-        self._is_known = not whole
-        self._shares = {part: effort.shares[part] for part in RunPart if part not in without}
-        self._gets_the_rest = RunPart.TIMING if whole or RunPart.TRIALS in without else RunPart.TRIALS
+    machine: Machine
+    total_s: float
+    effort: Effort
+    whole: bool = False
+    without: Collection[RunPart] = ()
+    """Parts that the run does not have."""
+    further_runs: int = 0
+    """Runs of the same command that follow, each about as long."""
+
+    def __post_init__(self) -> None:
+        self._start_s = self.machine.now_s()
+        self._is_known = not self.whole
+        self._shares = {part: self.effort.shares[part] for part in RunPart if part not in self.without}
+        has_no_trials = self.whole or RunPart.TRIALS in self.without
+        self._gets_the_rest = RunPart.TIMING if has_no_trials else RunPart.TRIALS
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the model was loaded."""
-        return self._machine.now_s() - self._start_s
+        return self.machine.now_s() - self._start_s
 
     @property
     def left_s(self) -> float:
@@ -150,7 +147,7 @@ class RunBudget:
     @property
     def further_s(self) -> float:
         """Total budget of the further runs of the same command, in seconds."""
-        return self._further_runs * self.total_s
+        return self.further_runs * self.total_s
 
     def to_end_s(self) -> float | None:
         """Return the seconds to the end of the command; None until those of a whole grid can be estimated."""
@@ -183,14 +180,8 @@ class RunBudget:
         return share * self.total_s if self.whole else min(share * self.total_s, at_least_s)
 
     def _after(self, part: RunPart) -> float:
-        """The shares of the parts after this one."""
         order = list(RunPart)
         return sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
-
-    @property
-    def neighbours_s(self) -> float:
-        """Seconds to wait at most for other processes to end."""
-        return self._effort.neighbours_share * self.total_s
 
     @property
     def warm_up_s(self) -> float:

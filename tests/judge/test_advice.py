@@ -131,7 +131,7 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     batch = cell("decode", 90e-3, batch=8)
     prefill = cell("prefill", 1.0, levers=(computed(0.5, ChangeId.COMPILED_FORWARD),))
     found = answer(step, batch, prefill)
-    assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "What", "Measured,", "8"]
+    assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "By", "Measured,", "8"]
     assert found.not_tried == (), "only what a sentence names"
     cut = [
         NotTried("nf4 weights", "another line", ChangeId.FORMAT, 20.0),

@@ -15,7 +15,7 @@ from profiler.facts.change_ids import ChangeId
 from profiler.forecast.command import forecast_run, run_facts
 from profiler.forecast.options import ForecastRequest
 from profiler.judge.regimes import Flag
-from profiler.run.multi_run import device_healths
+from profiler.run.pipeline import device_healths
 from profiler.store.folder import Run, read_run
 
 from . import four_bit
