@@ -99,8 +99,9 @@ def answer_of(
 
 def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
-    effects = (("step", advice.step), ("prefill", advice.prefill))
-    words = [f"a {name} of {_from_to(effect)}" for name, effect in effects if effect is not None and effect.is_clear]
+    effects = {"step": advice.step, "prefill": advice.prefill}
+    words = [f"a {name} of {_from_to(effect)}" for name, effect in effects.items() if effect and effect.is_clear]
+    words += [f"no clear change of the {name}" for name, effect in effects.items() if effect and not effect.is_clear]
     pays = advice.pays_from_tokens
     parts = [
         f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
@@ -177,8 +178,14 @@ def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
     """One sentence on the changes for whose trials there was no time, and the budget that has it."""
     if not cut:
         return []
-    budget_s = budget_for(sum(item.needs_s for item in cut))
-    return [f"No time was left to try {', '.join(item.form for item in cut)}: --budget {budget_s} has time for that."]
+    ranked = sorted(cut, key=lambda item: item.needs_s)
+    *most, longest = itertools.accumulate(item.needs_s for item in ranked)
+    budgets = f"--budget {budget_for(longest)} has time for that"
+    if most and budget_for(most[-1]) < budget_for(longest) / 1.5:
+        budgets = (
+            f"--budget {budget_for(most[-1])} has time for all but {ranked[-1].form}, {budget_for(longest)} for it"
+        )
+    return [f"No time was left to try {', '.join(item.form for item in ranked)}: {budgets}."]
 
 
 def budget_for(trials_s: float) -> int:

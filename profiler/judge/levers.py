@@ -22,6 +22,7 @@ from profiler.loading.changes import (
     format_change,
     possible_changes,
 )
+from profiler.quant.registry import tried_formats
 from profiler.stats import CLAIM_VISITS
 from profiler.units import duration, scaled
 
@@ -75,6 +76,11 @@ def promised_s(judged: Sequence[JudgedCell]) -> dict[tuple[ChangeId, str], float
         if lever.id is not None:
             what = lever.id, lever.value
             found[what] = max(lever.saves_s, found.get(what, 0.0))
+    # What bytes promise of the other formats, next to that of four bits.
+    four_bits_s = found.get((ChangeId.FORMAT, "nf4"), 0.0)
+    for item in tried_formats():
+        promised = four_bits_s * (_SIXTEEN_BITS - item.bits) / (_SIXTEEN_BITS - _FOUR_BITS)
+        found.setdefault((ChangeId.FORMAT, item.name), promised)
     return found
 
 

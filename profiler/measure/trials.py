@@ -36,9 +36,9 @@ from profiler.quant.torchao import int4_group_size
 from profiler.stats import undisturbed
 
 _T = TypeVar("_T")
-_TURNS = 2
+_TURNS = 3
 """Calls of each side that are timed, in turn."""
-_TOKENS = 10
+_TOKENS = 8
 """New tokens of a call: the first comes from the prefill, and the next ones are warm."""
 _WARM_STEPS = 3
 """Decode steps of a call that may prepare something: a cache grows, or a graph is recorded for a new cache."""
