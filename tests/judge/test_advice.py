@@ -140,8 +140,8 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     found = answer(step, batch, prefill, cut=cut)
     assert len(changes(found)) == 5
     assert changes(found)[-1] == (
-        f"No time was left to try nf4 weights, a compiled step: --budget {budget_for(20)} has time for all but a compiled"
-        f" step, {budget_for(85)} for it."
+        f"No time was left to try nf4 weights, a compiled step: --budget {budget_for(20)} has time for all but a"
+        f" compiled step, {budget_for(85)} for it."
     )
     [without_time, untried] = changes(answer(replace(step, tried=(), first_use_s=None), prefill, cut=cut))
     assert without_time.startswith("No time was left")
