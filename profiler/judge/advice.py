@@ -61,19 +61,16 @@ class Advice:
         return math.ceil(-self.prefill.saves_s / self.step.saves_s) if self.step.saves_s > 0 else None
 
 
-def advice_for(decodes: Sequence[JudgedCell], prefills: Sequence[JudgedCell]) -> list[Advice]:
-    """Return the changes that save most of the first decode step, then those of the last prefill.
+def advice_for(cells: Sequence[JudgedCell], every: Sequence[JudgedCell]) -> list[Advice]:
+    """Return the changes whose lines save time on each of `cells`, those first that save most.
 
-    `decodes` and `prefills` are in the order of their size. Each change was tried at that cell by its line. Of changes
-    that exclude each other, the first is returned.
+    `every` has the other phase of their shapes. Of changes that exclude each other, the first is returned.
     """
     found: list[Advice] = []
-    for cells, others in ((decodes[:1], prefills), (prefills[-1:], decodes)):
-        for cell in cells:
-            clear = [item for item in cell.tried if item.line and item.change and saves_clearly(cell, item)]
-            for item in sorted(clear, key=lambda item: item.ratio):
-                twin = next((each for each in others if each.key.cell == cell.key.cell), None)
-                found.append(_advice(cell, item, twin))
+    for cell in cells:
+        twin = next((each for each in every if each.key.cell == cell.key.cell and each.key != cell.key), None)
+        clear = [item for item in cell.tried if item.line and item.change and saves_clearly(cell, item)]
+        found += [_advice(cell, item, twin) for item in sorted(clear, key=lambda item: item.ratio)]
     kept: list[Advice] = []
     for advice in found:
         if not any(exclude(advice.change, each.change) for each in kept):

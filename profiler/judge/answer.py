@@ -62,7 +62,7 @@ def answer_of(
     sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
-    phases = {cell.key.phase for cell in cells}
+    phases, every = {cell.key.phase for cell in cells}, cells
     cells = [cell for cell in cells if cell.usable]
     decodes = sorted(
         (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
@@ -80,7 +80,7 @@ def answer_of(
         sentences.append(f"No time of a {phase} is known to within a tenth: measure again on a quieter machine.")
     if busy or not cells:
         return Answer(tuple(sentences))
-    advised = advice_for(decodes, prefills)[:_MOST_ADVISED]
+    advised = advice_for([*decodes[:1], *prefills[-1:]], every)[:_MOST_ADVISED]
     changes = [
         *_first_use_sentences(decodes),
         *(change_sentence(item, "By itself" if number else "What to change") for number, item in enumerate(advised)),

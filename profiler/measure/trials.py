@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from profiler.errors import RequestError, RoofscopeError, tolerate_errors
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, StepSamples, Trial
-from profiler.grid.cells import Cell, CellKey
+from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
@@ -81,14 +82,20 @@ def _or_none(call: Callable[[], _T]) -> _T | None:
         return None
 
 
+_MORE_PREFILLS = 2
+"""Prefills by themselves after each call, if they take no longer than its steps."""
+
+
 @dataclass(frozen=True)
 class Call:
-    """One call: its prefill, with what the first steps take longer, its later steps, and its tokens [batch, new]."""
+    """One call: its prefill, its steps after the first ones, and its tokens [batch, new]."""
 
     prefill: StepSamples
     decode: StepSamples
     tokens: torch.Tensor
     wall_s: float
+    longer_s: float
+    """What its first steps took longer than the later ones. It is paid once per call, as the prefill is."""
 
 
 @dataclass(frozen=True)
@@ -126,10 +133,10 @@ class Side:
             wall_s = machine.now_s() - start_s
         prefill, *steps = self._steps(machine.clock.seconds(marks))
         refuse_impossible_times(tuple(layers_s for layers_s, _ in (prefill, *steps)))
-        warm, decode = steps[: -_timed(len(steps))], steps[-_timed(len(steps)) :]
-        # What the first steps take longer is paid once per call, as the prefill is.
-        longer_s = max(0.0, sum(map(sum, warm)) - len(warm) * median(map(sum, decode)))
-        return Call(_samples([(prefill[0], prefill[1] + longer_s)]), _samples(decode), tokens.cpu(), wall_s)
+        first = max(0, len(steps) - _timed(len(steps)))
+        warm, decode = steps[:first], steps[first:]
+        longer_s = max(0.0, sum(map(sum, warm)) - len(warm) * median(map(sum, decode))) if decode else 0.0
+        return Call(_samples([prefill]), _samples(decode), tokens.cpu(), wall_s, longer_s)
 
     @cached_property
     def _switch(self) -> Switch | None:
@@ -250,7 +257,13 @@ class Workshop:
     def _calls_s(self, cell: Cell) -> float:
         """Seconds of all calls of a trial with all layers."""
         step_s, prefill_s = (self._latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
-        return (1 + 2 * _TURNS) * (prefill_s + self._new_tokens(cell) * step_s)
+        prefills = (1 + 2 * _TURNS) + 2 * _TURNS * self._more_prefills(cell)
+        return prefills * prefill_s + (1 + 2 * _TURNS) * self._new_tokens(cell) * step_s
+
+    def _more_prefills(self, cell: Cell) -> int:
+        """Prefills by themselves after each call."""
+        step_s, prefill_s = (self._latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
+        return min(_MORE_PREFILLS, int(self._new_tokens(cell) * step_s / prefill_s))
 
     @staticmethod
     def _new_tokens(cell: Cell) -> int:
@@ -268,8 +281,11 @@ class Workshop:
                 self._warm.add((id(plain.loaded), cell))
             first_s = other.call(next(ids), tokens).wall_s
             turns: list[tuple[Call, Call]] = []
+            prefills: list[tuple[Call, Call]] = []
             for _ in range(_TURNS):
                 turns.append((plain.call(next(ids), tokens), other.call(next(ids), tokens)))
+                for _ in range(self._more_prefills(cell)):
+                    prefills.append((plain.call(next(ids), 1), other.call(next(ids), 1)))
                 if all(_times(*turns[0], phase) > _SLOWER for phase in ("prefill", "decode")):
                     self.clearly_slower.add(change.line)
                     break
@@ -280,10 +296,10 @@ class Workshop:
         same = _same_tokens(turns[0][0].tokens, turns[0][1].tokens) if alike else 0
         of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
         layers = of_layers if other.first is None or self._pattern is None else self.layers - other.first
-        for phase in ("prefill", "decode"):
-            before, after = (_together([getattr(turn[side], phase) for turn in turns]) for side in (0, 1))
+        for key, calls in ((CellKey("prefill", cell), [*turns, *prefills]), (CellKey("decode", cell), turns)):
+            before, after = (_together(key.phase, [call[side] for call in calls]) for side in (0, 1))
             yield Trial(
-                CellKey(phase, cell), change.phrase, layers, of_layers, before, after, change.line, change.id,
+                key, change.phrase, layers, of_layers, before, after, change.line, change.id,
                 change.value, once_s,
                 tokens if alike else 0, same,
             )  # fmt: skip
@@ -291,7 +307,7 @@ class Workshop:
     def _ids(self, cell: Cell, change: Change, tokens: int) -> Iterator[torch.Tensor]:
         """The prompts of successive calls: the cell's own, or for `new_lengths` each beyond all lengths so far."""
         ids = self._subject.prompts.of(cell).to(self._subject.machine.device)
-        for number in range(2 * (1 + _TURNS)):
+        for number in itertools.count():
             longer = (1 + number) * tokens + cell.new_tokens if change.new_lengths else 0
             yield torch.cat([ids, ids[:, :1].expand(-1, longer)], dim=1)
 
@@ -325,10 +341,13 @@ def _times(before: Call, after: Call, phase: str) -> float:
     return after_s / before_s if before_s else math.inf
 
 
-def _together(calls: Sequence[StepSamples]) -> StepSamples:
+def _together(phase: Phase, calls: Sequence[Call]) -> StepSamples:
+    """The samples of a phase; a prefill includes what the first steps of a call take longer."""
+    longer_s = median(call.longer_s for call in calls if call.decode.layers_s) if phase == "prefill" else 0.0
+    samples = [getattr(call, phase) for call in calls]
     return StepSamples(
-        layers_s=tuple(seconds for call in calls for seconds in call.layers_s),
-        beside_s=tuple(seconds for call in calls for seconds in call.beside_s),
+        layers_s=tuple(seconds for each in samples for seconds in each.layers_s),
+        beside_s=tuple(seconds + longer_s for each in samples for seconds in each.beside_s),
     )
 
 
