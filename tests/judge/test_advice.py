@@ -131,7 +131,7 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     batch = cell("decode", 90e-3, batch=8)
     prefill = cell("prefill", 1.0, levers=(computed(0.5, ChangeId.COMPILED_FORWARD),))
     found = answer(step, batch, prefill)
-    assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "What", "Measured,", "8"]
+    assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "By", "Measured,", "8"]
     assert found.not_tried == (), "only what a sentence names"
     cut = [
         NotTried("nf4 weights", "another line", ChangeId.FORMAT, 20.0),
@@ -140,7 +140,8 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     found = answer(step, batch, prefill, cut=cut)
     assert len(changes(found)) == 5
     assert changes(found)[-1] == (
-        f"No time was left to try nf4 weights, a compiled step: --budget {budget_for(85)} has time for that."
+        f"No time was left to try nf4 weights, a compiled step: --budget {budget_for(20)} has time for all but a"
+        f" compiled step, {budget_for(85)} for it."
     )
     [without_time, untried] = changes(answer(replace(step, tried=(), first_use_s=None), prefill, cut=cut))
     assert without_time.startswith("No time was left")

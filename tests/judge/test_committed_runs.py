@@ -50,7 +50,7 @@ def test_a_committed_run_advises_nothing(folder: Path) -> None:
 
 def test_an_answer_of_a_default_run_has_facts_before_what_was_not_tried() -> None:
     """A new length costs 59.1 ms on an H200; a graph was measured, of which nobody can write a line."""
-    _, _, new_length, graph, batch, static, _ = read_run(REFERENCE / "mistral-7b-h200-default").answer
+    _, _, new_length, graph, batch, static, *_ = read_run(REFERENCE / "mistral-7b-h200-default").answer
     assert new_length.startswith("The first time at each KV length a step takes 59.1 ms, not 21.7 ms")
     assert "Not tried: torch.backends.cuda.enable_cudnn_sdp(False)" in new_length
     assert graph.startswith("Measured, not as a line: with a static cache and one CUDA graph per step")

@@ -82,17 +82,6 @@ def test_every_name_of_a_line_exists(here: Circumstances) -> None:
             assert any(hasattr(importlib.import_module(home), name) for home in HOMES), name
 
 
-def test_every_switch_of_attention_exists() -> None:
-    import torch
-    from transformers.integrations import sdpa_attention
-
-    lines = [change.line for here in (H100, T4) for change in possible_changes(here)]
-    assert "torch.backends.cuda.enable_cudnn_sdp(False)" in lines
-    assert callable(torch.backends.cuda.enable_cudnn_sdp)
-    assert "transformers.integrations.sdpa_attention.use_gqa_in_sdpa = lambda *_: False" in lines
-    assert callable(sdpa_attention.use_gqa_in_sdpa)
-
-
 @pytest.mark.parametrize("name", [name for name in FORMATS if name != "none"])
 def test_generate_compiles_the_formats_whose_quantizer_says_so(name: str) -> None:
     from transformers.quantizers import auto
