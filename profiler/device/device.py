@@ -235,3 +235,11 @@ def under_wsl() -> bool:
         return "microsoft" in KERNEL_FILE.read_text().lower()
     except OSError:
         return False
+
+
+def physical_cores() -> int:
+    """Return the number of cores that this process may use; two hardware threads of one core count once."""
+    allowed = os.sched_getaffinity(0)
+    files = [Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") for number in allowed]
+    siblings = {file.read_text() for file in files if file.exists()}
+    return len(siblings) or len(allowed)

@@ -33,6 +33,8 @@ class ModelRequest:
     """Requested attention implementation (`sdpa`, `eager`, ...); None is transformers' default."""
     trust_remote_code: bool = False
     allow_pickle: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `from_pretrained` as a user writes them, in place of those that follow from the other fields."""
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,10 @@ class Schedule:
             state.visits.append(outcome)
             self._costs.note(outcome, seconds)
 
+    def pause(self, seconds: float) -> None:
+        """Leave out time that was spent on something else."""
+        self._start_s += seconds
+
     @property
     def whole_grid_s(self) -> float:
         """Expected seconds of the visits that are left until each cell has two."""

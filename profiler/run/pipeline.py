@@ -23,13 +23,21 @@ from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.schedule import Progress, Schedule
+from profiler.measure.schedule import Progress, Schedule, corners
 from profiler.measure.sweep import Sweep, VisitContext, sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
-from profiler.run.measure import Session, explain_cells, measure_options, skip_the_rest, try_changes
+from profiler.run.measure import (
+    Session,
+    compare_with_dense,
+    explain_cells,
+    measure_options,
+    search_unexplained,
+    skip_the_rest,
+    try_changes,
+)
 from profiler.run.options import Options
 from profiler.run.setup import (
     LOOK,
@@ -83,9 +91,11 @@ def execute(
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
         with keeping_what_was_measured(session) as ending:
-            time_cells(session, visits)  # 3. time
+            time_cells(session, visits)  # 3. time, and try changes once the corners are timed
             explain_cells(session)  # 4. split: what the terms of a time need
-            try_changes(session)  # 5. try
+            try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
+            compare_with_dense(session)
+            search_unexplained(session)
             measure_options(session, prepared.out)
         del session  # judging needs the memory of its model
         return report(ending, prepared.out)
@@ -179,7 +189,10 @@ def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) ->
 
 
 def time_cells(session: Session, visits: Sweep) -> None:
-    """Time the cells in repeated visits, and watch the device's telemetry, its own speed and other processes."""
+    """Time the cells in repeated visits; once each corner of the grid has one, try changes in their share of the time.
+
+    The device's telemetry, its own speed and other processes are watched.
+    """
     subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
     grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
     plan = replace(
@@ -191,7 +204,8 @@ def time_cells(session: Session, visits: Sweep) -> None:
         ascending=session.prepared.doubled is not None,
     )
     if whole:
-        budget.extend(Schedule(plan).whole_grid_s)
+        budget.extend(Schedule(plan).whole_grid_s, with_trials=True)
+    trials_s = budget.part_s(RunPart.TRIALS)
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     checks = MachineChecks(machine, ledger, stages, session.neighbours)  # the drift probe's buffers are not a cell's
     owned = [engine.owned for engine in subject.engines.values() if engine.owned]
@@ -199,7 +213,7 @@ def time_cells(session: Session, visits: Sweep) -> None:
     own_bytes += sum(model.weight_bytes + model.cache_bytes for model in owned)
     with Watch(machine.source) as watch:
         sweep_s = budget.part_s(RunPart.TIMING)
-        after_s = budget.after_sweep_s if whole else budget.left_s - sweep_s
+        after_s = budget.after_sweep_s if whole else budget.left_s - trials_s - sweep_s
 
         def show(progress: Progress) -> None:
             """Report the times of the whole run instead of those of the sweep."""
@@ -215,8 +229,14 @@ def time_cells(session: Session, visits: Sweep) -> None:
             # Cells without a number are tried again: what they lacked, such as memory, may be available now.
             earlier=itertools.chain.from_iterable(ledger.gathered.visits.values()),
         )
+        waiting = set(corners(grid.cells))
         for outcome in visits(schedule, subject.engines, VisitContext(machine, subject.prompts, own_bytes), show):
             _log(session, outcome, watch)
+            if waiting and not (waiting := waiting - ledger.gathered.visits.keys() - ledger.gathered.gaps.keys()):
+                start_s = machine.now_s()
+                try_changes(session, trials_s)
+                schedule.pause(machine.now_s() - start_s)
+                stages.begin("timing", "timing the other cells")
         checks.swing()
     budget.extend(0.0)
     stages.tried(*_TABLE, ledger.keep_table)

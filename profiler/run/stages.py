@@ -90,12 +90,12 @@ class RunPart(StrEnum):
 
     CEILINGS = "ceilings"
     OVERHEAD = "overhead"
+    TRIALS = "trials"
     TIMING = "timing"
     ROOFS = "roofs again"
     REPLAYS = "replays"
     BETWEEN = "replays between cells"
     GENERATE = "generate"
-    TRIALS = "trials"
     UNEXPLAINED = "unexplained"
     REPORT = "report"
 
@@ -140,6 +140,11 @@ class RunBudget:
         return max(0.0, self.total_s - self.elapsed_s)
 
     @property
+    def rest_s(self) -> float:
+        """Seconds that no part needs any more, for trials: what is left before the search for causes and the report."""
+        return 0.0 if RunPart.TRIALS not in self._shares else self.left_s - self._after(RunPart.GENERATE) * self.total_s
+
+    @property
     def further_s(self) -> float:
         """Total budget of the further runs of the same command, in seconds."""
         return self.further_runs * self.total_s
@@ -153,11 +158,15 @@ class RunBudget:
         """Seconds of all parts after the sweep, if it leaves them as much."""
         return self._after(RunPart.TIMING) * self.total_s
 
-    def extend(self, sweep_s: float) -> None:
-        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in."""
+    def extend(self, sweep_s: float, *, with_trials: bool = False) -> None:
+        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in.
+
+        `with_trials`: the trials, which interrupt the visits, are still to come.
+        """
         self._is_known = True
         if self.whole:
-            shares = min(_MOST_AFTER_SWEEP, self._after(RunPart.TIMING))
+            trials = self._shares.get(RunPart.TRIALS, 0.0) if with_trials else 0.0
+            shares = min(_MOST_AFTER_SWEEP, self._after(RunPart.TIMING) + trials)
             self.total_s = max(self.total_s, (self.elapsed_s + sweep_s) / (1 - shares))
 
     def part_s(self, part: RunPart) -> float:

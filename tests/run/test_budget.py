@@ -58,7 +58,7 @@ def test_each_part_has_time_until_the_budget_ends_and_all_end_with_it(spent_s: f
     machine = SetClock()
     made = budget(machine, without=without)
     machine.seconds += spent_s
-    for part in (RunPart.TIMING, RunPart.REPLAYS, RunPart.TRIALS):
+    for part in (RunPart.TRIALS, RunPart.TIMING, RunPart.REPLAYS):
         part_s = made.part_s(part)
         assert (part_s > 0) == (made.left_s > 0 and part not in without)
         machine.seconds += part_s
@@ -69,9 +69,9 @@ def test_a_whole_grid_makes_the_run_as_long_as_its_visits_and_its_later_parts() 
     machine = SetClock()
     made = budget(machine, whole=True)
     machine.seconds += 60.0
-    made.extend(540.0)
+    made.extend(540.0, with_trials=True)
     total_s = made.total_s
-    assert total_s == pytest.approx(60.0 + 540.0 + made.after_sweep_s)
+    assert total_s == pytest.approx(60.0 + 540.0 + made.part_s(RunPart.TRIALS) + made.after_sweep_s)
     made.extend(0.0)
     assert made.total_s == total_s, "it never shrinks"
 
@@ -184,10 +184,10 @@ def busy(facts: Facts, cores: float) -> Facts:
 
 def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(xeon_facts: Facts) -> None:
     quiet, disturbed = judge_run(xeon_facts), judge_run(busy(xeon_facts, 0.9))
-    assert "This machine was busy: backup (pid 7) kept up to 1.0 of 2 cores busy in" in disturbed.answer[0]
-    assert "no saving is named" in disturbed.answer[1]
-    assert any("save" in sentence for sentence in quiet.answer)
-    assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer[2:])
+    assert "This machine was busy: backup (pid 7) kept up to 1.0 of 2 cores busy in" in disturbed.answer.sentences[0]
+    assert "no saving is named" in disturbed.answer.sentences[1]
+    assert any("save" in sentence for sentence in quiet.answer.sentences)
+    assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer.sentences[2:])
     assert {lever.basis for item in disturbed.evidence for lever in item.levers} <= {"tried"}
 
 
