@@ -105,8 +105,8 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     import torch
 
     from profiler.counting.attention import AttentionCore
-    from profiler.counting.attention_kernel import attention_path
     from profiler.counting.cache import counted_model
+    from profiler.counting.chosen_kernel import attention_path
     from profiler.counting.memory_need import memory_need
     from profiler.facts.step import Step
     from profiler.loading.device_map import room_here_bytes

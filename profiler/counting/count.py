@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path
+from profiler.counting.chosen_kernel import attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.attention import AttentionCore, Indexer
+from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
+from profiler.counting.sparse_attention import Indexer
 from profiler.data.room import SURE_SHARE
-from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
 _FLOAT32_BYTES = 4
@@ -36,22 +36,18 @@ def cache_bytes(
     work: ModelWork,
     batch_size: Count,
     tokens: Count,
-    stored: CacheFormat | None = None,
-    newest: Count = 0,
+    path: ExecutionPath | None = None,
     *,
     shared: Count = 0,
 ) -> Any:
     """Return the bytes that `batch_size` sequences of `tokens` keep between steps: keys, values and states.
 
-    The first `shared` tokens of all sequences are the same, and kept once. In a quantised cache, all but the `newest`
-    tokens are as `stored`. Arguments are integers, or int64 arrays that broadcast.
+    The first `shared` tokens of all sequences are the same, and kept once. The path says how a cache is quantised.
+    Arguments are integers, or int64 arrays that broadcast.
     """
     total: Any = 0
     for operator in work.operators:
-        if isinstance(operator, AttentionCore):
-            kept = operator.kept_bytes(tokens, stored, newest, shared=shared)
-        else:
-            kept = operator.kept_bytes(tokens, shared=shared)
+        kept = operator.kept_bytes(tokens, path, shared=shared)
         total = total + operator.count * (batch_size * kept + operator.shared_bytes(shared))
     return total
 
@@ -153,8 +149,8 @@ def memory_need(
     logits = sum(rows * op.weight.out_features for op in lm_heads)
     peaks_bytes.append((tokens * hidden + logits) * itemsize)
     stored = path.cache_format
-    newest = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
-    kept_bytes = cache_bytes(work, sequences, cached, stored, newest, shared=prefill.shared)
+    newest: Any = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
+    kept_bytes = cache_bytes(work, sequences, cached, replace(path, residual_tokens=newest), shared=prefill.shared)
     if stored is None:
         kv_bytes = kept_bytes - sequences * state_bytes(work)
         peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores if core.keeps)))

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from profiler.counting.attention import AttentionCore, Compressor
+from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, roof_times
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.sparse_attention import Compressor
 from profiler.data.roof_set import RoofSet
 from profiler.facts.step import ExecutionPath, Step
 

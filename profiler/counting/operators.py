@@ -65,16 +65,17 @@ class Operator(abc.ABC):
         avoidable_bytes = {**work.avoidable_bytes, Cause.REREAD_WEIGHTS: again_bytes}
         return replace(work, weight_bytes=work.weight_bytes - again_bytes, avoidable_bytes=avoidable_bytes)
 
-    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+    def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.
 
-        They are without those of its first `shared` tokens (`shared_bytes`). A state is each sequence's own.
+        They are without those of its first `shared` tokens (`shared_bytes`). A state is each sequence's own. The path
+        says how a cache is quantised.
         """
         return 0
 
     def shared_bytes(self, shared: Count) -> Any:
         """Return the bytes that all sequences keep together of their first `shared` tokens."""
-        return 0
+        return self.kept_bytes(shared) - self.kept_bytes(0)
 
     def seen(self, step: Step) -> Step:
         """Return the positions of a step that run through this operator."""
@@ -264,7 +265,7 @@ class Convolution(Operator):
             activation_bytes=2 * step.tokens * self.channels * self.itemsize,
         )
 
-    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+    def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         return self.channels * self.state_inputs * self.itemsize
 
 
@@ -288,7 +289,7 @@ class RecurrentState(Operator):
             state_bytes=_read_and_written(self.kept_bytes(0), step),
         )
 
-    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+    def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         return self.state_elements * self.itemsize
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from profiler.counting import module_kinds as kinds
-from profiler.counting.attention import AttentionCore, Compressor, Indexer
+from profiler.counting.attention import AttentionCore, LatentCore
 from profiler.counting.module_kinds import picture_flops
 from profiler.counting.operators import (
     Convolution,
@@ -27,6 +27,7 @@ from profiler.counting.operators import (
     RecurrentState,
     Rows,
 )
+from profiler.counting.sparse_attention import Compressor, Indexer
 from profiler.errors import ModelError
 from profiler.facts.step import StoredWeight
 from profiler.loading.cache_argument import keeps_last_logits
@@ -514,7 +515,7 @@ class _Visitor:
         elif kinds.first_of(module, "compressor") is not None:
             kv_heads, latent = 1, head_dim  # the one key is also the value, in a cache of its own
         top_k = self._top_k(short, module)
-        return AttentionCore(
+        core = AttentionCore(
             name=f"{short}.core",
             dtype=self.dtype,
             query_heads=query_heads,
@@ -525,10 +526,10 @@ class _Visitor:
             chunked=kinds.layer_type(config, module) == "chunked_attention",
             caches_all=kinds.is_local(module),
             latent_dim=latent,
-            expanded_dim=expanded,
             top_k=top_k,
             keeps=kinds.keeps_cache(self.model, self.config, module),
         )
+        return LatentCore(**vars(core), expanded_dim=expanded) if expanded else core
 
     def _top_k(self, short: str, module: Any) -> int | None:
         """Return the keys that an indexer chooses for a query, that of this layer or of one before."""

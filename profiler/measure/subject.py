@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path, outlier_columns
+from profiler.counting.chosen_kernel import attention_path, outlier_columns
 from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
 from profiler.counting.walk import linear_modules

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from traffic import Traffic
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path, outlier_columns, sdpa_kernel
+from profiler.counting.chosen_kernel import attention_path, outlier_columns, sdpa_kernel
 from profiler.counting.count import count
 from profiler.counting.crosscheck import CounterDifference, crosscheck
 from profiler.counting.operators import Linear
@@ -245,7 +245,7 @@ def test_slots_and_heads_of_a_static_cache_are_those_that_transformers_passes(
         copied.append(copies.bytes)
     passed = [keys for _, _, keys in calls]
     # For a prompt without a mask, transformers cuts off the empty slots of the cache (sdpa_attention.py).
-    assert passed == [int(core._cache_keys(step, path)) if core.masked(step, path) else step.query for step in steps]
+    assert passed == [int(core.cache(path).keys(step)) if core.masked(step, path) else step.query for step in steps]
     live = [step.query + min(step.context, (window or slots) - 1) for step in steps]
     empty = [keys - tokens for keys, tokens in zip(passed, live, strict=True)]
     unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]

@@ -14,13 +14,14 @@ from loaded import walked
 from small_models import small_model
 
 from profiler import theory
-from profiler.counting.attention import AttentionCore, causal_pairs
+from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.floor import expected_tokens, pays_from, verifying
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Experts, Linear, ModelWork, padded_work
+from profiler.counting.pairs import causal_pairs
 from profiler.counting.walk import walk
 from profiler.data.roof_set import roofs_called
 from profiler.errors import RequestError

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path
+from profiler.counting.chosen_kernel import attention_path
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine

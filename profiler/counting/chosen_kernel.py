@@ -1,4 +1,4 @@
-"""Query torch for the attention kernel that it chooses for given shapes and dtypes."""
+"""Ask torch which attention kernel it chooses for given shapes and dtypes, and transformers how it calls it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,148 @@
+"""Attention kernels: the scores that a call computes, and its traffic and memory besides Q, K, V and the result.
+
+Amounts are numbers, or arrays with one per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from profiler.counting.pairs import causal_pairs
+from profiler.facts.step import UNFUSED_KERNEL, ExecutionPath, Heads, Step
+
+if TYPE_CHECKING:
+    from profiler.counting.attention import AttentionCore
+
+_BOOL_BYTES = 1
+_FLOAT32_BYTES = 4
+_MOVED_BYTES = 2 * _FLOAT32_BYTES  # a float32 that is written and read
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a kernel as transformers makes it."""
+
+    core: AttentionCore
+    step: Step
+    keys: Any
+    """Keys per sequence."""
+    masked: bool
+    """Whether it has a mask, instead of the flag that later keys are hidden."""
+    kv_heads: Any
+    """Heads of K and V: as many as of Q if `repeat_kv` has written them out."""
+    repeats: int = 1
+    """How often the kernel must repeat them; 1 if the queries of a group are rows of one head."""
+
+    @property
+    def scores(self) -> Any:
+        """Scores of all heads."""
+        return self.step.tokens * self.core.query_heads * self.keys
+
+    @property
+    def narrow(self) -> bool:
+        """Whether float32 is wider than the operands."""
+        return self.core.itemsize < _FLOAT32_BYTES
+
+    @property
+    def repeated_bytes(self) -> Any:
+        """Bytes of K and V that were repeated per query head before the call."""
+        core = self.core
+        elements = self.step.batch * self.keys * core.query_heads * (core.qk_dim + core.v_dim)
+        return np.where(np.greater(self.kv_heads, core.kv_heads), elements * core.itemsize, 0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call takes."""
+
+    keys: Any
+    """Keys per sequence that it reads."""
+    pairs: Any
+    """The (query, key) pairs per sequence whose scores it computes."""
+    traffic_bytes: Any
+    """Traffic of scores and of copies."""
+    repeating_bytes: Any
+    """Traffic of K and V that are repeated per query head, before the call or in it: written and read."""
+    scratch_bytes: Any
+    """Peak memory, with K and V that were repeated before the call."""
+
+
+def fused(call: Call) -> Cost:
+    """A kernel that keeps its scores on chip. Without a mask it skips causally hidden ones."""
+    step, repeated_bytes = call.step, call.repeated_bytes
+    pairs = step.query * call.keys if call.masked else causal_pairs(step.query, step.context, call.core.window)
+    return Cost(call.keys, pairs, 0, 2 * repeated_bytes, repeated_bytes)
+
+
+def eager(call: Call) -> Cost:
+    """`eager_attention_forward` of transformers: a product, a softmax in float32, and another product.
+
+    Its memory has the scores in the model's dtype, for 16 bits a float32 copy, and the float32 output of the softmax.
+    """
+    itemsize, repeated_bytes = call.core.itemsize, call.repeated_bytes
+    traffic_bytes = call.scores * (4 * itemsize + (_MOVED_BYTES if call.narrow else 0))
+    buffer_bytes = call.scores * (itemsize + (2 if call.narrow else 1) * _FLOAT32_BYTES)
+    pairs = call.step.query * call.keys
+    return Cost(call.keys, pairs, traffic_bytes, 2 * repeated_bytes, repeated_bytes + buffer_bytes)
+
+
+def math(call: Call) -> Cost:
+    """`_scaled_dot_product_attention_math` (torch 2.13, aten/src/ATen/native/transformers/attention.cpp).
+
+    It computes in float32: it copies 16-bit Q, K and V, and the result. It repeats grouped heads of K and V, and
+    multiplies Q and K by the square root of the scale. For several queries without a mask it makes a causal mask.
+
+    The first product writes a score, the mask is added in place, the softmax reads and writes it, and the second
+    product reads it. `_safe_softmax` also looks for fully masked rows: it reads the score, writes and reads a byte, and
+    reads and writes the score again. 16-bit scores are copied too, into an unused result.
+
+    Copies, repeated heads, the scaled Q and masks exist until the end. The peak is either at the first product, with
+    the scaled K and the scores, or in the softmax, with the scores, its result and a byte for each. Since PyTorch PR
+    #139613 `_safe_softmax` writes into that result.
+    """
+    core, step, scores = call.core, call.step, call.scores
+    q, result = (step.tokens * core.query_heads * width for width in (core.qk_dim, core.v_dim))
+    k, v = (step.batch * call.keys * call.kv_heads * width for width in (core.qk_dim, core.v_dim))
+    copied = q + k + v if call.narrow else 0
+    repeated = call.repeats * (k + v) if call.repeats > 1 else 0
+    scaled_k = call.repeats * k
+    has_mask = call.masked | np.greater(step.query, 1)
+    score_bytes = 7 * _FLOAT32_BYTES + 2 * _BOOL_BYTES + np.where(has_mask, _MOVED_BYTES, 0)
+    traffic_bytes = _MOVED_BYTES * (q + scaled_k + copied) + scores * score_bytes
+    if call.narrow:
+        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (_FLOAT32_BYTES + core.itemsize)
+    mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + core.itemsize)  # of one head, for all
+    kept_bytes = _FLOAT32_BYTES * (q + copied + repeated) + np.where(has_mask, mask_bytes, 0)
+    product_bytes = _FLOAT32_BYTES * (scaled_k + scores)
+    softmax_bytes = (2 * _FLOAT32_BYTES + _BOOL_BYTES) * scores
+    return Cost(
+        keys=call.keys,
+        pairs=step.query * call.keys,
+        traffic_bytes=traffic_bytes,
+        repeating_bytes=2 * call.repeated_bytes + _MOVED_BYTES * repeated,
+        scratch_bytes=call.repeated_bytes + kept_bytes + np.maximum(product_bytes, softmax_bytes),
+    )
+
+
+def cost_of(core: AttentionCore, step: Step, path: ExecutionPath) -> Cost:
+    """Return what transformers' call takes in a step, or in each of several: with a mask in some, without in others."""
+    cache = core.cache(path)
+    if path.attention == "eager":
+        return eager(Call(core, step, cache.keys(step), True, core.query_heads))
+
+    def sdpa(kernel: str, keys: Any, heads: Heads | None, *, masked: bool) -> Cost:
+        repeated = np.greater(step.query, 1) if heads is None else heads == "repeated"
+        kv_heads = np.where(repeated, core.query_heads, core.kv_heads)
+        repeats = core.query_heads // core.kv_heads if heads == "grouped" else 1
+        call = Call(core, step, keys, masked, kv_heads, repeats)
+        return math(call) if kernel == UNFUSED_KERNEL else fused(call)
+
+    masked = sdpa(path.masked_kernel, cache.keys(step), path.masked_heads.get(core.qk_dim), masked=True)
+    # Without a mask, transformers cuts off the slots that hold no token.
+    filled = cache.live(step.context) + step.query
+    unmasked = sdpa(path.kernel, filled, path.heads.get(core.qk_dim, "grouped"), masked=False)
+    amounts = zip(vars(masked).values(), vars(unmasked).values(), strict=True)
+    return Cost(*(np.where(core.masked(step, path), *either) for either in amounts))
