@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from importlib import metadata
 from pathlib import Path
 
 from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
 from profiler.counting.stored_bits import in_bits
 from profiler.loading.source import ModelSource
+from profiler.packages import version_of
 from profiler.quant.stored_formats import stored_format
 from profiler.user_cache import cache_path, write_cache
 
@@ -69,11 +68,7 @@ def _config(source: ModelSource) -> str | None:
 
 def library_versions() -> dict[str, str]:
     """Return the versions of the installed libraries on which counts depend."""
-    versions = {}
-    for library in _LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[library] = metadata.version(library)
-    return versions
+    return {library: version_of(library) for library in _LIBRARIES}
 
 
 def rules_digest() -> str:

@@ -172,20 +172,18 @@ class Experts(Operator):
         weights = sum(ins * outs for ins, outs in self.matrices)
         operands = sum(ins + outs for ins, outs in self.matrices)
         idle = self.num_experts - self.per_token if self.runs_all else 0
+        used_bytes = self.touched(tokens) * self.expert_bytes
+        unchosen_bytes = self.num_experts * self.expert_bytes - used_bytes if self.runs_all else 0
+        avoidable_bytes = {Cause.UNCHOSEN_EXPERTS: unchosen_bytes}
+        if path.gathers_experts and self.gathers:  # a copy is read, written and read again
+            avoidable_bytes = {Cause.GATHERED_EXPERTS: np.maximum(3 * self.gathered_bytes(step, path) - used_bytes, 0)}
         return Work(
             model_flops=2 * tokens * self.per_token * weights,
-            weight_bytes=self.touched(tokens) * self.expert_bytes,
+            weight_bytes=used_bytes,
             activation_bytes=tokens * self.per_token * operands * self.activation_dtype.itemsize,
             avoidable_flops={Cause.UNCHOSEN_EXPERTS: 2 * tokens * idle * weights},
-            avoidable_bytes=self._avoidable_bytes(step, path),
+            avoidable_bytes=avoidable_bytes,
         )
-
-    def _avoidable_bytes(self, step: Step, path: ExecutionPath) -> dict[Cause, Count]:
-        """Return the traffic beyond reading each chosen expert once; a copy is read, written and read again."""
-        used_bytes = self.touched(step.tokens) * self.expert_bytes
-        if path.gathers_experts and self.gathers:
-            return {Cause.GATHERED_EXPERTS: np.maximum(3 * self.gathered_bytes(step, path) - used_bytes, 0)}
-        return {Cause.UNCHOSEN_EXPERTS: self.num_experts * self.expert_bytes - used_bytes if self.runs_all else 0}
 
     def gathered_bytes(self, step: Step, path: ExecutionPath) -> Any:
         """Return the bytes of the copies that a decode step makes, all of one layer at once.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.counting.module_kinds import attention_heads, is_attention
+from profiler.counting.module_kinds import attention_heads, first_of, is_attention
 from profiler.counting.operators import Collective, Experts, Linear, ModelWork
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.data.links import CollectiveKind
@@ -26,17 +26,8 @@ _CUTS_COLUMNS = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "emb
 _PACKED = frozenset({"packed_colwise", "packed_rowwise"})
 _PACKED_PARTS = 2
 # The collective after the module: a sum of partial results, or a concatenation of shards.
-_SENDS: dict[str, CollectiveKind] = {
-    "rowwise": "all_reduce",
-    "rowwise_rep": "all_reduce",
-    "rowwise_split_input": "all_reduce",
-    "embedding_rowwise": "all_reduce",
-    "moe_tp_experts": "all_reduce",
-    "all_reduce": "all_reduce",
-    "colwise_gather_output": "all_gather",
-    "colwise_rep": "all_gather",
-    "embedding_colwise": "all_gather",
-}
+_REDUCES = {"rowwise", "rowwise_rep", "rowwise_split_input", "embedding_rowwise", "moe_tp_experts", "all_reduce"}
+_GATHERS = {"colwise_gather_output", "colwise_rep", "embedding_colwise"}
 _KV_PROJECTIONS = ("k_proj", "v_proj")
 
 
@@ -138,7 +129,6 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
 
 
 def _update_size(module: Any) -> None:
-    """Set a module's size attributes from its weight."""
     weight = module._parameters.get("weight")
     if weight is None:
         return
@@ -186,13 +176,9 @@ def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
     hidden = int(model.config.get_text_config().hidden_size)
     for name, module in model.named_modules():
         short = collapse_numbers(name)
-        kind = _SENDS.get(plan.get(short, ""))
-        if kind is None:
+        style = plan.get(short)
+        if style not in _REDUCES | _GATHERS:
             continue
-        if isinstance(module, nn.Linear):
-            width = module.out_features
-        elif isinstance(module, nn.Embedding):
-            width = module.embedding_dim
-        else:
-            width = hidden
+        kind: CollectiveKind = "all_reduce" if style in _REDUCES else "all_gather"
+        width = first_of(module, "out_features", "embedding_dim") or hidden
         yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width, dtype.itemsize))
