@@ -46,6 +46,7 @@ _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
 _FLOAT32_BYTES = 4
+_MX_BLOCK = 32  # OCP Microscaling Formats v1.0, 5.1
 _NORM_FLOPS_PER_ELEMENT = 4
 
 
@@ -144,7 +145,8 @@ class _Visitor:
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
         self.dtype: torch.dtype = model.dtype
-        self.base_prefix = kinds.base_prefix(model)
+        prefix = getattr(model, "base_model_prefix", "")
+        self.base_prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""  # empty: the decoder is the model
         self.unknown: list[str] = []
         self.not_run: list[str] = []
         self.towers: list[nn.Module] = []
@@ -315,7 +317,7 @@ class _Visitor:
     def _indexer(self, short: str, module: Any) -> Indexer:
         """Return the scores of an indexer, whose top-k also holds for later layers that have none of their own."""
         self.top_k = kinds.keys_per_query(module)
-        heads, width = kinds.index_sizes(module)
+        heads, width = (int(kinds.first_of(module, *names)) for names in (kinds.INDEX_HEADS, kinds.INDEX_WIDTH))
         key_heads = int(kinds.first_of(module, "index_kv_heads") or 1)
         pooled = kinds.first_of(module, "index_kpool")
         kept = key_heads * width if not pooled else 2 * width + 1  # a key, its gates, and whether it is valid
@@ -401,7 +403,8 @@ class _Visitor:
         if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
             matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.dtype
             biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
-            expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
+            weights = sum(ins * outs for ins, outs in matrices)
+            expert_bytes = weights // 2 + weights // _MX_BLOCK  # 4 bits per weight, and a scale byte per block
             expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
         elif banks:
             # LongCat's router also chooses among experts that do nothing, for which one bank has unused rows.

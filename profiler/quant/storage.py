@@ -11,9 +11,9 @@ from torch import nn
 
 from profiler.device.memory import storage_bytes
 from profiler.facts.step import StoredWeight
+from profiler.patching import patched
 from profiler.quant.registry import ConversionCall, library_of
 
-_MX_BLOCK = 32
 _GGUF_FUSED_ROWS = 8
 # Names of the packed integers (GPTQ and AWQ, compressed-tensors).
 _PACKED_NAMES = ("qweight", "weight_packed")
@@ -65,11 +65,6 @@ def triton_mxfp4_matrices(module: Any) -> tuple[tuple[int, int], ...] | None:
     if type(module).__name__ != "Mxfp4GptOssExperts":
         return None
     return (module.hidden_size, 2 * module.intermediate_size), (module.intermediate_size, module.hidden_size)
-
-
-def mxfp4_bytes(weights: int) -> int:
-    """Bytes of MXFP4 weights: 4 bits per weight, and one scale byte per 32 (OCP Microscaling Formats v1.0, 5.1)."""
-    return weights // 2 + weights // _MX_BLOCK
 
 
 def is_scale(name: str) -> bool:
@@ -236,13 +231,9 @@ def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
     state = module.state
 
     def call() -> object:
-        threshold = state.threshold
-        _check_outliers(x.to(torch.float16), threshold)
-        state.threshold = 0.0
-        try:
+        _check_outliers(x.to(torch.float16), state.threshold)
+        with patched(state, threshold=0.0):
             return module(x)
-        finally:
-            state.threshold = threshold
 
     return call
 
