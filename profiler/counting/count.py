@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.chosen_kernel import attention_path
+from profiler.counting.chosen_kernel import SdpaStep, attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on
@@ -269,7 +269,7 @@ def _generate_path(work: ModelWork, attention: str, dtype: torch.dtype, step: St
     """Return how transformers' `generate` runs a step with this attention on this machine."""
     device, query = resolve_device("auto"), int(step.query)
     cores = work.of_kind(AttentionCore)
-    path = attention_path(attention, cores, device, dtype, query=query, keys=query + int(step.context))
+    path = attention_path(attention, cores, SdpaStep(device, dtype, query, query + int(step.context)))
     gathers_experts = device.type != "cpu"
     return replace(path, all_logits=not work.keeps_last_logits, upcasts_logits=True, gathers_experts=gathers_experts)
 
