@@ -84,8 +84,7 @@ def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float
     model's `vocab_size`, or has more than `most_tokens`.
     """
     prompts = []
-    for number, line in _lines(path):
-        where = f"--prompts: line {number} of {path.name}"
+    for where, line in _lines(path):
         ids = _encoded(tokenizer, line, where)
         if not ids:
             raise RequestError(f"{where} gives no token; remove it.")
@@ -103,8 +102,8 @@ def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float
     return Prompts(vocab_size, tuple(prompts), path.name, pad_id if pad_id < vocab_size else 0)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str | list[Any]]]:
-    """The number of each line that is not blank, with its text or messages."""
+def _lines(path: Path) -> Iterator[tuple[str, str | list[Any]]]:
+    """The place of each line that is not blank, for messages, with its text or messages."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -124,7 +123,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str | list[Any]]]:
         )
     as_json = path.suffix.lower() in (".jsonl", ".json", ".ndjson") or isinstance(_parsed(lines[0][1]), dict)
     for number, line in lines:
-        yield number, _asked(line, f"--prompts: line {number} of {path.name}") if as_json else line
+        where = f"--prompts: line {number} of {path.name}"
+        yield where, _asked(line, where) if as_json else line
 
 
 def _parsed(line: str) -> Any:
