@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -167,7 +167,7 @@ class _Visitor:
             short = collapse_numbers(name)
             beside = not any(kinds.is_within(name, part) or kinds.is_within(part, name) for part in run_by_text)
             if beside or kinds.not_run_for_text(name, module):
-                params = self._count(module, recurse=True)
+                params = sum(self._count(module, recurse=True).values())
                 if params or not beside:
                     self.not_run.append(short)
                 if beside or kinds.is_tower(name):
@@ -179,7 +179,7 @@ class _Visitor:
                     self.group_params[experts.group] += sum(formats.own_params(part).values())
             else:
                 last = kinds.runs_only_last(self.model, name)
-                for operator in self._operators(short, name, module):
+                for operator in self._operators(short, name, module, self._count(module)):
                     yield (operator := replace(operator, only_last=True) if last else operator)
                     yield from [replace(operator, repeats=1)] * (kinds.runs_per_step(self.model, name) - 1)
                 continue
@@ -190,34 +190,29 @@ class _Visitor:
         """Return the operator that a call of the module runs: its attention core, or its bank of experts."""
         return self._experts(short, name, module) if kinds.is_experts(module) else self._attention(short, module)
 
-    def _operators(self, short: str, name: str, module: Any) -> Iterator[Operator]:
-        """Yield the operators of a module without its children."""
+    def _operators(self, short: str, name: str, module: Any, params: Mapping[int, int]) -> Iterator[Operator]:
+        """Yield the operators of a module without its children; `params` are those that no module before has."""
         if isinstance(module, nn.Embedding):
-            self._count(module)
             yield self._embedding(short, name, module)
         elif formats.is_gguf_table(module):
-            self._count(module)
             table = module.weight  # [rows, bytes per row]
             yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
-            params, read = self._count(module), self._reads_again(module)
+            read = self._reads_again(module)
             if read and kinds.is_adapter(name):
                 return  # each layer that shares a block runs one of its adapters
             try:
                 yield (linear := replace(self._linear(short, name, module), repeats=read))
-                if params:  # those of a shared module count once
+                if any(params.values()):  # those of a shared module count once
                     self.group_params[linear.group] += linear.weight.in_features * linear.weight.out_features
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
-                self.unknown_params += params
+                self.unknown_params += sum(params.values())
         elif kinds.is_router(module):
-            self._count(module)
             yield Linear(short, module.weight.dtype, formats.stored(module), "tokens", self.dtype, group="experts")
         elif kinds.is_norm(module):
-            self._count(module)
             yield replace(self._norm(short, name, module), repeats=self._reads_again(module))
         elif isinstance(module, nn.Conv1d):
-            self._count(module)
             yield replace(self._convolution(short, name, module), repeats=self._reads_again(module))
         else:
             if (core := self._attention(short, module)) is not None:
@@ -229,19 +224,17 @@ class _Visitor:
                 yield self._compressor(short, name, module)
             if (state := self._state(short, module)) is not None:
                 yield state
-            yield from self._other_parameters(short, module)
+            yield from self._other_parameters(short, module, params)
         yield from self._residuals(short, module)
 
-    def _other_parameters(self, short: str, module: nn.Module) -> Iterator[Operator]:
+    def _other_parameters(self, short: str, module: nn.Module, params: Mapping[int, int]) -> Iterator[Operator]:
         """Yield an operator for a module's own vectors, which are streamed; its own matrices are unknown."""
         vector_bytes = 0
         unknown = []
         recurrent = kinds.is_recurrent(module)
         for key, param in module.named_parameters(recurse=False):
-            if id(param) in self._counted:
+            if id(param) not in params:
                 continue
-            self._counted.add(id(param))
-            self.total_params += param.numel()
             if key in _LOOSE_MATRICES and param.dim() > 1:
                 yield self._loose(f"{short}.{key}" if recurrent else short, param)
             elif key in _ADDENDS or recurrent or max(param.shape, default=1) == param.numel():
@@ -345,15 +338,13 @@ class _Visitor:
             top_k=kinds.first_of(indexer, "index_topk"),
         )
 
-    def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
-        """Add a module's parameters to the total, shared ones once; return the number that was added."""
-        added = 0
-        for owner in module.modules() if recurse else (module,):
-            for identity, params in formats.own_params(owner).items():
-                if identity not in self._counted:
-                    self._counted.add(identity)
-                    added += params
-        self.total_params += added
+    def _count(self, module: nn.Module, *, recurse: bool = False) -> dict[int, int]:
+        """Add a module's parameters to the total, shared ones once; return the numbers that were added, by identity."""
+        owners = module.modules() if recurse else (module,)
+        found = {identity: params for owner in owners for identity, params in formats.own_params(owner).items()}
+        added = {identity: params for identity, params in found.items() if identity not in self._counted}
+        self._counted |= added.keys()
+        self.total_params += sum(added.values())
         return added
 
     def _reads_again(self, module: nn.Module) -> int:
