@@ -261,11 +261,10 @@ def window_of(config: Any, module: Any) -> int | None:
 
     None means no limit.
     """
-    if getattr(module, "is_sliding", None) is False:
+    kind = layer_type(config, module)
+    if kind == "full_attention" or getattr(module, "is_sliding", None) is False:
         return None
-    if layer_type(config, module) == "full_attention":
-        return None
-    if layer_type(config, module) == "chunked_attention":
+    if kind == "chunked_attention":
         return _positive(getattr(config, "attention_chunk_size", None))
     if is_local(module):
         return int(config.window_size)

@@ -20,7 +20,6 @@ from profiler.counting.grid_count import count_grid
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
-from profiler.counting.pairs import causal_pairs
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.sparse_attention import Indexer
 from profiler.counting.walk import walk
@@ -110,14 +109,6 @@ def test_an_indexer_chooses_keys() -> None:
     assert scores.model_flops == 10_001 * 64 * 2 * (128 + 1)
     assert cache_bytes(work, 1, 10_000) == 10_000 * (576 + 128) * 2
     assert work.dense_instead == ()
-
-
-@pytest.mark.parametrize(("query", "context"), [(1, 0), (1, 37), (20, 0), (7, 13)])
-@pytest.mark.parametrize("top_k", [None, 3])
-def test_pairs_of_blocks(query: int, context: int, top_k: int | None) -> None:
-    limit = top_k or 10**6
-    expected = sum(min((context + place) // 4, limit) for place in range(1, query + 1))
-    assert causal_pairs(query, context, top_k, rate=4) == expected
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,11 @@ def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step
     assert longer.kv_read_bytes >= many.kv_read_bytes
 
 
-@given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)))
-def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None) -> None:
-    """Each query sees the cache, earlier queries and itself, or a window of them."""
-    expected = sum(min(context + i, window or context + i) for i in range(1, query + 1))
-    assert causal_pairs(query, context, window) == expected
+@given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)), st.sampled_from([1, 4]))
+def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None, rate: int) -> None:
+    """Each query sees the cache, earlier queries and itself, or their complete blocks, or a window of them."""
+    expected = sum(min((context + i) // rate, window or context + i) for i in range(1, query + 1))
+    assert causal_pairs(query, context, window, rate=rate) == expected
 
 
 def test_one_head_written_out_stays_below_any_ridge() -> None:
