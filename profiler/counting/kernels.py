@@ -37,9 +37,14 @@ class Call:
     """How often the kernel must repeat them; 1 if the queries of a group are rows of one head."""
 
     @property
+    def pairs(self) -> Any:
+        """The (query, key) pairs per sequence, seen or hidden."""
+        return self.step.query * self.keys
+
+    @property
     def scores(self) -> Any:
         """Scores of all heads."""
-        return self.step.tokens * self.core.query_heads * self.keys
+        return self.step.batch * self.core.query_heads * self.pairs
 
     @property
     def narrow(self) -> bool:
@@ -72,9 +77,8 @@ class Cost:
 
 def fused(call: Call) -> Cost:
     """A kernel that keeps its scores on chip. Without a mask it skips causally hidden ones."""
-    step, repeated_bytes = call.step, call.repeated_bytes
-    pairs = step.query * call.keys if call.masked else causal_pairs(step.query, step.context, call.core.window)
-    return Cost(call.keys, pairs, 0, 2 * repeated_bytes, repeated_bytes)
+    pairs = call.pairs if call.masked else causal_pairs(call.step.query, call.step.context, call.core.window)
+    return Cost(call.keys, pairs, 0, 2 * call.repeated_bytes, call.repeated_bytes)
 
 
 def eager(call: Call) -> Cost:
@@ -85,8 +89,7 @@ def eager(call: Call) -> Cost:
     itemsize, repeated_bytes = call.core.itemsize, call.repeated_bytes
     traffic_bytes = call.scores * (4 * itemsize + (_MOVED_BYTES if call.narrow else 0))
     buffer_bytes = call.scores * (itemsize + (2 if call.narrow else 1) * _FLOAT32_BYTES)
-    pairs = call.step.query * call.keys
-    return Cost(call.keys, pairs, traffic_bytes, 2 * repeated_bytes, repeated_bytes + buffer_bytes)
+    return Cost(call.keys, call.pairs, traffic_bytes, 2 * repeated_bytes, repeated_bytes + buffer_bytes)
 
 
 def math(call: Call) -> Cost:
@@ -120,7 +123,7 @@ def math(call: Call) -> Cost:
     softmax_bytes = (2 * _FLOAT32_BYTES + _BOOL_BYTES) * scores
     return Cost(
         keys=call.keys,
-        pairs=step.query * call.keys,
+        pairs=call.pairs,
         traffic_bytes=traffic_bytes,
         repeating_bytes=2 * call.repeated_bytes + _MOVED_BYTES * repeated,
         scratch_bytes=call.repeated_bytes + kept_bytes + np.maximum(product_bytes, softmax_bytes),
@@ -128,7 +131,7 @@ def math(call: Call) -> Cost:
 
 
 def cost_of(core: AttentionCore, step: Step, path: ExecutionPath) -> Cost:
-    """Return what transformers' call takes in a step, or in each of several: with a mask in some, without in others."""
+    """Return what transformers' call takes in a step; of several steps, some may have a mask and others none."""
     cache = core.cache(path)
     if path.attention == "eager":
         return eager(Call(core, step, cache.keys(step), True, core.query_heads))
@@ -144,5 +147,5 @@ def cost_of(core: AttentionCore, step: Step, path: ExecutionPath) -> Cost:
     # Without a mask, transformers cuts off the slots that hold no token.
     filled = cache.live(step.context) + step.query
     unmasked = sdpa(path.kernel, filled, path.heads.get(core.qk_dim, "grouped"), masked=False)
-    amounts = zip(vars(masked).values(), vars(unmasked).values(), strict=True)
-    return Cost(*(np.where(core.masked(step, path), *either) for either in amounts))
+    is_masked, amounts = core.masked(step, path), zip(vars(masked).values(), vars(unmasked).values(), strict=True)
+    return Cost(*(np.where(is_masked, *either) for either in amounts))
