@@ -50,20 +50,15 @@ class AttentionCore(Operator):
         """Elements per token in the cache that this layer reads."""
         return self.latent_dim if self.latent_dim is not None else self.kv_heads * (self.qk_dim + self.v_dim)
 
-    @property
-    def cache_window(self) -> int | None:
-        """Keys that the cache keeps for a query, including its own; None means all."""
-        return None if self.caches_all else self.window
-
     def cache(self, path: ExecutionPath) -> Cache:
         """Return the cache of one of these layers."""
-        return cache_of(path, self.itemsize, self.cache_window)
+        return cache_of(path, self.itemsize, None if self.caches_all else self.window)
 
     def seen_keys(self, tokens: Count) -> Any:
         """Return how many of `tokens` in the cache the next one may see."""
         if self.window is None:
             return tokens
-        return tokens - tokens // self.window * self.window if self.chunked else np.minimum(tokens, self.window - 1)
+        return tokens % self.window if self.chunked else np.minimum(tokens, self.window - 1)
 
     def pairs(self, step: Step) -> Any:
         """Return the (query, key) pairs per sequence."""

@@ -100,8 +100,8 @@ def model_numbers(
         idle = (bank.num_experts - bank.per_token) * sum(ins * outs for ins, outs in bank.matrices)
         used -= round((bank.count - bank.repeats) * idle)
     table = architecture.vocabulary * architecture.hidden_size if "lm_head" in params else 0
-    windows = [window for core in work.of_kind(AttentionCore) if (window := core.cache_window) and window < longest]
-    windows_full = max(windows, default=0)
+    windows = (core.window for core in work.of_kind(AttentionCore) if not core.caches_all)
+    windows_full = max((window for window in windows if window and window < longest), default=0)
 
     def kv_bytes(tokens: int) -> int:
         return int(cache_bytes(work, 1, tokens)) - state

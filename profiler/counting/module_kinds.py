@@ -236,24 +236,12 @@ def runs_per_step(model: Any, name: str) -> int:
     return high * low if "L_module" in parts else high if "H_module" in parts else 1
 
 
-def is_adapter(name: str) -> bool:
-    """Return whether a module is one of the adapters of a shared block, one per layer (Zamba2)."""
-    return any(part.endswith("adapter_list") for part in name.split("."))
-
-
 def caches_latent(model: nn.Module) -> bool:
     """Return whether the KV cache stores MLA's latent.
 
     transformers 5 does, and expands it again in each step; older versions cache the expanded heads.
     """
     return any(hasattr(module, "expand_kv") for module in model.modules())
-
-
-def over_context(name: str, model: nn.Module) -> bool:
-    """Return whether each step runs a linear over the whole cache: for MLA's latent and Doge's dynamic mask."""
-    if name.endswith("kv_b_proj"):
-        return caches_latent(model)
-    return name.endswith("self_attn.dt_proj")
 
 
 def window_of(config: Any, module: Any) -> int | None:

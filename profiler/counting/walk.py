@@ -199,8 +199,8 @@ class _Visitor:
             yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
             read = self._reads_again(module)
-            if read and kinds.is_adapter(name):
-                return  # each layer that shares a block runs one of its adapters
+            if read and "adapter_list." in f"{name}.":
+                return  # each layer that shares a block runs one of its adapters (Zamba2)
             try:
                 yield (linear := replace(self._linear(short, name, module), repeats=read))
                 if any(params.values()):  # those of a shared module count once
@@ -374,8 +374,8 @@ class _Visitor:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
             rows = "last"  # linears between the decoder and the head run on the head's positions
-        elif kinds.over_context(name, self.model):
-            executed = "context"
+        elif name.endswith("self_attn.dt_proj") or (name.endswith("kv_b_proj") and kinds.caches_latent(self.model)):
+            executed = "context"  # for Doge's dynamic mask, and MLA's latent
         return Linear(
             name=short,
             group=group,

@@ -21,7 +21,6 @@ from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.source import ModelSource
 
 MOST_PROMPTS = 10_000
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Prompts:
         Of real prompts, first those of exactly this length; others are cut or repeated.
         """
         if not self.real:
-            generator = torch.Generator().manual_seed(_SEED + 1_000_003 * len(lens) + width)
+            generator = torch.Generator().manual_seed(1_000_003 * len(lens) + width)
             return torch.randint(0, self.vocab_size, (len(lens), width), generator=generator)
         of_length = {
             length: itertools.cycle(sorted(self.real, key=lambda prompt: len(prompt) != length)) for length in set(lens)
