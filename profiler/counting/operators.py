@@ -312,10 +312,9 @@ class Collective(Operator):
     def each(self, step: Step, path: ExecutionPath) -> Work:
         return Work(link_bytes=self._rows(step, path) * self.width * self.itemsize)
 
-    def _rows(self, step: Step, path: ExecutionPath) -> Count:
+    def _rows(self, step: Step, path: ExecutionPath) -> Any:
         if isinstance(self.source, Linear):
-            rows: Count = self.source.executed(step, path)
-            return rows
+            return self.source.executed(step, path)
         if isinstance(self.source, Experts) and self.source.runs_all:
             return step.tokens * self.source.num_experts
         return step.tokens
