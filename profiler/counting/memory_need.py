@@ -112,11 +112,12 @@ def memory_need(
     """
     sequences = prefill.batch if sequences is None else sequences
     cores, stored = work.of_kind(AttentionCore), path.cache_format
-    cached = prefill.context + prefill.query + new_tokens
+    cached: Any = prefill.context + prefill.query + new_tokens
     newest: Any = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
     kept_bytes = cache_bytes(work, sequences, cached, replace(path, residual_tokens=newest), shared=prefill.shared)
     peaks_bytes = _prefill_peaks(work, prefill, path, sequences)
-    last_peaks = _decode_peaks(work, prefill.decoding(sequences, new_tokens), path)
+    last_step, last_path = prefill.decoding(sequences, new_tokens), replace(path, static_cache_len=cached)
+    last_peaks = _decode_peaks(work, last_step, last_path)
     peaks_bytes += [np.where(new_tokens > 0, peak_bytes, 0) for peak_bytes in last_peaks]
     if stored is None:
         kv_bytes = kept_bytes - sequences * state_bytes(work)
