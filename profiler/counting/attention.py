@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from profiler.counting.caches import Cache, cache_of
-from profiler.counting.kernels import Cost, cost_of
+from profiler.counting.kernels import Call, Cost, eager, fused, math
 from profiler.counting.operators import Operator, OperatorGroup
 from profiler.counting.pairs import causal_pairs, chunked_pairs, read_again
 from profiler.facts.operators import Cause
-from profiler.facts.step import Count, ExecutionPath, Step, Work
+from profiler.facts.step import UNFUSED_KERNEL, Count, ExecutionPath, Heads, Step, Work
 
 SOFTMAX_FLOPS_PER_SCORE = 5
 """The maximum, subtraction, exponential, sum and division."""
@@ -78,6 +78,37 @@ class AttentionCore(Operator):
         hidden = self.window is not None and np.greater_equal(cache.keys(step), self.window)
         return partly | hidden | path.masks
 
+    def cost(self, step: Step, path: ExecutionPath) -> Cost:
+        """Return what transformers' call takes in a step; of several steps, some may have a mask and others none."""
+        cache, width = self.cache(path), self.qk_dim
+        if path.attention == "eager":
+            return eager(self._call(step, cache.keys(step), "repeated", masked=True))
+        masked = self._call(step, cache.keys(step), path.masked_heads.get(width), masked=True)
+        # Without a mask, transformers cuts off the slots that hold no token.
+        filled = cache.live(step.context) + step.query
+        unmasked = self._call(step, filled, path.heads.get(width, "grouped"), masked=False)
+        costs = (_sdpa(path.masked_kernel, masked), _sdpa(path.kernel, unmasked))
+        is_masked, amounts = self.masked(step, path), zip(*(vars(cost).values() for cost in costs), strict=True)
+        return Cost(*(np.where(is_masked, *either) for either in amounts))
+
+    def _call(self, step: Step, keys: Any, heads: Heads | None, *, masked: bool) -> Call:
+        """Return the call with `heads`; None: as transformers passes them with a mask by default (`masked_heads`)."""
+        several_groups = self.query_heads > self.kv_heads
+        repeated = (np.greater(step.query, 1) if heads is None else heads == "repeated") & several_groups
+        return Call(
+            step,
+            keys,
+            masked,
+            self.query_heads,
+            kv_heads=np.where(repeated, self.query_heads, self.kv_heads),
+            repeated=repeated,
+            repeats=self.query_heads // self.kv_heads if heads == "grouped" else 1,
+            qk_dim=self.qk_dim,
+            v_dim=self.v_dim,
+            window=self.window,
+            itemsize=self.itemsize,
+        )
+
     def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         """Return the bytes of a sequence's keys and values in the cache of a path."""
         if not self.keeps:
@@ -86,7 +117,7 @@ class AttentionCore(Operator):
         return self.cached_elements * cache.stored_bytes(np.minimum(cache.live(tokens), own) if cache.window else own)
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        cache, cost = self.cache(path), cost_of(self, step, path)
+        cache, cost = self.cache(path), self.cost(step, path)
         flops_per_pair = 2 * self.query_heads * (self.qk_dim + self.v_dim)
         pairs = step.batch * self.pairs(step)
         seen = self.seen_keys(step.context)
@@ -138,7 +169,7 @@ class AttentionCore(Operator):
 
     def scratch_bytes(self, step: Step, path: ExecutionPath) -> Any:
         """Return the peak bytes of one layer's attention besides Q, K, V, its cache and its result."""
-        return cost_of(self, step, path).scratch_bytes
+        return self.cost(step, path).scratch_bytes
 
 
 @dataclass(frozen=True)
@@ -165,3 +196,7 @@ class LatentCore(AttentionCore):
     def _head_bytes(self, step: Step, cache: Cache, cost: Cost) -> dict[Cause, Count]:
         expanded, moved = cache.keys(step) * self.expanded_dim, 2 * cost.keys * (self.qk_dim + self.v_dim)
         return {Cause.LATENT_EXPANDED: step.batch * self.query_heads * (expanded + moved) * self.itemsize}
+
+
+def _sdpa(kernel: str, call: Call) -> Cost:
+    return math(call) if kernel == UNFUSED_KERNEL else fused(call)

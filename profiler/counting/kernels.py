@@ -6,15 +6,12 @@ Amounts are numbers, or arrays with one per step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from profiler.counting.pairs import causal_pairs
-from profiler.facts.step import UNFUSED_KERNEL, ExecutionPath, Heads, Step
-
-if TYPE_CHECKING:
-    from profiler.counting.attention import AttentionCore
+from profiler.facts.step import Step
 
 _BOOL_BYTES = 1
 _FLOAT32_BYTES = 4
@@ -25,16 +22,23 @@ _MOVED_BYTES = 2 * _FLOAT32_BYTES  # a float32 that is written and read
 class Call:
     """A call of a kernel as transformers makes it."""
 
-    core: AttentionCore
     step: Step
     keys: Any
     """Keys per sequence."""
     masked: bool
     """Whether it has a mask, instead of the flag that later keys are hidden."""
+    query_heads: int
     kv_heads: Any
-    """Heads of K and V: as many as of Q if `repeat_kv` has written them out."""
-    repeats: int = 1
-    """How often the kernel must repeat them; 1 if the queries of a group are rows of one head."""
+    """Heads of K and V that it gets."""
+    repeated: Any
+    """Whether transformers has written them out before, once per query head."""
+    repeats: int
+    """How often the kernel must repeat them; 1 if it gets as many, or the queries of a group as rows of one head."""
+    qk_dim: int
+    v_dim: int
+    window: int | None
+    itemsize: int
+    """Bytes of an element."""
 
     @property
     def pairs(self) -> Any:
@@ -44,19 +48,18 @@ class Call:
     @property
     def scores(self) -> Any:
         """Scores of all heads."""
-        return self.step.batch * self.core.query_heads * self.pairs
+        return self.step.batch * self.query_heads * self.pairs
 
     @property
     def narrow(self) -> bool:
         """Whether float32 is wider than the operands."""
-        return self.core.itemsize < _FLOAT32_BYTES
+        return self.itemsize < _FLOAT32_BYTES
 
     @property
     def repeated_bytes(self) -> Any:
         """Bytes of K and V that were repeated per query head before the call."""
-        core = self.core
-        elements = self.step.batch * self.keys * core.query_heads * (core.qk_dim + core.v_dim)
-        return np.where(np.greater(self.kv_heads, core.kv_heads), elements * core.itemsize, 0)
+        elements = self.step.batch * self.keys * self.query_heads * (self.qk_dim + self.v_dim)
+        return np.where(self.repeated, elements * self.itemsize, 0)
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class Cost:
 
 def fused(call: Call) -> Cost:
     """A kernel that keeps its scores on chip. Without a mask it skips causally hidden ones."""
-    pairs = call.pairs if call.masked else causal_pairs(call.step.query, call.step.context, call.core.window)
+    pairs = call.pairs if call.masked else causal_pairs(call.step.query, call.step.context, call.window)
     return Cost(call.keys, pairs, 0, 2 * call.repeated_bytes, call.repeated_bytes)
 
 
@@ -86,10 +89,9 @@ def eager(call: Call) -> Cost:
 
     Its memory has the scores in the model's dtype, for 16 bits a float32 copy, and the float32 output of the softmax.
     """
-    itemsize, repeated_bytes = call.core.itemsize, call.repeated_bytes
-    traffic_bytes = call.scores * (4 * itemsize + (_MOVED_BYTES if call.narrow else 0))
-    buffer_bytes = call.scores * (itemsize + (2 if call.narrow else 1) * _FLOAT32_BYTES)
-    return Cost(call.keys, call.pairs, traffic_bytes, 2 * repeated_bytes, repeated_bytes + buffer_bytes)
+    traffic_bytes = call.scores * (4 * call.itemsize + (_MOVED_BYTES if call.narrow else 0))
+    buffer_bytes = call.scores * (call.itemsize + (2 if call.narrow else 1) * _FLOAT32_BYTES)
+    return Cost(call.keys, call.pairs, traffic_bytes, 2 * call.repeated_bytes, call.repeated_bytes + buffer_bytes)
 
 
 def math(call: Call) -> Cost:
@@ -106,9 +108,9 @@ def math(call: Call) -> Cost:
     the scaled K and the scores, or in the softmax, with the scores, its result and a byte for each. Since PyTorch PR
     #139613 `_safe_softmax` writes into that result.
     """
-    core, step, scores = call.core, call.step, call.scores
-    q, result = (step.tokens * core.query_heads * width for width in (core.qk_dim, core.v_dim))
-    k, v = (step.batch * call.keys * call.kv_heads * width for width in (core.qk_dim, core.v_dim))
+    step, scores = call.step, call.scores
+    q, result = (step.tokens * call.query_heads * width for width in (call.qk_dim, call.v_dim))
+    k, v = (step.batch * call.keys * call.kv_heads * width for width in (call.qk_dim, call.v_dim))
     copied = q + k + v if call.narrow else 0
     repeated = call.repeats * (k + v) if call.repeats > 1 else 0
     scaled_k = call.repeats * k
@@ -116,8 +118,8 @@ def math(call: Call) -> Cost:
     score_bytes = 7 * _FLOAT32_BYTES + 2 * _BOOL_BYTES + np.where(has_mask, _MOVED_BYTES, 0)
     traffic_bytes = _MOVED_BYTES * (q + scaled_k + copied) + scores * score_bytes
     if call.narrow:
-        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (_FLOAT32_BYTES + core.itemsize)
-    mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + core.itemsize)  # of one head, for all
+        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (_FLOAT32_BYTES + call.itemsize)
+    mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + call.itemsize)  # of one head, for all
     kept_bytes = _FLOAT32_BYTES * (q + copied + repeated) + np.where(has_mask, mask_bytes, 0)
     product_bytes = _FLOAT32_BYTES * (scaled_k + scores)
     softmax_bytes = (2 * _FLOAT32_BYTES + _BOOL_BYTES) * scores
@@ -128,24 +130,3 @@ def math(call: Call) -> Cost:
         repeating_bytes=2 * call.repeated_bytes + _MOVED_BYTES * repeated,
         scratch_bytes=call.repeated_bytes + kept_bytes + np.maximum(product_bytes, softmax_bytes),
     )
-
-
-def cost_of(core: AttentionCore, step: Step, path: ExecutionPath) -> Cost:
-    """Return what transformers' call takes in a step; of several steps, some may have a mask and others none."""
-    cache = core.cache(path)
-    if path.attention == "eager":
-        return eager(Call(core, step, cache.keys(step), True, core.query_heads))
-
-    def sdpa(kernel: str, keys: Any, heads: Heads | None, *, masked: bool) -> Cost:
-        repeated = np.greater(step.query, 1) if heads is None else heads == "repeated"
-        kv_heads = np.where(repeated, core.query_heads, core.kv_heads)
-        repeats = core.query_heads // core.kv_heads if heads == "grouped" else 1
-        call = Call(core, step, keys, masked, kv_heads, repeats)
-        return math(call) if kernel == UNFUSED_KERNEL else fused(call)
-
-    masked = sdpa(path.masked_kernel, cache.keys(step), path.masked_heads.get(core.qk_dim), masked=True)
-    # Without a mask, transformers cuts off the slots that hold no token.
-    filled = cache.live(step.context) + step.query
-    unmasked = sdpa(path.kernel, filled, path.heads.get(core.qk_dim, "grouped"), masked=False)
-    is_masked, amounts = core.masked(step, path), zip(vars(masked).values(), vars(unmasked).values(), strict=True)
-    return Cost(*(np.where(is_masked, *either) for either in amounts))
