@@ -361,15 +361,6 @@ def test_attention_in_eight_bits_has_twice_the_intensity() -> None:
     assert step.intensity == pytest.approx(2.0, rel=1e-3)
 
 
-def test_mistral_on_a_t4() -> None:
-    """Two of 8 heads of 128 in 32 layers are 131,072 bytes per token; 14.29 GB at 320 GB/s take 44.65 ms."""
-    numbers = theory.numbers("mistral-7b-v0.1", 512, gpus=["T4"], dtype="float16")
-    assert numbers.kv_bytes_per_token == 131_072
-    assert numbers.gpus[0].linears_compute_bound_from_batch == 204
-    counted = theory.grid("mistral-7b-v0.1", gpus=["T4"], context_lens=[512], dtype="float16")
-    assert counted.gpus[0].floor_s[0] == pytest.approx(44.65e-3, abs=5e-6)
-
-
 def test_a_link_by_name_and_by_numbers() -> None:
     """nccl-tests: an all-reduce over n ranks sends 2(n-1)/n of its bytes over each link."""
     assert theory.bus_share("all_reduce", 8) == 1.75
