@@ -11,7 +11,6 @@ from torch import nn
 
 from profiler.device.memory import storage_bytes
 from profiler.facts.step import StoredWeight
-from profiler.patching import patched
 from profiler.quant.registry import ConversionCall, library_of
 
 _GGUF_FUSED_ROWS = 8
@@ -231,9 +230,13 @@ def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
     state = module.state
 
     def call() -> object:
-        _check_outliers(x.to(torch.float16), state.threshold)
-        with patched(state, threshold=0.0):
+        threshold = state.threshold
+        _check_outliers(x.to(torch.float16), threshold)
+        state.threshold = 0.0
+        try:
             return module(x)
+        finally:
+            state.threshold = threshold
 
     return call
 
