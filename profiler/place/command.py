@@ -27,7 +27,7 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
-from profiler.quant.stored_formats import StoredFormat, quant_of
+from profiler.quant.stored_formats import StoredFormat, format_in, quant_of
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -66,6 +66,8 @@ class _Setup:
     """Between the GPUs that share each step."""
     rank: ModelWork | None
     """The work of one of them; None if it is not known."""
+    calls: Sequence[str]
+    """What the file calls the format of its weights."""
 
     @property
     def room_bytes(self) -> float:
@@ -145,7 +147,10 @@ def place(
     gpus = 1 if here else tp or file.gpus or 1
     sheet = None if here else _sheet(gpu, devices)
     source, precision = resolve(model), file.settings.get("precision", "auto")
-    counted = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True)
+    precision, asked = precision if precision in _DTYPES else "auto", quant
+    counted, (calls, form) = counted_model(source, precision, quant, rented=True), _quantised_as(file, figures)
+    if form and quant == "none" and not counted.published and not all(each.held.weight_bytes for each in figures):
+        counted, quant = counted_model(source, precision, form, rented=True), form
     if quant == "fp8" and counted.work.of_kind(Experts):  # servers pack experts as well, which torchao leaves dense
         counted = in_bits(counted, _FP8_EXPERTS)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
@@ -156,12 +161,14 @@ def place(
     messages = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
     rank, unknown_link = _rank(source, gpus) if messages else (None, "")
     name = sheet.gpu if sheet else under.device
-    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
+    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank, calls)
     figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
     rows = [placed(figure, *floor, setup.fit(figure)) for figure, floor in floors]
     warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
+    if quant != asked:
+        warnings.insert(0, f"its weights are counted in {quant}, as it names {' and '.join(calls)}.")
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -317,15 +324,14 @@ def _doubts(
         names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
         if not any(setup.gpu.lower() in name for name in names):
             yield f"the file says that it ran on {device}, not on {setup.gpu}."
-    named = {{**file.settings, **dict(figure.settings)}.get("quantization", "-") for figure in figures} - {"-"}
     unknown = [pair for pair in zip(figures, rows, strict=True) if not setup.knows_bits(pair[0])]
     own_bits = 8 * counted.weight_bytes / counted.work.params
     most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
-    if unknown and (named or file.packed_dtype or most):
-        quantised = f"says that its weights were quantised ({', '.join(sorted(named))})"
+    if unknown and (setup.calls or file.packed_dtype or most):
+        quantised = f"says that its weights were quantised ({', '.join(setup.calls)})"
         allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
         yield (
-            f"the file {quantised if named else 'does not say its bits'}{allowed}, but its weights are counted in"
+            f"the file {quantised if setup.calls else 'does not say its bits'}{allowed}, but its weights are counted in"
             f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
         )
     if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
@@ -341,6 +347,17 @@ def _doubts(
             f" (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in"
             " doubt, or not given, and floors assume room for all."
         )
+
+
+def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[str], str]:
+    """(what a file calls the format of its weights, that format for --quant; empty if it is not known)."""
+    forms = {}
+    for each in ({**file.settings, **dict(figure.settings)} for figure in figures):
+        for text in (each.get("quantization", "-"), each.get("model's name", "-")):
+            if text != "-" and ((form := format_in(text)) is not None or text == each.get("quantization")):
+                forms[text] = form or ""
+    known = {*forms.values()} - {""}
+    return sorted(forms), known.pop() if len(known) == 1 else ""
 
 
 def _is_packed(figure: Figure) -> bool:

@@ -12,6 +12,14 @@ from profiler.errors import RequestError
 
 _BITS = re.compile(r"(\d+(?:\.\d+)?) bits")
 _MOST_BITS = 16
+# In the names of models, and of settings of servers. MLX's groups of 64 have a scale and a bias of 16 bits each; those
+# of llm-compressor's W4A16 are GPTQ's.
+_IN_NAMES = re.compile(
+    r"(?<![a-z0-9])(?:(?P<bits>\d(?:\.\d+)?)bpw|(?P<mlx>[2-8])-?bit|(?P<name>i?q[1-8]\w*|(?:int|fp|nf|w)[2-8](?:a\d+)?"
+    r"|nvfp4|mxfp4|awq|gptq|bnb-4bit))(?![a-z0-9])"
+)
+_ALSO = {"fp4": "nvfp4", "int4": "gptq", "w4a16": "gptq", "bnb-4bit": "nf4"}
+_WIDTHS = {"fp8": 8, "nf4": 4}  # of formats that run here as well
 _FEW_BITS = 6
 
 
@@ -46,6 +54,18 @@ def stored_format(quant: str) -> StoredFormat | None:
     if (match := _BITS.fullmatch(quant)) and 1 <= float(match[1]) <= _MOST_BITS:
         return StoredFormat(quant, float(match[1]))
     return stored_formats().get(quant.lower())
+
+
+def format_in(text: str) -> str | None:
+    """The format that a text has in its name, such as `Llama-3.1-8B-AWQ`: empty if it is not known, None without one."""
+    widths: dict[str, float] = {}
+    for found in _IN_NAMES.finditer(text.lower()):
+        bits = found["bits"] or (found["mlx"] and f"{found['mlx']}.5")
+        name = f"{bits} bits" if bits else _ALSO.get(found["name"], found["name"])
+        form = stored_format(name)
+        widths[name] = form.bits // 1 if form else _WIDTHS.get(name, 0)
+    is_one = len(set(widths.values())) == 1 and 0 not in widths.values()
+    return next(iter(widths)) if is_one else "" if widths else None
 
 
 def quant_of(quant: str, bits: float) -> str:

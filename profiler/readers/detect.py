@@ -30,6 +30,12 @@ _REFUSED = (
     (r"INSERT INTO \w+ \(build_commit", "llama-bench's SQL", "`llama-bench -o json`"),
 )
 
+# What a command that stands in a text calls its model; `python -m` and `mlx_lm.generate -m 512` are of something else.
+_MODEL = re.compile(
+    r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve)[ =]+"
+    r"['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)"
+)
+
 
 def tools() -> str:
     """The names of all kinds of result files as one text, for messages."""
@@ -46,7 +52,9 @@ def read_foreign(path: Path) -> ForeignFile:
         if file := _read(path, sources):
             if not file.figures:
                 raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
-            return replace(file, name=str(path))
+            models, own = set(_MODEL.findall(text)), {"model's name", "precision"} & {*file.settings}
+            named = {"model's name": models.pop()} if len(models) == 1 and not own else {}
+            return replace(file, name=str(path), settings={**named, **file.settings})
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(
