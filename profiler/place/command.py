@@ -165,10 +165,14 @@ def place(
     figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
-    rows = [placed(figure, *floor, setup.fit(figure)) for figure, floor in floors]
+    is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
+    rows = [
+        placed(figure, *floor, setup.fit(figure), is_known=is_dense or setup.knows_bits(figure))
+        for figure, floor in floors
+    ]
     warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if quant != asked:
-        warnings.insert(0, f"its weights are counted in {quant}, as it names {' and '.join(calls)}.")
+        warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -250,7 +254,7 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
         figure = figure.with_shape(most)
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     is_few = held.gpu_layers is not None and held.gpu_layers < layers
-    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "experts were in the host's memory"
+    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "some weights were in the host's memory"
     held = replace(held, weights_on_host=is_few or held.weights_on_host)
     on_host = [weights] * held.weights_on_host + ["the cache was in the host's memory"] * held.cache_on_host
     notes += [f"{what}: the host's memory has another, lower roof" for what in on_host]
@@ -329,10 +333,11 @@ def _doubts(
     most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
     if unknown and (setup.calls or file.packed_dtype or most):
         quantised = f"says that its weights were quantised ({', '.join(setup.calls)})"
+        usual = " (q4_k_m is ollama's default)" if file.tool == "ollama" else ""
         allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
         yield (
             f"the file {quantised if setup.calls else 'does not say its bits'}{allowed}, but its weights are counted in"
-            f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
+            f" {counted.dtype}: give --bits or --quant{usual}, or the quantised model's own folder."
         )
     if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
         largest = max(outside, key=setup.needed_bytes)

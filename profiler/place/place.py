@@ -94,18 +94,20 @@ class PlacedFile(Document):
     rows: Sequence[PlacedFigure]
 
 
-def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fit: Fit) -> PlacedFigure:
+def placed(
+    figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fit: Fit, *, is_known: bool = True
+) -> PlacedFigure:
     """The figure with its share of the roofline, its regime and its notes. All its shapes must be known.
 
     `compute_s` and `memory_s` are the parts of its floor. A foreign figure has no time breakdown, so a low share is
-    inconclusive.
+    inconclusive, as is any of weights whose bits are not known (`is_known`).
     """
     batch, prompt, time = figure.batch_size or 0, figure.prompt_len or 0, figure.time
     tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
     regime: Regime = "inconclusive"
-    if fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
+    if is_known and fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
         regime = "compute-bound" if by_compute else "memory-bound"
     spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
     return PlacedFigure(
@@ -122,13 +124,14 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
         attained=attained,
         fits=fit != "no",
         regime=regime if fit != "no" and attained <= 1 + ROOF_TOLERANCE else None,
-        note="; ".join(_notes(figure, attained, fit)),
+        note="; ".join(_notes(figure, attained, fit, regime)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
         spread=spread / time.value if spread else None,
     )
 
 
-_OVERHEAD = "below half of the roof at batch 1: overhead (host, kernels) or GPUs' links, rather than their memory"
+_OVERHEAD = "below half of the roof at batch 1: overhead ({}) or GPUs' links, rather than their memory"
+_BY_MEMORY = "memory-bound at batch 1: fewer bits per weight, drafts or a larger batch save more than other kernels"
 ROOF_ALLOWS = "faster than the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache",
@@ -138,7 +141,7 @@ _SUSPICIONS: dict[Covers, str] = {
 """Likely reasons for a figure above the roof, by what it covers."""
 
 
-def _notes(figure: Figure, attained: float, fit: Fit) -> Iterator[str]:
+def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime) -> Iterator[str]:
     """A suspicion if the figure is too fast or slow, then the notes of its file, then remarks."""
     if fit != "no" and attained > 1 + ROOF_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
@@ -149,7 +152,9 @@ def _notes(figure: Figure, attained: float, fit: Fit) -> Iterator[str]:
             " longer, and its share is smaller"
         )
     elif fit == "yes" and figure.covers == "decode" and figure.batch_size == 1 and attained < _HALF:
-        yield _OVERHEAD
+        yield _OVERHEAD.format("host, kernels, drafting" if figure.query_tokens > 1 else "host, kernels")
+    if regime == "memory-bound" and figure.covers == "decode" and figure.batch_size == 1 and attained <= 1:
+        yield _BY_MEMORY
     yield from figure.notes
     if figure.held.weight_bytes:
         yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"

@@ -146,7 +146,7 @@ class Request:
     """Where the times of one request are, which ran alone: its batch is 1. Of a time and a rate, the time counts.
 
     A record may have further keys: `runs`, its decode steps; `cached`, the tokens before the prompt; `acceptance` and
-    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`.
+    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`; `on_host`, the share of the weights there.
     """
 
     prompt_len: str
@@ -170,7 +170,7 @@ class Request:
         paths = (self.prompt_len, self.new_tokens, "runs", "cached", "n_gpu_layers")
         prompt, new, runs, cached, gpu_layers = (whole_at(record, path, 0) for path in paths)
         new, bits, figures = runs + 1 if runs else new, number_at(record, "bits"), []
-        held = Held(weight_bytes=bits and bits / 8, gpu_layers=gpu_layers)
+        held = Held(bits and bits / 8, gpu_layers=gpu_layers, weights_on_host=bool(record.get("on_host")))
         shape = Figure("prefill", Measured(1.0), 1, prompt, cached, new, held=held)
         if first_s := self._spent(record, self.to_first, self.prompt_per_s, prompt):
             figures.append(replace(shape, time=first_s))

@@ -313,6 +313,32 @@ def _of_sglang_server(record: Record) -> list[Figure]:
     return figures
 
 
+def _of_tgi(source: Source) -> list[Record]:
+    """The rows of the latencies, whose shape is in the table above. Equal cells below each other are merged."""
+    names = "Model|Sequence Length|Decode Length"
+    asked = dict(re.findall(rf"\| ({names}) +\| (\S+)", source.text))
+    above: Record = {}
+    rows = []
+    for row in source.records:
+        above = {name: cell or above.get(name) for name, cell in row.items()}
+        rows.append({**asked, "batch_size": above["Batch Size"], above["Step"]: str(above["p50"]).removesuffix(" ms")})
+    return rows
+
+
+# text-generation-benchmark (benchmark/src/table.rs) calls the shards of a server, without its router.
+_TGI = Format(
+    tool="TGI's benchmark",
+    has=("Step", "Batch Size", "p50"),
+    records=_of_tgi,
+    figures=Steps(
+        prompt_len="Sequence Length",
+        new_tokens="Decode Length",
+        times={"prefill": "Prefill", "decode": "Decode (token)"},
+        unit=1e-3,
+    ),
+    settings={"model's name": "Model"},
+)
+
 _LAST = "until the last sequence's first token, including HTTP and the scheduler"
 _SGLANG_SERVER = Format(
     tool="SGLang bench_one_batch_server",
@@ -359,8 +385,9 @@ _TRANSFORMERS = Format(
 
 # One request: what a server answers, or a console prints (`readers/printed.py`), by the same keys.
 def _unsaid(record: Record) -> Record:
-    assumed = {"n_gpu_layers": "all layers on the GPU", "cached": "no token from a cache"}
-    unsaid = ", ".join(words for name, words in assumed.items() if record.get(name) is None)
+    assumed = {"n_gpu_layers | on_gpu": "all layers on the GPU", "cached": "no token from a cache"}
+    assumed["alone"] = "no other request at the same time"
+    unsaid = ", ".join(words for paths, words in assumed.items() if first_of(record, paths) is None)
     return {"remark": f"assumed, as the file does not say it: {unsaid}." if unsaid else ""}
 
 
@@ -392,9 +419,13 @@ def _of_vllm(record: Record) -> Record:
 
 
 def _runs(source: Source) -> list[Record]:
-    """The whole answers, with their number if there are several. A stream's other lines have no figures."""
+    """The whole answers, with their number if there are several. A stream's other lines have no figures.
+
+    Requests of one slot run one after the other.
+    """
     ended = [each for each in source.records if each.get("done", True)] or source.records
-    return [{**each, "run": at if len(ended) > 1 else ""} for at, each in enumerate(ended, 1)]
+    alone = None if len({each.get("slot") for each in ended}) > 1 else True
+    return [{**each, "run": at if len(ended) > 1 else "", "alone": alone} for at, each in enumerate(ended, 1)]
 
 
 _EVAL = ("prompt_eval_count", "eval_count", "prompt_eval_duration", "prompt_eval_rate")
@@ -412,6 +443,7 @@ _MLX = replace(
     _OLLAMA,
     tool="mlx_lm",
     has=("generation_tps",),
+    more=lambda record: _unsaid({**record, "on_gpu": 100}),  # it does not split a model
     figures=Request("prompt_tokens", "generation_tokens", prompt_per_s="prompt_tps", per_s="generation_tps"),
     packed_dtype="float16",
 )
@@ -448,6 +480,7 @@ JSON_TOOLS = (
     _INFERENCE_PERF,
     _OPTIMUM,
     _TRTLLM,
+    _TGI,
     _SGLANG_OFFLINE,
     _SGLANG_SERVER,
     _TRANSFORMERS,

@@ -114,6 +114,7 @@ _CONSOLES = (
         "eval rate: {eval_rate} token",
     ),
     (
+        "slot print_timing: id {slot} |",
         "prompt eval time = {prompt_ms} ms / {prompt_n} tokens",
         "eval time = {predicted_ms} ms / {predicted_n} tokens",
         "eval time = {predicted_ms} ms / {runs} runs",
@@ -123,6 +124,8 @@ _CONSOLES = (
     (
         "Prompt: {prompt_tokens} tokens, {prompt_tps} tokens-per-sec",
         "Generation: {generation_tokens} tokens, {generation_tps} tokens-per-sec",
+        "Timing with prompt_tokens={prompt_tokens}, generation_tokens={generation_tokens}, batch_size=1.",
+        "Averages: prompt_tps={prompt_tps}, generation_tps={generation_tps}, peak",
     ),
     (
         "Tokens/Second: {stats.tokens_per_second}",
@@ -132,7 +135,12 @@ _CONSOLES = (
         "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
-_ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{layers} layers to GPU")
+_ABOVE = (
+    "({bits} BPW)",
+    "offloaded {n_gpu_layers}/{layers} layers to GPU",
+    "{on_host}%/{on_gpu}% CPU/GPU",
+    "{on_gpu}% GPU",
+)
 
 
 def console_requests(text: str) -> Iterator[Sequence[Record]]:
