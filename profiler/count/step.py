@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator, Sequence
 
 from profiler.count.grid import number_blocks
@@ -117,9 +118,14 @@ def _groups(operators: Sequence[OperatorRow], *, each: bool) -> TextTable:
         count = str(sum(item.count for item in items))
         rows.append([group.replace("_", " "), count, *_figures(items, flops, moved)])
         if each:
-            rows += [[f"  {item.name}", str(item.count), *_figures([item], flops, moved)] for item in items]
+            rows += [[f"  {_short(item.name)}", str(item.count), *_figures([item], flops, moved)] for item in items]
     headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
     return text_table(headings, rows, groups=starts if each else (), ranked=not each)
+
+
+def _short(name: str) -> str:
+    """Return a module's name without the path of the layers, which is the same for all that a step of text runs."""
+    return re.sub(r"^model\.(?:language_model\.)?layers\.", "", name)
 
 
 def _figures(items: Sequence[OperatorRow], all_flops: float, all_bytes: float) -> list[str]:

@@ -24,11 +24,14 @@ class Architecture:
     attention_layers: int
     hidden_size: int
     query_heads: int
+    """Of the first kind of attention layers, as the next two; `heads` has all."""
     kv_heads: int
     head_dim: int
     vocabulary: int
     experts: int
     experts_per_token: float
+    heads: tuple[tuple[int, int, int], ...] = ()
+    """These three of each kind of attention layers."""
 
 
 @dataclass(frozen=True)
@@ -201,4 +204,5 @@ def _architecture(work: ModelWork) -> Architecture:
         vocabulary=heads[0].weight.out_features if heads else 0,
         experts=experts[0].num_experts if experts else 0,
         experts_per_token=experts[0].per_token if experts else 0,
+        heads=tuple(dict.fromkeys((core.query_heads, core.kv_heads, core.qk_dim) for core in cores)),
     )
