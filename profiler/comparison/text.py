@@ -53,7 +53,7 @@ def change_words(change: Change) -> str:
     sign = 1 if change.verdict == "slower" else -1
     ends = sorted(100 * sign * end for end in (change.low, change.high))
     text = f"{100 * sign * change.change:.1f} % ({ends[0]:.1f} to {ends[1]:.1f}) {change.verdict}"
-    gained = f" of {signed_duration(change.gained_s)}" if change.moved else ""
+    gained = f" of {signed_duration(change.after_s - change.before_s)}" if change.moved else ""
     return f"{text}: {moved}{gained}" if (moved := moved_words(change)) else text
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterator, Sequence
 
 from profiler.count.grid import number_blocks
@@ -117,15 +116,11 @@ def _groups(operators: Sequence[OperatorRow], *, each: bool) -> TextTable:
         starts.append(len(rows))
         count = str(sum(item.count for item in items))
         rows.append([group.replace("_", " "), count, *_figures(items, flops, moved)])
-        if each:
-            rows += [[f"  {_short(item.name)}", str(item.count), *_figures([item], flops, moved)] for item in items]
+        for item in items if each else ():
+            name = item.name.split("layers.", 1)[-1]  # all that a step of text runs have the same path before it
+            rows.append([f"  {name}", str(item.count), *_figures([item], flops, moved)])
     headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
     return text_table(headings, rows, groups=starts if each else (), ranked=not each)
-
-
-def _short(name: str) -> str:
-    """Return a module's name without the path of the layers, which is the same for all that a step of text runs."""
-    return re.sub(r"^model\.(?:language_model\.)?layers\.", "", name)
 
 
 def _figures(items: Sequence[OperatorRow], all_flops: float, all_bytes: float) -> list[str]:

@@ -24,14 +24,13 @@ class Architecture:
     attention_layers: int
     hidden_size: int
     query_heads: int
-    """Of the first kind of attention layers, as the next two; `heads` has all."""
     kv_heads: int
     head_dim: int
     vocabulary: int
     experts: int
     experts_per_token: float
     heads: tuple[tuple[int, int, int], ...] = ()
-    """These three of each kind of attention layers."""
+    """(query heads, KV heads, width of a head) of each kind of attention layers; those above are the first's."""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,8 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
             " GPU."
         )
     grid = _requested_grid(basis, request)
-    _check_length(basis.max_positions, grid, request)
+    # New tokens that were not asked for make no sequence too long.
+    check_positions(basis.max_positions, grid.longest_context - (not request.new_tokens) * grid.new_tokens, SHORTER)
     facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
     if phase := too_few(trained, steps):
         raise RequestError(f"{folder} measured too few cells of {phase} to forecast these; {_measuring(basis, grid)}")
@@ -172,11 +173,6 @@ def _requested_grid(basis: RunFacts, request: ForecastRequest) -> Grid:
     prompts = request.prompt_lens or ("" if request.context_lens else own.prompt_lens)
     contexts = request.context_lens or ("" if request.prompt_lens else own.context_lens)
     return make_grid(prompts, batches, request.new_tokens or own.new_tokens, contexts, (basis.engine,))
-
-
-def _check_length(limit: int | None, grid: Grid, request: ForecastRequest) -> None:
-    """Raise RequestError for sequences beyond the model's limit; new tokens count only if they were asked for."""
-    check_positions(limit, grid.longest_context - (0 if request.new_tokens else grid.new_tokens), SHORTER)
 
 
 def _measuring(basis: RunFacts, grid: Grid) -> str:
@@ -231,7 +227,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
         request.context_lens,
         prefix=request.prefix,
     )
-    _check_length(counted.max_positions, grid, request)
+    check_positions(counted.max_positions, grid.longest_context - (not request.new_tokens) * grid.new_tokens, SHORTER)
     if request.engine not in ("", "eager", "compiled"):
         raise RequestError(
             f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."

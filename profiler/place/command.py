@@ -66,8 +66,6 @@ class _Setup:
     """Between the GPUs that share each step."""
     rank: ModelWork | None
     """The work of one of them; None if it is not known."""
-    calls: Sequence[str]
-    """What the file calls the format of its weights."""
 
     @property
     def room_bytes(self) -> float:
@@ -161,15 +159,12 @@ def place(
     messages = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
     rank, unknown_link = _rank(source, gpus) if messages else (None, "")
     name = sheet.gpu if sheet else under.device
-    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank, calls)
+    setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
     figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
     is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
-    rows = [
-        placed(figure, *floor, setup.fit(figure), is_known=is_dense or setup.knows_bits(figure))
-        for figure, floor in floors
-    ]
+    rows = [placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure)) for figure, floor in floors]
     warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if quant != asked:
         warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
@@ -254,7 +249,7 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
         figure = figure.with_shape(most)
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     is_few = held.gpu_layers is not None and held.gpu_layers < layers
-    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "some weights were in the host's memory"
+    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "weights were in the host's memory"
     held = replace(held, weights_on_host=is_few or held.weights_on_host)
     on_host = [weights] * held.weights_on_host + ["the cache was in the host's memory"] * held.cache_on_host
     notes += [f"{what}: the host's memory has another, lower roof" for what in on_host]
@@ -331,12 +326,13 @@ def _doubts(
     unknown = [pair for pair in zip(figures, rows, strict=True) if not setup.knows_bits(pair[0])]
     own_bits = 8 * counted.weight_bytes / counted.work.params
     most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
-    if unknown and (setup.calls or file.packed_dtype or most):
-        quantised = f"says that its weights were quantised ({', '.join(setup.calls)})"
+    calls, _ = _quantised_as(file, figures)
+    if unknown and (calls or file.packed_dtype or most):
+        quantised = f"says that its weights were quantised ({', '.join(calls)})"
         usual = " (q4_k_m is ollama's default)" if file.tool == "ollama" else ""
         allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
         yield (
-            f"the file {quantised if setup.calls else 'does not say its bits'}{allowed}, but its weights are counted in"
+            f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
             f" {counted.dtype}: give --bits or --quant{usual}, or the quantised model's own folder."
         )
     if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
@@ -358,8 +354,9 @@ def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[st
     """(what a file calls the format of its weights, that format for --quant; empty if it is not known)."""
     forms = {}
     for each in ({**file.settings, **dict(figure.settings)} for figure in figures):
-        for text in (each.get("quantization", "-"), each.get("model's name", "-")):
-            if text != "-" and ((form := format_in(text)) is not None or text == each.get("quantization")):
+        for name in ("quantization", "model's name", "precision"):
+            text = each.get(name, "-")
+            if (form := format_in(text)) is not None or (name == "quantization" and text != "-"):
                 forms[text] = form or ""
     known = {*forms.values()} - {""}
     return sorted(forms), known.pop() if len(known) == 1 else ""

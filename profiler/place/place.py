@@ -94,14 +94,13 @@ class PlacedFile(Document):
     rows: Sequence[PlacedFigure]
 
 
-def placed(
-    figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fit: Fit, *, is_known: bool = True
-) -> PlacedFigure:
+def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, is_known: bool) -> PlacedFigure:
     """The figure with its share of the roofline, its regime and its notes. All its shapes must be known.
 
-    `compute_s` and `memory_s` are the parts of its floor. A foreign figure has no time breakdown, so a low share is
-    inconclusive, as is any of weights whose bits are not known (`is_known`).
+    `floor` are the compute-bound, memory-bound and messages' seconds. A foreign figure has no time breakdown, so a low
+    share is inconclusive, as is any of weights whose bits are not known (`is_known`).
     """
+    compute_s, memory_s, link_s = floor
     batch, prompt, time = figure.batch_size or 0, figure.prompt_len or 0, figure.time
     tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
     attained = (compute_s + memory_s) / time.value

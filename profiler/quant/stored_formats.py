@@ -12,14 +12,13 @@ from profiler.errors import RequestError
 
 _BITS = re.compile(r"(\d+(?:\.\d+)?) bits")
 _MOST_BITS = 16
-# In the names of models, and of settings of servers. MLX's groups of 64 have a scale and a bias of 16 bits each; those
-# of llm-compressor's W4A16 are GPTQ's.
+# In names of models and in settings of servers. MLX's groups of 64 have a scale and a bias of 16 bits: `4bit` is 4.5.
 _IN_NAMES = re.compile(
-    r"(?<![a-z0-9])(?:(?P<bits>\d(?:\.\d+)?)bpw|(?P<mlx>[2-8])-?bit|(?P<name>i?q[1-8]\w*|(?:int|fp|nf|w)[2-8](?:a\d+)?"
-    r"|nvfp4|mxfp4|awq|gptq|bnb-4bit))(?![a-z0-9])"
+    r"(?<![a-z0-9])(?:i?q[1-8]\w*|(?:int|fp|nf|w)[2-8](?:a\d+)?|nvfp4|mxfp4|awq|gptq|(?:bnb-)?[2-8]bit)(?![a-z0-9])"
 )
-_ALSO = {"fp4": "nvfp4", "int4": "gptq", "w4a16": "gptq", "bnb-4bit": "nf4"}
-_WIDTHS = {"fp8": 8, "nf4": 4}  # of formats that run here as well
+_ALSO = {"fp4": "nvfp4", "int4": "gptq", "w4a16": "gptq", "w8a8": "int8", "bnb-4bit": "nf4"}
+_ALSO |= {f"{bits}bit": f"{bits}.5 bits" for bits in range(2, 9)}
+_WIDTHS = {"fp8": 8, "int8": 8, "nf4": 4}  # of formats that run here as well
 _FEW_BITS = 6
 
 
@@ -57,15 +56,11 @@ def stored_format(quant: str) -> StoredFormat | None:
 
 
 def format_in(text: str) -> str | None:
-    """The format that a text has in its name, such as `Llama-3.1-8B-AWQ`: empty if it is not known, None without one."""
-    widths: dict[str, float] = {}
-    for found in _IN_NAMES.finditer(text.lower()):
-        bits = found["bits"] or (found["mlx"] and f"{found['mlx']}.5")
-        name = f"{bits} bits" if bits else _ALSO.get(found["name"], found["name"])
-        form = stored_format(name)
-        widths[name] = form.bits // 1 if form else _WIDTHS.get(name, 0)
-    is_one = len(set(widths.values())) == 1 and 0 not in widths.values()
-    return next(iter(widths)) if is_one else "" if widths else None
+    """The format in a name such as `Llama-3.1-8B-AWQ-INT4`: None without one; empty if unknown, or of unlike widths."""
+    words = _IN_NAMES.findall(re.sub(r" - ([sml])\w+", r"_\1", text.lower()))  # `Q4_K - Medium`
+    names = [_ALSO.get(word, word) for word in words]
+    widths = {form.bits // 1 if (form := stored_format(name)) else _WIDTHS.get(name) for name in names}
+    return None if not names else names[0] if len(widths) == 1 and None not in widths else ""
 
 
 def quant_of(quant: str, bits: float) -> str:

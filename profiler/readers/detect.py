@@ -32,7 +32,7 @@ _REFUSED = (
 
 # What a command that stands in a text calls its model; `python -m` and `mlx_lm.generate -m 512` are of something else.
 _MODEL = re.compile(
-    r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve)[ =]+"
+    r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve|lms (?:chat|load))[ =]+"
     r"['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)"
 )
 

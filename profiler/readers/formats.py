@@ -146,7 +146,7 @@ class Request:
     """Where the times of one request are, which ran alone: its batch is 1. Of a time and a rate, the time counts.
 
     A record may have further keys: `runs`, its decode steps; `cached`, the tokens before the prompt; `acceptance` and
-    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`; `on_host`, the share of the weights there.
+    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`; `on_host`, a share.
     """
 
     prompt_len: str

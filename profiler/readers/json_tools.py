@@ -315,28 +315,22 @@ def _of_sglang_server(record: Record) -> list[Figure]:
 
 def _of_tgi(source: Source) -> list[Record]:
     """The rows of the latencies, whose shape is in the table above. Equal cells below each other are merged."""
-    names = "Model|Sequence Length|Decode Length"
-    asked = dict(re.findall(rf"\| ({names}) +\| (\S+)", source.text))
-    above: Record = {}
-    rows = []
+    asked = re.findall(r"\| (?:Model|Sequence Length|Decode Length) +\| (\S+)", source.text)[-3:]
+    shape = dict(zip(("model", "input_len", "output_len"), asked, strict=False))
+    rows: list[dict[str, str]] = [{}]
     for row in source.records:
-        above = {name: cell or above.get(name) for name, cell in row.items()}
-        rows.append({**asked, "batch_size": above["Batch Size"], above["Step"]: str(above["p50"]).removesuffix(" ms")})
-    return rows
+        rows.append({name: cell or rows[-1].get(name, "") for name, cell in row.items()})
+    return [{**row, **shape, row["Step"]: row["p50"].removesuffix(" ms")} for row in rows[1:]]
 
 
 # text-generation-benchmark (benchmark/src/table.rs) calls the shards of a server, without its router.
 _TGI = Format(
     tool="TGI's benchmark",
-    has=("Step", "Batch Size", "p50"),
+    has=("Step", "batch_size", "p50"),
+    columns={"Batch Size": "batch_size"},
     records=_of_tgi,
-    figures=Steps(
-        prompt_len="Sequence Length",
-        new_tokens="Decode Length",
-        times={"prefill": "Prefill", "decode": "Decode (token)"},
-        unit=1e-3,
-    ),
-    settings={"model's name": "Model"},
+    figures=Steps(times={"prefill": "Prefill", "decode": "Decode (token)"}, unit=1e-3),
+    settings={"model's name": "model"},
 )
 
 _LAST = "until the last sequence's first token, including HTTP and the scheduler"
@@ -386,9 +380,9 @@ _TRANSFORMERS = Format(
 # One request: what a server answers, or a console prints (`readers/printed.py`), by the same keys.
 def _unsaid(record: Record) -> Record:
     assumed = {"n_gpu_layers | on_gpu": "all layers on the GPU", "cached": "no token from a cache"}
-    assumed["alone"] = "no other request at the same time"
-    unsaid = ", ".join(words for paths, words in assumed.items() if first_of(record, paths) is None)
-    return {"remark": f"assumed, as the file does not say it: {unsaid}." if unsaid else ""}
+    unsaid = [words for paths, words in assumed.items() if first_of(record, paths) is None]
+    unsaid += ["no other request at the same time"] * bool(record.get("slots"))
+    return {"remark": f"assumed, as the file does not say it: {', '.join(unsaid)}." if unsaid else ""}
 
 
 def _of_llama_cpp(record: Record) -> Record:
@@ -419,13 +413,9 @@ def _of_vllm(record: Record) -> Record:
 
 
 def _runs(source: Source) -> list[Record]:
-    """The whole answers, with their number if there are several. A stream's other lines have no figures.
-
-    Requests of one slot run one after the other.
-    """
+    """The whole answers, with their number if there are several. A stream's other lines have no figures."""
     ended = [each for each in source.records if each.get("done", True)] or source.records
-    alone = None if len({each.get("slot") for each in ended}) > 1 else True
-    return [{**each, "run": at if len(ended) > 1 else "", "alone": alone} for at, each in enumerate(ended, 1)]
+    return [{**each, "run": at if len(ended) > 1 else ""} for at, each in enumerate(ended, 1)]
 
 
 _EVAL = ("prompt_eval_count", "eval_count", "prompt_eval_duration", "prompt_eval_rate")

@@ -50,9 +50,8 @@ _COLUMNS = {
 _RESULTS = re.compile(r"n_prompt|n_gen|n_depth|test_time|(avg|stddev|samples)_[nt]s|[cg]pu_info|test|t/s|")
 # Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
 _DEVICE = re.compile(
-    r"^\s*(?:Device (?P<number>\d+): |ggml_vulkan: (?P<at>\d+) = |ggml_metal_.*GPU name: +)(?P<name>[^|\n]+?)"
-    r"(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \||$)",
-    re.MULTILINE,
+    r"(?m)^\s*(?:Device (?P<number>\d+): |ggml_vulkan: (?P<at>\d+) = |ggml_metal_.*GPU name: +)(?P<name>[^|\n]+?)"
+    r"(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \||$)"
 )
 _INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris")
 
