@@ -320,10 +320,10 @@ def _of_tgi(source: Source) -> list[Record]:
     rows: list[dict[str, str]] = [{}]
     for row in source.records:
         rows.append({name: cell or rows[-1].get(name, "") for name, cell in row.items()})
-    return [{**row, **shape, row["Step"]: row["p50"].removesuffix(" ms")} for row in rows[1:]]
+    return [{**row, **shape, row["Step"]: row["Average"].removesuffix(" ms")} for row in rows[1:]]
 
 
-# text-generation-benchmark (benchmark/src/table.rs) calls the shards of a server, without its router.
+# text-generation-benchmark (benchmark/src/table.rs) calls a server's shards. It takes its percentiles of unsorted times.
 _TGI = Format(
     tool="TGI's benchmark",
     has=("Step", "batch_size", "p50"),

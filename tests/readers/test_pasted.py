@@ -266,6 +266,17 @@ def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) 
     assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
 
 
+def test_what_ollama_holds_on_the_cpu_and_slots_are_doubts(tmp_path: Path) -> None:
+    text = (FILES / "ollama.txt").read_text()
+    for above, on_host, unsaid in (("43%/57% CPU/GPU", True, False), ("100% GPU", False, False), ("", False, True)):
+        file = read(f"NAME ID SIZE PROCESSOR\nx 0b28 20 GB {above} 4 minutes\n{text}", tmp_path / "f")
+        assert {figure.held.weights_on_host for figure in file.figures} == {on_host}
+        assert ("all layers on the GPU" in file.remarks[0]) == unsaid
+    text = (FILES / "llama-server-drafts.txt").read_text()
+    file = read(text + text[text.index("0.11") :].replace("id  0", "id  1"), tmp_path / "f")
+    assert "no other request at the same time" in file.remarks[0]
+
+
 def test_lines_of_two_tools_need_a_file_each(tmp_path: Path) -> None:
     """llama-batched-bench prints its context's times after its table, which has them already."""
     cli = (FILES / "llama-cli.txt").read_text()
