@@ -256,7 +256,9 @@ class Client:
         per_s = needed(record, self.output_per_s)
         batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
         prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_len, self.new_tokens))
-        shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new)
+        cache = str(first_of(record, "server_info.kv_cache_dtype | engine.kv_cache_dtype")).lower()
+        held = Held(kv_itemsize=1.0 if "fp8" in cache else None)
+        shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new, held=held)
         figures = []
         if ttft_s:
             notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]

@@ -43,6 +43,7 @@ _SERVING_KEYS = {
 _TRTLLM_KEYS = {
     "model": "engine.model",
     "quantization": "engine.quantization",
+    "kv_cache_dtype": "engine.kv_cache_dtype",
     "tensorrt_llm_version": "engine.version",
     "tp_size": "world_info.tp_size",
     "pp_size": "world_info.pp_size",
@@ -134,12 +135,7 @@ _CONSOLES = (
         "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
-_ABOVE = (
-    "({bits} BPW)",
-    "offloaded {n_gpu_layers}/{layers} layers to GPU",
-    "{on_host}%/{on_gpu}% CPU/",
-    "{on_gpu}% GPU",
-)
+_ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU")
 _SLOT = re.compile(r"slot print_timing: id +(\d+)")
 
 
