@@ -57,8 +57,7 @@ def stored_format(quant: str) -> StoredFormat | None:
 
 def format_in(text: str) -> str | None:
     """The format in a name such as `Llama-3.1-8B-AWQ-INT4`: None without one; empty if unknown, or of unlike widths."""
-    words = _IN_NAMES.findall(re.sub(r" - ([sml])\w+", r"_\1", text.lower()))  # `Q4_K - Medium`
-    names = [_ALSO.get(word, word) for word in words]
+    names = [_ALSO.get(word, word) for word in _IN_NAMES.findall(re.sub(r" - ([sml])\w+", r"_\1", text.lower()))]
     widths = {form.bits // 1 if (form := stored_format(name)) else _WIDTHS.get(name) for name in names}
     return None if not names else names[0] if len(widths) == 1 and None not in widths else ""
 

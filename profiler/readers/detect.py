@@ -30,11 +30,12 @@ _REFUSED = (
     (r"INSERT INTO \w+ \(build_commit", "llama-bench's SQL", "`llama-bench -o json`"),
 )
 
-# What a command that stands in a text calls its model; `python -m` and `mlx_lm.generate -m 512` are of something else.
+# The model and the GPUs of a command in a text; `python -m` and `mlx_lm.generate -m 512` are of something else.
 _MODEL = re.compile(
     r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve|lms (?:chat|load))[ =]+"
     r"['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)"
 )
+_GPUS = re.compile(r"\s(?:--tensor-parallel-size|--tp(?:-size)?|-tp)[ =]+(\d+)")
 
 
 def tools() -> str:
@@ -52,9 +53,10 @@ def read_foreign(path: Path) -> ForeignFile:
         if file := _read(path, sources):
             if not file.figures:
                 raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
-            models, own = set(_MODEL.findall(text)), {"model's name", "precision"} & {*file.settings}
-            named = {"model's name": models.pop()} if len(models) == 1 and not own else {}
-            return replace(file, name=str(path), settings={**named, **file.settings})
+            models, ranks = {*_MODEL.findall(text)}, {*_GPUS.findall(text)}
+            named = {"model's name": models.pop()} if len(models) == 1 and "precision" not in file.settings else {}
+            gpus = file.gpus or (int(ranks.pop()) if len(ranks) == 1 else None)
+            return replace(file, name=str(path), gpus=gpus, settings={**named, **file.settings})
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(

@@ -136,7 +136,6 @@ _CONSOLES = (
     ),
 )
 _ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU")
-_SLOT = re.compile(r"slot print_timing: id +(\d+)")
 
 
 def console_requests(text: str) -> Iterator[Sequence[Record]]:
@@ -145,7 +144,7 @@ def console_requests(text: str) -> Iterator[Sequence[Record]]:
     A line of a kind that a request already has begins another one. What a log says of its first model holds for all.
     """
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
-    above["slots"] = "several" if len({*_SLOT.findall(text)}) > 1 else ""
+    above["slots"] = "several" if len({*re.findall(r"slot print_timing: id +(\d+)", text)}) > 1 else ""
     for lines in _CONSOLES:
         requests: list[dict[str, str]] = []
         for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):

@@ -181,6 +181,7 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
         ("aiperf.json", SPECULATED, "decode", {"step_tokens": 3.25, "query_tokens": 5.0, "seconds": 32.53e-3}, ""),
         ("aiperf.json", {}, "decode", {"step_tokens": None}, ""),
+        ("sglang-serving.jsonl", {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}, "decode", {"held": Held(kv_itemsize=1.0)}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),
