@@ -329,11 +329,10 @@ def _doubts(
     calls, _ = _quantised_as(file, figures)
     if unknown and (calls or file.packed_dtype or most):
         quantised = f"says that its weights were quantised ({', '.join(calls)})"
-        usual = " (q4_k_m is ollama's default)" if file.tool == "ollama" else ""
         allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
         yield (
             f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
-            f" {counted.dtype}: give --bits or --quant{usual}, or the quantised model's own folder."
+            f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
         )
     if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
         largest = max(outside, key=setup.needed_bytes)
@@ -358,6 +357,7 @@ def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[st
             text = each.get(name, "-")
             if (form := format_in(text)) is not None or (name == "quantization" and text != "-"):
                 forms[text] = form or ""
+    forms = forms or ({"ollama, whose default it is": "q4_k_m"} if file.tool == "ollama" else {})
     known = {*forms.values()} - {""}
     return sorted(forms), known.pop() if len(known) == 1 else ""
 

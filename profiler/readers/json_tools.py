@@ -323,7 +323,7 @@ def _of_tgi(source: Source) -> list[Record]:
     return [{**row, **shape, row["Step"]: row["Average"].removesuffix(" ms")} for row in rows[1:]]
 
 
-# text-generation-benchmark (benchmark/src/table.rs) calls a server's shards. Its percentiles are of unsorted times.
+# text-generation-benchmark (benchmark/src/table.rs) calls a server's shards; its percentiles are of unsorted times.
 _TGI = Format(
     tool="TGI's benchmark",
     has=("Step", "batch_size", "p50"),

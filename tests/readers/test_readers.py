@@ -132,6 +132,7 @@ def answers(**options: int) -> dict[str, object]:
 
 DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
 DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
+FP8_CACHE = {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}
 SPECULATED = {name: {"avg": value} for name, value in DRAFTS.items()}
 LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
 PHASES = {"phases": [{"concurrency": 8}, {"concurrency": 1, "exclude_from_results": True}]}
@@ -181,7 +182,7 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
         ("aiperf.json", SPECULATED, "decode", {"step_tokens": 3.25, "query_tokens": 5.0, "seconds": 32.53e-3}, ""),
         ("aiperf.json", {}, "decode", {"step_tokens": None}, ""),
-        ("sglang-serving.jsonl", {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}, "decode", {"held": Held(kv_itemsize=1.0)}, ""),
+        ("sglang-serving.jsonl", FP8_CACHE, "decode", {"held": Held(kv_itemsize=1.0)}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),
