@@ -355,8 +355,8 @@ def side_of_file(file: ForeignFile) -> Side:
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
     if file.gpus:
         settings[GPUS] = str(file.gpus)
-    settings = {**file.settings, **settings}  # what its figures show comes before what its settings say
-    return Side(file.name, "", file.tool, settings, cells, remarks=file.remarks)
+    # What its figures show comes before what its settings say.
+    return Side(file.name, "", file.tool, {**file.settings, **settings}, cells, remarks=file.remarks)
 
 
 def _figure_id(figure: Figure) -> MatchKey:

@@ -34,11 +34,8 @@ def changes_section(comparison: Comparison) -> Section:
 
 def sides_lines(comparison: Comparison) -> Lines:
     """The names of both sides with their dates or tools."""
-    return Lines([f"before: {_name(comparison.before)}", f"after: {_name(comparison.after)}"], "dim")
-
-
-def _name(side: Side) -> str:
-    return f"{side.name} ({utc_minute(side.created) or side.tool})"
+    sides = (("before", comparison.before), ("after", comparison.after))
+    return Lines([f"{word}: {side.name} ({utc_minute(side.created) or side.tool})" for word, side in sides], "dim")
 
 
 def signed(share: float) -> str:

@@ -149,15 +149,12 @@ def _collectives(share: RankShare) -> TextTable:
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
     """Return the census: m x n x k, the used share of the tiles of 128 x 128, and whether rows are whole 16 bytes."""
+    yes = {True: "yes", False: "no"}
     rows = [
-        [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), _yes(gemm.aligned)]
+        [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), yes[gemm.aligned]]
         for gemm in gemms
     ]
     return text_table(("m", "n", "k", "dtype", "count", "of its tiles", "16-byte rows"), rows, texts=("dtype",))
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _gpus(gpus: Sequence[GpuRow]) -> TextTable:

@@ -165,9 +165,8 @@ def place(
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
     is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
     rows = [placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure)) for figure, floor in floors]
-    warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
-    if quant != asked:
-        warnings.insert(0, f"its weights are counted in {quant}, as the file names {' and '.join(calls)}.")
+    as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != asked)
+    warnings = [*as_named, *_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -323,13 +322,14 @@ def _doubts(
         names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
         if not any(setup.gpu.lower() in name for name in names):
             yield f"the file says that it ran on {device}, not on {setup.gpu}."
-    unknown = [pair for pair in zip(figures, rows, strict=True) if not setup.knows_bits(pair[0])]
+    unknown = [row for figure, row in zip(figures, rows, strict=True) if not setup.knows_bits(figure)]
     own_bits = 8 * counted.weight_bytes / counted.work.params
-    most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
+    too_fast = [row for row in unknown if row.regime is None and row.attained > 1 and row.bound == "memory"]
     calls, _ = _quantised_as(file, figures)
-    if unknown and (calls or file.packed_dtype or most):
+    if unknown and (calls or file.packed_dtype or too_fast):
         quantised = f"says that its weights were quantised ({', '.join(calls)})"
-        allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
+        most = min((own_bits / row.attained for row in too_fast), default=0.0)
+        allowed = f" (by its times at most {significant(most, 2)} on {setup.under.device})" if most else ""
         yield (
             f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
             f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."

@@ -56,11 +56,6 @@ class PlacedFigure:
     spread: float | None = None
     """Standard deviation of the repetitions / `latency_s`; None if the file has neither."""
 
-    @property
-    def is_above(self) -> bool:
-        """Whether it is above the roof by more than its tolerance."""
-        return self.attained > 1 + ROOF_TOLERANCE
-
 
 @dataclass(frozen=True)
 class PlaceRoofs:
@@ -171,7 +166,7 @@ _FAR_MORE = 1.5
 
 def doubts(rows: Sequence[PlacedFigure]) -> Iterator[str]:
     """Warnings about a whole file: figures above the roof, and decode steps that seem to include the prefill."""
-    if above := sum(row.is_above for row in rows if row.fits):
+    if above := sum(row.fits and row.regime is None for row in rows):
         yield f"{above} of {len(rows)} figures {'is' if above == 1 else 'are'} above the roof, so not valid."
     series: dict[tuple[int, int | None, str], list[PlacedFigure]] = {}
     for row in rows:

@@ -28,6 +28,7 @@ from profiler.readers.values import (
     number_of,
     whole_at,
 )
+from profiler.units import duration
 
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
@@ -117,7 +118,7 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Where the times of batches of a known shape are."""
+    """Where the times of batches of a known shape are; a record may have the seconds of a step of its `clock`."""
 
     batch_size: str = "batch_size"
     prompt_len: str = "input_len"
@@ -136,8 +137,10 @@ class Steps:
         figures = []
         for covers, paths in self.times.items():
             if time_s := seconds_at(record, paths, self.unit):
-                time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
-                figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=self.notes.get(covers, ())))
+                clock_s = number_at(record, f"clock.{covers}") or 0.0
+                time_s = replace(time_s, repeats=time_s.repeats or self.repeats, rounding=clock_s or time_s.rounding)
+                notes = [*self.notes.get(covers, ()), *[f"its clock steps by {duration(clock_s)}"] * (clock_s > 0)]
+                figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=tuple(notes)))
         return figures
 
 

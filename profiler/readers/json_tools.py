@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.readers.figures import Covers, Figure
@@ -343,7 +344,6 @@ _SGLANG_SERVER = Format(
 # Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
 _NO_SETTINGS = re.compile("batch_size|sequence_length|num_tokens_to_generate|name|(warmup|measurement)_iterations")
 _IN_LOOP = "the loop of `generate`, including sampling, stop checks and the streamer"
-_CLOCK = "float32 timestamps, which step by milliseconds on a machine with a long uptime"
 
 
 def _of_transformers(result: Record) -> Record:
@@ -356,7 +356,14 @@ def _of_transformers(result: Record) -> Record:
     factor = 1.0 if config.get("continuous_batching") else new / (new - 1)
     each = inner(result, "measurements.inter_token_latency") or []
     options = {name: value for name, value in config.items() if not _NO_SETTINGS.fullmatch(name)}
-    return {"config": config, "options": options, "steps": [factor * seconds for seconds in each]}
+    clock = {"prefill": _clock_s(inner(result, "measurements.time_to_first_token")), "decode": factor * _clock_s(each)}
+    return {"config": config, "options": options, "steps": [factor * seconds for seconds in each], "clock": clock}
+
+
+def _clock_s(seconds: Sequence[float] | None) -> float:
+    """The step of float32 timestamps after a long uptime, of which all times are multiples; 0 for a fine one."""
+    step_s = 1 / max((each.as_integer_ratio()[1] for each in seconds or []), default=math.inf)
+    return step_s if step_s > 1e-6 else 0.0
 
 
 # benchmark_v2 maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
@@ -370,7 +377,7 @@ _TRANSFORMERS = Format(
         prompt_len="config.sequence_length",
         new_tokens="config.num_tokens_to_generate",
         times={"prefill": "measurements.time_to_first_token", "decode": "steps"},
-        notes={"prefill": (_CLOCK, _IN_LOOP), "decode": (_CLOCK, _IN_LOOP)},
+        notes={"prefill": (_IN_LOOP,), "decode": (_IN_LOOP,)},
     ),
     settings={"options": "options", "model's name": "metadata.model_id", "transformers": "metadata.commit_id"}
     | {"device": "metadata.hardware_info.gpu_name"},

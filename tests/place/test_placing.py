@@ -95,7 +95,7 @@ def test_llama_cpp_multiplies_packed_weights_in_int8(tmp_path: Path) -> None:
         path.write_text(LLAMA_BENCH.format(precision=precision, size=size))
         found = place(path, "mistral-7b-v0.1", gpu=gpu)
         assert found.rows[0].floor_s == pytest.approx(2 * 6.98e9 * 512 / flops_per_s, rel=0.05)
-        assert found.rows[0].is_above == (gpu == "V100 SXM2 16GB" or precision == "F16")
+        assert (found.rows[0].regime is None) == (gpu == "V100 SXM2 16GB" or precision == "F16")
 
 
 def test_a_figure_above_the_roof_is_not_valid(tmp_path: Path) -> None:

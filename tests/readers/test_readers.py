@@ -66,6 +66,18 @@ def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> N
         assert decode.time.value / sorted(measurements["inter_token_latency"])[2] == pytest.approx(16 / 15)
 
 
+def test_the_step_of_a_float32_clock_is_its_rounding(tmp_path: Path) -> None:
+    """After 18 hours a float32 has 1/128 s: the prefill steps by it, and the mean of 15 steps by a fifteenth."""
+    prefill, decode, *_ = read_foreign(FILES / "transformers.json").figures
+    assert (prefill.time.rounding, decode.time.rounding) == pytest.approx((1 / 128, 1 / 128 / 15))
+    assert "its clock steps by 7.81 ms" in prefill.notes
+    fine = {"time_to_first_token": [0.0391] * 5, "inter_token_latency": [0.0199] * 5}
+    content = json.loads((FILES / "transformers.json").read_text())
+    result = next(iter(content.values()))
+    (tmp_path / "f").write_text(json.dumps({"x": {**result, "measurements": result["measurements"] | fine}}))
+    assert [each.time.rounding for each in read_foreign(tmp_path / "f").figures] == [0, 0]
+
+
 def test_continuous_batching_stamps_only_tokens(tmp_path: Path) -> None:
     """16 tokens and 15 steps, divided by 15; without it, the streamer's last stamp makes them 16."""
     content = record("transformers.json")
