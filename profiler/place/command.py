@@ -166,7 +166,7 @@ def place(
     is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
     rows = [placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure)) for figure, floor in floors]
     as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != asked)
-    warnings = [*as_named, *_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
+    warnings = [*as_named, *_doubts(setup, devices, figures, rows, calls), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -304,9 +304,9 @@ def _floors(
 
 
 def _doubts(
-    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure]
+    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure], calls: Sequence[str]
 ) -> Iterator[str]:
-    """What is said of a whole file, and whether it names another model, device or precision, or needs more memory."""
+    """What is said of a whole file, and whether it names another model, device or format (`calls`), or needs more."""
     file, counted, gpus, room = setup.file, setup.counted, setup.gpus, setup.room_bytes
     if setup.stages > 1:
         yield (
@@ -325,7 +325,6 @@ def _doubts(
     unknown = [row for figure, row in zip(figures, rows, strict=True) if not setup.knows_bits(figure)]
     own_bits = 8 * counted.weight_bytes / counted.work.params
     too_fast = [row for row in unknown if row.regime is None and row.attained > 1 and row.bound == "memory"]
-    calls, _ = _quantised_as(file, figures)
     if unknown and (calls or file.packed_dtype or too_fast):
         quantised = f"says that its weights were quantised ({', '.join(calls)})"
         most = min((own_bits / row.attained for row in too_fast), default=0.0)
