@@ -100,8 +100,8 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
     tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
-    regime: Regime = "inconclusive"
-    if is_known and fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
+    regime: Regime | None = None if fit == "no" or attained > 1 + ROOF_TOLERANCE else "inconclusive"
+    if regime and is_known and fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
         regime = "compute-bound" if by_compute else "memory-bound"
     spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
     return PlacedFigure(
@@ -117,7 +117,7 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
         bound="compute" if by_compute else "memory",
         attained=attained,
         fits=fit != "no",
-        regime=regime if fit != "no" and attained <= 1 + ROOF_TOLERANCE else None,
+        regime=regime,
         note="; ".join(_notes(figure, attained, fit, regime)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
         spread=spread / time.value if spread else None,
@@ -135,7 +135,7 @@ _SUSPICIONS: dict[Covers, str] = {
 """Likely reasons for a figure above the roof, by what it covers."""
 
 
-def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime) -> Iterator[str]:
+def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> Iterator[str]:
     """A suspicion if the figure is too fast or slow, then the notes of its file, then remarks."""
     if fit != "no" and attained > 1 + ROOF_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
@@ -147,7 +147,7 @@ def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime) -> Iterato
         )
     elif fit == "yes" and figure.covers == "decode" and figure.batch_size == 1 and attained < _HALF:
         yield _OVERHEAD.format("host, kernels, drafting" if figure.query_tokens > 1 else "host, kernels")
-    if regime == "memory-bound" and figure.covers == "decode" and figure.batch_size == 1 and attained <= 1:
+    if regime == "memory-bound" and figure.covers == "decode" and figure.batch_size == 1:
         yield _BY_MEMORY
     yield from figure.notes
     if figure.held.weight_bytes:

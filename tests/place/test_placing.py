@@ -443,7 +443,7 @@ def test_what_ran_is_judged_with_its_doubt(tmp_path: Path) -> None:
         path.write_text(head + figure)
         found = place(path, model, gpu=gpu)
         [row] = found.rows
-        assert (row.fits, row.regime) == (fits, regime)
+        assert (row.fits, row.regime, "memory-bound" in row.note) == (fits, regime, regime == "memory-bound")
         assert row.attained == pytest.approx(attained, rel=0.01)
         assert doubt in " ".join(found.warnings)
 
