@@ -12,8 +12,8 @@ import numpy as np
 from profiler.counting.floor import A, floor_s, larger, where
 from profiler.facts.dispatch import Dispatch
 
-LAYERED = ("attention", "state")
-"""Groups with one operator per layer."""
+_LAYERED = ("attention", "state")
+"""Groups with one operator per layer, besides the rotary embedding of attention."""
 LAST = "lm_head"
 """The group of a step's last operator."""
 
@@ -81,6 +81,11 @@ class StepRoofs:
     def dispatch_s(self) -> float | None:
         """Seconds to dispatch the whole step."""
         return self.dispatch.step_s if self.dispatch else None
+
+
+def is_layer(group: str, operator: str) -> bool:
+    """Whether there is one such operator per layer of the model."""
+    return group in _LAYERED and not operator.endswith(".rotary")
 
 
 def idle_share(layers: int) -> float:
@@ -380,7 +385,7 @@ def break_down(
     measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
     `avoidable_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepRoofs.idle_most` of its dispatch. Where the host sets the pace, it idled while the host
+    have idled for up to `StepRoofs.idle_most` of its dispatch, and it did not idle for longer than the rest. Where the host sets the pace, it idled while the host
     issued this very step, which may have been slower than the hollow twin's.
     """
     dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
@@ -396,10 +401,11 @@ def break_down(
         idle_share=roofs.idle_share,
     )
     if roofs.overlaps:
-        idle_s = min(roofs.idle_most * host_s, latency_s - terms.busy_s)
+        left_s = max(0.0, latency_s - terms.busy_s)
+        idle_s = max(terms.dispatch_s, min(roofs.idle_most * host_s, left_s))
         if roofs.issue_s is not None and host_s > terms.busy_s:
             idle_s = max(idle_s, min(roofs.issue_s, latency_s) - terms.busy_s)
-        terms = replace(terms, dispatch_s=max(terms.dispatch_s, idle_s))
+        terms = replace(terms, dispatch_s=min(idle_s, left_s) if roofs.idle_most else idle_s)
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.dispatch_s
     replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)

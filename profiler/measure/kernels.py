@@ -11,7 +11,8 @@ from itertools import pairwise
 
 from torch import nn
 
-from profiler.counting.operators import Linear, ModelWork
+from profiler.counting.attention import AttentionCore
+from profiler.counting.operators import Linear, ModelWork, Operator
 from profiler.counting.walk import LinearKey, linear_key, linear_modules
 from profiler.errors import RequestError, tolerate_errors
 from profiler.facts.measurements import Replay, Replays
@@ -44,6 +45,8 @@ _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
 _CACHE_STEP = 0.25
+# A graph's launch takes about 10 us.
+_FLUSH_S = 50e-6
 
 Linears = dict[Linear, list[nn.Module]]
 """The linears of a model that can be called by themselves, each with its modules, one per layer."""
@@ -169,25 +172,37 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
     except RequestError:
         return
     calls = caught_calls(modules, step_call) if modules else {}
-    times = replay_calls(
-        calls, machine, budget_s=budget_s, cold_bytes=cold_bytes_of(subject), page_fault_s=page_fault_s
-    )
-    for operator, seconds in times.items():
-        yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
+    cold_bytes = cold_bytes_of(subject, ceilings)
+    times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s)
     # On a CPU, the small kernels of a decode step take almost no time compared with their dispatch.
     eager = key.phase in subject.engines[key.cell.engine].eager_phases
     if eager and (machine.captures or key.phase == "prefill"):
         with answered(subject.loaded.module, modules):
-            if seconds := replay_small(subject, key, page_fault_s, budget_s):
+            if seconds := replay_small(subject, key, ceilings, budget_s):
                 yield Replay(REST, seconds, without_faults=page_fault_s > 0)
+        cores = {operator: of_one for operator, of_one in times.items() if isinstance(operator, AttentionCore)}
+        if seconds and cores and machine.captures:
+            with answered(subject.loaded.module, modules, attends=True):
+                both = replay_small(subject, key, ceilings, budget_s)
+            times |= _in_the_step(cores, timing_of(both).median_s - timing_of(seconds).median_s)
+    for operator, of_one in times.items():
+        yield Replay(subject.names[operator], of_one, without_faults=page_fault_s > 0)
 
 
-def replay_small(subject: Subject, key: CellKey, page_fault_s: float, budget_s: float) -> tuple[float, ...]:
+def _in_the_step(cores: Mapping[AttentionCore, Sequence[float]], together_s: float) -> dict[Operator, tuple[float, ...]]:
+    """The times of attention, at most `together_s` in a step: it may find keys and values in a cache, where the kernels
+    before it wrote them."""
+    alone_s = sum(operator.count * timing_of(seconds).median_s for operator, seconds in cores.items())
+    share = min(1.0, max(0.0, together_s / alone_s))
+    return {operator: tuple(share * each for each in seconds) for operator, seconds in cores.items()}
+
+
+def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> tuple[float, ...]:
     """Return the seconds of a step whose linears, attention and experts are answered at once. It is captured; on a CPU,
     the same prefill of one token (its dispatch) is subtracted."""
-    machine, small = subject.machine, step_of(subject, key)
+    machine, small, page_fault_s = subject.machine, step_of(subject, key), ceilings.page_fault_s
     if machine.captures:
-        calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject)
+        calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject, ceilings)
         with masks_of_uncaptured_steps():
             return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes).get(REST, ())
     one = step_of(subject, CellKey(key.phase, replace(key.cell, batch_size=1, prompt_len=1)))
@@ -196,10 +211,13 @@ def replay_small(subject: Subject, key: CellKey, page_fault_s: float, budget_s: 
     return tuple(max(0.0, seconds - dispatch_s) for seconds in times[REST])
 
 
-def cold_bytes_of(subject: Subject) -> int:
-    """Return the bytes to read to flush the last-level cache before a call; 0 if the cache holds the model."""
+def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:
+    """Return the bytes to read to flush the last-level cache before a call; 0 if the cache holds the model.
+
+    The read hides the launch of a graph, so it takes at least `_FLUSH_S`."""
     cache_bytes = subject.machine.info.last_level_cache_bytes
-    return 2 * cache_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
+    cold_bytes = max(2 * cache_bytes, int(_FLUSH_S * ceilings.memory_bytes_per_s))
+    return cold_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
 
 
 def _replay_linears(
@@ -212,7 +230,7 @@ def _replay_linears(
     sliced = [op for op in linears if op.rows == "last" and rows[op] == last != key.tokens]
     converting = conversions(linears, rows, request)
     conversions_s = budget_s * _CONVERSIONS_SHARE if converting else 0.0
-    cold_bytes, page_fault_s = cold_bytes_of(subject), ceilings.page_fault_s
+    cold_bytes, page_fault_s = cold_bytes_of(subject, ceilings), ceilings.page_fault_s
     times = replay_linears(
         linears,
         rows,
