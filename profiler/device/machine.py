@@ -225,7 +225,7 @@ class CudaMachine(Machine):
         before = self._cuda.current_stream()
         try:
             with (
-                _own_workspaces(),
+                _own_workspaces(self) as freed_bytes,
                 self._cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)),
             ):
                 work()
@@ -237,6 +237,7 @@ class CudaMachine(Machine):
                 raise
             first = error.__context__ or error  # ending a failed capture fails once more
             raise CaptureError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
+        [recorded.workspace_bytes] = freed_bytes
         return recorded
 
     def _end_failed_capture(self, recorded: Recording) -> None:
@@ -286,17 +287,21 @@ class CudaMachine(Machine):
 
 
 @contextlib.contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """Context manager in which a capture allocates cuBLAS's workspaces in its own pool.
+def _own_workspaces(machine: Machine) -> Iterator[list[int]]:
+    """Context manager in which a capture allocates cuBLAS's workspaces in its own pool; their bytes are known at its
+    end.
 
     torch keeps one workspace per handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp). A graph that is captured
     with the workspace of an earlier graph's pool writes to freed memory once that graph is gone.
     """
     clear_workspaces()
+    freed_bytes: list[int] = []
     try:
-        yield
+        yield freed_bytes
     finally:
+        before_bytes = machine.allocated_bytes()
         clear_workspaces()
+        freed_bytes.append(before_bytes - machine.allocated_bytes())
 
 
 def clear_workspaces() -> None:
@@ -306,7 +311,7 @@ def clear_workspaces() -> None:
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Recording:
     """A CUDA graph and its memory pool; a call replays the graph. The graph must be reset before the pool is freed."""
 
@@ -314,6 +319,8 @@ class Recording:
     graph: torch.cuda.CUDAGraph
     pool: torch.cuda.MemPool | None
     pool_id: tuple[int, int]
+    workspace_bytes: int = 0
+    """Bytes of its pool that cuBLAS's kernels write in each replay, though torch's allocator counts them as free."""
 
     @property
     def pool_bytes(self) -> int:

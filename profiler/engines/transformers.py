@@ -252,7 +252,8 @@ class GraphEngine(StaticEngine):
         self._shape = None
         if shape not in self._recorded:
             self._recorded[shape] = self._record(batch, slots)
-        self.kept_bytes = sum(step.cache_bytes for other, step in self._recorded.items() if other != shape)
+        others_bytes = sum(step.cache_bytes for other, step in self._recorded.items() if other != shape)
+        self.kept_bytes = others_bytes - self._recorded[shape].replay.workspace_bytes
         self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

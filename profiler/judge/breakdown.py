@@ -305,6 +305,8 @@ class TimeBreakdown:
     """Transfer of offloaded weights to the device, and of results between ranks."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were replayed; the losses of other kernels are unknown."""
+    host_pace_s: float = 0.0
+    """Least seconds of a step by its host, if a device overlaps it: all dispatch, and a prefill's last operator."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
     """Half width of the interval (about 95 %) of each of TERMS, from the spread of its measurements."""
 
@@ -385,8 +387,8 @@ def break_down(
     measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
     `avoidable_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepRoofs.idle_most` of its dispatch, and it did not idle for longer than the rest. Where the host sets the pace, it idled while the host
-    issued this very step, which may have been slower than the hollow twin's.
+    have idled for up to `StepRoofs.idle_most` of its dispatch, and not for longer than the rest. Where the host sets
+    the pace, it idled while the host issued this very step, which may have been slower than the hollow twin's.
     """
     dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
     host_s = dispatch.step_s
@@ -410,11 +412,15 @@ def break_down(
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.dispatch_s
     replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
     required_s = terms.device_s + roofs.fetch_s
+    # The twin of a recorded graph has kernels in its dispatch; its issue shows that its host is done at once.
+    pace_s = host_s if roofs.issue_s is None else min(host_s, roofs.issue_s)
+    last_s = sum(demand.alone_s(roofs.memory_bytes_per_s) for demand in demands if demand.group == LAST)
     return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
         device_s=terms.device_s,
         floor_s=max(required_s, host_s) if roofs.overlaps else required_s + host_s,
+        host_pace_s=roofs.overlaps * (pace_s + (last_s if roofs.idle_share else 0.0)),
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
         half_widths_s=_half_widths(seconds, demands, roofs, latency_half_width_s),
     )

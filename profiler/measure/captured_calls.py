@@ -223,7 +223,8 @@ class EmptiedCache(EagerEngine):
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """Return a function that runs one step of a cell with the modules' own Python, on its engine's kind of cache.
 
-    It may be called any number of times: a decode step first sets back a static cache, whose slots would run out. Raises RequestError if a cache of that depth cannot be filled without a prefill.
+    It may be called any number of times: a decode step first sets back a static cache, whose slots would run out.
+    Raises RequestError if a cache of that depth cannot be filled without a prefill.
     """
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]

@@ -189,7 +189,9 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
         yield Replay(subject.names[operator], of_one, without_faults=page_fault_s > 0)
 
 
-def _in_the_step(cores: Mapping[AttentionCore, Sequence[float]], together_s: float) -> dict[Operator, tuple[float, ...]]:
+def _in_the_step(
+    cores: Mapping[AttentionCore, Sequence[float]], together_s: float
+) -> dict[Operator, tuple[float, ...]]:
     """The times of attention, at most `together_s` in a step: it may find keys and values in a cache, where the kernels
     before it wrote them."""
     alone_s = sum(operator.count * timing_of(seconds).median_s for operator, seconds in cores.items())

@@ -59,8 +59,8 @@ def disagreements(scenario: Scenario, truth: Truth, folder: Path) -> Iterator[st
     try:
         run, _ = said(scenario, [truth], folder)
         for phase, row in held(scenario, truth, run, folder):
-            if row["regime"] != phase.regime:
-                label = f"{row['regime']} ({row['confidence']}) for {phase.regime}"
+            if row["regime"] not in phase.regimes:
+                label = f"{row['regime']} ({row['confidence']}) for {' or '.join(sorted(phase.regimes))}"
                 yield f"{phase.phase} {phase.batch_size} x {phase.prompt_len}: {label}"
     except AssertionError as error:
         yield str(error).partition("\n")[0]
