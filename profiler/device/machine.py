@@ -223,12 +223,16 @@ class CudaMachine(Machine):
         pool_id = self._cuda.graph_pool_handle() if pool is None else pool.id
         recorded = Recording(self, self._cuda.CUDAGraph(), pool, pool_id)
         before = self._cuda.current_stream()
+        # torch keeps a workspace of cuBLAS per handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp). A graph with
+        # that of an earlier graph's pool would write to freed memory once that graph is gone.
+        clear_workspaces()
         try:
-            with (
-                _own_workspaces(self) as freed_bytes,
-                self._cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)),
-            ):
-                work()
+            try:
+                with self._cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)):
+                    work()
+            finally:
+                held_bytes = self.allocated_bytes()
+                clear_workspaces()
         except RuntimeError as error:
             # torch.cuda.graph leaves its stream only after it has ended the capture, which raises.
             self._cuda.set_stream(before)
@@ -237,7 +241,7 @@ class CudaMachine(Machine):
                 raise
             first = error.__context__ or error  # ending a failed capture fails once more
             raise CaptureError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
-        [recorded.workspace_bytes] = freed_bytes
+        recorded.workspace_bytes = held_bytes - self.allocated_bytes()
         return recorded
 
     def _end_failed_capture(self, recorded: Recording) -> None:
@@ -284,24 +288,6 @@ class CudaMachine(Machine):
             yield
         finally:
             self._cuda.nvtx.range_pop()
-
-
-@contextlib.contextmanager
-def _own_workspaces(machine: Machine) -> Iterator[list[int]]:
-    """Context manager in which a capture allocates cuBLAS's workspaces in its own pool; their bytes are known at its
-    end.
-
-    torch keeps one workspace per handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp). A graph that is captured
-    with the workspace of an earlier graph's pool writes to freed memory once that graph is gone.
-    """
-    clear_workspaces()
-    freed_bytes: list[int] = []
-    try:
-        yield freed_bytes
-    finally:
-        before_bytes = machine.allocated_bytes()
-        clear_workspaces()
-        freed_bytes.append(before_bytes - machine.allocated_bytes())
 
 
 def clear_workspaces() -> None:

@@ -335,12 +335,12 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
     reaches = np.where(by_memory, _MEMORY.reached(shares), _COMPUTE.reached(shares))
-    moved_s, lost_s = s.weights_s + s.kv_s + s.avoidable_s, s.kernel_s + s.dequantise_s
-    others_s = (s.compute_s, shares.overhead * s.latency_s, s.engine_s, abs(s.unexplained_s))
-    leads = (moved_s + lost_s >= DOMINANCE * reduce(np.maximum, others_s)) & _replays_explain(s)
-    needed_s = s.weights_s + s.kv_s
+    needed_s, lost_s = s.weights_s + s.kv_s, s.kernel_s + s.dequantise_s
+    moved_s = needed_s + s.avoidable_s
     alike = np.maximum(needed_s, lost_s) < DOMINANCE * np.minimum(needed_s, lost_s)
-    leads &= m.roofs.overlaps & (s.link_s == 0) & ~alike
+    others_s = (s.compute_s, shares.overhead * s.latency_s, s.engine_s, abs(s.unexplained_s))
+    leads = (moved_s + lost_s >= DOMINANCE * reduce(np.maximum, others_s)) & ~alike & _replays_explain(s)
+    leads &= m.roofs.overlaps & (s.link_s == 0)
     equal = (larger < DOMINANCE * smaller) | (~by_memory & (s.compute_s < DOMINANCE * moved_s))
     equal |= m.roofs.overlaps & (larger * (1 - shares.overhead) < DOMINANCE * shares.overhead)
     moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from torch import nn
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.operators import Linear, ModelWork, Operator
+from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import LinearKey, linear_key, linear_modules
 from profiler.errors import RequestError, tolerate_errors
 from profiler.facts.measurements import Replay, Replays
@@ -45,7 +45,7 @@ _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
 _CACHE_STEP = 0.25
-# A graph's launch takes about 10 us.
+# The shortest flush of a cache; the launch of the replay after it, about 10 us, is hidden behind it.
 _FLUSH_S = 50e-6
 
 Linears = dict[Linear, list[nn.Module]]
@@ -174,29 +174,25 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
     calls = caught_calls(modules, step_call) if modules else {}
     cold_bytes = cold_bytes_of(subject, ceilings)
     times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s)
+    for operator, seconds in times.items():
+        yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
     # On a CPU, the small kernels of a decode step take almost no time compared with their dispatch.
-    eager = key.phase in subject.engines[key.cell.engine].eager_phases
-    if eager and (machine.captures or key.phase == "prefill"):
-        with answered(subject.loaded.module, modules):
-            if seconds := replay_small(subject, key, ceilings, budget_s):
-                yield Replay(REST, seconds, without_faults=page_fault_s > 0)
-        cores = {operator: of_one for operator, of_one in times.items() if isinstance(operator, AttentionCore)}
-        if seconds and cores and machine.captures:
-            with answered(subject.loaded.module, modules, attends=True):
-                both = replay_small(subject, key, ceilings, budget_s)
-            times |= _in_the_step(cores, timing_of(both).median_s - timing_of(seconds).median_s)
-    for operator, of_one in times.items():
-        yield Replay(subject.names[operator], of_one, without_faults=page_fault_s > 0)
-
-
-def _in_the_step(
-    cores: Mapping[AttentionCore, Sequence[float]], together_s: float
-) -> dict[Operator, tuple[float, ...]]:
-    """The times of attention, at most `together_s` in a step: it may find keys and values in a cache, where the kernels
-    before it wrote them."""
-    alone_s = sum(operator.count * timing_of(seconds).median_s for operator, seconds in cores.items())
-    share = min(1.0, max(0.0, together_s / alone_s))
-    return {operator: tuple(share * each for each in seconds) for operator, seconds in cores.items()}
+    if key.phase not in subject.engines[key.cell.engine].eager_phases or not (
+        machine.captures or key.phase == "prefill"
+    ):
+        return
+    with answered(subject.loaded.module, modules):
+        small = replay_small(subject, key, ceilings, budget_s)
+    if small:
+        yield Replay(REST, small, without_faults=page_fault_s > 0)
+    cores = {operator: seconds for operator, seconds in times.items() if isinstance(operator, AttentionCore)}
+    if small and cores and machine.captures:  # attention may find in a cache what the kernels before it wrote
+        with answered(subject.loaded.module, modules, attends=True):
+            both = replay_small(subject, key, ceilings, budget_s)
+        cold_s = sum(operator.count * timing_of(seconds).median_s for operator, seconds in cores.items())
+        share = min(1.0, max(0.0, (timing_of(both).median_s - timing_of(small).median_s) / cold_s))
+        for operator, seconds in cores.items():
+            yield Replay(subject.names[operator], tuple(share * each for each in seconds))
 
 
 def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> tuple[float, ...]:
@@ -214,9 +210,7 @@ def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: f
 
 
 def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:
-    """Return the bytes to read to flush the last-level cache before a call; 0 if the cache holds the model.
-
-    The read hides the launch of a graph, so it takes at least `_FLUSH_S`."""
+    """Return the bytes to read to flush the last-level cache before a call; 0 if the cache holds the model."""
     cache_bytes = subject.machine.info.last_level_cache_bytes
     cold_bytes = max(2 * cache_bytes, int(_FLUSH_S * ceilings.memory_bytes_per_s))
     return cold_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0

@@ -189,7 +189,7 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
     """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
-    device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
+    device_s = _device_s(steps)
     weights_s = kv_s = compute_s = dequantise_s = 0.0
     stored: dict[Region, int] = {}
     products = [kernel for kernel in middle if _part(kernel) == "weights"]
@@ -265,6 +265,11 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth, saved_s: Iterable[fl
     return statistics.median(after - before for before, after in itertools.pairwise(ends[1:]))
 
 
+def _device_s(steps: Sequence[list[Kernel]]) -> float:
+    """Return the time of the kernels in the median step, of those whose ends `timeline_s` compares."""
+    return statistics.median(sum(kernel.duration_s for kernel in step) for step in steps[2:] or steps)
+
+
 def _gains_s(steps: Sequence[list[Kernel]], truth: Truth, lost_s: Sequence[float]) -> dict[str, float]:
     """Return the seconds that a step saves if a resource is a quarter faster, by regime.
 
@@ -275,7 +280,7 @@ def _gains_s(steps: Sequence[list[Kernel]], truth: Truth, lost_s: Sequence[float
     gains_s = {name: latency_s - timeline_s(steps, faster) for name, faster in _faster(truth).items()}
     linked = [[replace(kernel, link_s=kernel.link_s / _FASTER) for kernel in step] for step in steps]
     gains_s["link-bound"] = latency_s - timeline_s(linked, truth)
-    device_s = statistics.median(sum(kernel.duration_s for kernel in step) for step in steps)
+    device_s = _device_s(steps)
     lost_a_step_s, saved_s = sum(lost_s) / len(steps), latency_s - timeline_s(steps, truth, lost_s)
     whole = {"kernel-bound": min(lost_a_step_s, saved_s / _LOST), "idle": max(0.0, latency_s - device_s)}
     return gains_s | whole
