@@ -223,8 +223,8 @@ class CudaMachine(Machine):
         pool_id = self._cuda.graph_pool_handle() if pool is None else pool.id
         recorded = Recording(self, self._cuda.CUDAGraph(), pool, pool_id)
         before = self._cuda.current_stream()
-        # torch keeps a workspace of cuBLAS per handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp). A graph with
-        # that of an earlier graph's pool would write to freed memory once that graph is gone.
+        # torch keeps a workspace of cuBLAS per stream (aten/src/ATen/cuda/CublasHandlePool.cpp). With one of an earlier
+        # graph's pool, this graph would write to freed memory once the earlier one is gone.
         clear_workspaces()
         try:
             try:
