@@ -387,8 +387,9 @@ def break_down(
     measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
     `avoidable_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepRoofs.idle_most` of its dispatch, and not for longer than the rest. Where the host sets
-    the pace, it idled while the host issued this very step, which may have been slower than the hollow twin's.
+    have idled for up to `StepRoofs.idle_most` of its dispatch, or for all of it if it takes longer than the parts, and
+    not for longer than the rest. Where the host sets the pace, it idled while the host issued this very step, which
+    may have been slower than the hollow twin's.
     """
     dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
     host_s = dispatch.step_s
@@ -404,7 +405,8 @@ def break_down(
     )
     if roofs.overlaps:
         left_s = max(0.0, latency_s - terms.busy_s)
-        idle_s = max(terms.dispatch_s, min(roofs.idle_most * host_s, left_s))
+        most = max(roofs.idle_most, host_s > terms.busy_s) if roofs.idle_most else 0.0
+        idle_s = max(terms.dispatch_s, min(most * host_s, left_s))
         if roofs.issue_s is not None and host_s > terms.busy_s:
             idle_s = max(idle_s, min(roofs.issue_s, latency_s) - terms.busy_s)
         terms = replace(terms, dispatch_s=min(idle_s, left_s) if roofs.idle_most else idle_s)

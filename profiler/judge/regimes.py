@@ -339,8 +339,8 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     moved_s = needed_s + s.avoidable_s
     alike = np.maximum(needed_s, lost_s) < DOMINANCE * np.minimum(needed_s, lost_s)
     others_s = (s.compute_s, shares.overhead * s.latency_s, s.engine_s, abs(s.unexplained_s))
-    leads = (moved_s + lost_s >= DOMINANCE * reduce(np.maximum, others_s)) & ~alike & _replays_explain(s)
-    leads &= m.roofs.overlaps & (s.link_s == 0)
+    leads = np.maximum(needed_s, lost_s) + s.avoidable_s >= DOMINANCE * reduce(np.maximum, others_s)
+    leads &= ~alike & _replays_explain(s) & m.roofs.overlaps & (s.link_s == 0)
     equal = (larger < DOMINANCE * smaller) | (~by_memory & (s.compute_s < DOMINANCE * moved_s))
     equal |= m.roofs.overlaps & (larger * (1 - shares.overhead) < DOMINANCE * shares.overhead)
     moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)
@@ -356,7 +356,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
         (reaches & equal, "mixed"),
         (reaches & by_memory, "memory-bound"),
         (reaches, "compute-bound"),
-        (moves | (leads & (moved_s >= lost_s)), "memory-bound"),
+        (moves | (leads & (needed_s >= lost_s)), "memory-bound"),
         (leads, "kernel-bound"),
         (_engine_idles(m, shares), "overhead-bound"),
         (_ENGINE.reached(shares), "mixed"),
