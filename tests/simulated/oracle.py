@@ -46,8 +46,7 @@ class Phase:
     prompt_len: int
     latency_s: float
     regime: str
-    """The resource that limits the step most; `kernel-bound` if kernels lose half of the step, and half of that can be
-    saved.
+    """The resource that limits the step most; `kernel-bound` if kernels lose half of it, and half of that can be saved.
 
     The host sets the pace only while the card idles for it. If the card idles for less than half of the step, no faster
     host doubles the speed, and the step is `mixed`.
@@ -58,7 +57,7 @@ class Phase:
     Bytes that the algorithm does not need are moved, and its kernels lose their time: either name is right.
     """
     awaits: bool
-    """Whether the host waits for the card within the step, which no capture of its kernels allows."""
+    """Whether the host waits for the card between the products of the step, which no capture of its kernels allows."""
     device_s: float
     """Time of the kernels."""
     exposed_dispatch_s: float
@@ -222,7 +221,8 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
         "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
         "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
         "regime": _label(gains_s, latency_s), "border": _border(gains_s, latency_s) | _border(otherwise_s, latency_s),
-        "awaits": any(kernel.awaited for kernel in middle), "launches": sum(kernel.launched for kernel in middle),
+        "awaits": any(kernel.awaited and not kernel.name.startswith(_DEQUANTISING) for kernel in middle),
+        "launches": sum(kernel.launched for kernel in middle),
     }  # fmt: skip
 
 
