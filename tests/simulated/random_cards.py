@@ -50,6 +50,8 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
     )  # fmt: skip
     dtype = "float16" if capability < (8, 0) else choose.choice(dtypes)
     engine = choose.choice(["eager", "eager", "static", "graph", "compile"])
+    if model == "gpt-oss-20b" and engine in ("graph", "compile"):
+        engine = "static"  # no graph moves its window, and the host's time in uncaptured compiled code is not measured
     prompts, batches = (sorted(choose.sample(sizes, 2)) for sizes in ([32, 128, 512, 1000], [1, 4, 16, 64]))
     return Scenario(model, layers, dtype, engine, prompts, batches), truth
 
