@@ -80,7 +80,7 @@ def _config(quant: Quant, module: Any, device: torch.device) -> Any:
             if device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY:
                 return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
             return quantization.Float8WeightOnlyConfig()
-        group_size = _int4_group_size(module)
+        group_size = int4_group_size(module)
         if device.type == "cuda":
             return quantization.Int4WeightOnlyConfig(group_size=group_size, int4_packing_format="tile_packed_to_4d")
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
@@ -93,7 +93,8 @@ def _config(quant: Quant, module: Any, device: torch.device) -> Any:
         ) from error
 
 
-def _int4_group_size(module: Any) -> int:
+def int4_group_size(module: Any) -> int:
+    """Return the largest group of inputs of torchao's int4 that divides every layer's. Raises RequestError for none."""
     head = module.get_output_embeddings()
     widths = {layer.in_features for layer in module.modules() if isinstance(layer, nn.Linear) and layer is not head}
     for size in _INT4_GROUPS:
