@@ -356,7 +356,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
         (reaches & equal, "mixed"),
         (reaches & by_memory, "memory-bound"),
         (reaches, "compute-bound"),
-        (moves | (leads & (needed_s >= lost_s)), "memory-bound"),
+        (moves | (leads & (moved_s >= lost_s)), "memory-bound"),
         (leads, "kernel-bound"),
         (_engine_idles(m, shares), "overhead-bound"),
         (_ENGINE.reached(shares), "mixed"),

@@ -136,7 +136,7 @@ _LEAST_REPLAYS = 5
 # The same for a graph that takes longer than its budget.
 _LEAST_LATE_REPLAYS = 2
 # Calls in a graph before which nothing runs: a share of its launch is timed with each of them.
-_LEAST_CALLS = 128
+_LEAST_CALLS = 32
 ENOUGH_SAMPLES = 16
 _MOST_SAMPLES = 64
 _KNOWN_HALF_WIDTH = 0.01
