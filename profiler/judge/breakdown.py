@@ -415,14 +415,15 @@ def break_down(
     replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
     required_s = terms.device_s + roofs.fetch_s
     # The twin of a recorded graph has kernels in its dispatch; its issue shows that its host is done at once.
-    pace_s = host_s if roofs.issue_s is None else min(host_s, roofs.issue_s)
-    last_s = sum(demand.alone_s(roofs.memory_bytes_per_s) for demand in demands if demand.group == LAST)
+    pace_s = min(host_s, host_s if roofs.issue_s is None else roofs.issue_s)
+    if roofs.idle_share:
+        pace_s += sum(demand.alone_s(roofs.memory_bytes_per_s) for demand in demands if demand.group == LAST)
     return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
         device_s=terms.device_s,
         floor_s=max(required_s, host_s) if roofs.overlaps else required_s + host_s,
-        host_pace_s=roofs.overlaps * (pace_s + (last_s if roofs.idle_share else 0.0)),
+        host_pace_s=pace_s if roofs.overlaps else 0.0,
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
         half_widths_s=_half_widths(seconds, demands, roofs, latency_half_width_s),
     )

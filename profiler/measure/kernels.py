@@ -45,8 +45,6 @@ _LINEAR_STEPS = {True: 5.0, False: 0.3}
 _CALL_STEPS = {True: 5.0, False: 3.0}
 # KV caches that differ by less than this share of the weights' bytes evict about as much of the weights.
 _CACHE_STEP = 0.25
-# The shortest flush of a cache; the launch of the replay after it, about 10 us, is hidden behind it.
-_FLUSH_S = 50e-6
 
 Linears = dict[Linear, list[nn.Module]]
 """The linears of a model that can be called by themselves, each with its modules, one per layer."""
@@ -189,10 +187,11 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
     if small and cores and machine.captures:  # attention may find in a cache what the kernels before it wrote
         with answered(subject.loaded.module, modules, attends=True):
             both = replay_small(subject, key, ceilings, budget_s)
-        cold_s = sum(operator.count * timing_of(seconds).median_s for operator, seconds in cores.items())
-        share = min(1.0, max(0.0, (timing_of(both).median_s - timing_of(small).median_s) / cold_s))
+        share = (timing_of(both).median_s - timing_of(small).median_s) / sum(
+            operator.count * timing_of(seconds).median_s for operator, seconds in cores.items()
+        )
         for operator, seconds in cores.items():
-            yield Replay(subject.names[operator], tuple(share * each for each in seconds))
+            yield Replay(subject.names[operator], tuple(min(1.0, max(0.0, share)) * each for each in seconds))
 
 
 def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> tuple[float, ...]:
@@ -212,7 +211,8 @@ def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: f
 def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:
     """Return the bytes to read to flush the last-level cache before a call; 0 if the cache holds the model."""
     cache_bytes = subject.machine.info.last_level_cache_bytes
-    cold_bytes = max(2 * cache_bytes, int(_FLUSH_S * ceilings.memory_bytes_per_s))
+    # 50 us of reading hide the launch of a graph, of about 10 us.
+    cold_bytes = max(2 * cache_bytes, int(50e-6 * ceilings.memory_bytes_per_s))
     return cold_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
 
 
