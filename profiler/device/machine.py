@@ -223,12 +223,16 @@ class CudaMachine(Machine):
         pool_id = self._cuda.graph_pool_handle() if pool is None else pool.id
         recorded = Recording(self, self._cuda.CUDAGraph(), pool, pool_id)
         before = self._cuda.current_stream()
+        # torch keeps a workspace of cuBLAS per stream (aten/src/ATen/cuda/CublasHandlePool.cpp). With one of an earlier
+        # graph's pool, this graph would write to freed memory once the earlier one is gone.
+        clear_workspaces()
         try:
-            with (
-                _own_workspaces(),
-                self._cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)),
-            ):
-                work()
+            try:
+                with self._cuda.graph(recorded.graph, pool=recorded.pool_id, stream=side_stream(self.device)):
+                    work()
+            finally:
+                held_bytes = self.allocated_bytes()
+                clear_workspaces()
         except RuntimeError as error:
             # torch.cuda.graph leaves its stream only after it has ended the capture, which raises.
             self._cuda.set_stream(before)
@@ -237,6 +241,7 @@ class CudaMachine(Machine):
                 raise
             first = error.__context__ or error  # ending a failed capture fails once more
             raise CaptureError(f"this cannot be captured as a CUDA graph: {first_line(first)}.") from error
+        recorded.workspace_bytes = held_bytes - self.allocated_bytes()
         return recorded
 
     def _end_failed_capture(self, recorded: Recording) -> None:
@@ -285,20 +290,6 @@ class CudaMachine(Machine):
             self._cuda.nvtx.range_pop()
 
 
-@contextlib.contextmanager
-def _own_workspaces() -> Iterator[None]:
-    """Context manager in which a capture allocates cuBLAS's workspaces in its own pool.
-
-    torch keeps one workspace per handle and stream (aten/src/ATen/cuda/CublasHandlePool.cpp). A graph that is captured
-    with the workspace of an earlier graph's pool writes to freed memory once that graph is gone.
-    """
-    clear_workspaces()
-    try:
-        yield
-    finally:
-        clear_workspaces()
-
-
 def clear_workspaces() -> None:
     """Free cuBLAS's workspaces, which its next call allocates again. A build without CUDA has no such function."""
     import torch
@@ -306,7 +297,7 @@ def clear_workspaces() -> None:
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Recording:
     """A CUDA graph and its memory pool; a call replays the graph. The graph must be reset before the pool is freed."""
 
@@ -314,6 +305,8 @@ class Recording:
     graph: torch.cuda.CUDAGraph
     pool: torch.cuda.MemPool | None
     pool_id: tuple[int, int]
+    workspace_bytes: int = 0
+    """Bytes of its pool that cuBLAS's kernels write in each replay, though torch's allocator counts them as free."""
 
     @property
     def pool_bytes(self) -> int:

@@ -47,7 +47,7 @@ class Engine(Protocol):
     keeps_last_logits: bool
     """Whether the LM head of a prefill runs only on the last position."""
     kept_bytes: int = 0
-    """Bytes that it keeps for shapes other than the last prepared one."""
+    """Bytes that it keeps for shapes other than the last prepared one, less the workspace of that one's graph."""
     helper_pids: Sequence[int] = ()
     """Ids of the processes on this host that work for this run, and so are no foreign load."""
     graph_skips: int | None = None

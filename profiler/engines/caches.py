@@ -98,15 +98,17 @@ def _deepen_quantized(layer: Any, context: int) -> None:
     layer.cumulative_length = context
 
 
-def rewind(cache: Any, context: int) -> Callable[[], None]:
-    """Return a function that sets a filled static cache back to `context` tokens; on others it does nothing.
+def rewind(cache: Any, context: int, *, growing: bool = False) -> Callable[[], None]:
+    """Return a function that sets a filled static cache back to `context` tokens.
 
-    The layers' lengths become elements of one tensor, so that the function is one kernel, which a graph can replay.
+    The layers' lengths become elements of one tensor, so that the function is one kernel, which a graph can replay. A
+    `growing` cache is set back too, which keeps both its old and its new tokens in memory; otherwise it grows on.
     """
     layers = [layer for layer in getattr(cache, "layers", ()) if getattr(layer, "max_cache_len", None)]
     layers = [layer for layer in layers if _states(layer) is not None]
     if not layers:
-        return lambda: None
+        filled = [(layer, dict(vars(layer))) for layer in getattr(cache, "layers", ()) if growing]
+        return lambda: [vars(layer).update(before) for layer, before in filled].clear()
     lengths = torch.full((len(layers),), context, dtype=torch.long, device=layers[0].cumulative_length.device)
     for layer, length in zip(layers, lengths.unbind(), strict=True):
         layer.cumulative_length = length

@@ -239,7 +239,9 @@ class GraphEngine(StaticEngine):
         self._shape = None
         if shape not in self._recorded:
             self._recorded[shape] = self._record(batch, slots)
-        self.kept_bytes = sum(_bytes_of(step.state.cache) for other, step in self._recorded.items() if other != shape)
+        self.kept_bytes = -self._recorded[shape].replay.workspace_bytes + sum(
+            _bytes_of(step.state.cache) for other, step in self._recorded.items() if other != shape
+        )
         self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

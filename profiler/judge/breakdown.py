@@ -12,8 +12,8 @@ import numpy as np
 from profiler.counting.floor import A, floor_s, larger, where
 from profiler.facts.dispatch import Dispatch
 
-LAYERED = ("attention", "state")
-"""Groups with one operator per layer."""
+_LAYERED = ("attention", "state")
+"""Groups with one operator per layer, besides the rotary embedding of attention."""
 LAST = "lm_head"
 """The group of a step's last operator."""
 
@@ -81,6 +81,11 @@ class StepRoofs:
     def dispatch_s(self) -> float | None:
         """Seconds to dispatch the whole step."""
         return self.dispatch.step_s if self.dispatch else None
+
+
+def is_layer(group: str, operator: str) -> bool:
+    """Whether there is one such operator per layer of the model."""
+    return group in _LAYERED and not operator.endswith(".rotary")
 
 
 def idle_share(layers: int) -> float:
@@ -300,6 +305,8 @@ class TimeBreakdown:
     """Transfer of offloaded weights to the device, and of results between ranks."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were replayed; the losses of other kernels are unknown."""
+    host_pace_s: float = 0.0
+    """Least seconds of a step by its host, if a device overlaps it: all dispatch, and a prefill's last operator."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
     """Half width of the interval (about 95 %) of each of TERMS, from the spread of its measurements."""
 
@@ -380,8 +387,9 @@ def break_down(
     measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
     `avoidable_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepRoofs.idle_most` of its dispatch. Where the host sets the pace, it idled while the host
-    issued this very step, which may have been slower than the hollow twin's.
+    have idled for up to `StepRoofs.idle_most` of its dispatch, or for all of it if it takes longer than the parts, and
+    not for longer than the rest. Where the host sets the pace, it idled while the host issued this very step, which
+    may have been slower than the hollow twin's.
     """
     dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
     host_s = dispatch.step_s
@@ -396,19 +404,26 @@ def break_down(
         idle_share=roofs.idle_share,
     )
     if roofs.overlaps:
-        idle_s = min(roofs.idle_most * host_s, latency_s - terms.busy_s)
+        left_s = max(0.0, latency_s - terms.busy_s)
+        most = max(roofs.idle_most, host_s > terms.busy_s) if roofs.idle_most else 0.0
+        idle_s = max(terms.dispatch_s, min(most * host_s, left_s))
         if roofs.issue_s is not None and host_s > terms.busy_s:
             idle_s = max(idle_s, min(roofs.issue_s, latency_s) - terms.busy_s)
-        terms = replace(terms, dispatch_s=max(terms.dispatch_s, idle_s))
+        terms = replace(terms, dispatch_s=min(idle_s, left_s) if roofs.idle_most else idle_s)
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.dispatch_s
     replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
     required_s = terms.device_s + roofs.fetch_s
+    # The twin of a recorded graph has kernels in its dispatch; its issue shows that its host is done at once.
+    pace_s = min(host_s, host_s if roofs.issue_s is None else roofs.issue_s)
+    if roofs.idle_share:
+        pace_s += sum(demand.alone_s(roofs.memory_bytes_per_s) for demand in demands if demand.group == LAST)
     return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
         device_s=terms.device_s,
         floor_s=max(required_s, host_s) if roofs.overlaps else required_s + host_s,
+        host_pace_s=pace_s if roofs.overlaps else 0.0,
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
         half_widths_s=_half_widths(seconds, demands, roofs, latency_half_width_s),
     )

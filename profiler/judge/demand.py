@@ -19,7 +19,6 @@ from profiler.facts.visits import Visit, median_issue_s, phase_medians
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.breakdown import (
     EXCEEDS,
-    LAYERED,
     Demand,
     StepRoofs,
     TimeBreakdown,
@@ -27,6 +26,7 @@ from profiler.judge.breakdown import (
     exceeds_step,
     idle_most,
     idle_share,
+    is_layer,
     with_engine,
     with_generate,
     with_trace,
@@ -309,8 +309,8 @@ def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
     dispatch = dispatch_at(facts, key)
     waits = dispatch is not None and dispatch.waits
     runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch and not waits
-    layered = sum(item.count for item in facts.operators[key] if item.group in LAYERED)
-    layers = layered if key.phase == "prefill" else 0
+    in_prefill = facts.operators[key] if key.phase == "prefill" else ()
+    layers = sum(item.count for item in in_prefill if is_layer(item.group, item.operator))
     compute = ceilings.compute_roof(facts.model.dtype)
     spread = (compute.high_per_s - compute.low_per_s) / 2 / compute.per_s if compute.measured else 0.0
     return StepRoofs(

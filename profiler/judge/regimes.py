@@ -329,12 +329,19 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     if graph_share is not None:
         proved = graph_share >= GRAPH_PROVES
         overhead, overdrawn = overhead | proved, overdrawn & ~np.asarray(proved)
-    paced = (m.roofs.dispatch_s or 0.0) / s.latency_s >= PACED_SHARE
-    idles = m.roofs.overlaps & ((shares.overhead >= IDLE_SHARE) | paced)
+    # Only a step that follows another one is as slow as its host; a prefill's device works on after it has waited.
+    idles = (shares.overhead >= (OVERHEAD_SHARE if m.roofs.idle_share else IDLE_SHARE)) & m.roofs.overlaps
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
     reaches = np.where(by_memory, _MEMORY.reached(shares), _COMPUTE.reached(shares))
-    moved_s = s.weights_s + s.kv_s + s.avoidable_s
+    needed_s, moved_s = s.weights_s + s.kv_s, s.weights_s + s.kv_s + s.avoidable_s
+    lost_s = s.kernel_s + s.dequantise_s
+    others_s = (s.compute_s, shares.overhead * s.latency_s, s.engine_s, abs(s.unexplained_s))
+    most_s = np.maximum(needed_s, lost_s)
+    leads = (most_s >= DOMINANCE * np.minimum(needed_s, lost_s)) & m.roofs.overlaps & (s.link_s == 0)
+    leads &= (most_s + s.avoidable_s >= DOMINANCE * reduce(np.maximum, others_s)) & _replays_explain(s)
+    equal = (larger < DOMINANCE * smaller) | (~by_memory & (s.compute_s < DOMINANCE * moved_s))
+    equal |= m.roofs.overlaps & (larger * (1 - shares.overhead) < DOMINANCE * shares.overhead)
     moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)
     every = (shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link, shares.engine)
     parts = np.sort(np.stack(np.broadcast_arrays(*every)), axis=0)[::-1]
@@ -343,15 +350,16 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
         (_LINK.reached(shares), "link-bound"),
         (overdrawn, "inconclusive"),
         (overhead, "overhead-bound"),
-        (idles, "mixed"),
+        (idles | (s.host_pace_s / s.latency_s >= PACED_SHARE), "mixed"),
         (_kernels_bind(s, shares), "kernel-bound"),
-        (reaches & (larger < DOMINANCE * smaller), "mixed"),
+        (reaches & equal, "mixed"),
         (reaches & by_memory, "memory-bound"),
         (reaches, "compute-bound"),
-        (moves, "memory-bound"),
+        (moves | (leads & (moved_s >= lost_s)), "memory-bound"),
+        (leads, "kernel-bound"),
         (_engine_idles(m, shares), "overhead-bound"),
         (_ENGINE.reached(shares), "mixed"),
-        (two | _replays_explain(s), "mixed"),
+        (two | _replays_explain(s) | (m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)), "mixed"),
     )
     return np.select([np.asarray(rule) for rule, _ in rules], [name for _, name in rules], default="inconclusive")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -89,8 +89,12 @@ def _wrapped_attention(wrap: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 
 @contextmanager
-def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) -> Iterator[None]:
+def answered(
+    model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]], *, attends: bool = False
+) -> Iterator[None]:
     """Context manager in which a step runs only its small kernels: linears, attention and experts return zeros.
+
+    With `attends` it also runs its attention, which finds in a cache what the kernels before it wrote.
 
     The first call of each shape is computed, to learn the structure of its result; modules of one shape share it.
     """
@@ -119,7 +123,7 @@ def answered(model: nn.Module, modules: Mapping[Operator, Sequence[nn.Module]]) 
         weight = stored(module) if is_linear(module) else None
         return (type(module), weight and (weight.in_features, weight.out_features))
 
-    with _wrapped_attention(attention), ExitStack() as patches:
+    with nullcontext() if attends else _wrapped_attention(attention), ExitStack() as patches:
         for module in skipped:
             patches.enter_context(patched(module, forward=partial(forward, module, module.forward)))
         yield
@@ -219,8 +223,8 @@ class EmptiedCache(EagerEngine):
 def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
     """Return a function that runs one step of a cell with the modules' own Python, on its engine's kind of cache.
 
-    It may be called any number of times: a decode step on a static cache first sets back the cache, whose slots would
-    run out. Raises RequestError if a cache of that depth cannot be filled without a prefill.
+    It may be called any number of times: a decode step first sets back a static cache, whose slots would run out.
+    Raises RequestError if a cache of that depth cannot be filled without a prefill.
     """
     cell, machine = key.cell, subject.machine
     engine = subject.engines[cell.engine]
@@ -239,7 +243,9 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
         return lambda: engine.prefill(ids, cell.slots)
     with torch.inference_mode():
         state = engine.fill(cell.batch_size, key.context_len, cell.slots)
-        set_back = rewind(state.cache, key.context_len)
+        # Latent keys are few, but all of them are expanded again: their number must not change between two steps.
+        latent = any(isinstance(op, AttentionCore) and op.latent_dim is not None for op in subject.work.operators)
+        set_back = rewind(state.cache, key.context_len, growing=latent)
 
     def decode() -> None:
         set_back()

@@ -10,7 +10,7 @@ import numpy as np
 from profiler.counting.operators import Linear
 from profiler.facts.operators import REST
 from profiler.grid.cells import CellKey, Phase
-from profiler.judge.breakdown import LAST, LAYERED, Demand, StepTerms, idle_share, step_terms
+from profiler.judge.breakdown import LAST, Demand, StepTerms, idle_share, is_layer, step_terms
 from profiler.predict.kernel_times import (
     DeviceRates,
     Kernels,
@@ -68,7 +68,7 @@ class FittedModel:
         beyond_s = self.kernels.small_s(steps, unreplayed_s + outside_s, from_memory_s) - unreplayed_s - outside_s
         zeros = np.zeros(len(steps))
         demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s)))
-        layers = sum(column.count for column in demanded.columns if column.group in LAYERED)
+        layers = sum(column.count for column in demanded.columns if is_layer(column.group, column.operator))
         host = device.dispatched(steps)
         return step_terms(
             demands,

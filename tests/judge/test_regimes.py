@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,18 @@ def test_a_step_that_dispatch_fills_has_no_time_of_the_device_to_share() -> None
     found = verdict(0.8, 1e9, 6e8, bytes_per_s=1e10, flops_per_s=1e13, dispatch_s=0.84, overlaps=False)
     assert found.regime == "overhead-bound"
     assert not any("device's time" in item.signal for item in found.evidence)
+
+
+def test_a_device_that_waited_for_its_host_at_the_start_of_a_prefill_works_on() -> None:
+    """A quarter of 40 ms is idle and the rest is bytes: a faster device saves most, unless the host fills the step."""
+    operator = Demand("all", "mlp", 1e9, 3e10, 0.0, 1e14, replayed_s=30e-3)
+    for host_s, idle_share, regime in (
+        (20e-3, 0.5, "memory-bound"), (39e-3, 0.5, "mixed"), (40e-3, 0.0, "mixed"),
+    ):  # fmt: skip
+        roofs = StepRoofs(1e12, Dispatch(host_s, 0.0), overlaps=True, idle_share=idle_share, idle_most=2 * idle_share)
+        split = break_down(40e-3, [operator], 0.0, roofs)
+        assert (split.dispatch_s, split.unexplained_s) == (pytest.approx(10e-3), pytest.approx(0.0, abs=1e-9))
+        assert judge_cell(Measurement(split, 1e9, 3e10, 1e14, roofs, 39.9e-3, 40.1e-3)).regime == regime
 
 
 @given(

@@ -254,6 +254,18 @@ def test_a_moving_window_is_set_back_on_the_host_too() -> None:
             assert {layer.cumulative_length_int for layer in state.cache.layers} == {13}
 
 
+def test_a_growing_cache_is_set_back() -> None:
+    """Keys that each step expands again stay as many: 5 before it, 6 after it."""
+    engine = ENGINES["eager"](small_model("Mistral"), HOST)
+    with torch.inference_mode():
+        state = engine.fill(2, 5, 24)
+        set_back = rewind(state.cache, 5, growing=True)
+        for _ in range(3):
+            set_back()
+            engine.decode(state)
+            assert state.cache.get_seq_length() == 6
+
+
 def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt into an empty static cache needs no mask; in a capture transformers would make one."""
     from transformers import LlamaConfig, StaticCache

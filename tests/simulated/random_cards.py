@@ -50,6 +50,8 @@ def drawn(seed: int) -> tuple[Scenario, Truth]:
     )  # fmt: skip
     dtype = "float16" if capability < (8, 0) else choose.choice(dtypes)
     engine = choose.choice(["eager", "eager", "static", "graph", "compile"])
+    if model == "gpt-oss-20b" and engine in ("graph", "compile"):
+        engine = "static"  # no graph moves its window, and the host's time in uncaptured compiled code is not measured
     prompts, batches = (sorted(choose.sample(sizes, 2)) for sizes in ([32, 128, 512, 1000], [1, 4, 16, 64]))
     return Scenario(model, layers, dtype, engine, prompts, batches), truth
 
@@ -59,8 +61,8 @@ def disagreements(scenario: Scenario, truth: Truth, folder: Path) -> Iterator[st
     try:
         run, _ = said(scenario, [truth], folder)
         for phase, row in held(scenario, truth, run, folder):
-            if row["regime"] != phase.regime:
-                label = f"{row['regime']} ({row['confidence']}) for {phase.regime}"
+            if row["regime"] not in phase.regimes:
+                label = f"{row['regime']} ({row['confidence']}) for {' or '.join(sorted(phase.regimes))}"
                 yield f"{phase.phase} {phase.batch_size} x {phase.prompt_len}: {label}"
     except AssertionError as error:
         yield str(error).partition("\n")[0]
