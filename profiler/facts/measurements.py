@@ -292,7 +292,7 @@ class BatchTimes:
 
 @dataclass(frozen=True)
 class PackedBatches(Fact, kind="packed_batches"):
-    """The packed linears of a model against dense ones of random values, at several batches."""
+    """The packed linears of a model against dense ones of random values, at several batches; in older runs."""
 
     format: str
     kernel: str
@@ -300,6 +300,28 @@ class PackedBatches(Fact, kind="packed_batches"):
     dense_dtype: str
     times: tuple[BatchTimes, ...]
     """One entry per batch, in ascending order."""
+
+
+@dataclass(frozen=True)
+class LinearsTime:
+    """All linears of a decode step in one format, by themselves."""
+
+    format: str
+    """A dtype or a format of `--quant`; the head is as dense as that leaves it."""
+    rows: int
+    """Sequences of the step."""
+    time: Timing
+    kernel: str
+    """The operator that takes the longest in a call of the largest packed linear."""
+    graph: bool
+    """Whether they were replayed as CUDA graphs, without the host; a CPU has none."""
+
+
+@dataclass(frozen=True)
+class FormatLinears(Fact, kind="format_linears"):
+    """The linears of a decode step in every format that runs here, by number of rows, the run's own format first."""
+
+    times: tuple[LinearsTime, ...]
 
 
 BETWEEN_MODULES = "between modules"

@@ -19,7 +19,7 @@ from profiler.facts.measurements import (
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
-from profiler.quant.registry import tried_formats
+from profiler.quant.registry import FORMATS, tried_formats
 from profiler.report.blocks import DOCUMENTS, FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
@@ -52,6 +52,7 @@ def ran(run: Run) -> Section | None:
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
         formats = _instead(first, *(item.name for item in tried_formats()), *_DENSE)
+        formats += _of_host(first, _DENSE[0]) if first and formats else ""
         rows += [
             (f"{count} linear{'' if count == 1 else 's'}", kind, "" if number else formats)
             for number, (kind, count) in enumerate(model.linears.items())
@@ -72,7 +73,7 @@ def ran(run: Run) -> Section | None:
     elif "MIG" in device.name:
         rows.append(("card", f"a slice of one: {device.name}", ""))
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
-    blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run))]
+    blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run)), *linears(run)]
     return Section("What ran", blocks, "reported by the libraries on this device", FULL)
 
 
@@ -113,8 +114,41 @@ def _instead(evidence: CellEvidence | None, *variants: str) -> str:
     )
 
 
+def _of_host(evidence: CellEvidence, change: str) -> str:
+    """Return that a tried format is not judged where steps wait for the host, whatever their weights."""
+    if evidence.regime != "overhead-bound" or change not in {*FORMATS, *_DENSE}:
+        return ""
+    return "; the step waits for the host, so only *all linears of a step* judges the format"
+
+
+def linears(run: Run) -> list[Block]:
+    """Return all linears of a decode step by format and number of rows, and the formats that save time."""
+    times = run.document.format_linears.times if run.document.format_linears else ()
+    found = {(item.format, item.rows): item for item in times}
+    names, rows = dict.fromkeys(item.format for item in times), dict.fromkeys(item.rows for item in times)
+    table, lines = [], []
+    for name in names:
+        mine = {count: found[name, count] for count in rows if (name, count) in found}
+        seconds = [f"{duration(item.time.median_s)} ± {duration(item.time.half_width_s)}" for item in mine.values()]
+        kernels = dict.fromkeys(item.kernel for item in mine.values())
+        table.append([name, *seconds, *[""] * (len(rows) - len(mine)), ", ".join(kernels)])
+        if name in FORMATS:
+            dense = [other for other in times if other.format in _DTYPES]
+            saved = [
+                f"{duration(least.median_s - item.time.median_s)} at {several(count, 'row', 'rows')}"
+                for count, item in mine.items()
+                for least in sorted((o.time for o in dense if o.rows == count), key=lambda time: time.median_s)[:1]
+                if least.median_s - item.time.median_s > least.half_width_s + item.time.half_width_s
+            ]
+            kernels_of = f"{FORMATS[name].package}'s {FORMATS[name].bits:g}-bit kernels ({name})"
+            lines.append(f"{kernels_of} save {', '.join(saved) or 'nothing here'}")
+    way = "replayed as CUDA graphs, without the host" if any(item.graph for item in times) else "timed on a CPU"
+    headings = ("all linears of a step", *(several(count, "row", "rows") for count in rows), "kernel")
+    return [text_table(headings, table, wrapped=headings[-1:], caption=f"read from memory, {way}"), Lines(lines)]
+
+
 def packed_lines(run: Run) -> list[str]:
-    """Return at which batches the packed format pays; nothing for dense models, or if it was not measured."""
+    """Return at which batches the packed format pays, in an older run; nothing for dense models."""
     packed = run.document.packed_batches
     if packed is None or not packed.times:
         return []
@@ -149,7 +183,7 @@ def levers(run: Run) -> Section:
             lever.change,
             lever.amount,
             percent(lever.saves_s / result.latency_s),
-            f"{lever.basis}: {lever.because}",
+            f"{lever.basis}: {lever.because}{_of_host(evidence[result.key], lever.change) * (lever.basis == 'tried')}",
         ]
         for result in selected_cells(run)
         if result.key in evidence

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.facts.dispatch import dispatch_seconds
-from profiler.facts.measurements import Drafting, ExpertsTouched, PackedBatches, Quality
+from profiler.facts.measurements import Drafting, ExpertsTouched, FormatLinears, PackedBatches, Quality
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
@@ -56,6 +56,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
         packed_batches=gathered.latest(PackedBatches),
+        format_linears=gathered.latest(FormatLinears),
         generate=judgement.generate,
         ragged=judgement.ragged,
         experts_touched=tuple(

@@ -10,7 +10,7 @@ from pathlib import Path
 from profiler import effort
 from profiler.device.contention import Neighbours
 from profiler.errors import describe_error
-from profiler.facts.measurements import PackedBatches, Replays
+from profiler.facts.measurements import FormatLinears, Replays
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import Cell
@@ -18,10 +18,10 @@ from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbe
 from profiler.judge.judge_run import break_down_run, judge_run, time_run
 from profiler.judge.levers import promised_s
 from profiler.loading.request import dtype_name
-from profiler.measure.dense_twins import packed_batches, packed_linears
 from profiler.measure.drafting import measure_drafts
 from profiler.measure.generate import time_generate
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
+from profiler.measure.linears import time_formats
 from profiler.measure.module_hooks import experts_touched, hook_cell
 from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
@@ -50,9 +50,9 @@ _ROOFS = 3
 _COMPILING_FROM_S = 40.0
 _COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
-# Shares of the trials' time, and of the free memory, for dense linears in place of packed ones.
-_DENSE_SHARE = 0.2
-_DENSE_MEMORY_SHARE = 0.3
+# Shares of the trials' time, and of the free memory, for the linears of all formats.
+_LINEARS_SHARE = 0.2
+_LINEARS_MEMORY_SHARE = 0.3
 
 _REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
 _SEARCH = "the search for unexplained time", "its cause is unknown"
@@ -189,16 +189,17 @@ def _try_levers(session: Session) -> None:
     session.stages.begin("levers", "trying other dtypes, formats, caches, attention and engines")
     subject, machine = session.subject, session.subject.machine
     start_s = machine.now_s()
-    if not session.ledger.gathered.latest(PackedBatches):
-        with session.stages.optional("the comparison with dense linears", "the break-even batch is unknown"):
-            linears, room_bytes = packed_linears(subject.loaded.module), _DENSE_MEMORY_SHARE * machine.available_bytes()
-            dense_s = _DENSE_SHARE * budget_s
-            if found := packed_batches(linears, subject.request.dtype, room_bytes, machine, dense_s):
-                session.ledger.add(found)
-    budget_s -= machine.now_s() - start_s
 
     def on_failure(form: str, error: Exception) -> None:
         session.stages.miss(f"trying {form}", describe_error(error), "this change has no trial")
+
+    owned = any(engine.owned for engine in subject.engines.values())
+    if not session.ledger.gathered.latest(FormatLinears) and not owned:
+        with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
+            room_bytes, config = _LINEARS_MEMORY_SHARE * machine.available_bytes(), session.prepared.config
+            if found := time_formats(subject, config, room_bytes, _LINEARS_SHARE * budget_s):
+                session.ledger.add(found)
+    budget_s -= machine.now_s() - start_s
 
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
         trials, ceilings = session.ledger.gathered.trials, session.ledger.facts.ceilings

@@ -18,7 +18,8 @@ from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError
-from profiler.measure.dense_twins import PackedLinear, dense_twins, kernel_of, packed_linears, replaced, times_by_batch
+from profiler.measure.dense_twins import PackedLinear, dense_twins, packed_linears, replaced
+from profiler.measure.linears import kernel_of, times_by_batch
 from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
 from profiler.report.changes import paying_batches
@@ -66,11 +67,9 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
     def explain(until_s: float) -> str:
-        first, twin = linears[0].module, twins()[0]
-        x = torch.randn(call.batch_size, 1, first.in_features, dtype=dtype, device=twin.weight.device)
         times = times_by_batch(linears, twins(), machine_for(device), min(until_s, now_s() + _BATCHES_S))
         batches = f", and in a decode step {paying_batches(times)}" if times else ""
-        return f", their kernel is {kernel_of(first, x)}{batches}"
+        return f", their kernel is {kernel_of([linears[0].module], dtype, call.batch_size, device)}{batches}"
 
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",
