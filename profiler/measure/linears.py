@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -31,6 +32,7 @@ _ROWS = (1, 8, 64)
 _LAYERS, _MOST_PACKED = 4, 32
 """Layers that stand for a model, at least two periods of its pattern, and linears that stand for a script's."""
 _LOADING_SHARE = 0.5
+_PRODUCT = re.compile("mm|gem|linear|dequant")
 _LEFT_OUT = ("int8", "fp4")
 """LLM.int8() looks for outliers in every call, for which the host waits. fp4 has nf4's kernels."""
 
@@ -48,8 +50,8 @@ def time_formats(subject: Subject, config: Any, room_bytes: float, budget_s: flo
     operators = replayable_linears(subject.work, linear_modules(model))
     whole = {linear_key(op): modules for op, modules in operators.items()}
     few = {key: modules[: -(-len(modules) * layers // pattern.layers)] for key, modules in whole.items()}
-    # Twice the linears in 16 bits: embeddings, and what a library packs from.
-    each_bytes = 4 * sum(len(modules) * ins * outs for (_, ins, outs), modules in few.items())
+    # Those in 16 bits, and half as much for embeddings and for what a library packs from.
+    each_bytes = 3 * sum(len(modules) * ins * outs for (_, ins, outs), modules in few.items())
     own = " and ".join(dict.fromkeys(each.format for each in packed_linears(model))) or dtype_name(request.dtype)
     half = request.dtype if request.dtype.itemsize == 2 else getattr(torch, machine.info.sixteen_bit_dtype)
     formats = {own: (request.dtype, few)}
@@ -60,7 +62,7 @@ def time_formats(subject: Subject, config: Any, room_bytes: float, budget_s: flo
         has_kernels = item.least_capability <= capability or (item.is_tried and not machine.is_cuda)
         is_new = name not in formats and item.name not in _LEFT_OUT and can_quantise(item.name)
         late = machine.now_s() > start_s + _LOADING_SHARE * budget_s
-        if has_kernels and is_new and not late and (1 + len(formats)) * each_bytes <= room_bytes:
+        if has_kernels and is_new and not late and len(formats) * each_bytes <= room_bytes:
             with tolerate_errors():
                 check_quant(item.name, PLAIN, half, request.device)
                 short = replace(request, weights="random", dtype=half, quant=item.name, quant_options=PLAIN)
@@ -113,10 +115,10 @@ def _step_time(
 
 
 def kernel_of(modules: Sequence[Any], dtype: torch.dtype, rows: int, device: torch.device) -> str:
-    """The operator that takes the longest in a call of the largest packed linear, such as `bitsandbytes::gemv_4bit`."""
+    """The product or conversion of the largest packed linear that takes the host longest: `bitsandbytes::gemv_4bit`."""
     largest = max(modules, key=lambda module: (not is_dense(module), stored(module).weight_bytes))
     x = torch.randn(rows, 1, stored(largest).in_features, dtype=dtype, device=device)
     with torch.inference_mode(), recorded(cuda=False) as seen:
         largest(x)
-    events = [event for event in seen.key_averages() if "::" in event.key]
+    events = [event for event in seen.key_averages() if _PRODUCT.search(event.key)]
     return str(max(events, key=lambda event: event.self_cpu_time_total).key) if events else ""

@@ -20,6 +20,7 @@ from profiler.device.memory import page_faults
 from profiler.effort import STANDARD, Effort
 from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
+from profiler.facts.telemetry import HardwareCounters
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
 from profiler.loading.prompts import Prompts
@@ -232,7 +233,7 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
         warm_up_limit_s = min(context.effort.warm_up_s, max(0.0, context.hurry_s - machine.now_s()))
         warm_up_s = _warm_prefill(prefills, warm_up_limit_s) if is_new else []
         # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
-        first_decode_s = run_loop(engine, cell, context).decode_s if is_new and machine.is_cuda else ()
+        first = run_loop(engine, cell, context, counted=True) if is_new and machine.is_cuda else None
         context.visited.add(cell)
         machine.reset_peak()
         # Other processes slow down a GPU's host, not the GPU; that shows in the times themselves.
@@ -254,7 +255,8 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
             loop,
             round=round_number,
             warm_up_s=tuple(warm_up_s),
-            first_decode_s=first_decode_s,
+            first_decode_s=first.decode_s if first else (),
+            decode_counters=_counted(first, loop) if first else None,
             # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
             peak_memory_bytes=None if engine.owned or peak_bytes is None else peak_bytes - other_bytes,
             energy_j=None if engine.owned or before_j is None or after_j is None else after_j - before_j,
@@ -269,11 +271,21 @@ def visit(engine: Engine, cell: Cell, round_number: int, context: VisitContext) 
     return outcomes[0]
 
 
-def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | None = None) -> Visit:
+def _counted(first: Visit, loop: Visit) -> HardwareCounters | None:
+    """The counters of a first loop as means over the timed one, whose steps are the same and take another time."""
+    if (found := first.decode_counters) is None or not (first.loop_s and loop.loop_s):
+        return None
+    times = (first.loop_s / len(first.decode_s)) / (loop.loop_s / len(loop.decode_s))
+    return HardwareCounters(times * found.sm, times * found.tensor, times * found.dram)
+
+
+def run_loop(
+    engine: Engine, cell: Cell, context: VisitContext, *, steps: int | None = None, counted: bool = False
+) -> Visit:
     """Run one prefill and its decode steps (or `steps` of them), with a mark after each that is read after the loop.
 
-    The first token is fetched between the two, as a user's would be; the loop itself never waits. Memory, energy and
-    warm-up are added by `visit`.
+    The first token is fetched between the two, as a user's would be; the loop itself never waits. If it is `counted`,
+    the GPU idles before and after it. Memory, energy and warm-up are added by `visit`.
     """
     machine, clock = context.machine, context.machine.clock
     decode_steps = cell.decode_steps if steps is None else steps
@@ -295,7 +307,8 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
         state.token_B1.cpu()
         ttft_s = machine.now_s() - start_s
     clock.synchronize()
-    machine.source.counters()  # their interval starts here
+    if counted:
+        machine.source.counters()  # their interval starts here
     faults_between = page_faults()
     loop_start_s = machine.now_s()
     loop_marks = [clock.mark()]
@@ -309,7 +322,7 @@ def run_loop(engine: Engine, cell: Cell, context: VisitContext, *, steps: int | 
     issued_s = machine.now_s()
     clock.synchronize()
     end_s = machine.now_s()
-    counters = machine.source.counters()
+    counters = machine.source.counters(end_s - loop_start_s) if counted else None
     return Visit(
         cell=cell,
         round=0,

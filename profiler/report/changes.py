@@ -15,6 +15,7 @@ from profiler.facts.measurements import (
     UNQUANTISED,
     BatchTimes,
     Drafting,
+    LinearsTime,
 )
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
@@ -51,8 +52,8 @@ def ran(run: Run) -> Section | None:
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
-        formats = _instead(first, *(item.name for item in tried_formats()), *_DENSE)
-        formats += _of_host(first, _DENSE[0]) if first and formats else ""
+        names = (*(item.name for item in tried_formats()), *_DENSE)
+        formats = _instead(first, *names) + _no_verdict(run, first, *names)
         rows += [
             (f"{count} linear{'' if count == 1 else 's'}", kind, "" if number else formats)
             for number, (kind, count) in enumerate(model.linears.items())
@@ -114,37 +115,45 @@ def _instead(evidence: CellEvidence | None, *variants: str) -> str:
     )
 
 
-def _of_host(evidence: CellEvidence, change: str) -> str:
-    """Return that a tried format is not judged where steps wait for the host, whatever their weights."""
-    if evidence.regime != "overhead-bound" or change not in {*FORMATS, *_DENSE}:
+def _no_verdict(run: Run, evidence: CellEvidence | None, *changes: str) -> str:
+    """Return that trials of formats among `changes` judge none where steps wait for the host, whatever the weights."""
+    tried = {lever.change for lever in evidence.levers if lever.basis == "tried"} if evidence else set()
+    if not tried & {*FORMATS, *_DENSE} & {*changes} or evidence is None or evidence.regime != "overhead-bound":
         return ""
-    return "; the step waits for the host, so only *all linears of a step* judges the format"
+    where = ": *all linears of a step* has its kernels" if run.document.format_linears else ""
+    return f"; the step waits for the host, so this is no verdict on a format{where}"
 
 
 def linears(run: Run) -> list[Block]:
     """Return all linears of a decode step by format and number of rows, and the formats that save time."""
     times = run.document.format_linears.times if run.document.format_linears else ()
-    found = {(item.format, item.rows): item for item in times}
-    names, rows = dict.fromkeys(item.format for item in times), dict.fromkeys(item.rows for item in times)
-    table, lines = [], []
-    for name in names:
-        mine = {count: found[name, count] for count in rows if (name, count) in found}
-        seconds = [f"{duration(item.time.median_s)} ± {duration(item.time.half_width_s)}" for item in mine.values()]
-        kernels = dict.fromkeys(item.kernel for item in mine.values())
-        table.append([name, *seconds, *[""] * (len(rows) - len(mine)), ", ".join(kernels)])
+    counts, table, lines = sorted({item.rows for item in times}), [], []
+    for name in dict.fromkeys(item.format for item in times):
+        mine = {item.rows: item for item in times if item.format == name}
+        shown = [
+            f"{duration(item.time.median_s)} ± {significant(100 * item.time.half_width_s / item.time.median_s, 2)} %"
+            for item in mine.values()
+        ]
+        kernels = ", ".join(dict.fromkeys(item.kernel for item in mine.values()))
+        table.append([name, *shown, *[""] * (len(counts) - len(mine)), kernels])
         if name in FORMATS:
-            dense = [other for other in times if other.format in _DTYPES]
-            saved = [
-                f"{duration(least.median_s - item.time.median_s)} at {several(count, 'row', 'rows')}"
-                for count, item in mine.items()
-                for least in sorted((o.time for o in dense if o.rows == count), key=lambda time: time.median_s)[:1]
-                if least.median_s - item.time.median_s > least.half_width_s + item.time.half_width_s
-            ]
-            kernels_of = f"{FORMATS[name].package}'s {FORMATS[name].bits:g}-bit kernels ({name})"
-            lines.append(f"{kernels_of} save {', '.join(saved) or 'nothing here'}")
+            saved_s = {rows: _saves_s(item, times) for rows, item in mine.items()}
+            saved = [f"{duration(one_s)} at {several(rows, 'row', 'rows')}" for rows, one_s in saved_s.items() if one_s]
+            whose = f"{FORMATS[name].package}'s".replace("s's", "s'")
+            lines.append(
+                f"{whose} {FORMATS[name].bits:g}-bit kernels ({name}) save {', '.join(saved) or 'nothing here'}"
+            )
     way = "replayed as CUDA graphs, without the host" if any(item.graph for item in times) else "timed on a CPU"
-    headings = ("all linears of a step", *(several(count, "row", "rows") for count in rows), "kernel")
+    headings = ("all linears of a step", *(several(rows, "row", "rows") for rows in counts), "kernel")
     return [text_table(headings, table, wrapped=headings[-1:], caption=f"read from memory, {way}"), Lines(lines)]
+
+
+def _saves_s(packed: LinearsTime, times: Sequence[LinearsTime]) -> float:
+    """What packed linears save of the fastest dense ones; 0 within the intervals."""
+    dense = [item.time for item in times if item.rows == packed.rows and item.format in _DTYPES]
+    least = min(dense, key=lambda time: time.median_s, default=packed.time)
+    saves_s = least.median_s - packed.time.median_s
+    return saves_s if saves_s > least.half_width_s + packed.time.half_width_s else 0.0
 
 
 def packed_lines(run: Run) -> list[str]:
@@ -183,7 +192,7 @@ def levers(run: Run) -> Section:
             lever.change,
             lever.amount,
             percent(lever.saves_s / result.latency_s),
-            f"{lever.basis}: {lever.because}{_of_host(evidence[result.key], lever.change) * (lever.basis == 'tried')}",
+            f"{lever.basis}: {lever.because}{_no_verdict(run, evidence[result.key], lever.change)}",
         ]
         for result in selected_cells(run)
         if result.key in evidence

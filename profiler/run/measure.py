@@ -52,7 +52,7 @@ _COMPILING_MOST_S = 60.0
 _LEVERS_LEAST_S = 4.0
 # Shares of the trials' time, and of the free memory, for the linears of all formats.
 _LINEARS_SHARE = 0.2
-_LINEARS_MEMORY_SHARE = 0.3
+_LINEARS_MEMORY_SHARE = 0.5
 
 _REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
 _SEARCH = "the search for unexplained time", "its cause is unknown"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from profiler.facts.measurements import GRAPHED, REPEATED_HEADS, WITHOUT_CUDNN
+from profiler.report.changes import levers
 from profiler.store.folder import Run, read_gathered, read_run
 
 from .scenario import Scenario, command_line
@@ -48,6 +49,20 @@ def test_a_slow_host_gets_the_graph_that_was_tried(tmp_path: Path) -> None:
     whole = [trial for trials in gathered.values() for trial in trials if trial.form in (GRAPHED, WITHOUT_CUDNN)]
     assert all(trial.layers == trial.of_layers for trial in whole), "the loaded model is stepped, not a few layers"
     assert "memory-efficient attention" not in {item.what for item in run.document.missing}
+    # Of four layers: 4 x 218.1 M weights and a head of 131 M. nf4 has 4 bits and a float32 per 64 weights.
+    dense_bytes, nf4_bytes = 2 * (4 * 218.1e6 + 131e6), 4 * 218.1e6 * (0.5 + 4 / 64) + 2 * 131e6
+    assert run.document.format_linears is not None
+    linears = {(item.format, item.rows): item for item in run.document.format_linears.times}
+    assert linears["bfloat16", 1].time.median_s == pytest.approx(dense_bytes / 3.0e12, rel=0.02), (
+        "without the slow host"
+    )
+    assert linears["nf4", 1].time.median_s == pytest.approx(nf4_bytes / 3.0e12, rel=0.05)
+    assert linears["nf4", 64].time.median_s > linears["bfloat16", 64].time.median_s, "dense copies are written first"
+    assert all(item.graph for item in linears.values())
+    tried = {lever.change for lever in decode.levers if lever.basis == "tried"} & {"nf4", "int8wo"}
+    rows = [row for row in levers(run).blocks[0].rows if row[0] == decode.key.name and row[1] in tried]
+    assert rows
+    assert all("this is no verdict on a format: *all linears of a step*" in row[-1] for row in rows)
 
 
 @pytest.mark.ci
