@@ -21,6 +21,7 @@ _NEEDED = ("driver", "torch", "device", "memory", "graphs", "fits")
 """Parts of doctor that must work; the rest is optional, or not available on many rented cards."""
 _SECONDS = 2.0
 _NOTICED_S = 25.0
+_STREAM_BYTES = 1 << 30
 _SPIN = "import torch\nx = torch.randn(4096, 4096, device='cuda')\nwhile True: x @ x; torch.cuda.synchronize()"
 
 
@@ -30,6 +31,7 @@ def installation(bench: Bench) -> Iterator[Attempt]:
 
 def telemetry(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("telemetry", _readings, cuda=False)
+    yield Attempt("counters of a known stream", _counters)
     yield Attempt("a second process on the card is noticed", _second_process, least_s=40.0)
 
 
@@ -38,9 +40,10 @@ def devices(bench: Bench) -> Iterator[Attempt]:
 
 
 def _doctor(bench: Bench) -> Iterator[Check]:
-    for finding in examine(str(bench.device) if bench.cuda else "cpu").findings:
-        judged = finding.works if bench.cuda and finding.name in _NEEDED else None
-        yield Check(f"doctor: {finding.name}", judged, finding.says, why="" if judged is not None else "reported only")
+    findings = {each.name: each for each in examine(str(bench.device) if bench.cuda else "cpu").findings}
+    for name in _NEEDED:
+        if finding := findings.get(name):
+            yield bench.on_a_card(f"doctor: {name}", finding.works, finding.says, "works")
 
 
 def _readings(bench: Bench) -> Iterator[Check]:
@@ -56,6 +59,32 @@ def _readings(bench: Bench) -> Iterator[Check]:
     share = watch.cost_s / _SECONDS
     # The reading thread also waits for Python's lock, which this loop holds: that wait is not a cost.
     yield bench.on_a_card("cost of telemetry", share < 0.05, share, "< 5 % at ten looks a second")
+
+
+def _counters(bench: Bench) -> Iterator[Check]:
+    """A sample is up to 0.1 s old: the counters of a stream of 2 s may differ by 4 %, whatever came before it."""
+    source, sheet = bench.machine.source, bench.machine.info.datasheet
+    data, found = torch.zeros(_STREAM_BYTES, dtype=torch.uint8, device=bench.device), {}
+
+    def read(seconds: float) -> tuple[float, float]:
+        start_s, nbytes = now_s(), 0.0
+        while now_s() < start_s + seconds:
+            data.sum()
+            bench.machine.clock.synchronize()
+            nbytes += data.nbytes
+        return nbytes, now_s() - start_s
+
+    for name, busy_s, idle_s in (("after work", 0.3, 0.0), ("after an idle gap", 0.0, 0.5)):
+        read(busy_s)
+        time.sleep(idle_s)
+        source.counters()
+        nbytes, took_s = read(_SECONDS)
+        counters = source.counters(took_s)
+        if counters is None or sheet is None:
+            raise NotRunError("this GPU has no counters, or no datasheet")
+        found[name] = counters.dram * sheet.bandwidth_bytes_per_s * took_s / nbytes
+    apart = max(abs(share - 1) for share in found.values())
+    yield Check("counters / bytes of a known stream", apart < 0.05, found, "within 5 %")
 
 
 def _second_process(bench: Bench) -> Iterator[Check]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from profiler.engines.transformers import EagerEngine
+from profiler.errors import RequestError
 from profiler.facts.operators import REST
 from profiler.facts.visits import Gap, Visit
+from profiler.forecast.command import forecast_run
+from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import VisitContext as VisitBench
@@ -35,6 +39,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("a shape twice in a row", _new_shape)
     yield Attempt("the split of the main run", _split, least_s=60.0, cuda=False)
     yield Attempt("the host's time for a step", _host_time, least_s=30.0)
+    yield Attempt("forecasts grow with the batch", _forecasts, least_s=60.0, cuda=False)
 
 
 def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
@@ -148,3 +153,16 @@ def _host_time(bench: Bench) -> Iterator[Check]:
         raise NotRunError(f"the host sets no pace here: a step takes {step_s:.2e} s, issuing it {issue_s:.2e} s")
     value = {"issue_s": issue_s, "twin_s": twin.step_s, "step_s": step_s}
     yield within("host-bound decode: issued / hollow twin", issue_s / twin.step_s, 0.05, value)
+
+
+def _forecasts(bench: Bench) -> Iterator[Check]:
+    """No step of more sequences may be forecast as faster, whatever disturbed the twin of a batch without a cell."""
+    try:
+        cells = forecast_run(bench.once(main_run).folder, ForecastRequest(batch_sizes="1,2,4,8,16")).cells
+    except RequestError as error:
+        raise NotRunError(str(error)) from error
+    ends_s: dict[str, list[tuple[float, float]]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.batch_size):
+        ends_s.setdefault(f"{cell.phase} {cell.prompt_len}", []).append((cell.low_s, cell.high_s))
+    grow = all(after[1] >= before[0] for of_shape in ends_s.values() for before, after in pairwise(of_shape))
+    yield Check("forecasts grow with the batch", grow, ends_s, "no interval is below that of fewer sequences")
