@@ -56,10 +56,7 @@ class TelemetrySource:
         return None
 
     def counters(self, busy_s: float | None = None) -> HardwareCounters | None:
-        """Return the GPU's own counters of its last `busy_s`, since a call without it; None without them, or if brief.
-
-        Synchronise before: all counted work has ended, and none runs meanwhile.
-        """
+        """Return the GPU's counters of its `busy_s` since a call without it, both synchronised; None without them."""
         return None
 
 

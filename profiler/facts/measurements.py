@@ -283,12 +283,6 @@ class BatchTimes:
     ratios: tuple[float, ...] = ()
     """Packed over dense seconds of each round, in which both took turns."""
 
-    @property
-    def pays(self) -> bool | None:
-        """Whether the packed linears are faster; None if the rounds disagree."""
-        faster = {ratio < 1 for ratio in self.ratios or (self.packed_s / self.dense_s,)}
-        return faster.pop() if len(faster) == 1 else None
-
 
 @dataclass(frozen=True)
 class PackedBatches(Fact, kind="packed_batches"):
@@ -307,14 +301,17 @@ class LinearsTime:
     """All linears of a decode step in one format, by themselves."""
 
     format: str
-    """A dtype or a format of `--quant`; the head is as dense as that leaves it."""
+    """A dtype, or a format of `--quant`, which leaves the head dense."""
     rows: int
-    """Sequences of the step."""
     time: Timing
     kernel: str
     """The operator that takes the longest in a call of the largest packed linear."""
     graph: bool
     """Whether they were replayed as CUDA graphs, without the host; a CPU has none."""
+
+    def is_faster_than(self, other: LinearsTime) -> bool:
+        """Whether the interval ends before the other one begins."""
+        return self.time.median_s + self.time.half_width_s < other.time.median_s - other.time.half_width_s
 
 
 @dataclass(frozen=True)

@@ -48,18 +48,16 @@ def packed_linears(model: nn.Module) -> list[PackedLinear]:
         PackedLinear(parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if is_linear(child) and not is_dense(child)
+        if is_linear(child) and type(child).__name__ != "Conv1D" and not _is_dense(child)
     ]
 
 
-def is_dense(module: Any) -> bool:
-    """Whether the weight of a linear is a plain matrix of floats of 16 or more bits."""
+def _is_dense(module: Any) -> bool:
     weight = getattr(module, "weight", None)
     if weight is None or type(weight) not in (torch.Tensor, nn.Parameter):
         return False
     wide = weight.is_floating_point() and weight.itemsize > 1
-    transposed = type(module).__name__ == "Conv1D"
-    return bool(wide and (transposed or tuple(weight.shape) == (module.out_features, module.in_features)))
+    return bool(wide and tuple(weight.shape) == (module.out_features, module.in_features))
 
 
 def dense_twins(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float) -> list[nn.Linear]:

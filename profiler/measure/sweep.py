@@ -284,8 +284,8 @@ def run_loop(
 ) -> Visit:
     """Run one prefill and its decode steps (or `steps` of them), with a mark after each that is read after the loop.
 
-    The first token is fetched between the two, as a user's would be; the loop itself never waits. If it is `counted`,
-    the GPU idles before and after it. Memory, energy and warm-up are added by `visit`.
+    The first token is fetched between the two, as a user's would be; the loop itself never waits. The GPU idles around
+    a `counted` loop. Memory, energy and warm-up are added by `visit`.
     """
     machine, clock = context.machine, context.machine.clock
     decode_steps = cell.decode_steps if steps is None else steps

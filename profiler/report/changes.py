@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
 
 from profiler.facts.measurements import (
     COMPILED,
@@ -13,9 +12,7 @@ from profiler.facts.measurements import (
     EIGHT_BIT_CACHE,
     PADDING_MASK,
     UNQUANTISED,
-    BatchTimes,
     Drafting,
-    LinearsTime,
 )
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
@@ -52,8 +49,8 @@ def ran(run: Run) -> Section | None:
     rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
-        names = (*(item.name for item in tried_formats()), *_DENSE)
-        formats = _instead(first, *names) + _no_verdict(run, first, *names)
+        formats = _instead(first, *(item.name for item in tried_formats()), *_DENSE)
+        formats += _no_verdict(first, *_DENSE) if formats else ""
         rows += [
             (f"{count} linear{'' if count == 1 else 's'}", kind, "" if number else formats)
             for number, (kind, count) in enumerate(model.linears.items())
@@ -115,17 +112,15 @@ def _instead(evidence: CellEvidence | None, *variants: str) -> str:
     )
 
 
-def _no_verdict(run: Run, evidence: CellEvidence | None, *changes: str) -> str:
-    """Return that trials of formats among `changes` judge none where steps wait for the host, whatever the weights."""
-    tried = {lever.change for lever in evidence.levers if lever.basis == "tried"} if evidence else set()
-    if not tried & {*FORMATS, *_DENSE} & {*changes} or evidence is None or evidence.regime != "overhead-bound":
+def _no_verdict(evidence: CellEvidence | None, *changes: str) -> str:
+    """Return that trials of formats judge none where steps wait for the host, whatever their weights."""
+    if evidence is None or evidence.regime != "overhead-bound" or not {*changes} & {*FORMATS, *_DENSE}:
         return ""
-    where = ": *all linears of a step* has its kernels" if run.document.format_linears else ""
-    return f"; the step waits for the host, so this is no verdict on a format{where}"
+    return "; the step waits for the host, so this judges no format: *all linears of a step* does"
 
 
 def linears(run: Run) -> list[Block]:
-    """Return all linears of a decode step by format and number of rows, and the formats that save time."""
+    """Return all linears of a decode step by format and number of rows, and the formats that save nothing."""
     times = run.document.format_linears.times if run.document.format_linears else ()
     counts, table, lines = sorted({item.rows for item in times}), [], []
     for name in dict.fromkeys(item.format for item in times):
@@ -136,51 +131,25 @@ def linears(run: Run) -> list[Block]:
         ]
         kernels = ", ".join(dict.fromkeys(item.kernel for item in mine.values()))
         table.append([name, *shown, *[""] * (len(counts) - len(mine)), kernels])
-        if name in FORMATS:
-            saved_s = {rows: _saves_s(item, times) for rows, item in mine.items()}
-            saved = [f"{duration(one_s)} at {several(rows, 'row', 'rows')}" for rows, one_s in saved_s.items() if one_s]
-            whose = f"{FORMATS[name].package}'s".replace("s's", "s'")
-            lines.append(
-                f"{whose} {FORMATS[name].bits:g}-bit kernels ({name}) save {', '.join(saved) or 'nothing here'}"
-            )
+        dense = [item for item in times if item.format in _DTYPES]
+        fastest = {item.rows: item for item in sorted(dense, key=lambda item: -item.time.median_s) if item.rows in mine}
+        if name in FORMATS and fastest and not any(mine[rows].is_faster_than(item) for rows, item in fastest.items()):
+            library = f"{FORMATS[name].package}'s".replace("s's", "s'")
+            lines.append(f"{library} {FORMATS[name].bits:g}-bit kernels ({name}) save nothing here")
     way = "replayed as CUDA graphs, without the host" if any(item.graph for item in times) else "timed on a CPU"
     headings = ("all linears of a step", *(several(rows, "row", "rows") for rows in counts), "kernel")
     return [text_table(headings, table, wrapped=headings[-1:], caption=f"read from memory, {way}"), Lines(lines)]
 
 
-def _saves_s(packed: LinearsTime, times: Sequence[LinearsTime]) -> float:
-    """What packed linears save of the fastest dense ones; 0 within the intervals."""
-    dense = [item.time for item in times if item.rows == packed.rows and item.format in _DTYPES]
-    least = min(dense, key=lambda time: time.median_s, default=packed.time)
-    saves_s = least.median_s - packed.time.median_s
-    return saves_s if saves_s > least.half_width_s + packed.time.half_width_s else 0.0
-
-
 def packed_lines(run: Run) -> list[str]:
-    """Return at which batches the packed format pays, in an older run; nothing for dense models."""
-    packed = run.document.packed_batches
-    if packed is None or not packed.times:
+    """Return the times of packed linears and of dense ones at the least and the largest batch, in an older run."""
+    if (packed := run.document.packed_batches) is None:
         return []
-    ends = dict.fromkeys((packed.times[0], packed.times[-1]))
-    seconds = " and ".join(
-        f"{duration(item.packed_s)} against {duration(item.dense_s)} at batch {item.batch}" for item in ends
-    )
+    what = f"{packed.format} ({packed.kernel}) against dense {packed.dense_dtype}, all packed linears of a decode step"
     return [
-        f"{packed.format} ({packed.kernel}) against dense {packed.dense_dtype}, all packed linears of a decode step:"
-        f" {paying_batches(packed.times)} ({seconds})"
+        f"{what} at batch {item.batch}: {duration(item.packed_s)} against {duration(item.dense_s)}"
+        for item in (*packed.times[:1], *packed.times[1:][-1:])
     ]
-
-
-_PAYS = {True: "packed weights are faster", False: "dense weights are faster", None: "the rounds disagree"}
-
-
-def paying_batches(times: Sequence[BatchTimes]) -> str:
-    """Return in words at which batches the packed format pays; empty without times."""
-    parts = []
-    for pays, of_side in groupby(times, key=lambda item: item.pays):
-        batches = [item.batch for item in of_side]
-        parts.append(f"{_PAYS[pays]} at batch {' to '.join(map(str, dict.fromkeys((batches[0], batches[-1]))))}")
-    return "; ".join(parts)
 
 
 def levers(run: Run) -> Section:
@@ -192,7 +161,7 @@ def levers(run: Run) -> Section:
             lever.change,
             lever.amount,
             percent(lever.saves_s / result.latency_s),
-            f"{lever.basis}: {lever.because}{_no_verdict(run, evidence[result.key], lever.change)}",
+            f"{lever.basis}: {lever.because}{_no_verdict(evidence[result.key], lever.change)}",
         ]
         for result in selected_cells(run)
         if result.key in evidence

@@ -193,12 +193,10 @@ def _try_levers(session: Session) -> None:
     def on_failure(form: str, error: Exception) -> None:
         session.stages.miss(f"trying {form}", describe_error(error), "this change has no trial")
 
-    owned = any(engine.owned for engine in subject.engines.values())
-    if not session.ledger.gathered.latest(FormatLinears) and not owned:
+    if not (session.ledger.gathered.latest(FormatLinears) or any(each.owned for each in subject.engines.values())):
         with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
-            room_bytes, config = _LINEARS_MEMORY_SHARE * machine.available_bytes(), session.prepared.config
-            if found := time_formats(subject, config, room_bytes, _LINEARS_SHARE * budget_s):
-                session.ledger.add(found)
+            room_bytes, linears_s = _LINEARS_MEMORY_SHARE * machine.available_bytes(), _LINEARS_SHARE * budget_s
+            session.ledger.add(time_formats(subject, session.prepared.config, room_bytes, linears_s))
     budget_s -= machine.now_s() - start_s
 
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):

@@ -245,7 +245,7 @@ class RunDocument:
     packed_batches: PackedBatches | None = None
     """Packed linears against dense ones at several batches, in older runs."""
     format_linears: FormatLinears | None = None
-    """All linears of a decode step in each format, without the host; null if they were not measured."""
+    """All linears of a decode step in each format, without the host; null if they were not timed."""
     generate: tuple[GenerateOverhead, ...] = ()
     """The overhead of transformers' `generate`, by cell."""
     ragged: tuple[RaggedStep, ...] = ()

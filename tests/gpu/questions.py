@@ -160,7 +160,7 @@ def linears(options: argparse.Namespace) -> Answer:
     subject = Subject(machine, loaded, walk(loaded.module), {}, {}, prepared.grid, prepared.prompts)
     room_bytes = 0.5 * machine.available_bytes()
     found = time_formats(subject, prepared.config, room_bytes, options.budget)
-    return {"times": [asdict(item) for item in found.times] if found else None}
+    return {"times": [asdict(item) for item in found.times]}
 
 
 PIECES: dict[str, Callable[[argparse.Namespace], Answer]] = {

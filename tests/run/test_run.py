@@ -163,7 +163,7 @@ def test_a_run_times_the_linears_of_every_format(profile_tiny: Callable[..., pro
     assert found.times[0].kernel == "bitsandbytes::gemv_4bit"
     [table, lines] = linears(run)
     assert [row[0] for row in table.rows] == list(dict.fromkeys(item.format for item in found.times))
-    assert lines.lines[0].startswith("bitsandbytes' 4-bit kernels (nf4) save ")
+    assert len(lines.lines) <= 3, "a format that saves nothing has a line"
 
 
 @pytest.mark.cpu
