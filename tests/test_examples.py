@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from string import Template
@@ -96,3 +99,14 @@ def test_the_skills_commands_run_and_have_the_keys_that_it_names(
     document = json.loads(roofscope(name, *arguments).out)
     assert [path for path in KEYS[name] if not keys(document, path)] == []
     assert [path for path in KEYS[name] if f"{path.rpartition('.')[2]}`" not in SKILL] == []
+
+
+@pytest.mark.slow
+def test_why_names_the_two_lines_that_readme_changes(tmp_path: Path) -> None:
+    """In a process of its own: the script builds a model of 135 M parameters."""
+    command = [sys.executable, "-m", "profiler", "why", "--out", str(tmp_path / "why"), str(EXAMPLES / "answers.py")]
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True, capture_output=True)
+    findings = json.loads((tmp_path / "why/why.json").read_text())["findings"]
+    assert {finding["id"] for finding in findings[:2]} == {"cache-off", "padding"}
+    readme, script = (file.read_text() for file in (ROOT / "README.md", EXAMPLES / "answers.py"))
+    assert all(f"-{line}\n" in readme and line in script for line in ("LENGTH = 128", "        use_cache=False,"))

@@ -11,7 +11,7 @@ from benchmarks.gate_errors import SLOWDOWNS, drawn_pairs, outcomes, pool_of
 from profiler.comparison.side import Side
 
 PAIRS, VISITS = 200, 8
-RATES = Path(__file__).parents[2] / "docs" / "explanation" / "how-we-judge.md"
+RATES = Path(__file__).parents[2] / "docs" / "explanation" / "limits-and-accuracy.md"
 
 
 @pytest.fixture(scope="module")

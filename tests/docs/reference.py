@@ -23,6 +23,7 @@ from profiler.judge.cells import CellResult
 from profiler.report.glossary import GLOSSARY
 from profiler.store.operators_csv import OPERATOR_COLUMN_MEANINGS
 
+from . import measured
 from .schemas import TITLES, attribute_docs, constant_docs, one_line, schema_text, schemas
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -48,53 +49,61 @@ def described(kind: str, meanings: Mapping[str, str]) -> str:
 
 
 def commands_page() -> str:
-    """Return the page of all commands; typer writes the part of each."""
+    """Return the page of all commands and exit codes; typer writes the part of each command."""
     commands: Any = typer.main.get_command(app)
     context = commands.make_context("roofscope", [], resilient_parsing=True)
     parts = ["# Commands\n\n`roofscope COMMAND --help` shows the same.\n\n"]
     summary = [(f"[`{name}`](#roofscope-{name})", one_line(each.help)) for name, each in commands.commands.items()]
     parts.append(table(("command", "what it does"), summary))
-    parts.append("\nBefore any command: `--version` shows the version, `--debug` shows tracebacks.\n\n")
+    parts.append(
+        "\nThe [exit codes](#exit-codes) are at the end. Before any command: `--version` shows the version,"
+        " `--debug` shows tracebacks.\n\n"
+    )
     for each in commands.commands.values():
         parts.append(get_docs_for_click(obj=each, ctx=context, indent=1, call_prefix="roofscope"))
-    return "".join(parts).replace("```console\n$ ", "```text\n").rstrip("\n") + "\n"
+    return "".join(parts).replace("```console\n$ ", "```text\n").rstrip("\n") + "\n\n" + _exit_codes()
 
 
 def columns_page() -> str:
-    """Return the page of the columns of cells.csv and operators.csv, from the docstrings of their fields."""
+    """Return the page of the columns of cells.csv and operators.csv, and of the schemas of JSON documents."""
     docs = attribute_docs(CellResult)
     cells = {item.name: docs.get(item.name, "") for item in fields(CellResult)}
+    files = [(title, f"[{name}.json](schemas/{name}.json)") for name, title in TITLES.items()]
     return (
-        "# Columns\n\nThe names end in the unit: `_s` seconds, `_bytes` bytes, `_flops` a count, `_per_s` a rate."
-        " An empty field is not known.\n\n"
+        "# Columns and JSON documents\n\nThe names end in the unit: `_s` seconds, `_bytes` bytes, `_flops` a count,"
+        " `_per_s` a rate. An empty field is not known.\n\n"
         "## cells.csv\n\nOne row per phase and cell. The terms of the split add up to `latency_s`.\n\n"
         + described("column", cells)
         + "\n## operators.csv\n\nOne row per operator and cell.\n\n"
         + described("column", OPERATOR_COLUMN_MEANINGS)
+        + "\n## JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr."
+        " What is not known is `null`. A key that has a default in the schema may be left out.\n\n"
+        "Each document has a [JSON Schema](https://json-schema.org), with the type and the meaning of each key.\n\n"
+        + table(("document", "schema"), files)
     )
 
 
-def exit_codes_page() -> str:
-    """Return the page of the exit codes, general ones and those of each command."""
+def _exit_codes() -> str:
+    """Return the section of the exit codes, general ones and those of the gate."""
     assert RoofscopeError.exit_code == shared.EXIT_WRONG
     docs = constant_docs(shared)
     codes = sorted((value, docs.get(name, "")) for name, value in vars(shared).items() if name.startswith("EXIT_"))
     gate = [(outcome, f"`{code}`") for outcome, code in compare._GATE_EXITS.items()]
     return (
-        "# Exit codes\n\n"
+        "## Exit codes\n\n"
         + table(("code", "meaning"), [("`0`", "Done."), *((f"`{code}`", meaning) for code, meaning in codes)])
-        + "\n`roofscope why` ends with the exit code of the script it ran.\n\n## gate\n\n"
+        + "\n`roofscope why` ends with the exit code of the script it ran.\n\n### Of a gate\n\n"
         + table(("outcome", "code"), gate)
     )
 
 
 def glossary_page() -> str:
-    """Return the page of all terms of `explain`, in alphabetical order, each with an anchor."""
+    """Return the page of all terms of `explain`, in alphabetical order."""
     terms = sorted(GLOSSARY.items(), key=lambda item: item[0].lower())
-    entries = [f"\n## {name}\n\n{term.meaning[0].upper()}{term.meaning[1:]}\n" for name, term in terms]
+    rows = [(name, f"{term.meaning[0].upper()}{term.meaning[1:]}") for name, term in terms]
     return (
-        "# Glossary\n\n`roofscope explain TERM` prints the same; with `--run RUN` it adds that run's figures.\n"
-        + "".join(entries)
+        "# Glossary\n\n`roofscope explain TERM` prints the same; with `--run RUN` it adds that run's figures.\n\n"
+        + table(("term", "meaning"), rows)
     )
 
 
@@ -125,20 +134,8 @@ def python_page() -> str:
     )
 
 
-def json_page() -> str:
-    """Return the page of the documents' schemas."""
-    files = [(title, f"[{name}.json](schemas/{name}.json)") for name, title in TITLES.items()]
-    return (
-        "# JSON documents\n\n`--format json` prints one document on stdout; progress goes to stderr."
-        " What is not known is `null`. A key that has a default in the schema may be left out.\n\n"
-        "Each document has a [JSON Schema](https://json-schema.org), with the type and the meaning of each key.\n\n"
-        + table(("document", "schema"), files)
-    )
-
-
 PAGES = {
-    "commands.md": commands_page, "columns.md": columns_page, "json.md": json_page, "exit-codes.md": exit_codes_page,
-    "glossary.md": glossary_page, "python.md": python_page,
+    "commands.md": commands_page, "columns.md": columns_page, "glossary.md": glossary_page, "python.md": python_page,
 }  # fmt: skip
 
 
@@ -152,6 +149,7 @@ def main() -> None:
     SCHEMAS.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():
         (FOLDER / name).write_text(text, encoding="utf-8")
+    measured.PAGE.write_text(measured.page(), encoding="utf-8")
     for old in SCHEMAS.glob("*.json"):
         old.unlink()
     for name in schemas():

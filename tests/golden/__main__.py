@@ -1,4 +1,4 @@
-"""Write every screen again, and the one that README shows; review the diff before you commit it."""
+"""Write every screen again, and the one that README shows in two parts; review the diff before you commit it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ from pathlib import Path
 
 from .screens import FOLDER, ROOT, SCREENS, screen_of, working_folder
 
+COMMAND = "$ roofscope run mistral-7b-v0.1\n"
+FOLD = "</summary>\n\n```console\n"
+CUT = "[...]"
+FEWEST = 6
+"""Lines of the answer that README shows unfolded, at least; more to the end of a sentence."""
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder, working_folder(Path(folder)):
         for name, (command, columns, colours) in SCREENS.items():
             shown = screen_of(command, columns, colours=colours)
             (FOLDER / f"{name}.txt").write_text(f"$ roofscope {command}\n\n{shown}", encoding="utf-8")
     screen = (FOLDER / "judge-h200-default.txt").read_text(encoding="utf-8")
-    sample = screen.partition("\n\n")[2].partition("\nrun: ")[0].rstrip()
+    lines = screen.partition("\n\n")[2].partition("\nrun: ")[0].rstrip().splitlines()
+    first = next(number for number, line in enumerate(lines, 1) if number > FEWEST and line.endswith("."))
     readme = ROOT / "README.md"
-    before, command, after = readme.read_text(encoding="utf-8").partition("$ roofscope run mistral-7b-v0.1\n")
-    readme.write_text(f"{before}{command}{sample}\n{after[after.index('[...]') :]}", encoding="utf-8")
+    before, after = readme.read_text(encoding="utf-8").split(COMMAND)
+    folded, rest = after[after.index(CUT) :].split(FOLD)
+    shown, hidden = "\n".join(lines[:first]), "\n".join(lines[first:])
+    text = f"{before}{COMMAND}{shown}\n{folded}{FOLD}{hidden}\n{rest[rest.index(CUT) :]}"
+    readme.write_text(text, encoding="utf-8")

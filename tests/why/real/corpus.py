@@ -12,7 +12,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ANSWERS = HERE / "answers.json"
-"""The answers that the table of docs/reference/why-corpus.md shows."""
+"""The answers that the table of README.md in this folder shows."""
 
 
 @dataclass(frozen=True)
