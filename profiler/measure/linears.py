@@ -25,10 +25,8 @@ from profiler.quant.registry import FORMATS, PLAIN, can_quantise, check_quant
 from profiler.quant.storage import stored
 from profiler.stats import Timing, timing_of
 
-_ROWS = (1, 8, 64)
-"""Sequences of a decode step at which linears are timed."""
-_LAYERS = 4
-"""Layers that stand for a model; at least two periods of its pattern."""
+_ROWS, _LAYERS = (1, 8, 64), 4
+"""Sequences of a decode step at which linears are timed, and layers that stand for all (at least two periods)."""
 _PRODUCT = re.compile("mm|gem|linear|dequant")
 _LEFT_OUT = ("int8", "fp4")
 """LLM.int8() looks for outliers in every call, for which the host waits. fp4 has nf4's kernels."""
