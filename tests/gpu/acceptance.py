@@ -61,7 +61,7 @@ def groups() -> Groups:
     return {
         "installation": machine.installation, "recovery": recovery.attempts, "roofs": roofs.attempts,
         "trace": trace.attempts, "time": times.attempts, "tokens": tokens.attempts, "bytes": counts.attempts,
-        "precision": formats.attempts, "telemetry": machine.telemetry,
+        "precision": formats.attempts, "telemetry": machine.telemetry, "counters": machine.counters,
         "devices": machine.devices, "doubling": doubling.attempts,
     }  # fmt: skip
 

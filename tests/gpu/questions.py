@@ -9,7 +9,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -116,44 +115,6 @@ def _device_times(profile: Any, cuda: bool) -> dict[str, float]:
     return {each.key: 1e-6 * getattr(each, name) for each in host if getattr(each, name)}
 
 
-def counters(options: argparse.Namespace) -> Answer:
-    """NVML's counters of copies of known bytes between idle gaps, by length of the loop; its joules next to power."""
-    machine = machine_for(torch.device(options.device))
-    source, gib = machine.source, torch.zeros(options.mib << 20, dtype=torch.uint8, device=machine.device)
-    target, sheet = torch.empty_like(gib), machine.info.datasheet
-
-    def busy(seconds: float, idle_s: float = 0.0) -> tuple[int, float]:
-        """Copy for some seconds, with pauses; return the number of copies and the seconds."""
-        start_s, copies = machine.now_s(), 0
-        while machine.now_s() < start_s + seconds:
-            target.copy_(gib)
-            machine.clock.synchronize()
-            copies += 1
-            time.sleep(idle_s)
-        return copies, machine.now_s() - start_s
-
-    answer: Answer = {"copies": [], "energy": {}}
-    busy(0.2)
-    for seconds in options.seconds:
-        source.counters()
-        copies, took_s = busy(seconds)
-        found = source.counters(took_s)
-        known = 2.0 * copies * gib.nbytes / took_s
-        share = found.dram * sheet.bandwidth_bytes_per_s / known if found and sheet else None
-        answer["copies"].append({"seconds": took_s, "counted / copied": share, "counters": found and asdict(found)})
-    for name, idle_s in (("full load", 0.0), ("pulsed", 2e-3)):
-        before_j = source.energy_j()
-        with Watch(source, interval_s=0.02) as watch:
-            _, took_s = busy(max(options.seconds), idle_s)
-        after_j, powers = source.energy_j(), [each.power_w for each in watch.readings if each.power_w]
-        answer["energy"][name] = {
-            "counted_w": (after_j - before_j) / took_s if before_j is not None and after_j is not None else None,
-            "read_w": statistics.fmean(powers) if powers else None,
-            "readings": len(powers),
-        }
-    return answer
-
-
 def linears(options: argparse.Namespace) -> Answer:
     """All linears of a decode step in each format, replayed as graphs."""
     prepared, loaded, machine = _loaded(options)
@@ -163,9 +124,7 @@ def linears(options: argparse.Namespace) -> Answer:
     return {"times": [asdict(item) for item in found.times]}
 
 
-PIECES: dict[str, Callable[[argparse.Namespace], Answer]] = {
-    "lines": lines, "prefill": prefill, "counters": counters, "linears": linears,
-}  # fmt: skip
+PIECES: dict[str, Callable[[argparse.Namespace], Answer]] = {"lines": lines, "prefill": prefill, "linears": linears}
 
 
 def main(given: list[str] | None = None) -> None:
@@ -177,8 +136,6 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="new tokens of each call of generate")
     parser.add_argument("--batch", type=int, default=8, help="prompts of the prefill")
     parser.add_argument("--length", type=int, default=512, help="tokens of each")
-    parser.add_argument("--seconds", type=float, nargs="+", default=[0.6, 0.6, 1.0, 1.0, 2.0, 2.0, 4.0])
-    parser.add_argument("--mib", type=int, default=1024, help="what is copied")
     parser.add_argument("--budget", type=float, default=25.0, help="seconds for the linears")
     options = parser.parse_args(given)
     print(json.dumps({"piece": options.piece, "quant": options.quant, **PIECES[options.piece](options)}))

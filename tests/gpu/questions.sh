@@ -18,8 +18,8 @@ if [ "$DEVICE" = cpu ]; then
 elif [ "$(python -c 'import torch; print(torch.cuda.get_device_capability()[0])')" -lt 8 ]; then
     model=tinyllama-1.1b dtype=float16 last=prefill
 fi
-piece="python tests/gpu/questions.py" small=
-[ "$DEVICE" != cpu ] || small="--tokens 4 --batch 2 --length 16 --seconds 0.6 --mib 16 --budget 5"
+piece="python tests/gpu/questions.py" small= dry=
+[ "$DEVICE" != cpu ] || { small="--tokens 4 --batch 2 --length 16 --budget 5" dry=--dry-run; }
 # What changes a compiled step, and nothing else of the environment.
 unset TORCHINDUCTOR_COORDINATE_DESCENT_TUNING TORCHINDUCTOR_MAX_AUTOTUNE TORCH_CUDNN_SDPA_DEPRIORITIZED
 for name in CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF OMP_NUM_THREADS; do
@@ -65,7 +65,7 @@ compiled=graph,compile decoded=graph batches=1,8,64,256
     ask lines-nf4 45 "whether a line for nf4 may name a static cache, which is not compiled there" \
         $piece lines --model $model --quant nf4 --device "$DEVICE" $small
     ask counters 45 "what may be claimed of NVML's counters, and whether its joules are right for pulsed work" \
-        $piece counters --device "$DEVICE" $small
+        python tests/gpu/acceptance.py --only counters --out "$out/runs/counters" $dry
     ask linears 45 "what each format's kernels save here, without the host" \
         $piece linears --model $model --device "$DEVICE" $small
     run decode 45 "the batch from which a step takes longer, and forecasts between replayed rows" \

@@ -36,8 +36,9 @@ def answers(cards: Sequence[Card]) -> Any:
         return 0 if card.core.clock_share == 1.0 else card.truth.throttle.reason
 
     def power_mw(card: Card) -> int:
-        """Return the power limit if it limits the clock, else nine tenths of it."""
-        return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else 900))
+        """Return the power limit if it limits the clock, else nine tenths of it while busy, as in the energy."""
+        busy = 200 + 700 * card.core.active_share(_WINDOW_S)
+        return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else busy))
 
     def limit_mw(card: Card) -> int:
         return round(card.truth.power_w * 1000)

@@ -115,7 +115,7 @@ FAULTS: dict[str, tuple[str, str, str, Callable[[], Planted]]] = {
         changed("claims.tokens.greedy_tokens", other_tokens),
     ),
     "counters twice as high": (
-        "telemetry", "counters of a known stream", "counters / bytes of a known stream",
+        "counters", "counters of a known stream", "counters / bytes of a known stream",
         changed("profiler.device.telemetry._gpm_values", lambda values, *_: [2 * value for value in values]),
     ),
     "a faster step of more sequences": (
