@@ -18,8 +18,8 @@ if [ "$DEVICE" = cpu ]; then
 elif [ "$(python -c 'import torch; print(torch.cuda.get_device_capability()[0])')" -lt 8 ]; then
     model=tinyllama-1.1b dtype=float16 last=prefill
 fi
-piece="python tests/gpu/questions.py" small= dry=
-[ "$DEVICE" != cpu ] || { small="--tokens 4 --batch 2 --length 16 --budget 5" dry=--dry-run; }
+checks="python tests/gpu/acceptance.py --minutes 5"
+[ "$DEVICE" != cpu ] || checks="$checks --dry-run"
 # What changes a compiled step, and nothing else of the environment.
 unset TORCHINDUCTOR_COORDINATE_DESCENT_TUNING TORCHINDUCTOR_MAX_AUTOTUNE TORCH_CUDNN_SDPA_DEPRIORITIZED
 for name in CUDA_LAUNCH_BLOCKING CUDA_DEVICE_MAX_CONNECTIONS PYTORCH_CUDA_ALLOC_CONF PYTORCH_ALLOC_CONF OMP_NUM_THREADS; do
@@ -57,17 +57,17 @@ compiled=graph,compile decoded=graph batches=1,8,64,256
 # shellcheck disable=SC2086  # words are split on purpose
 {
     ask lines 110 "what the two printed lines do to a new process, and the seconds of compiling" \
-        $piece lines --model $model --device "$DEVICE" $small
+        $checks --only lines --out "$out/runs/lines"
     run compile 110 "what a compiled step takes without tuning, next to a graph's: the computed range" \
         --prompt-lens 128 --batch-sizes 1 --new-tokens 32 --engine $compiled --budget 90
     ask prefill 60 "the arithmetic term of a prefill at its clock, and what fusing its small kernels saves" \
-        $piece prefill --model $model --device "$DEVICE" $small
+        $checks --only prefill --out "$out/runs/prefill"
     ask lines-nf4 45 "whether a line for nf4 may name a static cache, which is not compiled there" \
-        $piece lines --model $model --quant nf4 --device "$DEVICE" $small
+        $checks --only lines-nf4 --out "$out/runs/lines-nf4"
     ask counters 45 "what may be claimed of NVML's counters, and whether its joules are right for pulsed work" \
-        python tests/gpu/acceptance.py --only counters --out "$out/runs/counters" $dry
+        $checks --only counters --out "$out/runs/counters"
     ask linears 45 "what each format's kernels save here, without the host" \
-        $piece linears --model $model --device "$DEVICE" $small
+        $checks --only linears --out "$out/runs/linears"
     run decode 45 "the batch from which a step takes longer, and forecasts between replayed rows" \
         --prompt-lens 512 --batch-sizes $batches --new-tokens 16 --engine $decoded --budget 25
     run counted 40 "whether counted bytes of bf16 agree with the counters in loops of 2 s" \
