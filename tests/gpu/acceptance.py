@@ -61,8 +61,9 @@ def groups() -> Groups:
 
     return {
         "installation": machine.installation, "recovery": recovery.attempts, "roofs": roofs.attempts,
-        "trace": trace.attempts, "time": times.attempts, "tokens": tokens.attempts, "bytes": counts.attempts,
-        "precision": formats.attempts, "telemetry": machine.telemetry, "counters": machine.counters,
+        "trace": trace.attempts, "time": times.attempts, "counters": machine.counters,
+        "tokens": tokens.attempts, "bytes": counts.attempts,
+        "precision": formats.attempts, "telemetry": machine.telemetry,
         "devices": machine.devices, "doubling": doubling.attempts,
     }  # fmt: skip
 
