@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import MISSING, Field, field
 from typing import Any
 
 from profiler.errors import RequestError, near_misses
+
+DTYPE_NAMES = ("float32", "bfloat16", "float16")
+"""The dtypes that options name."""
 
 
 def option(default: Any, text: str, *, flag: str = "", short: str = "", shown: str = "", metavar: str = "") -> Any:
@@ -35,3 +39,9 @@ def one_of(value: str, option: str, known: Iterable[str]) -> None:
     """Raise RequestError with similar values if `value` is not in `known`."""
     if value not in known:
         raise RequestError(f"{option} {value!r} is unknown; use {', '.join(known)}.{near_misses(value, known)}")
+
+
+def check_device_name(name: str) -> None:
+    """Raise RequestError for a device that is none of `auto`, `cpu`, `cuda` and `cuda:N`."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise RequestError(f"--device {name!r} is unknown; use auto, cpu, cuda or cuda:N.")

@@ -36,7 +36,7 @@ class PlainEngine:
     def prepare(self, batch: int, slots: int) -> None:
         return None
 
-    def announce(self, cell: Cell, steps: int | None) -> None:
+    def announce(self, cell: Cell, steps: int) -> None:
         return None
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:

@@ -15,10 +15,10 @@ import typer
 from typer.core import TyperGroup
 
 from profiler import __version__
-from profiler.cli import compare, count, forecast, inspect, report, run, why
+from profiler.cli import compare, explain, measure, predict
+from profiler.cli.measure import started_by_torchrun
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.removed import removed
-from profiler.cli.run import started_by_torchrun
 from profiler.errors import RequestError, RoofscopeError, describe_error, first_line, is_of_device
 from profiler.units import visible
 
@@ -27,11 +27,11 @@ _SUMMARY = 66
 """Columns of a summary in the list of commands, which is 80 wide."""
 
 _GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
-    "Measure": (run.run, run.batch_test, inspect.ceilings, inspect.doctor),
-    "Explain": (why.why, report.explain, report.judge, report.report, report.plot, report.export),
+    "Measure": (measure.run, measure.batch_test, measure.ceilings, measure.doctor),
+    "Explain": (explain.why, explain.explain, explain.judge, explain.report, explain.plot, explain.export),
     "Compare": (compare.compare, compare.gate, compare.place),
-    "Predict": (count.count, forecast.explore, forecast.forecast, forecast.rent),
-    "List": (inspect.gpus, inspect.models),
+    "Predict": (predict.count, predict.explore, predict.forecast, predict.rent),
+    "List": (measure.gpus, measure.models),
 }
 """The commands of each heading of `roofscope --help`; a command has the name of its function."""
 
@@ -89,29 +89,23 @@ def _root(
 
 
 for _command in (command for commands in _GROUPS.values() for command in commands):
-    _own: dict[str, Any] = {"cls": why.WhyCommand, "context_settings": why.SETTINGS} if _command is why.why else {}
-    app.command(name_of(_command), **_own)(_command)
+    app.command(name_of(_command), **(explain.OF_WHY if _command is explain.why else {}))(_command)
 
 
 def main() -> None:
     """Run the command line. A user's mistake ends in one line on stderr and an exit code."""
     debug = _DEBUG in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != _DEBUG]
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, which keeps the measurements
     # At its end the interpreter searches torch's million objects for cycles, which takes most of a second.
     atexit.register(gc.freeze)
     try:
         code = app(args=arguments, standalone_mode=False)
-    except RoofscopeError as error:
-        if debug:
+    except (Exception, KeyboardInterrupt) as error:
+        if debug and isinstance(error, Exception):
             raise
-        code = _complain(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        code = _complain("interrupted", EXIT_INTERRUPTED)
-    except Exception as error:
-        if debug:
-            raise
-        code = complain_unexpected(error)
+        message, code = complaint(error)
+        print(f"roofscope: {visible(message)}", file=sys.stderr)
     if code and started_by_torchrun():
         # End at once: destroying a process group waits for a lost rank, and torchrun waits half a minute.
         sys.stdout.flush()
@@ -120,29 +114,19 @@ def main() -> None:
     sys.exit(code or 0)
 
 
-def _interrupt(_number: int, _frame: object) -> None:
-    """Handle SIGTERM like Ctrl-C, which keeps the measurements."""
-    raise KeyboardInterrupt
-
-
-def _complain(message: str, code: int) -> int:
-    print(f"roofscope: {visible(message)}", file=sys.stderr)
-    return code
-
-
-def complain_unexpected(error: Exception) -> int:
-    """Print one line for a usage error, an error of the device or an internal error; return its exit code."""
-    usage_message = getattr(error, "format_message", None)
-    if callable(usage_message):
+def complaint(error: BaseException) -> tuple[str, int]:
+    """Return the line and the exit code of an error: of a request, of the command line, of the device, or internal."""
+    if isinstance(error, RoofscopeError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", EXIT_INTERRUPTED
+    if callable(usage_message := getattr(error, "format_message", None)):
         context = getattr(error, "ctx", None)
-        command = (
-            f"roofscope {context.info_name}" if context is not None and context.parent is not None else "roofscope"
-        )
-        option = f"{getattr(context, 'info_name', '')} {getattr(error, 'option_name', '')}"
-        if sentence := removed(option):
-            return _complain(sentence, EXIT_REQUEST)
+        command = f" {context.info_name}" if context is not None and context.parent is not None else ""
+        if sentence := removed(f"{command} {getattr(error, 'option_name', '')}".strip()):
+            return sentence, EXIT_REQUEST
         sentence = re.sub(r"(?<![.?!])$", ".", usage_message().strip())
-        return _complain(f"{sentence} See `{command} --help`.", EXIT_REQUEST)
+        return f"{sentence} See `roofscope{command} --help`.", EXIT_REQUEST
     if is_of_device(error):
-        return _complain(f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST)
-    return _complain(f"internal error: {describe_error(error)} (--debug shows more)", 1)
+        return f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST
+    return f"internal error: {describe_error(error)} (--debug shows more)", 1

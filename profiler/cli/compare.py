@@ -11,7 +11,8 @@ from profiler.cli.options import EXIT_INCOMPLETE, EXIT_REQUEST, EXIT_WRONG, Long
 from profiler.errors import RequestError
 from profiler.grid.ranges import parse_in_order
 from profiler.options import argument, option
-from profiler.quant.registry import quant_help
+from profiler.quant.registry import known_quant, quant_help
+from profiler.quant.stored_formats import quant_of
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Placed:
     def __post_init__(self) -> None:
         if self.here and self.gpu:
             raise RequestError("--here and --gpu name two devices; use one of the two.")
+        known_quant(quant_of(self.quant, self.bits), counted=True)
 
 
 @asks()

@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from profiler.options import argument, flag_of, one_of, option
+from profiler.options import argument, check_device_name, flag_of, one_of, option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from profiler.report.blocks import Section
     from profiler.report.progress import QuietListener
 
@@ -58,15 +56,9 @@ class Output:
 
             print(json_text(document()))
         else:
-            from profiler.report.terminal import print_sections
+            from profiler.report.terminal import print_sections, screen
 
-            print_sections(sections(), self.console(), self.most_lines, whole_by)
-
-    def console(self) -> Console:
-        """Return the console of this command."""
-        from profiler.report.terminal import screen
-
-        return screen(plain=self.plain)
+            print_sections(sections(), screen(plain=self.plain), self.most_lines, whole_by)
 
 
 @dataclass(frozen=True)
@@ -100,6 +92,9 @@ class OnDevice:
     """The device that a command measures or checks."""
 
     device: str = option("auto", "auto, cpu, cuda or cuda:N.")
+
+    def __post_init__(self) -> None:
+        check_device_name(self.device)
 
 
 @dataclass(frozen=True)
@@ -142,7 +137,6 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
 
 
 def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Parameter:
-    """Return a field as a parameter for typer."""
     facts, kinds = item.metadata, typing.get_args(kind)
     if kinds and typing.get_origin(kind) is not list:  # the first type of a union is that of the command line
         kind = kinds[0] | None if type(None) in kinds else kinds[0]

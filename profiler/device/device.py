@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from profiler.data.datasheets import Datasheet, find
 from profiler.device.memory import total_bytes
 from profiler.errors import DeviceError
+from profiler.options import check_device_name
 
 if TYPE_CHECKING:
     import torch
@@ -137,16 +138,15 @@ def make_current(device: torch.device) -> None:
 
 
 def resolve_device(name: str) -> torch.device:
-    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises DeviceError if it does not exist."""
+    """Return the device for `auto`, `cpu`, `cuda` or `cuda:N`. Raises RequestError if it does not exist."""
     import torch
 
+    check_device_name(name)
     if name == "auto":
         return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
     if name == "cpu":
         return torch.device("cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or (index and not index.isdigit()):
-        raise DeviceError(f"--device {name!r} is unknown; use auto, cpu, cuda or cuda:N.")
+    index = name.partition(":")[2]
     if not torch.cuda.is_available():
         build = "this torch is a CPU build" if torch.version.cuda is None else "no CUDA device answers"
         raise DeviceError(f"--device {name}: {build}; use --device cpu.")
@@ -235,3 +235,11 @@ def under_wsl() -> bool:
         return "microsoft" in KERNEL_FILE.read_text().lower()
     except OSError:
         return False
+
+
+def physical_cores() -> int:
+    """Return the number of cores that this process may use; two hardware threads of one core count once."""
+    allowed = os.sched_getaffinity(0)
+    files = [Path(f"/sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") for number in allowed]
+    siblings = {file.read_text() for file in files if file.exists()}
+    return len(siblings) or len(allowed)

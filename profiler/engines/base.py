@@ -62,8 +62,8 @@ class Engine(Protocol):
         """Prepare a shape before it is timed: compile, capture."""
         return
 
-    def announce(self, cell: Cell, steps: int | None) -> None:
-        """Announce the next cell: a prefill and `steps` decode steps, or with None only a prefill. Never timed."""
+    def announce(self, cell: Cell, steps: int) -> None:
+        """Announce the next cell: a prefill and `steps` decode steps. Never timed."""
         return
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803

@@ -6,33 +6,32 @@ from collections.abc import Sequence
 from typing import Any
 
 from profiler.engines.caches import quantized_cache
+from profiler.engines.names import ANY_QUANTIZED, CACHES, ENGINE_NAMES
 from profiler.engines.transformers import (
     CompileEngine,
     EagerEngine,
     GenerateEngine,
     GraphEngine,
     PaddedEngine,
+    QuantizedEngine,
     StaticEngine,
-    quantized_engine,
 )
 from profiler.engines.vllm import VllmEngine
 from profiler.errors import RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
-from profiler.grid.cells import DEFAULT_ENGINE
+from profiler.grid.cells import DEFAULT_ENGINE, Grid
 
 _STEPPING: tuple[type[EagerEngine], ...] = (
     *(EagerEngine, StaticEngine, CompileEngine, GraphEngine, GenerateEngine, PaddedEngine),
-    *map(quantized_engine, CACHE_FORMATS.values()),
+    *(
+        type("QuantizedEngine", (QuantizedEngine,), {"name": CACHES[name], "cache_format": stored})
+        for name, stored in CACHE_FORMATS.items()
+    ),
 )
 ENGINES = {engine.name: engine for engine in _STEPPING}
 
 OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 """Engines that load the model themselves and own its cache."""
-
-
-def engine_names() -> tuple[str, ...]:
-    """Return the engines for `--engine`, without those that `--cache` and prompts of unequal lengths select."""
-    return (*(name for name, one in ENGINES.items() if not one.pads and one.cache_format is None), *OWNING)
 
 
 def quantized_engines() -> dict[str, str]:
@@ -43,19 +42,13 @@ def quantized_engines() -> dict[str, str]:
 def engines_of_caches(engines: Sequence[str], caches: Sequence[str], config: Any) -> list[str]:
     """Return the engines that `--cache` requests in place of eager steps; `quantized` is the first that works here.
 
-    Raises RequestError for an unknown cache, next to another engine, or if no backend works.
+    Raises RequestError for caches next to another engine, or if no backend works.
     """
     if not caches:
         return list(engines)
-    by_cache = {"dynamic": DEFAULT_ENGINE, "static": StaticEngine.name, **quantized_engines()}
     if list(engines) != [DEFAULT_ENGINE]:
         raise RequestError(f"--cache works only with --engine {DEFAULT_ENGINE}, not {','.join(engines)}.")
-    if unknown := [name for name in caches if name not in by_cache and name != _ANY_QUANTIZED]:
-        raise RequestError(f"--cache {unknown[0]!r} is unknown; use {_ANY_QUANTIZED}, {', '.join(by_cache)}.")
-    return [by_cache[_installed_backend(config) if name == _ANY_QUANTIZED else name] for name in caches]
-
-
-_ANY_QUANTIZED = "quantized"
+    return [CACHES[_installed_backend(config) if name == ANY_QUANTIZED else name] for name in caches]
 
 
 def _installed_backend(config: Any) -> str:
@@ -77,35 +70,25 @@ def with_own_loop(names: Sequence[str]) -> list[str]:
     return [DEFAULT_ENGINE, *names] if compares and DEFAULT_ENGINE not in names else list(names)
 
 
-def check_engine(
-    name: str, *, on_cuda: bool, config: Any, longest_context: int, deepened: bool = False, ragged: bool = False
-) -> None:
-    """Raise RequestError if an engine cannot work for this request, before anything is loaded.
-
-    `deepened`: some caches are filled directly; `ragged`: prompts are of unequal lengths.
-    """
-    engine = {**ENGINES, **OWNING}.get(name)
-    if engine is None:
-        raise RequestError(f"--engine {name!r} is unknown; use {', '.join(engine_names())}, or several: eager,static.")
-    if engine.whole_calls and deepened:
+def check_engine(name: str, grid: Grid, config: Any, *, on_cuda: bool) -> None:
+    """Raise RequestError if an engine cannot run the cells of a grid, before anything is loaded."""
+    engine = {**ENGINES, **OWNING}[name]
+    if engine.whole_calls and grid.context_lens:
         raise RequestError(f"--engine {name} times whole calls, which begin with a prompt: use --prompt-lens.")
-    if name in OWNING:
-        return
-    if ENGINES[name].pads and not ragged:
+    if engine.pads and grid.ragged is None:
         raise RequestError(f"--engine {name} steps prompts of unequal lengths: use --prompt-lens ragged:32..512.")
-    if (stored := ENGINES[name].cache_format) is not None:
-        quantized_cache(config, stored)
-    if not ENGINES[name].replays_as_graph:
+    if engine.cache_format is not None:
+        quantized_cache(config, engine.cache_format)
+    if not engine.replays_as_graph:
         return
-    others = [other for other in engine_names() if other in ENGINES and not ENGINES[other].replays_as_graph]
     if not on_cuda:
+        *others, last = (other for other in ENGINE_NAMES if other in ENGINES and not ENGINES[other].replays_as_graph)
         raise RequestError(
-            f"--engine {name} captures CUDA graphs, and this device is a CPU;"
-            f" use {', '.join(others[:-1])} or {others[-1]}."
+            f"--engine {name} captures CUDA graphs, and this device is a CPU; use {', '.join(others)} or {last}."
         )
     window = getattr(config.get_text_config(), "sliding_window", None)
-    if window is not None and window < longest_context and getattr(config, "use_sliding_window", True):
+    if window is not None and window < grid.longest_context and getattr(config, "use_sliding_window", True):
         raise RequestError(
-            f"--engine {name}: the host moves a window of {window} tokens within {longest_context}, which a CUDA"
+            f"--engine {name}: the host moves a window of {window} tokens within {grid.longest_context}, which a CUDA"
             " graph cannot replay; use static or compile, or shorter prompts."
         )

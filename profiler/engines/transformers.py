@@ -21,8 +21,6 @@ from profiler.grid.cells import Cell
 from profiler.grid.ragged import PADDED_ENGINE, Batch
 from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits
 
-StepFunction = Callable[[torch.Tensor, Any], torch.Tensor]
-
 _WARM_STEPS = 3
 """Decode steps before a capture or after a compilation; the first ones select kernels and allocate workspaces."""
 
@@ -47,7 +45,7 @@ class EagerEngine(Engine):
         self._prefill_options = {"logits_to_keep": 1} if self.keeps_last_logits else {}
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        return self._prefill(ids_BS, None)
+        return self._prefill(ids_BS, self._slots(ids_BS.shape[0], slots))
 
     def fill(self, batch: int, context: int, slots: int) -> DecodeState:
         # The sequences differ, since a router would send equal ones to the same experts.
@@ -73,6 +71,10 @@ class EagerEngine(Engine):
             tokens.append(state.token_B1.clone())
         return torch.cat(tokens, dim=1)
 
+    def _slots(self, batch: int, slots: int) -> Any:
+        """Return an empty cache for this shape; None for the model's default."""
+        return None
+
     def _prefill(self, ids_BS: torch.Tensor, cache: Any) -> DecodeState:  # noqa: N803
         caches = {} if cache is None else {self._cache_name: cache}
         output = self._model(input_ids=ids_BS, use_cache=True, **caches, **self._prefill_options)
@@ -85,11 +87,7 @@ class StaticEngine(EagerEngine):
     name = "static"
     cache = "static"
 
-    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        return self._prefill(ids_BS, self._slots(ids_BS.shape[0], slots))
-
     def _slots(self, batch: int, slots: int) -> Any:
-        """Return an empty cache for this shape."""
         return static_cache(self._model, slots)
 
 
@@ -99,13 +97,8 @@ class QuantizedEngine(EagerEngine):
     cache = "quantized"
     cache_format: ClassVar[CacheFormat]
 
-    def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
-        return self._prefill(ids_BS, quantized_cache(self._model.config, self.cache_format))
-
-
-def quantized_engine(stored: CacheFormat) -> type[QuantizedEngine]:
-    """Return the engine whose cache is stored in a format."""
-    return type("QuantizedEngine", (QuantizedEngine,), {"name": f"{stored.backend}-cache", "cache_format": stored})
+    def _slots(self, batch: int, slots: int) -> Any:
+        return quantized_cache(self._model.config, self.cache_format)
 
 
 class CompileEngine(StaticEngine):
@@ -125,9 +118,9 @@ class CompileEngine(StaticEngine):
         super().__init__(model, machine)
         torch._dynamo.reset()  # compiled code is cached by function, not by model: drop that of other engines
         mode = "reduce-overhead" if machine.captures else None
-        self._compiled: StepFunction = torch.compile(self._token, dynamic=False, mode=mode)
+        self._compiled: Callable[..., torch.Tensor] = torch.compile(self._token, dynamic=False, mode=mode)
         # The host counts the position of a moving window; that number must be neither compiled in nor captured.
-        self._compiled_moving: StepFunction = torch.compile(self._token_moving)
+        self._compiled_moving: Callable[..., torch.Tensor] = torch.compile(self._token_moving)
         self._caches: dict[tuple[int, int], Any] = {}
         """By shape, the latest last."""
         self._prepared = 0
@@ -154,7 +147,11 @@ class CompileEngine(StaticEngine):
                 state = self.prefill(torch.zeros(batch, 1, dtype=torch.long, device=self._model.device), slots)
                 for _ in range(_WARM_STEPS):
                     state = self.decode(state)
-                self.graph_breaks = max(self.graph_breaks, self._pieces(state) - 1)
+                with recorded(cuda=False) as profile:
+                    self.decode(state)
+                # A break in a layer makes several compiled pieces, since it splits its callers too.
+                pieces = sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
+                self.graph_breaks = max(self.graph_breaks, pieces - 1)
             if self.graph_skips is not None:
                 self.graph_skips += _graph_skips() - skips_before
         except Exception:
@@ -163,12 +160,6 @@ class CompileEngine(StaticEngine):
 
     def _held_bytes(self) -> int:
         return sum(map(_bytes_of, self._caches.values()))
-
-    def _pieces(self, state: DecodeState) -> int:
-        """Number of compiled pieces in one step. A break in a layer makes several, since it splits its callers too."""
-        with recorded(cuda=False) as profile:
-            self.decode(state)
-        return sum(event.name.startswith(_COMPILED_REGION) for event in profile.events())
 
     def decode(self, state: DecodeState) -> DecodeState:
         torch.compiler.cudagraph_mark_step_begin()
@@ -219,10 +210,6 @@ class _Recorded:
     """The memory that the graph reads and writes."""
     replay: Recording
 
-    @property
-    def cache_bytes(self) -> int:
-        return _bytes_of(self.state.cache)
-
 
 class GraphEngine(StaticEngine):
     """The decode step captured as a CUDA graph: the host submits one launch per step instead of hundreds.
@@ -246,13 +233,13 @@ class GraphEngine(StaticEngine):
         if self._shape == shape:
             return
         # A graph's pool has a workspace of cuBLAS: 8 MiB, 32 on Hopper (aten/src/ATen/cuda/CublasHandlePool.cpp).
-        held_bytes = sum(step.cache_bytes + step.replay.pool_bytes for step in self._recorded.values())
+        held_bytes = sum(_bytes_of(step.state.cache) + step.replay.pool_bytes for step in self._recorded.values())
         if self._shape and held_bytes > _KEPT_SHARE * self._machine.available_bytes():
             del self._recorded[self._shape]
         self._shape = None
         if shape not in self._recorded:
             self._recorded[shape] = self._record(batch, slots)
-        self.kept_bytes = sum(step.cache_bytes for other, step in self._recorded.items() if other != shape)
+        self.kept_bytes = sum(_bytes_of(step.state.cache) for other, step in self._recorded.items() if other != shape)
         self._shape = shape
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
@@ -366,7 +353,7 @@ class PaddedEngine(EagerEngine):
         self._batch_of = batch_of
         self._lens: tuple[int, ...] = ()
 
-    def announce(self, cell: Cell, steps: int | None) -> None:
+    def announce(self, cell: Cell, steps: int) -> None:
         batch = self._batch_of(cell) if self._batch_of else None
         self._lens = tuple(request.prompt_len for request in batch or ())
 

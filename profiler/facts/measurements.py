@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from profiler.facts.change_ids import ChangeId, change_recorded_as
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.telemetry import Reading
 from profiler.grid.cells import Cell, CellKey
@@ -128,41 +129,49 @@ class StepSamples:
     """Seconds of the same steps before and after them: embedding, layers of another kind, head."""
 
 
-COMPILED = "torch.compile"
-"""The name of the trial whose steps are compiled, on a static cache."""
-GRAPHED = "a static cache and one CUDA graph per step"
-"""The name of the trial whose steps are replayed as a CUDA graph."""
-STATIC_CACHE = "a static cache"
-"""The name of the trial whose steps run on transformers' StaticCache."""
-WITHOUT_CUDNN = "attention without cuDNN"
-"""The name of the trial in which attention may call any kernel but cuDNN's."""
-REPEATED_HEADS = "attention on repeated heads"
-"""The name of the trial in which transformers does not pass grouped heads to `scaled_dot_product_attention`."""
-EIGHT_BIT_CACHE = "an 8-bit KV cache"
-"""The name of the trial whose steps run on transformers' fp8 cache."""
-DYNAMIC_CACHE = "a dynamic cache"
-"""The name of the trial of a quantised cache's run whose steps run on transformers' default cache."""
-UNQUANTISED = "unquantised "
-"""Prefix of the names of trials without the run's quantisation."""
-PADDING_MASK = "a padding mask"
-"""Prefix of the names of trials with a shorter sequence in the batch; they measure a cost and are not advice."""
-
-
 @dataclass(frozen=True)
 class Trial(Fact, kind="trial"):
-    """Steps of a short model (same architecture, fewer layers), unchanged and as a variant, measured alternately."""
+    """Steps of a model, whole or with fewer layers, unchanged and with a change, measured alternately."""
 
     key: CellKey
     form: str
+    """The change, as a sentence names it."""
     layers: int
-    """Repeating layers of the short model."""
+    """Repeating layers of the model that was stepped."""
     of_layers: int
     """Repeating layers of the whole model."""
     before: StepSamples
     after: StepSamples
+    line: str = ""
+    """The line that was executed for it; empty in runs before 0.5.0, and for what transformers has no line for."""
+    change: ChangeId | None = None
+    value: str = ""
+    """Which of this kind of change it is, such as the name of a format."""
+    once_s: float = 0.0
+    """Seconds by which its first call took longer than a later one, as for compiling; of a format also its loading."""
+    tokens: int = 0
+    """Greedy tokens of a sequence in one call; 0 if the weights of both sides differ at random."""
+    same_tokens: int = 0
+    """The first of them that are the same with and without the change, in all sequences."""
+
+    @property
+    def what(self) -> tuple[ChangeId, str] | None:
+        """The change and its value; None for one that runs no longer try."""
+        return (self.change, self.value) if self.change else change_recorded_as(self.form)
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.trials.setdefault(self.key, []).append(self)
+
+
+@dataclass(frozen=True)
+class NotTried(Fact, kind="not_tried"):
+    """A change for whose trial the run had too little time."""
+
+    form: str
+    line: str
+    change: ChangeId
+    needs_s: float
+    """Expected seconds of its trial."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from profiler.counting.walk import walk
 from profiler.data.datasheets import gpu_called
 from profiler.data.published_results import EngineKind
 from profiler.errors import RequestError, RunError
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.run_facts import Facts
 from profiler.facts.step import ExecutionPath
 from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
@@ -148,18 +149,18 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     )
 
 
-def _forms(basis: RunFacts, request: ForecastRequest) -> list[str]:
-    """The requested variants of the run, by their names in its trials."""
+def _forms(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[ChangeId, str] | None]:
+    """The requested variants of the run by their names: the changes that its trials made; None for other engines."""
     model, threads = basis.facts.model, basis.facts.device.threads
-    forms = []
+    forms: dict[str, tuple[ChangeId, str] | None] = {}
     if request.dtype not in ("auto", model.dtype):
-        forms.append(request.dtype)
+        forms[request.dtype] = ChangeId.DTYPE, request.dtype
     if (quant := quant_of(request.quant, request.bits)) not in ("none", model.quant):
-        forms.append(known_quant(quant, counted=True))
+        forms[quant] = ChangeId.FORMAT, known_quant(quant, counted=True)
     if request.engine and request.engine != basis.engine:
-        forms.append("a static cache" if request.engine == "static" else f"the engine {request.engine}")
+        forms[f"the engine {request.engine}"] = (ChangeId.STATIC_CACHE, "") if request.engine == "static" else None
     if request.threads and request.threads != threads:
-        forms.append(f"{request.threads} of {threads} threads")
+        forms[f"{request.threads} of {threads} threads"] = ChangeId.THREADS, str(request.threads)
     return forms
 
 
@@ -182,18 +183,20 @@ def _measuring(basis: RunFacts, grid: Grid) -> str:
     return f"measure them: {' '.join([command, *asked])}"
 
 
-def _factors(basis: RunFacts, forms: Sequence[str], steps: StepArrays) -> tuple[Array, Array]:
+def _factors(
+    basis: RunFacts, forms: Mapping[str, tuple[ChangeId, str] | None], steps: StepArrays
+) -> tuple[Array, Array]:
     """(the time of the variants over that of the run [n], the half width of its log [n]).
 
     Raises RequestError for a variant that the run did not try in every requested phase.
     """
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
-    for form in forms:
-        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if item.form == form]
+    for form, what in forms.items():
+        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if what and item.what == what]
         ratio = variant_factor(steps, ratios)
         if ratio is None:
-            names = dict.fromkeys(item.form for _, item in tried_at)
+            names = dict.fromkeys(item.what[1] or item.what[0] for _, item in tried_at if item.what)
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from profiler.options import option
-from profiler.quant.registry import quant_help
+from profiler.options import DTYPE_NAMES, one_of, option
+from profiler.quant.registry import known_quant, quant_help
+from profiler.quant.stored_formats import quant_of
 
 
 @dataclass(frozen=True)
@@ -22,3 +23,7 @@ class ForecastRequest:
     bits: float = option(0.0, "--on: in place of --quant, mean bits of all weights, such as 4.85.", shown="as counted")
     engine: str = option("", "With RUN: one of its engines, or static if it tried that. --on: eager or compiled.")
     threads: int = option(0, "With a RUN on a CPU: half its threads, if it tried that.")
+
+    def __post_init__(self) -> None:
+        one_of(self.dtype, "--dtype", ("auto", *DTYPE_NAMES))
+        known_quant(quant_of(self.quant, self.bits), counted=True)

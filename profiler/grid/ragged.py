@@ -44,13 +44,10 @@ class Ragged:
     """`32..512`, or the name of the file without its folder."""
     requests: tuple[Request, ...]
 
-    def batches(self, size: int) -> list[Batch]:
-        """Return batches of `size` in order of arrival; a smaller rest at the end is left out."""
-        return [self.requests[at : at + size] for at in range(0, len(self.requests) - size + 1, size)]
-
     def batch(self, size: int) -> Batch:
-        """Return the representative batch: the median by its share of padding."""
-        ranked = sorted(self.batches(size), key=padding_share)
+        """Return the representative batch of `size` in order of arrival: the median by its share of padding."""
+        starts = range(0, len(self.requests) - size + 1, size)  # a smaller rest at the end is left out
+        ranked = sorted((self.requests[at : at + size] for at in starts), key=padding_share)
         return ranked[(len(ranked) - 1) // 2]
 
 

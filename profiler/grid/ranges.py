@@ -1,4 +1,4 @@
-"""The grammar of ranges (128; 64,256; 64..2048*2), and the grid that a run's options describe."""
+"""The grammar of ranges (128; 64,256; 64..2048*2), the grid that a run's options describe, and default grids."""
 
 from __future__ import annotations
 
@@ -23,6 +23,24 @@ _NUMBER = re.compile(r"\d{1,18}")
 _RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})(?:([*+])(\d{1,18}))?")
 _GRAMMAR = "use a number (128), a list (64,256), or a range (64..2048*2, 1..9+2)"
 _LEAST_NEW_TOKENS = 4
+_RUNGS: tuple[tuple[tuple[int, ...], tuple[int, ...], int], ...] = (
+    ((128, 512, 2048), (1, 4, 16), 16),
+    ((128, 512, 2048), (1, 4), 16),
+    ((128, 512), (1, 2, 4), 16),
+    ((64, 256), (1, 2, 4), 16),
+    ((64, 256), (1, 4), 10),
+    ((64, 256), (1, 2), 10),
+    ((64, 128), (1, 2), 10),
+    ((32, 64), (1, 2), 10),
+)
+"""Prompt lengths, batch sizes and new tokens: what chats and retrieval look like, and less where steps are slow."""
+
+TEST_PROMPTS = (128, 64, 32, 16)
+"""Prompt lengths of a batch test; a shorter one leaves time for more doublings."""
+TEST_TOKENS = 10
+MOST_SEQUENCES = 4096
+_WANTED = 8
+"""A batch test should reach at least this batch, after three doublings."""
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
@@ -62,20 +80,16 @@ def make_grid(
     Without prompt lengths, only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` give
     prompts of unequal lengths. The first `prefix` tokens of all others are cached.
     """
-    if new_tokens < _LEAST_NEW_TOKENS:
-        raise GridError(
-            f"--new-tokens: {new_tokens} is too few to time a decode step; use {_LEAST_NEW_TOKENS} or more."
-        )
-    _checked([new_tokens], "--new-tokens")
+    check_new_tokens(new_tokens)
     if isinstance(prompt_lens, Ragged) or (isinstance(prompt_lens, str) and prompt_lens.startswith(RAGGED)):
-        return _ragged_grid(prompt_lens, _values(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
-    contexts = _values(context_lens, "--context-lens") if context_lens else ()
-    prompts = _values(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else ()
+        return _ragged_grid(prompt_lens, values_of(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
+    contexts = values_of(context_lens, "--context-lens") if context_lens else ()
+    prompts = values_of(prompt_lens, "--prompt-lens") if prompt_lens or not contexts else ()
     if prefix:
         check_prefix(prefix, min((*prompts, *contexts)))
     return Grid(
         prompt_lens=prompts,
-        batch_sizes=_values(batch_sizes, "--batch-sizes"),
+        batch_sizes=values_of(batch_sizes, "--batch-sizes"),
         new_tokens=new_tokens,
         context_lens=contexts,
         engines=tuple(dict.fromkeys(engines)),
@@ -110,8 +124,18 @@ def _ragged_grid(
     return replace(grid, prompt_lens=tuple(sorted({cell.prompt_len for cell in grid.cells})))
 
 
-def _values(values: str | Sequence[int], option: str) -> tuple[int, ...]:
+def values_of(values: str | Sequence[int], option: str) -> tuple[int, ...]:
+    """Return the numbers of a text or of a sequence. Raises GridError as `parse_values` does."""
     return parse_values(values, option) if isinstance(values, str) else _checked(values, option)
+
+
+def check_new_tokens(new_tokens: int) -> None:
+    """Raise GridError for too few new tokens to time a decode step, or for too many."""
+    if new_tokens < _LEAST_NEW_TOKENS:
+        raise GridError(
+            f"--new-tokens: {new_tokens} is too few to time a decode step; use {_LEAST_NEW_TOKENS} or more."
+        )
+    _checked([new_tokens], "--new-tokens")
 
 
 def _checked(values: Iterable[int], option: str) -> tuple[int, ...]:
@@ -164,3 +188,22 @@ def check_positions(limit: int | None, longest: int, shorter: str) -> None:
             f"the longest prompt plus its new tokens is {longest} tokens, but this model's limit is {limit};"
             f" use {shorter}."
         )
+
+
+def default_grids(new_tokens: int | None) -> list[Grid]:
+    """Return the default grids of a run, with `new_tokens` unless it is None."""
+    return [Grid(prompts, sizes, new_tokens or few) for prompts, sizes, few in _RUNGS]
+
+
+def doubling_grids(prompt_lens: Sequence[int], context_lens: Sequence[int], new_tokens: int | None) -> list[Grid]:
+    """Return the grids of a batch test: as many doublings as possible of the first of `prompt_lens`, or of a context.
+
+    With less time, three doublings of a shorter prompt come before fewer of a longer one.
+    """
+    powers = range(MOST_SEQUENCES.bit_length() - 1, 0, -1)
+    sizes = [tuple(1 << power for power in range(most + 1)) for most in powers]
+    enough, few = ([each for each in sizes if (each[-1] >= _WANTED) == is_enough] for is_enough in (True, False))
+    grids = [Grid((prompt_len,), (), new_tokens or TEST_TOKENS) for prompt_len in prompt_lens]
+    grids += [Grid((), (), new_tokens or TEST_TOKENS, (context_len,)) for context_len in context_lens]
+    by_doublings = [replace(grid, batch_sizes=each) for grid in grids for each in enough]
+    return by_doublings + [replace(grids[-1], batch_sizes=each) for each in few]

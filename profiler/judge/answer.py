@@ -3,44 +3,66 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from profiler.facts.measurements import WITHOUT_CUDNN
+from profiler.effort import STANDARD
+from profiler.facts.change_ids import ChangeId
+from profiler.facts.measurements import NotTried
 from profiler.facts.operators import COLLECTIVE
+from profiler.judge.advice import Advice, Effect, advice_for
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever
-from profiler.judge.engine_differences import causes_of, engine_change
-from profiler.judge.how_to import UNWINDOWED, how_to
-from profiler.judge.levers import Setting, best_lever, next_tried
+from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.engine_differences import causes_of
+from profiler.judge.levers import Setting, not_tried, saves_clearly
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
+from profiler.loading.changes import WITHOUT_CUDNN
 from profiler.units import duration, percent, saving, scaled, several, significant
 
-# Changes that save less than this share of a cell other than the first are not named.
-_LEAST_SAVING = 0.1
+# An answer has at most this many sentences on changes, of which so many advise one.
+_MOST_CHANGES, _MOST_ADVISED = 5, 2
+# A cost that is paid once is named from here on.
+_NAMED_ONCE_S = 1.0
 # Terms below this share of a step are not named.
 _LEAST_STEP_SHARE = 0.1
 # Within a model, the best streams and matrix products of GPUs reach 0.8 to 0.95 of their roofs.
 _NEAR_ROOF = 0.8
 
 
-def answer(
+@dataclass(frozen=True)
+class Answer:
+    """What a run says first."""
+
+    sentences: tuple[str, ...] = ()
+    """The most useful first; empty if nothing was measured."""
+    advised: tuple[Advice, ...] = ()
+    """The changes that the sentences advise, in their order."""
+    not_tried: tuple[Lever, ...] = ()
+    """The computed savings that they name."""
+
+
+NO_ANSWER = Answer()
+
+
+def answer_of(
     cells: Sequence[JudgedCell],
     setting: Setting,
     differences: Sequence[EngineDifference] = (),
     busy: Sequence[str] = (),
-) -> list[str]:
-    """Summarise a run in a few sentences, the most useful first; empty if nothing was measured.
+    cut: Sequence[NotTried] = (),
+) -> Answer:
+    """Summarise a run: the limits of prefill and decode, then at most five sentences on changes.
 
-    They describe the first engine. Further engines are compared with it: the best change may be one, and each other one
-    has a sentence. Another GPU is never the best change. `busy` are sentences about a busy machine: they come first,
-    and then no saving is named. Cells that are not usable are in no sentence.
+    They describe the first engine. Further engines are compared with it, and each has a sentence. `busy` are sentences
+    about a busy machine: they come first, and then no saving is named. Cells that are not usable are in no sentence.
+    `cut` are changes for whose trials there was no time.
     """
     sentences = list(busy) if cells else []
     engine = cells[0].key.cell.engine if cells else ""
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
-    phases = {cell.key.phase for cell in cells}
+    phases, every = {cell.key.phase for cell in cells}, cells
     cells = [cell for cell in cells if cell.usable]
     decodes = sorted(
         (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
@@ -56,46 +78,122 @@ def answer(
         sentences.append(_prefill_sentence(prefills, setting))
     for phase in sorted(phases - {cell.key.phase for cell in cells}):
         sentences.append(f"No time of a {phase} is known to within a tenth: measure again on a quieter machine.")
-    if busy:
-        return sentences
-    if decodes:
-        lever = best_lever(decodes[0])
-        others = [item for item in differences if lever is None or engine_change(item) != lever.change]
-        sentences += [
-            *_change_sentences(decodes, lever),
-            *_change_elsewhere(decodes[1:], lever),
-            *_first_use_sentences(decodes),
-            *_change_elsewhere(prefills, lever),
-            *_engine_sentences(decodes[0], others),
-        ]
-    elif prefills:
-        sentences += _change_sentences(prefills, best_lever(prefills[0]))
-    return sentences
+    if busy or not cells:
+        return Answer(tuple(sentences))
+    advised = advice_for([*decodes[:1], *prefills[-1:]], every)[:_MOST_ADVISED]
+    changes = [
+        *_first_use_sentences(decodes),
+        *(change_sentence(item, "By itself" if number else "What to change") for number, item in enumerate(advised)),
+        *_measured_without_a_line(decodes),
+        *_batch_sentences(decodes),
+    ]
+    without_time = _cut_sentences(cut)
+    changes = [*changes[: _MOST_CHANGES - len(without_time)], *without_time]
+    untried = _not_tried(decodes, prefills, advised)[: _MOST_CHANGES - len(changes)]
+    changes += [_not_tried_sentence(cell, lever, cut) for cell, lever in untried]
+    if not changes:
+        changes = [_no_change(decodes[0] if decodes else prefills[0])]
+    engines = _engine_sentences(decodes[0], differences) if decodes else []
+    return Answer((*sentences, *changes, *engines), tuple(advised), tuple(lever for _, lever in untried))
 
 
-def _change_elsewhere(cells: Sequence[JudgedCell], of_step: Lever | None) -> list[str]:
-    """The best change of the largest cell, if it saves at least a tenth; its line, unless `of_step` has that.
+def change_sentence(advice: Advice, beginning: str) -> str:
+    """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
+    effects = {"step": advice.step, "prefill": advice.prefill}
+    words = [f"a {name} of {_from_to(effect)}" for name, effect in effects.items() if effect and effect.is_clear]
+    words += [f"no clear change of the {name}" for name, effect in effects.items() if effect and not effect.is_clear]
+    pays = advice.pays_from_tokens
+    parts = [
+        f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
+        f" (tried{_on_few_layers(advice)})",
+        f"it pays from {several(pays, 'new token', 'new tokens')} per prompt on" if pays is not None else "",
+        f"it takes {duration(advice.once_s)} once" if advice.once_s >= _NAMED_ONCE_S else "",
+        _tokens(advice),
+    ]
+    return f"{'; '.join(filter(None, parts))}."
 
-    Of a decode step, only what a full window costs, which grows with the batch.
-    """
-    if not cells:
-        return []
-    cell = cells[-1]
-    best, least_s, is_prefill = best_lever(cell), _LEAST_SAVING * cell.split.latency_s, cell.key.phase == "prefill"
-    if best is None or best.saves_s < least_s or not (is_prefill or best.change == UNWINDOWED):
-        return []
-    of_step_how = of_step.how if of_step is not None else ""
-    to_change = "Instead of the step's change" if _sets(best.how) == _sets(of_step_how) else "To change it"
-    how = f" {to_change}, write: {best.how}." if best.how not in ("", of_step_how) else ""
+
+def _on_few_layers(tried: Advice | TrialResult) -> str:
+    return f", on {tried.layers} of {tried.of_layers} layers" if tried.layers < tried.of_layers else ""
+
+
+def _from_to(effect: Effect) -> str:
+    return f"{duration(effect.after_s)} instead of {duration(effect.before_s)}"
+
+
+def _tokens(advice: Advice) -> str:
+    """What a change did to the tokens, in words; empty if they were not compared."""
+    if not advice.tokens:
+        return "tokens were not compared" if advice.change is ChangeId.FORMAT else ""
+    if advice.same_tokens == advice.tokens:
+        return "the same tokens"
+    return f"{advice.tokens - advice.same_tokens} of {advice.tokens} tokens differ"
+
+
+def _measured_without_a_line(decodes: Sequence[JudgedCell]) -> list[str]:
+    """What trials found that executed no line, as runs before 0.5.0 did, or for which there is none."""
     return [
-        f"{'In a prefill of' if is_prefill else 'At batch'} {cell.key.cell.name} {_saving(best)} of"
-        f" {duration(cell.split.latency_s)} ({best.basis}: {best.because}).{how}"
+        f"Measured, not as a line: with {item.form} the {duration(before_s)} step takes {duration(after_s)}"
+        f"{_on_few_layers(item)}."
+        for first in decodes[:1]
+        for item in sorted(first.tried, key=lambda item: item.ratio)[:1]
+        if not item.line and item.change is not None and saves_clearly(first, item)
+        for before_s, after_s in [item.steps_s(first.split.latency_s)]
     ]
 
 
-def _sets(how: str) -> str:
-    """The argument or attribute that a line sets. Two lines that set the same one exclude each other."""
-    return how.partition("=")[0]
+def _not_tried(
+    decodes: Sequence[JudgedCell], prefills: Sequence[JudgedCell], advised: Sequence[Advice]
+) -> list[tuple[JudgedCell, Lever]]:
+    """The largest computed saving of the smallest step, and of the largest prefill, if it may beat what was tried.
+
+    Of a decode step at the largest batch only what a full window costs, which grows with the batch.
+    """
+    found: list[tuple[JudgedCell, Lever]] = []
+    taken: set[str] = {item.line for item in advised}
+    saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
+    for cell in (*decodes[:1], *prefills[-1:], *decodes[1:][-1:]):
+        for lever in not_tried(cell)[:1]:
+            is_known = lever.how in taken or (cell in decodes[:1] and lever.saves_s <= saves_s)
+            if not is_known and (cell not in decodes[1:] or lever.id is ChangeId.UNWINDOWED):
+                taken.add(lever.how)
+                found.append((cell, lever))
+    return found
+
+
+def _not_tried_sentence(cell: JudgedCell, lever: Lever, cut: Sequence[NotTried]) -> str:
+    step = "step" if cell.key.phase == "decode" else "prefill"
+    once = ""
+    if lever.preparing_s:
+        is_said = any(item.line == lever.how for item in cut)
+        budget = "" if is_said else f", for which --budget {budget_for(lever.preparing_s)} has time"
+        once = f" It compiles for about {lever.preparing_s:.0f} s once{budget}."
+    return (
+        f"Not tried: {lever.how}. Of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
+        f" {lever.amount} (computed: {lever.because}).{once}"
+    )
+
+
+def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
+    """One sentence on the changes for whose trials there was no time, and the budget that has it."""
+    if not cut:
+        return []
+    ranked = sorted(cut, key=lambda item: item.needs_s)
+    *most, longest = itertools.accumulate(item.needs_s for item in ranked)
+    budgets = f"--budget {budget_for(longest)} has time for that"
+    if most and budget_for(most[-1]) < budget_for(longest) / 1.5:
+        budgets = (
+            f"--budget {budget_for(most[-1])} has time for all but {ranked[-1].form}, {budget_for(longest)} for it"
+        )
+    return [f"No time was left to try {', '.join(item.form for item in ranked)}: {budgets}."]
+
+
+def budget_for(trials_s: float) -> int:
+    """Return a budget in seconds, in whole half minutes, whose share for trials has time for `trials_s` more.
+
+    That is more than the share of a minute, which the other trials take.
+    """
+    return 60 + 30 * math.ceil(trials_s / STANDARD.shares["trials"] / 30)
 
 
 def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
@@ -177,7 +275,7 @@ def _overhead(cell: JudgedCell, setting: Setting) -> str:
         return f"generate itself takes {duration(s.generate_s)}"
     if s.engine_s > s.dispatch_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
-    if setting.can_graph:  # the rest of dispatch overlaps with the GPU's work
+    if setting.here.on_gpu:  # the rest of dispatch overlaps with the GPU's work
         ends_s = cell.host_least_s or cell.host_pace_s, max(cell.host_pace_s, cell.undisturbed_s or 0.0)
         host = " to ".join(dict.fromkeys(map(duration, ends_s)))
         graph = f"; the same work as one graph saves {duration(graph_saves_s)}" if graph_saves_s > s.dispatch_s else ""
@@ -238,49 +336,43 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
 
 
-def _saving(lever: Lever) -> str:
-    return f"{lever.change} {'would save' if lever.basis == 'computed' else 'saves'} {lever.amount}"
-
-
-def _no_change(s: TimeBreakdown) -> str:
-    """The sentence for a step that no lever shortens: it is near its roof, or its time is partly unexplained."""
+def _no_change(cell: JudgedCell) -> str:
+    """The sentence for a step that no change shortens: it is near its roof, or its time is partly unexplained."""
+    if Flag.ABOVE_ROOF in cell.verdict.flags:
+        return (
+            f"No advice: the step is faster than a measured roof allows, so {WHY_TOO_FAST}. Measure again with --fresh."
+        )
+    s, tried = cell.split, [item.form for item in cell.tried if item.line]
     at = f"this step is at {percent(s.attained)} of its roofline"
     if s.attained >= _NEAR_ROOF:
         return f"Nothing to gain but a faster device: {at}, and no change saves 5 % of it."
     share = s.unexplained_s / s.latency_s
     unknown = f", and {percent(share)} of it is unexplained" if share > _LEAST_STEP_SHARE else ""
-    return f"No change is known that saves 5 %: {at}{unknown}."
+    of_tried = f" Tried: {', '.join(tried)}." if tried else ""
+    return f"No change is known that saves 5 %: {at}{unknown}.{of_tried}"
 
 
-def _change_sentences(cells: Sequence[JudgedCell], lever: Lever | None) -> list[str]:
-    """What shortens the first step, and how it is written; then the batch with the most tokens per second."""
-    first, batch = cells[0], _batch_words(cells)
-    if lever is not None:
-        saves = f"{_saving(lever)} of the {duration(first.split.latency_s)} step ({lever.basis}: {lever.because})"
-        batches = [f"{batch[:1].upper()}{batch[1:]}."] if batch else []
-        return [f"What to change: {saves}.", *_how_sentences(first, lever), *batches]
-    if batch:
-        return [f"What to change: {batch}."]
-    if Flag.ABOVE_ROOF in first.verdict.flags:
-        return [
-            f"No advice: the step is faster than a measured roof allows, so {WHY_TOO_FAST}. Measure again with --fresh."
-        ]
-    return [_no_change(first.split)]
+def _batch_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
+    """The batch with the most tokens per second against the first cell; none if it gains under a tenth.
 
-
-def _batch_words(cells: Sequence[JudgedCell]) -> str:
-    """The batch with the most tokens per second, at the depth of the first cell; empty if it gains under a tenth."""
-    first = cells[0]
-    alike = [cell for cell in cells if cell.key.cell.depth == first.key.cell.depth]
-    best = alike[best_of([cell.tokens_per_s for cell in alike])]
-    gain = best.tokens_per_s / first.tokens_per_s
-    if best.key.cell.batch_size <= first.key.cell.batch_size or gain <= 1.1:
-        return ""
-    cost, a_token_s = best.split.latency_s / first.split.latency_s, best.split.latency_s / best.key.cell.batch_size
-    return (
-        f"batch {best.key.cell.batch_size} gives {significant(gain, 2)}x the tokens/s"
-        f" for {significant(cost, 2)}x the step, {duration(a_token_s)} a token"
-    )
+    Cells of one prompt length are compared, or else, in runs that have only corners, the first and the largest batch.
+    """
+    if not decodes:
+        return []
+    first = decodes[0]
+    alike = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
+    series = alike if len(alike) > 1 else [first, *(cell for cell in decodes if cell.key.cell.batch_size > 1)]
+    best = series[best_of([cell.tokens_per_s for cell in series])]
+    if best.key.cell.batch_size <= first.key.cell.batch_size or best.tokens_per_s <= 1.1 * first.tokens_per_s:
+        return []
+    longer = best.split.latency_s / first.split.latency_s - 1
+    where = f"the step {percent(longer)} longer" if longer > 0 else "the step takes no longer"
+    if best not in alike:
+        where = f"at {best.key.cell.name} and {first.key.cell.name}"
+    return [
+        f"{best.key.cell.batch_size} sequences a step: {significant(best.tokens_per_s)} instead of"
+        f" {significant(first.tokens_per_s)} tokens/s, {where}."
+    ]
 
 
 def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
@@ -288,28 +380,12 @@ def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
 
     The cell that warmed up the engine may have used all its lengths then.
     """
-    times_s = ((cell.first_use_s, cell.split.latency_s) for cell in decodes if cell.first_use_s is not None)
-    return [
-        f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds a"
-        f" plan per length, batch size and process. {how_to(WITHOUT_CUDNN, on_gpu=True).line} would"
-        f" save about {duration(first_s - later_s)} there; a static cache has one length."
-        for first_s, later_s in itertools.islice(times_s, 1)
-    ]
-
-
-def _how_sentences(cell: JudgedCell, lever: Lever) -> list[str]:
-    """The line to paste for a cell's best change, and what measures it; then another one, and one not tried."""
-    sentences = []
-    if lever.how:
-        whole = (
-            f" Add {lever.measured_by} to this command to measure it on the whole model." if lever.measured_by else ""
-        )
-        sentences.append(f"To change it, write: {lever.how}.{whole}")
-    if (other := next_tried(cell, lever)) is not None:
-        sentences.append(f"By itself, {_saving(other)} (tried): {other.how}.")
-    more = next((item for item in cell.levers if (item.at_least_s or 0.0) > lever.saves_s), None)
-    if more is not None and more.change != lever.change:
-        sentences.append(
-            f"Not tried: {more.change} would save {more.amount} ({more.because}); {more.measured_by} measures it."
-        )
-    return sentences
+    for cell in (cell for cell in decodes if cell.first_use_s is not None):
+        first_s, later_s = cell.first_use_s or 0.0, cell.split.latency_s
+        is_tried = any(item.change is ChangeId.WITHOUT_CUDNN and item.line for each in decodes for item in each.tried)
+        switch = "" if is_tried else f" Not tried: {WITHOUT_CUDNN.line} would save about {duration(first_s - later_s)}."
+        return [
+            f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds"
+            f" a plan per length, batch size and process.{switch}"
+        ]
+    return []

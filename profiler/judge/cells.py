@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, Literal
 
+from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import KernelTime, StepSamples, Trial
 from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.run_facts import Facts
@@ -341,9 +342,13 @@ class Lever:
     at_least_s: float | None = None
     """Lower end of a computed saving, of which `saves_s` is the upper end; None if there is only one figure."""
     how: str = ""
-    """The line with which a user of transformers makes this change."""
-    measured_by: str = ""
-    """The options of `roofscope run` that measure it on the whole model."""
+    """The line with which a user makes this change; of a tried change the one that was executed."""
+    id: ChangeId | None = None
+    """The change; None for an engine that has no such name, or in an older run."""
+    value: str = ""
+    """Which of this kind of change it is."""
+    preparing_s: float = 0.0
+    """Expected seconds that a change costs once, such as for compiling."""
 
     @property
     def amount(self) -> str:
@@ -392,8 +397,6 @@ class CellEvidence(KeyedRecord):
     """Peak memory by the memory model."""
     levers: tuple[Lever, ...] = ()
     """Changes that would save time, the largest saving first."""
-    at_least_s_on: Mapping[str, float | None] = field(default_factory=dict)
-    """Lower bound on other GPUs by their datasheets; None for a GPU whose memory is too small."""
     first_use_s: float | None = None
     """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
     unexplained_in_s: Mapping[str, float] = field(default_factory=dict)
@@ -420,9 +423,7 @@ class JudgedCell:
     avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
     """Seconds of avoidable work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[TrialResult, ...] = ()
-    """Variants that were tried at this shape."""
-    tried_nearby: tuple[tuple[JudgedCell, TrialResult], ...] = ()
-    """Variants that were only tried at a decode step of another depth, with the same batch; and that step."""
+    """Changes that were tried at this shape."""
     engines: tuple[EngineDifference, ...] = ()
     """Other engines that were measured on this cell, compared with its own."""
     lost_s: Mapping[str, float] = field(default_factory=dict)
@@ -447,8 +448,6 @@ class JudgedCell:
     """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
     undisturbed_s: float | None = None
     """Lower quartile of the fastest visit: what a quiet host would take."""
-    knee: float | None = None
-    """The batch from which, by the counts, the step is compute-bound; None if there is none, or only one was run."""
     usable: bool = True
     """Whether its time is known well enough for a headline."""
     levers: tuple[Lever, ...] = ()
@@ -457,11 +456,12 @@ class JudgedCell:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial: the time of a step in another variant."""
+    """The result of a trial: the time of a step with a change."""
 
     form: str
+    """The change, as a sentence names it."""
     ratio: float
-    """Time of the variant over the time of the model as loaded, both of the whole model."""
+    """Time with the change over the time of the model as loaded, both of the whole model."""
     half_width: float
     """Half width of the ratio's interval: the wider half."""
     layers: int
@@ -469,10 +469,24 @@ class TrialResult:
     of_layers: int
     before_s: float = 0.0
     """Seconds of a step of the model as loaded, by the trial; 0 if unknown."""
+    what: tuple[ChangeId, str] | None = None
+    """The change, and which of its kind; None for one that runs no longer try."""
+    line: str = ""
+    """The line that was executed; empty if none was."""
+    once_s: float = 0.0
+    """Seconds that the change costs once."""
+    tokens: int = 0
+    """Tokens that were compared; 0 if the weights of both sides differ at random."""
+    same_tokens: int = 0
+    """The first of them that are the same with and without the change."""
+
+    @property
+    def change(self) -> ChangeId | None:
+        return self.what[0] if self.what else None
 
     @property
     def is_claim(self) -> bool:
-        """Whether the trial itself, whose sides took turns, is certain that the variant is faster or slower."""
+        """Whether the trial itself, whose sides took turns, is certain that the change is faster or slower."""
         saved = 1 - self.ratio
         return is_claim(saved - self.half_width, saved + self.half_width, None)
 
@@ -481,35 +495,22 @@ class TrialResult:
         """Whether the whole model was stepped, so that the time of its step is known and not extrapolated."""
         return self.layers == self.of_layers and self.before_s > 0
 
-    def step_s(self, latency_s: float) -> float:
-        """Seconds of the variant's step, for a step measured as `latency_s`: its own time, or that time's share."""
-        return self.ratio * (self.before_s if self.is_whole else latency_s)
+    def steps_s(self, latency_s: float) -> tuple[float, float]:
+        """Seconds of a step without and with the change: the trial's own, or shares of the measured `latency_s`.
+
+        A trial calls `generate`, whose step takes longer than the run's own.
+        """
+        before_s = self.before_s if self.is_whole else latency_s
+        return before_s, self.ratio * before_s
 
     def half_width_at(self, latency_s: float) -> float:
         """Half width of the ratio for a step measured as `latency_s`.
 
         It includes the difference between that time and the trial's, since a few layers may not represent the model.
         """
-        return math.hypot(self.half_width, self.before_s / latency_s - 1 if self.before_s else 0.0)
-
-
-def with_nearby_trials(cell: JudgedCell, cells: Iterable[JudgedCell]) -> JudgedCell:
-    """The cell with the nearest trial of every variant that was not tried at its own step.
-
-    Steps of one batch have the same products. Those of other batches call other kernels, so their trials say nothing.
-    """
-    if cell.key.phase != "decode":
-        return cell
-    place = (cell.key.cell.batch_size, cell.key.cell.engine, "decode")
-    alike = [each for each in cells if (each.key.cell.batch_size, each.key.cell.engine, each.key.phase) == place]
-    nearest = sorted(alike, key=lambda each: abs(each.key.context_len - cell.key.context_len))
-    own = {item.form for item in cell.tried}
-    found: dict[str, tuple[JudgedCell, TrialResult]] = {}
-    for each in nearest:
-        for result in each.tried:
-            if result.form not in own:
-                found.setdefault(result.form, (each, result))
-    return replace(cell, tried_nearby=tuple(found.values()))
+        if self.is_whole or not self.before_s:
+            return self.half_width
+        return math.hypot(self.half_width, self.before_s / latency_s - 1)
 
 
 def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
@@ -518,7 +519,10 @@ def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
         found = difference(before, after, None)
         half_width = max(found.high - found.change, found.change - found.low)
-        yield TrialResult(trial.form, 1 + found.change, half_width, trial.layers, trial.of_layers, before.median_s)
+        yield TrialResult(
+            trial.form, 1 + found.change, half_width, trial.layers, trial.of_layers, before.median_s,
+            trial.what, trial.line, trial.once_s, trial.tokens, trial.same_tokens,
+        )  # fmt: skip
 
 
 def whole_step(stepped: StepSamples, times: float) -> Estimate:

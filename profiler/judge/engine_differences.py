@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from profiler.facts.measurements import COMPILED, GRAPHED, STATIC_CACHE, GenerateSteps
+from profiler.facts.change_ids import ChangeId
+from profiler.facts.measurements import GenerateSteps
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
@@ -155,10 +156,17 @@ def parts_of(steps: GenerateSteps, tax_s: float) -> dict[str, float]:
     return {**parts, "rest": tax_s - sum(parts.values())}
 
 
+_CHANGES = {"graph": ChangeId.GRAPH, "compile": ChangeId.COMPILED_STEP, "static": ChangeId.STATIC_CACHE}
+
+
+def change_of_engine(item: EngineDifference) -> ChangeId | None:
+    """The change that an engine makes to a decode step of the run's first one; None for other engines."""
+    return _CHANGES.get(item.engine) if item.phase == "decode" else None
+
+
 def engine_change(item: EngineDifference) -> str:
-    """An engine as a change of the run's first one: in a decode step, by what a user of transformers changes."""
-    changes = {"graph": GRAPHED, "compile": COMPILED, "static": STATIC_CACHE} if item.phase == "decode" else {}
-    return changes.get(item.engine, f"the engine {item.engine}")
+    """An engine as a change of the run's first one."""
+    return f"the engine {item.engine}"
 
 
 def causes_of(item: EngineDifference) -> str:

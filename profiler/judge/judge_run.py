@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from profiler.data.datasheets import gpus
+from profiler.facts.measurements import NotTried
 from profiler.facts.operators import REST, Cause
 from profiler.facts.roofs import AGREE, drift, swing
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import CellKey
-from profiler.judge import answer as advice
+from profiler.judge.answer import NO_ANSWER, Answer, answer_of
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import (
     CellEvidence,
@@ -25,7 +25,6 @@ from profiler.judge.cells import (
     columns_of,
     timed_row,
     trial_results,
-    with_nearby_trials,
     with_visits,
 )
 from profiler.judge.demand import (
@@ -47,13 +46,13 @@ from profiler.judge.engine_differences import (
     generate_overhead,
     generate_overheads,
 )
-from profiler.judge.levers import Setting, floors_on, levers
+from profiler.judge.levers import Setting, levers
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step, with_ragged
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
-from profiler.quant.registry import FORMATS
+from profiler.loading.changes import Circumstances
 from profiler.stats import Estimate, NoiseReport, estimate, narrow_enough, noise_report, undisturbed
 
 _SIXTEEN_BIT = ("bfloat16", "float16")
@@ -103,7 +102,7 @@ class Judgement:
     ragged: tuple[RaggedStep, ...]
     evidence: tuple[CellEvidence, ...] = ()
     judged: tuple[JudgedCell, ...] = ()
-    answer: tuple[str, ...] = ()
+    answer: Answer = NO_ANSWER
 
 
 def judge_run(facts: Facts) -> Judgement:
@@ -149,26 +148,21 @@ def advise_run(broken: BrokenDown) -> Judgement:
     )
     if not cells:
         return found
-    knees = {test.series: test.knee_predicted for test in broken.tests if test.axis == "batch"}
     judged, busy = [item.cell for item in cells.values()], busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
     every = [
         replace(
-            with_nearby_trials(cell, judged),
-            knee=next((knees[series] for series in series_of(broken.rows[cell.key]) if series in knees), None),
+            cell,
             engines=_engines_on(cell.key, differences, facts),
         )
         for cell in judged
     ]
-    every = [replace(cell, levers=tuple(levers(cell, setting, every))) for cell in every]
+    every = [replace(cell, levers=tuple(levers(cell, setting))) for cell in every]
     return replace(
         found,
-        evidence=tuple(
-            _evidence(facts, item.noise, cell, floors_on(cell, setting))
-            for item, cell in zip(cells.values(), every, strict=True)
-        ),
+        evidence=tuple(_evidence(facts, item.noise, cell) for item, cell in zip(cells.values(), every, strict=True)),
         judged=tuple(every),
-        answer=tuple(advice.answer(every, setting, differences, busy)),
+        answer=answer_of(every, setting, differences, busy, _cut(facts)),
     )
 
 
@@ -199,6 +193,12 @@ def _rated_row(timed: Timed, key: CellKey, noise: NoiseReport) -> CellResult:
     )
 
 
+def _cut(facts: Facts) -> list[NotTried]:
+    """The changes for whose trials there was no time, also later in the run."""
+    tried = {trial.line for trials in facts.trials.values() for trial in trials}
+    return [item for item in {each.line: each for each in facts.every(NotTried)}.values() if item.line not in tried]
+
+
 def setting_of(facts: Facts) -> Setting:
     """The properties of the device and the model on which advice depends."""
     model, device, ceilings = facts.model, facts.device, facts.ceilings
@@ -209,27 +209,35 @@ def setting_of(facts: Facts) -> Setting:
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
         weight_bits=8 * model.linear_bytes / model.linear_weights if model.linear_weights else 16.0,
-        can_graph=device.kind == "cuda",
-        packs=model.kind != "gguf",
-        packed_kernels=tuple(
-            item.name
-            for item in FORMATS.values()
-            if item.multiplies_packed
-            if device.kind != "cuda" or item.least_capability <= float(device.compute_capability or 0)
-        ),
+        here=circumstances_of(facts),
         measured=ceilings.measured(model.dtype),
         weights=float(model.linear_weights),
         cache_bits=8.0 * model.cache_itemsize,
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
         sixteen_bit_flops_per_s=sixteen_bit[fastest] if is_wide and fastest else None,
         sixteen_bit_dtype=fastest or _SIXTEEN_BIT[0] if is_wide else model.dtype,
-        cards=tuple(
-            gpu
-            for gpu in gpus()
-            if gpu.rented and gpu.gpu != device.datasheet and gpu.peak_flops_per_s(model.dtype) is not None
-        ),
-        dtype=model.dtype,
         sustained_flops_per_s=(roof.low_per_s, roof.high_per_s) if device.kind == "cuda" and roof.measured else (),
+    )
+
+
+def circumstances_of(facts: Facts) -> Circumstances:
+    """What decides which changes work, as far as facts say: not which packages are installed."""
+    model, device = facts.model, facts.device
+    cores = [work for works in facts.operators.values() for work in works if work.group == "attention"]
+    unfused = any(work.avoidable_bytes.get(Cause.ATTENTION_MATRIX) for work in cores)
+    return Circumstances(
+        on_gpu=device.kind == "cuda",
+        dtype=model.dtype,
+        quant=model.quant,
+        capability=float(device.compute_capability or 0) if device.kind == "cuda" else 0.0,
+        attention=model.attention,
+        kernel="math" if unfused else "",
+        grouped_heads=unfused,
+        windowed=any(work.avoidable_bytes.get(Cause.ROLLED_WINDOWS) for work in cores),
+        experts=model.experts,
+        threads=device.threads,
+        layers=max((work.count for work in cores), default=0),
+        packs=model.kind != "gguf",
     )
 
 
@@ -334,8 +342,8 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
     return _CellJudgement(judged_row, noise, judged, ragged)
 
 
-def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell, floors_s: Mapping[str, float | None]) -> CellEvidence:
-    """The evidence of a cell's verdict; `floors_s` are the least seconds of its step on other GPUs."""
+def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell) -> CellEvidence:
+    """The evidence of a cell's verdict."""
     verdict, latency_s, unexplained_s = cell.verdict, cell.split.latency_s, dict[str, float]()
     if _is_unexplained(cell):
         unexplained_s = unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, latency_s)
@@ -350,7 +358,6 @@ def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell, floors_s: Mapp
         noise_reasons=noise.reasons,
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[cell.key.cell],
         levers=cell.levers,
-        at_least_s_on=floors_s,
         first_use_s=cell.first_use_s,
         unexplained_in_s=unexplained_s,
     )

@@ -128,11 +128,10 @@ def _load_checkpoint(
             where,
             config=config,
             output_loading_info=True,
-            dtype=request.dtype,
             device_map=placement.device_map if placement else {"": request.device},
             trust_remote_code=request.trust_remote_code,
             use_safetensors=None if request.allow_pickle else True,
-            **extra,
+            **{"dtype": request.dtype, **extra, **request.arguments},
         )
     return module, placement, CheckpointFit(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])))
 

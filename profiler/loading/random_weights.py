@@ -11,7 +11,7 @@ from torch import nn
 from profiler.loading.device_map import DeviceMap, OtherBytesOf, dispatch, plan_device_map
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
-from profiler.quant.registry import library_of, quantise_modules
+from profiler.quant.registry import library_of, quantise_modules, quantizer_of
 
 
 def build_random(
@@ -25,6 +25,8 @@ def build_random(
     with init_empty_weights(include_buffers=False), no_init_weights():
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
+    if request.quant != "none":  # `generate` asks it whether it may compile
+        module.hf_quantizer = quantizer_of(request.quant, request.dtype, request.quant_options, module, request.device)
     module.tie_weights()
     placement = plan_device_map(
         module, request.device, quantised=request.quant != "none", other_bytes=other_bytes_of(module)
@@ -72,7 +74,7 @@ def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap |
             _init_values(module, owner)
         if target is None:
             for key, param in template.items():
-                offload_weight(owner._parameters[key], f"{name}.{key}", folder, on_disk)
+                offload_weight(owner._parameters[key].detach(), f"{name}.{key}", folder, on_disk)
                 owner._parameters[key] = parameters[id(param)] = param
         for key, buffer in owner.named_buffers(recurse=False):
             owner._buffers[key] = buffer.to(target)

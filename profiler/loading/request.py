@@ -13,9 +13,10 @@ from profiler.device.device import compute_capability
 from profiler.errors import RequestError
 from profiler.loading.device_map import DeviceMap
 from profiler.loading.source import ModelSource
+from profiler.options import DTYPE_NAMES
 from profiler.quant.registry import PLAIN, Quant, QuantOptions
 
-DTYPES: dict[str, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class ModelRequest:
     """Requested attention implementation (`sdpa`, `eager`, ...); None is transformers' default."""
     trust_remote_code: bool = False
     allow_pickle: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `from_pretrained` as a user writes them, in place of those that follow from the other fields."""
 
 
 @dataclass(frozen=True)

@@ -233,7 +233,7 @@ def step_of(subject: Subject, key: CellKey) -> Callable[[], object]:
         engine = ready(subject.loaded.module, machine)
         with torch.inference_mode():
             engine.prepare(cell.batch_size, cell.slots)
-    engine.announce(cell, None)
+    engine.announce(cell, 0)
     if key.phase == "prefill":
         ids = subject.prompts.of(cell).to(machine.device)
         return lambda: engine.prefill(ids, cell.slots)

@@ -122,7 +122,7 @@ def _kept_in(bench: _Bench, config: Any, engine: str, batch_sizes: Sequence[int]
 
 def _still_hold(kept: Sequence[DispatchSamples], bench: _Bench) -> bool:
     """Whether four steps of the twin by itself take as long as in the kept samples, within 10 % or their interval."""
-    now_s = undisturbed(twin_by_itself(bench.engine, bench.machine, 0.0)[1]).quartile_s
+    now_s = undisturbed(twin_by_itself(bench.engine, bench.machine, 0.0)["decode"]).quartile_s
     decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]  # some with dense copies
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
 
@@ -153,22 +153,27 @@ class _Bench:
     budget_s: float
     """Seconds for the steps of this engine."""
 
+    def step(self, phase: Phase, batch: int = 1) -> Callable[[], object]:
+        """Return a prefill of the twin, or a decode step after one."""
+        ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=self.machine.device)
+        if phase == "prefill":
+            return partial(self.engine.prefill, ids, _TWIN_SLOTS)
+        with torch.inference_mode():
+            return partial(self.engine.decode, self.engine.prefill(ids, _TWIN_SLOTS))
+
 
 def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
-        return _among_weights(bench, _alone_s(bench, _ALONE_SHARE), batch_sizes, phases)
+        return _among_weights(bench, batch_sizes, phases)
     alone_s = _alone_with_dense_copies_s(bench, batch_sizes)
-    waits = {phase: _waits(bench.engine, bench.machine, phase) for phase in phases}
+    can_wait = [phase for phase in phases if phase == "prefill" or not bench.engine.replays_as_graph]
+    with torch.inference_mode():
+        waits = {phase: phase in can_wait and bench.machine.waits(bench.step(phase)) for phase in phases}
     return [
         DispatchSamples(bench.engine.name, phase, batch, alone_s[phase, batch], waits=waits[phase])
         for phase in phases
         for batch in batch_sizes
     ]
-
-
-def _alone_s(bench: _Bench, share: float) -> dict[Phase, tuple[float, ...]]:
-    """Seconds of the twin's steps by itself, in this share of the time."""
-    return dict(zip(PHASES, twin_by_itself(bench.engine, bench.machine, share * bench.budget_s), strict=True))
 
 
 def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dict[tuple[Phase, int], tuple[float, ...]]:
@@ -181,15 +186,15 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
     modules = (module for module in bench.loaded.module.modules() if is_linear(module))
     packed = [weight for weight in map(stored, modules) if FORMATS.get(weight.format, FORMATS["none"]).has_options]
     if not packed:
-        alone_s = _alone_s(bench, 1.0)
+        alone_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s)
         return {(phase, batch): alone_s[phase] for phase in PHASES for batch in batch_sizes}
     try:
         with dense_copies(False):
-            alone_s = _alone_s(bench, 0.5)
+            alone_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
         with dense_copies(True):
-            copying_s = _alone_s(bench, 0.5)
+            copying_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
     except ImportError:  # without bitsandbytes' table, there is one path
-        alone_s = copying_s = _alone_s(bench, 1.0)
+        alone_s = copying_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s)
     found = {}
     for phase, batch in itertools.product(PHASES, batch_sizes):
         more_s = undisturbed(copying_s[phase]).quartile_s - undisturbed(alone_s[phase]).quartile_s
@@ -199,32 +204,18 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
     return found
 
 
-def _waits(engine: Engine, machine: Machine, phase: Phase) -> bool:
-    """Whether a step of the twin, which must have run before, waits for its device."""
-    if engine.replays_as_graph and phase == "decode":
-        return False
-    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
-    with torch.inference_mode():
-        step: Callable[[], object] = partial(engine.prefill, ids, _TWIN_SLOTS)
-        if phase == "decode":
-            step = partial(engine.decode, engine.prefill(ids, _TWIN_SLOTS))
-        return machine.waits(step)
-
-
 def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
     """Return a lower bound of the seconds of an eager (prefill, decode step) of this model on this machine.
 
     It is the undisturbed time of the hollow twin by itself; only other processes make its other steps slower.
     """
     twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
-    prefills, decodes = twin_by_itself(EagerEngine(twin, machine), machine)
-    return undisturbed(prefills).quartile_s, undisturbed(decodes).quartile_s
+    alone_s = twin_by_itself(EagerEngine(twin, machine), machine)
+    return undisturbed(alone_s["prefill"]).quartile_s, undisturbed(alone_s["decode"]).quartile_s
 
 
-def twin_by_itself(
-    engine: Engine, machine: Machine, budget_s: float = math.inf
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of the twin's (prefills, decode steps): a loop of four, or in `budget_s` until they agree.
+def twin_by_itself(engine: Engine, machine: Machine, budget_s: float = math.inf) -> dict[Phase, tuple[float, ...]]:
+    """Return the seconds of the twin's prefills and decode steps: a loop of four, or in `budget_s` until they agree.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
     on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.
@@ -253,23 +244,21 @@ def twin_by_itself(
             if loop:
                 prefills.append(prefill_s)
                 decodes += decode_s[1:]
-    return tuple(prefills), tuple(decodes)
+    return {"prefill": tuple(prefills), "decode": tuple(decodes)}
 
 
-def _among_weights(
-    bench: _Bench, alone_s: Mapping[Phase, tuple[float, ...]], batch_sizes: Sequence[int], phases: Sequence[Phase]
-) -> list[DispatchSamples]:
+def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
     """The twin's steps among the model's weights: one prefill for all batch sizes, and a decode step for each.
 
     They take turns, so that a disturbance affects all of them. The prefill and the first batch size have at least one
     turn each. After the time is over, no further batch size begins: on a busy machine, a turn may take half a minute.
     """
+    alone_s = twin_by_itself(bench.engine, bench.machine, _ALONE_SHARE * bench.budget_s)
     real = dict(bench.loaded.module.named_modules())
     pairs = [(hollow, real[name]) for name, hollow in bench.twin.module.named_modules() if is_linear(hollow)]
     prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
     decode_sizes = batch_sizes if "decode" in phases else ()
-    decodes = [_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes]
-    all_steps = [prefill, *decodes]
+    all_steps = [prefill, *(_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes)]
     deadline_s = bench.machine.now_s() + _AMONG_SHARE * bench.budget_s
     for among in itertools.cycle(all_steps):
         is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in all_steps[:2])
@@ -323,23 +312,25 @@ class _Among:
         self._calls.append(calls_s)
 
     def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
-        """Return the measured samples, with the twin's own calls in isolation."""
+        """Return the measured samples, with the twin's own calls in isolation: almost only dispatch."""
         phase: Phase = "decode" if self._step.query == 1 else "prefill"
-        cores = _core_calls(self._bench, self._step)
+        twin, machine, batch = self._bench.twin, self._bench.machine, int(self._step.batch)
+        work, rows = walk(twin.module), batch * int(self._step.query)
+        modules = callable_modules(twin.module, work, machine.available_bytes(), self._step)
+        cores = replay_calls(caught_calls(modules, self._bench.step(phase, batch)), machine, budget_s=_TWIN_REPLAY_S)
         # The twin's own conversions between formats have almost nothing to convert.
-        twin, rows = self._bench.twin, int(self._step.batch * self._step.query)
-        linears = replayable_linears(walk(twin.module), linear_modules(twin.module))
+        linears = replayable_linears(work, linear_modules(twin.module))
         converting = conversions(linears, dict.fromkeys(linears, rows), twin.request)
-        times = replay_calls(converting, self._bench.machine, budget_s=_TWIN_REPLAY_S)
+        converted = replay_calls(converting, machine, budget_s=_TWIN_REPLAY_S)
         return DispatchSamples(
             engine=self._bench.engine.name,
             phase=phase,
-            batch_size=int(self._step.batch),
+            batch_size=batch,
             alone_s=alone_s[phase],
             among_s=tuple(self.steps),
             bare_s=tuple(self._calls),
-            cores=cores,
-            conversions=tuple(Calls(op.count, seconds) for op, seconds in times.items()),
+            cores=tuple(Calls(op.count, seconds) for op, seconds in cores.items()),
+            conversions=tuple(Calls(op.count, seconds) for op, seconds in converted.items()),
         )
 
 
@@ -360,23 +351,6 @@ def _streaming(
         for linear, stream in zip(hollow, streams, strict=True):
             patches.enter_context(patched(linear, forward=partial(run, stream, linear.forward)))
         yield seconds
-
-
-def _core_calls(bench: _Bench, step: Step) -> tuple[Calls, ...]:
-    """Times of the twin's own attention cores and experts, replayed as the model's are: almost only dispatch."""
-    engine, twin = bench.engine, bench.twin.module
-    ids = torch.zeros(int(step.batch), _TWIN_PROMPT, dtype=torch.long, device=bench.machine.device)
-
-    def run() -> object:
-        return engine.prefill(ids, _TWIN_SLOTS)
-
-    if step.query == 1:
-        with torch.inference_mode():
-            state = engine.prefill(ids, _TWIN_SLOTS)
-        run = partial(engine.decode, state)
-    modules = callable_modules(twin, walk(twin), bench.machine.available_bytes(), step)
-    times = replay_calls(caught_calls(modules, run), bench.machine, budget_s=_TWIN_REPLAY_S)
-    return tuple(Calls(operator.count, seconds) for operator, seconds in times.items())
 
 
 # The smallest head that fused attention kernels accept on every device (multiples of 8).
@@ -436,7 +410,7 @@ def _shrink(config: Any, head_dim: int) -> None:
     new_kv = min(kv_heads, 2)
     new_heads = new_kv * (heads // kv_heads)
     _set(config, "num_attention_heads", new_heads)
-    sizes = {"num_key_value_heads": new_kv, "head_dim": head_dim, **_WIDTHS}
+    sizes = {"num_key_value_heads": new_kv, "head_dim": head_dim, **_WIDTHS, **dict.fromkeys(_EXTRA_TOKENS, 0)}
     if getattr(config, "kv_lora_rank", None):
         config.qk_nope_head_dim = config.qk_rope_head_dim = config.v_head_dim = head_dim
         sizes |= {"kv_lora_rank": _WIDTH, "q_lora_rank": _WIDTH, "qk_head_dim": 2 * head_dim}
@@ -445,9 +419,6 @@ def _shrink(config: Any, head_dim: int) -> None:
             setattr(config, name, size)
     _set(config, "hidden_size", new_heads * head_dim)
     _set(config, "vocab_size", _VOCAB)
-    for name in _EXTRA_TOKENS:
-        if getattr(config, name, None) is not None:
-            setattr(config, name, 0)
 
 
 def _set(config: Any, name: str, value: int) -> None:

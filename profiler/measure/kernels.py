@@ -28,7 +28,7 @@ from profiler.measure.captured_calls import (
     step_of,
 )
 from profiler.measure.replay import replay_calls, replay_linears
-from profiler.measure.rounds import corners
+from profiler.measure.schedule import corners
 from profiler.measure.subject import Subject
 from profiler.quant.storage import conversion_calls, model_storage_bytes
 from profiler.stats import timing_of

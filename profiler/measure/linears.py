@@ -19,8 +19,8 @@ from profiler.loading.request import DTYPES, dtype_name
 from profiler.measure.dense_twins import packed_linears
 from profiler.measure.kernels import cold_bytes_of, replayable_linears
 from profiler.measure.replay import replay_linears
+from profiler.measure.short_model import pattern_of, shortened
 from profiler.measure.subject import Subject
-from profiler.measure.trials import pattern_of, shortened
 from profiler.quant.registry import FORMATS, PLAIN, can_quantise, check_quant
 from profiler.quant.storage import stored
 from profiler.stats import Timing, timing_of

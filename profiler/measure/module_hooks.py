@@ -44,7 +44,7 @@ def hook_cell(subject: Subject, cell: Cell) -> list[HookedStep]:
     pieces = Pieces(machine)
     hooked = []
     with torch.inference_mode():
-        engine.announce(cell, None)
+        engine.announce(cell, 0)
         engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
             ids = subject.prompts.of(cell).to(machine.device)
@@ -139,7 +139,7 @@ def experts_touched(subject: Subject, cell: Cell) -> list[ExpertsTouched]:
             if (operator := operators.get(collapse_numbers(name))) is not None:
                 note = partial(_note, operator, seen)
                 hooks.callback(module.register_forward_pre_hook(note, with_kwargs=True).remove)
-        engine.announce(cell, None)
+        engine.announce(cell, 0)
         engine.prepare(cell.batch_size, cell.slots)
         state = engine.prefill(subject.prompts.of(cell).to(device), cell.slots)
         touched += _mean(CellKey("prefill", cell), seen)

@@ -89,7 +89,7 @@ def trace_cell(subject: Subject, cell: Cell, folder: Path | None) -> list[Activi
     engine, machine = subject.engines[cell.engine], subject.machine
     activities = []
     with torch.inference_mode():
-        engine.announce(cell, None)
+        engine.announce(cell, 0)
         engine.prepare(cell.batch_size, cell.slots)
         if cell.prompt_len:
             ids = subject.prompts.of(cell).to(machine.device)

@@ -16,9 +16,9 @@ from profiler.counting.operators import Experts
 from profiler.counting.preset_counts import CountedModel
 from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
-from profiler.data.published_results import ENGINE_WORDS, MIXTURE, EngineKind, formats_of
+from profiler.data.published_results import ENGINE_WORDS, MIXTURE, EngineKind, coverages, formats_of
 from profiler.errors import RequestError
-from profiler.facts.operators import OF_CONTEXT, Cause
+from profiler.facts.operators import OF_CONTEXT, Cause, OperatorWork
 from profiler.grid.cells import PHASES, Phase
 from profiler.predict.operator_arrays import (
     Array,
@@ -205,6 +205,31 @@ def attained(kind: EngineKind, family: str) -> Efficiency:
     `python -m tests.published_fit` fits published.csv and writes the table.
     """
     return _table()[kind, family]
+
+
+def compiled_step_s(
+    operators: Sequence[OperatorWork], sheet: Datasheet, quant: str, dtype: str, batch: int
+) -> tuple[float, float, int] | None:
+    """The range in seconds of a decode step in compiled engines on a GPU, and the number of figures behind it.
+
+    None if no figure of the format is published, or the GPU has no kernels of it.
+    """
+    form = MIXTURE if any(item.group == "experts" for item in operators) else published_as(quant)
+    figures = sum(
+        item.figures for item in coverages() if (item.kind, item.form, item.phase) == ("compiled", form, "decode")
+    )
+    if not figures or obstacle_on(sheet, "compiled", quant, None) or sheet.peak_flops_per_s(dtype) is None:
+        return None
+    flops, weight_bytes, kv_bytes = (
+        np.array([sum(float(getattr(item, name)) for item in operators)])
+        for name in ("flops", "weight_bytes", "kv_bytes")
+    )
+    layers = max((item.count for item in operators if item.group == "attention"), default=1)
+    work = WorkAt(flops, weight_bytes, kv_bytes, np.zeros(1))
+    peak, host_index = peak_of(sheet, quant, dtype), host_index_of(sheet)
+    steps = card_steps(sheet, work, np.array([batch]), peak=peak, layers=layers, host_index=host_index)
+    found = attained("compiled", family_of(form, writes_copies=False)).range_s(steps, "decode")
+    return float(found.low_s[0]), float(found.high_s[0]), figures
 
 
 def step_ranges(kind: EngineKind, families: Sequence[str], work: CardSteps, phases: Sequence[Phase]) -> Range:

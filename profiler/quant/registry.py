@@ -21,9 +21,6 @@ Quant = str
 ConversionCall = Callable[[], object]
 
 
-_INT4_CAPABILITY = (8, 0)
-
-
 @dataclass(frozen=True)
 class QuantOptions:
     """How a 4-bit format of bitsandbytes is stored and computed; other formats have no such options."""
@@ -89,7 +86,8 @@ class QuantFormat:
     bits: float = 16.0
     """Bits per weight, excluding scales."""
     written: str = ""
-    """The `quantization_config` of `from_pretrained`, as its user writes it; `{dtype}` is that of the products."""
+    """The `quantization_config` of `from_pretrained`, as its user writes it: `{dtype}` is that of the products, and
+    `{group}` the number of inputs that share a scale."""
     written_on_cpu: str = ""
     """The same on a CPU; empty: as on a GPU."""
     multiplies_packed: bool = False
@@ -102,6 +100,8 @@ class QuantFormat:
     """The format whose published results also apply to this one; empty: its own."""
     is_tried: bool = False
     """Whether a run tries it as a change."""
+    compileable: bool = True
+    """Whether transformers' `generate` compiles a model in it (`HfQuantizer.is_compileable`)."""
 
 
 _WRITTEN_4_BITS = (
@@ -113,15 +113,15 @@ FORMATS: dict[str, QuantFormat] = {
         QuantFormat("none", published_as="dense"),
         QuantFormat(
             "int8", "bitsandbytes", _bitsandbytes, ("Int8Params",), bits=8, is_tried=True,
-            written="BitsAndBytesConfig(load_in_8bit=True)",
+            compileable=False, written="BitsAndBytesConfig(load_in_8bit=True)",
         ),
         QuantFormat(
             "nf4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, is_tried=True,
-            written=_WRITTEN_4_BITS.format("nf4"),
+            compileable=False, written=_WRITTEN_4_BITS.format("nf4"),
         ),
         QuantFormat(
             "fp4", "bitsandbytes", _bitsandbytes, ("Params4bit",), bits=4, has_options=True, published_as="nf4",
-            written=_WRITTEN_4_BITS.format("fp4"),
+            compileable=False, written=_WRITTEN_4_BITS.format("fp4"),
         ),
         QuantFormat(
             "int8wo", "torchao", _torchao, ("Int8Tensor",), bits=8, multiplies_packed=True, least_capability=8.0,
@@ -130,12 +130,12 @@ FORMATS: dict[str, QuantFormat] = {
         QuantFormat(
             "int4wo", "torchao", _torchao, ("Int4OpaqueTensor", "Int4TilePackedTo4dTensor"), bits=4,
             multiplies_packed=True, least_capability=8.0, is_tried=True,
-            written="TorchAoConfig(Int4WeightOnlyConfig())",
-            written_on_cpu="TorchAoConfig(PrototypeInt4WeightOnlyConfig())",
+            written='TorchAoConfig(Int4WeightOnlyConfig(group_size={group}, int4_packing_format="tile_packed_to_4d"))',
+            written_on_cpu="TorchAoConfig(PrototypeInt4WeightOnlyConfig(group_size={group}))",
         ),
         QuantFormat(
             "fp8", "torchao", _torchao, ("Float8Tensor",), bits=8, least_capability=8.9,
-            written="TorchAoConfig(Float8DynamicActivationFloat8WeightConfig())",
+            written="TorchAoConfig(Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))",
             written_on_cpu="TorchAoConfig(Float8WeightOnlyConfig())",
         ),
     )
@@ -202,7 +202,7 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
 
         from profiler.device.device import compute_capability
 
-        if compute_capability(device) < _INT4_CAPABILITY:
+        if compute_capability(device) < (8, 0):
             raise RequestError("--quant int4wo: torchao's int4 kernel needs compute capability 8.0; use --quant nf4.")
         if dtype != torch.bfloat16:
             raise RequestError("--quant int4wo: torchao's int4 kernel computes in bfloat16; use --dtype bfloat16.")
@@ -245,3 +245,12 @@ def quantise_modules(
             f"--quant {quant}: {FORMATS[quant].package} cannot quantise this model ({describe_error(error)});"
             " use another format, or none."
         ) from error
+
+
+def quantizer_of(quant: Quant, dtype: torch.dtype, options: QuantOptions, planned: Any, device: torch.device) -> Any:
+    """Return the quantizer that transformers keeps on a model which it loaded in this format."""
+    from transformers.quantizers import AutoHfQuantizer
+
+    library = FORMATS[quant].library
+    assert library is not None, "only a quantised model has one"
+    return AutoHfQuantizer.from_config(library().config(quant, dtype, options, planned, device), pre_quantized=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
@@ -59,7 +58,7 @@ def quantise_linears(module: Any, config: Any) -> None:
         return is_inner_linear and (group_size is None or layer.in_features % group_size == 0)
 
     if group_size is not None:
-        plan = _INT4_PLANS[type(config).__name__]
+        plan = _planned_tiles if type(config).__name__ == "Int4WeightOnlyConfig" else _planned_opaque
         for layer in module.modules():
             if fits_config(layer, ""):
                 layer.weight = nn.Parameter(plan(layer.weight, group_size), requires_grad=False)
@@ -80,7 +79,7 @@ def _config(quant: Quant, module: Any, device: torch.device) -> Any:
             if device.type == "cuda" and compute_capability(device) >= _FP8_CAPABILITY:
                 return quantization.Float8DynamicActivationFloat8WeightConfig(granularity=quantization.PerRow())
             return quantization.Float8WeightOnlyConfig()
-        group_size = _int4_group_size(module)
+        group_size = int4_group_size(module)
         if device.type == "cuda":
             return quantization.Int4WeightOnlyConfig(group_size=group_size, int4_packing_format="tile_packed_to_4d")
         from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
@@ -93,7 +92,8 @@ def _config(quant: Quant, module: Any, device: torch.device) -> Any:
         ) from error
 
 
-def _int4_group_size(module: Any) -> int:
+def int4_group_size(module: Any) -> int:
+    """Return the largest group of inputs of torchao's int4 that divides every layer's. Raises RequestError for none."""
     head = module.get_output_embeddings()
     widths = {layer.in_features for layer in module.modules() if isinstance(layer, nn.Linear) and layer is not head}
     for size in _INT4_GROUPS:
@@ -131,12 +131,6 @@ def _planned_tiles(weight: torch.Tensor, group_size: int) -> torch.Tensor:
         [1, group_size],
         weight.shape,
     )
-
-
-_INT4_PLANS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "PrototypeInt4WeightOnlyConfig": _planned_opaque,
-    "Int4WeightOnlyConfig": _planned_tiles,
-}
 
 
 def stored(module: Any) -> StoredWeight:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from profiler.device.clock import no_gc
 from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import idle_power_w, source_for
-from profiler.engines.base import DecodeState
+from profiler.engines.base import DecodeState, Engine
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.roofs import Ceilings
 from profiler.facts.visits import Gap, Visit
@@ -24,9 +24,9 @@ from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.request import ModelRequest, dtype_name
-from profiler.measure.rounds import Plan
+from profiler.measure.schedule import Progress, Schedule
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import sweep
+from profiler.measure.sweep import VisitContext, sweep
 from profiler.ranks.process_group import ProcessGroup
 from profiler.ranks.share import load_share
 from profiler.roofs.measure import measure
@@ -55,7 +55,7 @@ class LeadingEngine(EagerEngine):
         self._group = group
         self.helper_pids = group.helper_pids
 
-    def announce(self, cell: Cell, steps: int | None) -> None:
+    def announce(self, cell: Cell, steps: int) -> None:
         self._group.order((cell, steps))
 
     def prefill(self, ids_BS: torch.Tensor, slots: int) -> DecodeState:  # noqa: N803
@@ -97,10 +97,13 @@ def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup
         return report(ending, prepared.out)
 
 
-def _patient_sweep(engines: Any, plan: Plan, *, machine: Machine, **named: Any) -> Iterator[Visit | Gap]:
+def _patient_sweep(
+    schedule: Schedule, engines: Mapping[str, Engine], context: VisitContext, show: Callable[[Progress], None]
+) -> Iterator[Visit | Gap]:
     """A sweep whose visits may take as long as they need. A GPU counts its own energy, not that of all ranks."""
-    for found in sweep(engines, replace(plan, late_s=math.inf), machine=machine, **named):
-        yield replace(found, energy_j=None) if isinstance(found, Visit) and machine.is_cuda else found
+    schedule.plan = replace(schedule.plan, late_s=math.inf)
+    for found in sweep(schedule, engines, context, show):
+        yield replace(found, energy_j=None) if isinstance(found, Visit) and context.machine.is_cuda else found
 
 
 def _set_up(
@@ -150,12 +153,12 @@ def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:
             _take_part(engine, prepared, group, *order)
 
 
-def _take_part(engine: EagerEngine, prepared: PreparedRun, group: ProcessGroup, cell: Cell, steps: int | None) -> None:
+def _take_part(engine: EagerEngine, prepared: PreparedRun, group: ProcessGroup, cell: Cell, steps: int) -> None:
     """Run a prefill and decode steps with rank 0. Their cache ends with this call, as on rank 0."""
     with torch.inference_mode(), no_gc():
         if cell.prompt_len:
             state = engine.prefill(prepared.prompts.of(cell).to(group.device), cell.slots)
         else:
             state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
-        for _ in range(steps or 0):
+        for _ in range(steps):
             state = engine.decode(state)

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import replace
 
-from profiler.facts.measurements import (
-    COMPILED,
-    DYNAMIC_CACHE,
-    EIGHT_BIT_CACHE,
-    PADDING_MASK,
-    UNQUANTISED,
-    Drafting,
-)
+from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeId
+from profiler.facts.measurements import Drafting
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
-from profiler.quant.registry import FORMATS, tried_formats
+from profiler.quant.registry import FORMATS
 from profiler.report.blocks import DOCUMENTS, FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
@@ -25,18 +19,13 @@ from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, several, signed_duration, significant
 
+_DENSE = ("float32", "bfloat16", "float16")
 _CACHE_WORDS = {
     "dynamic": "dynamic, copied at every step",
     "static": "static, read to its last slot",
     "paged": "paged, written in place",
     "quantized": "quantised, converted at every step",
 }
-_CACHES = (DYNAMIC_CACHE, "a static cache", EIGHT_BIT_CACHE)
-_DTYPES = ("float32", "bfloat16", "float16")
-_DENSE = tuple(UNQUANTISED + dtype for dtype in _DTYPES)
-_EXPERTS = ("grouped_mm experts", "batched_mm experts", "eager experts")
-_KERNELS = tuple(f"{name} attention" for name in ("math", "flash", "memory-efficient", "cudnn"))
-_MASKED = (PADDING_MASK, *(f"{PADDING_MASK} and {name}" for name in _KERNELS))
 # A dtype whose matmul throughput is below this share of float32's is emulated.
 _EMULATED_SHARE = 0.9
 
@@ -46,28 +35,27 @@ def ran(run: Run) -> Section | None:
     if not run.measured:
         return None
     model, first, device = run.model, _first_tried(run), run.document.device
-    rows = [("arithmetic", _arithmetic(run), _instead(first, *_DTYPES))]
+    rows = [("arithmetic", _arithmetic(run), _instead(first, {ChangeId.DTYPE}))]
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
-        formats = _instead(first, *(item.name for item in tried_formats()), *_DENSE)
-        formats += _no_verdict(first, *_DENSE) if formats else ""
+        formats = _instead(first, {ChangeId.FORMAT})
+        formats += _no_verdict(first, ChangeId.FORMAT) if formats else ""
         rows += [
             (f"{count} linear{'' if count == 1 else 's'}", kind, "" if number else formats)
             for number, (kind, count) in enumerate(model.linears.items())
         ]
-        kernels = _instead(first, *_KERNELS, *_MASKED)
+        kernels = _instead(first, ATTENTION)
         rows += [(name, text, kernels if name == "decode attention" else "") for name, text in _attention(run)]
     if model.experts is not None:
-        rows.append(("experts", model.experts, _instead(first, *_EXPERTS)))
+        rows.append(("experts", model.experts, _instead(first, {ChangeId.EXPERTS})))
     if path := run.document.counting.paths.get(f"{first_engine(run)} decode"):
         kept = _CACHE_WORDS[path.cache] + (f": {path.cache_format.name}" if path.cache_format else "")
-        rows.append(("cache", kept, _instead(first, *_CACHES, COMPILED)))
+        rows.append(("cache", kept, _instead(first, CACHES | STEPS)))
     for name, item in run.document.engine.owned.items():
         cache = f"{scaled(item.cache_bytes, 'B')} reserved for its cache"
         rows.append((name, f"{item.version}; {cache}; loaded, compiled and warm after {duration(item.load_s)}", ""))
     if device.kind == "cpu":
-        fewer = f"{device.threads // 2} of {device.threads} threads"
-        rows.append(("threads", str(device.threads), _instead(first, fewer)))
+        rows.append(("threads", str(device.threads), _instead(first, {ChangeId.THREADS})))
     elif "MIG" in device.name:
         rows.append(("card", f"a slice of one: {device.name}", ""))
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
@@ -103,18 +91,18 @@ def _attention(run: Run) -> Iterator[tuple[str, str]]:
             yield f"{phase} attention", path.attention
 
 
-def _instead(evidence: CellEvidence | None, *variants: str) -> str:
-    """Return what each tried variant saves or costs; empty if none was tried."""
+def _instead(evidence: CellEvidence | None, changes: Set[ChangeId]) -> str:
+    """Return what each of these changes saves or costs; empty if none was tried."""
     return "; ".join(
         f"{lever.change} {saving(lever.saves_s)}"
         for lever in (evidence.levers if evidence else ())
-        if lever.basis == "tried" and lever.change in variants
+        if lever.basis == "tried" and lever.id in changes
     )
 
 
-def _no_verdict(evidence: CellEvidence | None, *changes: str) -> str:
+def _no_verdict(evidence: CellEvidence | None, change: ChangeId | None) -> str:
     """Return that trials of formats judge none where steps wait for the host, whatever their weights."""
-    if evidence is None or evidence.regime != "overhead-bound" or not {*changes} & {*FORMATS, *_DENSE}:
+    if evidence is None or evidence.regime != "overhead-bound" or change not in WEIGHTS:
         return ""
     return "; the step waits for the host, so this judges no format: *all linears of a step* does"
 
@@ -131,7 +119,7 @@ def linears(run: Run) -> list[Block]:
         ]
         kernels = ", ".join(dict.fromkeys(item.kernel for item in mine.values()))
         table.append([name, *shown, *[""] * (len(counts) - len(mine)), kernels])
-        dense = [item for item in times if item.format in _DTYPES]
+        dense = [item for item in times if item.format in _DENSE]
         fastest = {item.rows: item for item in sorted(dense, key=lambda item: -item.time.median_s) if item.rows in mine}
         if name in FORMATS and fastest and not any(mine[rows].is_faster_than(item) for rows, item in fastest.items()):
             library = f"{FORMATS[name].package}'s".replace("s's", "s'")
@@ -153,7 +141,7 @@ def packed_lines(run: Run) -> list[str]:
 
 
 def levers(run: Run) -> Section:
-    """What would change the time of the cells of `selected_cells`, and what other GPUs would allow them."""
+    """What would change the time of the cells of `selected_cells`."""
     evidence = evidence_of(run)
     rows = [
         [
@@ -161,7 +149,7 @@ def levers(run: Run) -> Section:
             lever.change,
             lever.amount,
             percent(lever.saves_s / result.latency_s),
-            f"{lever.basis}: {lever.because}{_no_verdict(evidence[result.key], lever.change)}",
+            f"{lever.basis}: {lever.because}{_no_verdict(evidence[result.key], lever.id)}",
         ]
         for result in selected_cells(run)
         if result.key in evidence
@@ -172,24 +160,7 @@ def levers(run: Run) -> Section:
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )
     headings = ("cell", "change", "saves", "of the step", "because")
-    table = text_table(headings, rows, wrapped=("change", "because"))
-    return Section("What would change it", [table, other_gpus(run)], note, DOCUMENTS)
-
-
-def other_gpus(run: Run) -> TextTable:
-    """Return the most tokens/s that other GPUs' datasheets allow the cells of `selected_cells`."""
-    evidence, shown = evidence_of(run), selected_cells(run)
-    gpus = dict.fromkeys(name for item in evidence.values() for name in item.at_least_s_on)
-    rows = [["here, measured", *(significant(result.tokens_per_s) for result in shown)]] if gpus else []
-    for gpu in gpus:
-        floors_s = [evidence[result.key].at_least_s_on.get(gpu) if result.key in evidence else None for result in shown]
-        allowed = [
-            significant(result.tokens_per_s * result.latency_s / floor_s) if floor_s else "does not fit"
-            for result, floor_s in zip(shown, floors_s, strict=True)
-        ]
-        rows.append([gpu, *allowed])
-    caption = f"tokens/s at most by their datasheets' {run.model.dtype} roofs, without their host's dispatch"
-    return text_table(["on other GPUs", *(result.key.name for result in shown)], rows, caption=caption)
+    return Section("What would change it", [text_table(headings, rows, wrapped=("change", "because"))], note, DOCUMENTS)
 
 
 def engines(run: Run) -> Section:

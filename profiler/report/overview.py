@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from profiler.facts.measurements import WITHOUT_CUDNN
-from profiler.judge.how_to import how_to
+from profiler.judge.answer import budget_for
 from profiler.report.blocks import (
     DOCUMENTS,
     FIRST_LOOK,
@@ -31,24 +30,16 @@ def answer(run: Run) -> Section:
 
 
 def advice(run: Run) -> Section | None:
-    """The lines of code that the answer names, and the commands that measure them."""
-    document, answer = run.document, " ".join(run.document.answer)
-    levers = {lever.change: lever for item in document.evidence for lever in item.levers if lever.how}
-    named = (change for change, lever in levers.items() if change in answer and lever.how in answer)
-    changes: dict[str, ShellCommand] = {}
-    measures: dict[str, ShellCommand] = {}
-    for change in sorted(named, key=answer.index):
-        lever = levers[change]
-        changes.setdefault(lever.how, ShellCommand(change, lever.how))
-        if lever.measured_by and lever.measured_by in answer:
+    """The lines of code that the answer advises, and the command that has time for those that were not tried."""
+    document = run.document
+    commands = [ShellCommand(item.phrase, item.line) for item in document.advised]
+    for item in document.not_tried:
+        commands.append(ShellCommand(f"{item.change} (not tried)", item.how))
+        if item.preparing_s:
             # An option that the command has already gets a new value.
-            flag = lever.measured_by.partition(" ")[0]
-            command = f"{re.sub(rf' {flag} [^ ]+', '', document.command)} {lever.measured_by}"
-            measures.setdefault(lever.measured_by, ShellCommand(f"measure {change} on the whole model", command))
-    without = how_to(WITHOUT_CUDNN, on_gpu=True).line
-    if without in answer:
-        changes.setdefault(without, ShellCommand(WITHOUT_CUDNN, without))
-    return Section("To change it", [*changes.values(), *measures.values()], "to copy", DOCUMENTS)
+            command = f"{re.sub(r' --budget [^ ]+', '', document.command)} --budget {budget_for(item.preparing_s)}"
+            commands.append(ShellCommand(f"try {item.change}", command))
+    return Section("To change it", list(commands), "to copy", DOCUMENTS)
 
 
 def warnings(run: Run) -> Section:
@@ -68,7 +59,8 @@ def setting(run: Run) -> Section:
 
 # Stages of a run before its budget begins, and the names of those after it in the table of seconds.
 _BEFORE = ("starting", "loading")
-_PARTS = {"roofs": "ceilings", "dispatch": "overhead", "timing": "timing", "replays": "replays", "levers": "trials"}
+_PARTS = {"roofs": "ceilings", "dispatch": "overhead", "levers": "trials"}
+_PARTS |= {name: name for name in ("timing", "replays", "trials")}
 
 
 def _after_loading_s(run: Run) -> dict[str, float]:

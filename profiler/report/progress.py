@@ -12,7 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from profiler.units import time_left
 
 if TYPE_CHECKING:
-    from profiler.measure.rounds import Progress as SweepProgress
+    from profiler.measure.schedule import Progress as SweepProgress
 
 
 _EVERY_S = 30.0

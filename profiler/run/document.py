@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
 from profiler import __version__
 from profiler.device.clock import instrument_s
@@ -40,16 +41,16 @@ def opening(
 ) -> RunDocument:
     """Return run.json as it is before anything was timed: model, device, software, roofs, grid and warnings."""
     machine, grid = subject.machine, prepared.grid
-    warnings = [*prepared.warnings]
+    warnings = list(prepared.warnings)
     with stages.optional("the check of device and model", "some warnings may be missing"):
         warnings += device_warnings(machine.info)
         warnings += model_warnings(subject, ceilings)
     health = HealthRecord(idle_power_w=idle_power_w)
     with stages.optional("the device's settings", "they are not stored with the run"):
         health = replace(health, not_seen=machine.source.missing, settings=machine.source.facts())
-    clock_s = None
-    with stages.optional("the overhead of a time mark", "it is not stored with the run"):
-        clock_s = instrument_s(machine.clock)
+    clock_s = stages.tried(
+        "the overhead of a time mark", "it is not stored with the run", partial(instrument_s, machine.clock)
+    )
     info, sheet, dtype = machine.info, machine.info.datasheet, dtype_name(subject.request.dtype)
     by_step = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
     return RunDocument(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from profiler.device.machine import Machine
 from profiler.facts.fact import Fact, MergedFacts
@@ -24,34 +24,27 @@ from profiler.store.writer import RunStore, write_cells, write_config, write_doc
 _TABLE_SHARE = 0.05
 
 
+@dataclass
 class FactLog:
     """Appends facts to a run folder, and keeps cells.csv up to date."""
 
-    def __init__(
-        self,
-        store: RunStore,
-        machine: Machine,
-        document: RunDocument,
-        operators: Mapping[CellKey, Sequence[OperatorWork]],
-        gathered: MergedFacts,
-    ) -> None:
-        self._store = store
-        self._machine = machine
-        self._document = document
-        self._operators = operators
-        self.gathered = gathered
-        self._rows: dict[CellKey, CellResult] = {}
-        self._changed: dict[Cell, None] = {}
-        self._next_table_s = 0.0
+    store: RunStore
+    machine: Machine
+    document: RunDocument
+    operators: Mapping[CellKey, Sequence[OperatorWork]]
+    gathered: MergedFacts
+    _rows: dict[CellKey, CellResult] = field(default_factory=dict)
+    _changed: dict[Cell, None] = field(default_factory=dict)
+    _next_table_s: float = 0.0
 
     @property
     def facts(self) -> Facts:
         """All facts so far."""
-        return facts_of(self._document, self._operators, self.gathered)
+        return facts_of(self.document, self.operators, self.gathered)
 
     def add(self, fact: Fact) -> None:
         """Append a fact to samples.jsonl, then merge it."""
-        self._store.append(fact)
+        self.store.append(fact)
         self.gathered.add(fact)
 
     def extend(self, facts: Iterable[Fact]) -> None:
@@ -62,18 +55,18 @@ class FactLog:
     def judge(self, cells: Sequence[Cell]) -> None:
         """Judge these cells from the facts so far, and write the table, unless it was written a moment ago."""
         self._changed |= dict.fromkeys(cells)
-        if self._machine.now_s() >= self._next_table_s:
+        if self.machine.now_s() >= self._next_table_s:
             self.keep_table()
 
     def keep_table(self) -> None:
         """Judge the changed cells and write cells.csv."""
-        start_s = self._machine.now_s()
+        start_s = self.machine.now_s()
         shapes = {replace(cell, engine=DEFAULT_ENGINE) for cell in self._changed}  # engines are compared
         keys = [key for key in self.facts.grid.keys if replace(key.cell, engine=DEFAULT_ENGINE) in shapes]
         self._rows |= break_down_run(time_run(self.facts, keys)).rows
         self._changed.clear()
-        write_cells(self._store.folder, [self._rows[key] for key in self.facts.grid.keys])
-        end_s = self._machine.now_s()
+        write_cells(self.store.folder, [self._rows[key] for key in self.facts.grid.keys])
+        end_s = self.machine.now_s()
         self._next_table_s = end_s + (end_s - start_s) * (1 / _TABLE_SHARE - 1)
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from profiler.data.datasheets import gpus
 from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import Drafting, ExpertsTouched, FormatLinears, PackedBatches, Quality
+from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import view
 from profiler.judge.cells import columns_of
 from profiler.judge.demand import over_the_run
-from profiler.judge.judge_run import judge_run
+from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
+from profiler.predict.published_efficiency import compiled_step_s
 from profiler.store.document import SCHEMA_VERSION, ActivityRecord, ExpertsRecord
 from profiler.store.folder import Run, read_document, read_facts, read_gathered
 from profiler.store.writer import write_cells, write_document, write_operators
+from profiler.units import duration
 
 
 def judge_folder(folder: Path, *, finished: bool = False) -> Run:
@@ -62,7 +66,9 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         experts_touched=tuple(
             view(ExpertsRecord, item, **columns_of(item.key)) for item in gathered.latest_by(ExpertsTouched, "key")
         ),
-        answer=judgement.answer,
+        answer=(*judgement.answer.sentences, *_of_other_engines(facts, judgement)),
+        advised=judgement.answer.advised,
+        not_tried=judgement.answer.not_tried,
         warnings=(
             *document.set_up_warnings,
             *fallback_sentences(document.fallbacks, on_gpu=document.device.kind != "cpu"),
@@ -77,3 +83,24 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     write_cells(folder, judgement.cells)
     write_document(folder, document)
     return Run(folder, document, judgement.cells)
+
+
+def _of_other_engines(facts: Facts, judgement: Judgement) -> list[str]:
+    """What published figures say of vLLM and similar engines, next to the advice on a step of transformers."""
+    steps = [
+        cell
+        for cell in judgement.judged
+        if cell.key.phase == "decode" and cell.key.cell.engine not in facts.owning_engines
+    ]
+    sheet, model = next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.model
+    if sheet is None or not steps or not judgement.answer.sentences:
+        return []
+    first = min(steps, key=lambda cell: (cell.key.cell.batch_size, cell.key.cell.depth))
+    found = compiled_step_s(first.operators, sheet, model.quant, model.dtype, first.key.cell.batch_size)
+    if found is None:
+        return []
+    low_s, high_s, figures = found
+    return [
+        f"vLLM and similar engines: {duration(low_s)} to {duration(high_s)} for this step, by {figures} published"
+        " figures, not measured here."
+    ]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from profiler import effort
 from profiler.device.contention import Neighbours
+from profiler.engines.transformers import GenerateEngine
 from profiler.errors import describe_error
 from profiler.facts.measurements import FormatLinears, Replays
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.visits import Gap
 from profiler.fallbacks import Fallback
-from profiler.grid.cells import Cell
+from profiler.grid.cells import DEFAULT_ENGINE, Cell
 from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbed_parts
-from profiler.judge.judge_run import break_down_run, judge_run, time_run
+from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, setting_of, time_run
 from profiler.judge.levers import promised_s
+from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
 from profiler.measure.drafting import measure_drafts
 from profiler.measure.generate import time_generate
@@ -26,12 +28,12 @@ from profiler.measure.module_hooks import experts_touched, hook_cell
 from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
 from profiler.measure.trace import trace_cell
-from profiler.measure.trials import try_variants
+from profiler.measure.trials import circumstances_here
+from profiler.measure.trials import try_changes as trials_of
 from profiler.roofs.measure import remeasure_roofs
-from profiler.run.default_grid import Pace
 from profiler.run.fact_log import FactLog
 from profiler.run.options import DEFAULT_NEW_TOKENS
-from profiler.run.setup import dispatch_of_twin
+from profiler.run.setup import Pace, dispatch_of_twin
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
@@ -41,15 +43,10 @@ _MOST_REPEATS = 2
 _REPEAT_SHARE = 0.2
 # Hooking a step takes the time of four: two are hooked, and two are not.
 _HOOKED_STEPS = 4
-# Trials of variants take at most this many seconds, and are left out below `_LEVERS_LEAST_S`.
-_LEVERS_MOST_S = 15.0
+# Trials are left out if there are fewer seconds for them.
+_TRIALS_LEAST_S = 2.0
 # The roofs that are measured again: reads, a matrix-vector product, and the model's own product.
 _ROOFS = 3
-# With at least this much time for trials code is compiled, too, and trials may take longer. On a GPU the whole model is
-# compiled wherever that fits: 32 layers from --budget 180 on.
-_COMPILING_FROM_S = 40.0
-_COMPILING_MOST_S = 60.0
-_LEVERS_LEAST_S = 4.0
 # Shares of the trials' time, and of the free memory, for the linears of all formats.
 _LINEARS_SHARE = 0.2
 _LINEARS_MEMORY_SHARE = 0.5
@@ -61,9 +58,6 @@ _TRACED_STEPS = 3
 """Times that a trace runs the steps of a cell."""
 _TRACE_SHARE = 0.05
 """Share of the time left that a default run gives to the trace of one cell."""
-
-Sweep = Callable[..., Iterator[Visit | Gap]]
-"""Decides which cell is visited when; called with the arguments of `measure.sweep.sweep`."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +103,6 @@ def explain_cells(session: Session) -> None:
                 steps_s = sum(latencies_s.get(key, 0.0) for key in cell.keys)
                 if _TRACED_STEPS * steps_s <= _TRACE_SHARE * session.budget.left_s:
                     session.ledger.extend(trace_cell(session.subject, cell, None))
-
-
-def try_changes(session: Session) -> None:
-    """Try other formats, caches, attention and engines, then search for unexplained time."""
-    if session.subject.loaded.offloaded:
-        return
-    count = len(session.fallbacks)
-    _try_levers(session)
-    _search_unexplained(session)
-    del session.fallbacks[count:]  # those of formats and engines that are only tried
 
 
 def _replay(session: Session, measured: list[Cell]) -> None:
@@ -179,45 +163,53 @@ def _repeat_parts(session: Session, measured: list[Cell]) -> None:
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 
 
-def _try_levers(session: Session) -> None:
-    """Try variants of these cells on this machine, unless there is too little time to learn anything."""
-    share_s = session.budget.part_s(RunPart.TRIALS)
-    compiling = session.subject.machine.is_cuda or share_s >= _COMPILING_FROM_S
-    budget_s = min(_COMPILING_MOST_S if compiling else _LEVERS_MOST_S, share_s)
-    if session.prepared.options.no_levers or budget_s < _LEVERS_LEAST_S:
+def try_changes(session: Session, budget_s: float) -> None:
+    """Try changes on this machine for so long, unless that is too short to learn anything."""
+    subject, ledger = session.subject, session.ledger
+    engine = next(iter(subject.engines))
+    can_try = engine in (DEFAULT_ENGINE, GenerateEngine.name) and not subject.loaded.offloaded
+    if budget_s < _TRIALS_LEAST_S or not can_try or session.document.ranks > 1:
         return
-    session.stages.begin("levers", "trying other dtypes, formats, caches, attention and engines")
-    subject, machine = session.subject, session.subject.machine
-    start_s = machine.now_s()
+    session.stages.begin("trials", "trying changes: their lines, before and after")
+    count = len(session.fallbacks)
 
-    def on_failure(form: str, error: Exception) -> None:
-        session.stages.miss(f"trying {form}", describe_error(error), "this change has no trial")
-
-    if not (session.ledger.gathered.latest(FormatLinears) or any(each.owned for each in subject.engines.values())):
-        with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
-            room_bytes, linears_s = _LINEARS_MEMORY_SHARE * machine.available_bytes(), _LINEARS_SHARE * budget_s
-            session.ledger.add(time_formats(subject, session.prepared.config, room_bytes, linears_s))
-    budget_s -= machine.now_s() - start_s
+    def on_failure(change: str, error: Exception) -> None:
+        session.stages.miss(f"trying {change}", describe_error(error), "this change has no trial")
 
     with session.stages.optional("trying changes", "changes that have no trial are computed only"):
-        trials, ceilings = session.ledger.gathered.trials, session.ledger.facts.ceilings
-        tried = try_variants(
-            session.subject,
+        trials = [trial for of_cell in ledger.gathered.trials.values() for trial in of_cell]
+        latencies_s = {key: time_s for key, time_s in ledger.facts.medians_s().items() if key.cell.engine == engine}
+        tried = trials_of(
+            subject,
             session.prepared.config,
-            ceilings,
-            session.ledger.facts.medians_s(),
+            latencies_s,
+            possible_changes(circumstances_here(subject, circumstances_of(ledger.facts))),
             budget_s,
-            compiling,
             on_failure,
-            known={(key, trial.form) for key, of_cell in trials.items() for trial in of_cell},
-            savings_s=promised_s(judge_run(session.ledger.facts).evidence),
+            known={(trial.key, trial.form, trial.line) for trial in trials},
+            savings_s=promised_s(judge_run(ledger.facts).judged, setting_of(ledger.facts)),
         )
-        session.ledger.extend(tried)
+        ledger.extend(tried)
+    del session.fallbacks[count:]  # those of formats that are only tried
 
 
-def _search_unexplained(session: Session) -> None:
+def compare_formats(session: Session) -> None:
+    """Time the linears of a step in each format, without the host."""
+    subject, known = session.subject, session.ledger.gathered.latest(FormatLinears)
+    budget_s = _LINEARS_SHARE * session.budget.part_s(RunPart.TRIALS)
+    owned = any(engine.owned for engine in subject.engines.values())
+    if session.prepared.options.no_levers or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
+        return
+    with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
+        room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()
+        session.ledger.add(time_formats(subject, session.prepared.config, room_bytes, budget_s))
+
+
+def search_unexplained(session: Session) -> None:
     """Hook the cells with much unexplained time, the worst of them in any case."""
     ledger, stages, machine = session.ledger, session.stages, session.subject.machine
+    if session.subject.loaded.offloaded:
+        return
     unexplained = stages.tried(*_SEARCH, lambda: break_down_run(time_run(ledger.facts)).unexplained) or ()
     deadline_s = machine.now_s() + session.budget.part_s(RunPart.UNEXPLAINED)
     steps_s = {} if session.budget.whole else ledger.facts.medians_s()
@@ -260,14 +252,8 @@ def measure_options(session: Session, folder: Path) -> None:
     if (draft := session.prepared.draft) is not None:
         session.stages.begin("drafts", "answering with and without drafts")
         with session.stages.optional("the answers with drafts", "whether drafts pay is unknown"):
-            session.ledger.add(
-                measure_drafts(
-                    subject,
-                    draft,
-                    options.new_tokens or DEFAULT_NEW_TOKENS,
-                    session.ledger.facts.ceilings,
-                )
-            )
+            new_tokens, ceilings = options.new_tokens or DEFAULT_NEW_TOKENS, session.ledger.facts.ceilings
+            session.ledger.add(measure_drafts(subject, draft, new_tokens, ceilings))
     if quality_ids := session.prepared.quality_ids:
         session.stages.begin("quality", "comparing the quantised model with the unquantised one")
         with session.stages.optional("the comparison with the unquantised model", "the loss of quality is unknown"):
@@ -275,6 +261,5 @@ def measure_options(session: Session, folder: Path) -> None:
 
 
 def _extremes(cells: Sequence[Cell]) -> list[Cell]:
-    """The smallest and the largest of some cells."""
     by_size = sorted(cells, key=lambda cell: cell.batch_size * cell.depth)
     return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
-from profiler.errors import RequestError, near_misses
+from profiler.engines.names import ANY_QUANTIZED, CACHES, ENGINE_NAMES, check_engine_name
+from profiler.errors import RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
-from profiler.grid.ragged import Ragged
-from profiler.options import argument, option
-from profiler.quant.registry import quant_help
+from profiler.grid.ragged import RAGGED, Ragged
+from profiler.grid.ranges import check_new_tokens, values_of
+from profiler.loading.source import Weights
+from profiler.options import DTYPE_NAMES, argument, check_device_name, listed, one_of, option
+from profiler.quant.registry import known_quant, quant_help
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_NEW_TOKENS = 32
@@ -22,7 +27,8 @@ DEFAULT_NEW_TOKENS = 32
 class Options:
     """The options of `roofscope run` and `batch-test`, and the arguments of `profiler.profile`.
 
-    Lengths and sizes are numbers, or texts in the range grammar of the command line.
+    Lengths and sizes are numbers, or texts in the range grammar of the command line. Raises RequestError for a name
+    that does not exist and for a value out of range, without importing torch.
     """
 
     model: str | None = argument("Hub id, folder, .gguf file, or a preset's name.", default=None, shown=DEFAULT_MODEL)
@@ -49,11 +55,11 @@ class Options:
     weights: str = option("auto", "auto, checkpoint or random (nothing is downloaded).")
     engine: str = option(
         DEFAULT_ENGINE,
-        "How the model is stepped: eager, static, compile, graph, generate, vllm; or several: eager,vllm.",
+        f"How the model is stepped: {', '.join(ENGINE_NAMES)}; or several: eager,vllm.",
     )
     cache: str = option(
         "",
-        f"KV cache of eager steps: quantized (the first that works of {', '.join(CACHE_FORMATS)}); or several:"
+        f"KV cache of eager steps: {ANY_QUANTIZED} (the first that works of {', '.join(CACHE_FORMATS)}); or several:"
         " dynamic,fp8.",
         shown="dynamic",
     )
@@ -76,10 +82,34 @@ class Options:
     trust_remote_code: bool = option(False, "Run the model's own code.")
     allow_pickle: bool = option(False, "Load .bin checkpoints, which can run code.")
 
+    def __post_init__(self) -> None:
+        from profiler.facts.step import Attention  # imported late: `--help` needs no arrays
 
-def check_options(given: Sequence[str]) -> None:
-    """Raise RequestError for a name that is not a field of Options."""
-    names = [item.name for item in fields(Options)]
-    for name in given:
-        if name not in names:
-            raise RequestError(f"profile() has no option {name!r}.{near_misses(name, names)}")
+        for quant in listed(self.quant):
+            known_quant(quant)
+        for name in listed(self.engine):
+            check_engine_name(name)
+        for name in listed(self.cache):
+            one_of(name, "--cache", (ANY_QUANTIZED, *CACHES))
+        for name in listed(self.device):
+            check_device_name(name)
+        one_of(self.dtype, "--dtype", ("auto", *DTYPE_NAMES))
+        one_of(self.compute_dtype, "--compute-dtype", ("auto", *DTYPE_NAMES))
+        one_of(self.weights, "--weights", get_args(Weights))
+        if self.attn is not None:
+            one_of(self.attn, "--attn", get_args(Attention))
+        lengths = {"--prompt-lens": self.prompt_lens, "--context-lens": self.context_lens}
+        for flag, values in {**lengths, "--batch-sizes": self.batch_sizes}.items():
+            if values and not isinstance(values, Ragged) and not str(values).startswith(RAGGED):
+                values_of(values, flag)
+        if self.new_tokens is not None:
+            check_new_tokens(self.new_tokens)
+        if self.budget_s is not None and not 0 < self.budget_s < math.inf:
+            raise RequestError(f"--budget {self.budget_s:g} is not possible; give seconds above 0.")
+        if self.tp < 1:
+            raise RequestError(f"--tp {self.tp} is not possible; use 2 or more ranks, or omit --tp.")
+
+    @property
+    def names_grid(self) -> bool:
+        """Whether lengths or sizes are given, as far as they are; else the run chooses a default grid."""
+        return bool(self.prompt_lens or self.prompts or self.batch_sizes or self.context_lens)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+import itertools
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from traceback import clear_frames
@@ -15,26 +17,28 @@ from profiler.device.contention import Neighbours
 from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
-from profiler.errors import DeviceError
+from profiler.errors import DeviceError, RequestError, near_misses
 from profiler.facts.measurements import Readings
 from profiler.facts.visits import Gap, Visit
 from profiler.fallbacks import Fallback, reported_fallbacks
+from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
-from profiler.measure.rounds import Progress, expected_sweep_s
-from profiler.measure.sweep import sweep
+from profiler.measure.schedule import Progress, Schedule, corners
+from profiler.measure.sweep import Sweep, VisitContext, sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import (
     Session,
-    Sweep,
+    compare_formats,
     explain_cells,
     measure_options,
+    search_unexplained,
     skip_the_rest,
     try_changes,
 )
-from profiler.run.options import Options, check_options
+from profiler.run.options import Options
 from profiler.run.setup import (
     LOOK,
     UNSEEN,
@@ -53,6 +57,7 @@ from profiler.store.writer import RunStore, write_document
 from profiler.units import several
 
 IDLE_POWER = "reading the idle device's power", "its idle power is unknown"
+_ROOM = "the check for free memory", "cells are tried without it"
 _TABLE = "the table of cells during the sweep", "it is written at the end of the run"
 _LATE_SHARE = 0.1
 """A visit may exceed the budget by this share before it is given up."""
@@ -69,7 +74,10 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
     Raises RequestError for a request that cannot be met, before anything is loaded.
     """
-    check_options(list(options))
+    known = [item.name for item in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise RequestError(f"profile() has no option {name!r}.{near_misses(name, known)}")
     return execute(prepare(Options(model=model, **options)), listener or QuietListener())
 
 
@@ -83,9 +91,11 @@ def execute(
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
         with keeping_what_was_measured(session) as ending:
-            time_cells(session, visits)  # 3. time
+            time_cells(session, visits)  # 3. time, and try changes once the corners are timed
             explain_cells(session)  # 4. split: what the terms of a time need
-            try_changes(session)  # 5. try
+            try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
+            compare_formats(session)
+            search_unexplained(session)
             measure_options(session, prepared.out)
         del session  # judging needs the memory of its model
         return report(ending, prepared.out)
@@ -171,23 +181,18 @@ def grid_of(prepared: PreparedRun, listener: Listener) -> PreparedRun:
 
 def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) -> RunBudget:
     """Return the budget of a run, without the parts that it does not have; it begins now."""
-    grid = prepared.grid
-    absent = {
-        RunPart.TRIALS: prepared.options.no_levers,
-        RunPart.GENERATE: not any(ENGINES[name].whole_calls for name in grid.engines if name in ENGINES),
-    }
-    return RunBudget(
-        machine,
-        prepared.budget_s,
-        effort.STANDARD,
-        whole=prepared.whole,
-        without={part for part, is_absent in absent.items() if is_absent},
-        further_runs=further_runs,
-    )
+    engines = [ENGINES[name] for name in prepared.grid.engines if name in ENGINES]
+    without = {RunPart.TRIALS} if prepared.options.no_levers else set()
+    if not any(engine.whole_calls for engine in engines):
+        without.add(RunPart.GENERATE)
+    return RunBudget(machine, prepared.budget_s, effort.STANDARD, prepared.whole, without, further_runs)
 
 
 def time_cells(session: Session, visits: Sweep) -> None:
-    """Time the cells in repeated visits, and watch the device's telemetry, its own speed and other processes."""
+    """Time the cells in repeated visits; once each corner of the grid has one, try changes in their share of the time.
+
+    The device's telemetry, its own speed and other processes are watched.
+    """
     subject, ledger, stages, budget = session.subject, session.ledger, session.stages, session.budget
     grid, machine, whole = session.prepared.grid, subject.machine, session.prepared.whole
     plan = replace(
@@ -196,21 +201,19 @@ def time_cells(session: Session, visits: Sweep) -> None:
         late_s=_LATE_SHARE * budget.total_s,
         tail_s=effort.STANDARD.tail_share * budget.total_s,
         effort=effort.STANDARD,
-        ascending=session.prepared.ascending,
+        ascending=session.prepared.doubled is not None,
     )
     if whole:
-        budget.extend(expected_sweep_s(plan))
+        budget.extend(Schedule(plan).whole_grid_s, with_trials=True)
+    trials_s = budget.part_s(RunPart.TRIALS)
     stages.begin("timing", f"timing {several(len(grid.cells), 'cell', 'cells')}")
     checks = MachineChecks(machine, ledger, stages, session.neighbours)  # the drift probe's buffers are not a cell's
     owned = [engine.owned for engine in subject.engines.values() if engine.owned]
     own_bytes = machine.allocated_bytes() - subject.held_bytes
     own_bytes += sum(model.weight_bytes + model.cache_bytes for model in owned)
-    gathered = ledger.gathered
-    # Cells without a number are tried again: what they lacked, such as memory, may be available now.
-    earlier = [visit for visits in gathered.visits.values() for visit in visits]
     with Watch(machine.source) as watch:
         sweep_s = budget.part_s(RunPart.TIMING)
-        after_s = budget.after_sweep_s if whole else budget.left_s - sweep_s
+        after_s = budget.after_sweep_s if whole else budget.left_s - trials_s - sweep_s
 
         def show(progress: Progress) -> None:
             """Report the times of the whole run instead of those of the sweep."""
@@ -218,35 +221,40 @@ def time_cells(session: Session, visits: Sweep) -> None:
             of_run = replace(progress, elapsed_s=budget.elapsed_s, left_s=left_s)
             stages.listener.progress(of_run, len(grid.cells))
 
-        for outcome in visits(
-            subject.engines,
+        schedule = Schedule(
             replace(plan, budget_s=sweep_s),
-            machine=machine,
-            prompts=subject.prompts,
-            own_bytes=own_bytes,
-            fits=lambda cell: stages.tried(
-                "the check for free memory", "cells are tried without it", partial(subject.no_room, cell)
-            ),
-            on_progress=show,
-            before_visits=checks.swing,
-            earlier=earlier,
-        ):
-            # A cell with a number gets one more visit after its first failure, and then no further ones.
-            if (
-                isinstance(outcome, Gap)
-                and outcome.cell in gathered.visits
-                and (outcome.cell in gathered.gaps or outcome.status != "failed")
-            ):
-                stages.miss("later visits of some cells", outcome.reason, "their times are from earlier visits")
-            ledger.add(outcome)
-            if machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
-                watch.look(outcome.at_unix_s + outcome.wall_s / 2)
-            if readings := watch.taken():
-                ledger.add(Readings(readings))
-            stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
+            machine.now_s,
+            look=checks.swing,
+            fits=lambda cell: stages.tried(*_ROOM, partial(subject.no_room, cell)),
+            # Cells without a number are tried again: what they lacked, such as memory, may be available now.
+            earlier=itertools.chain.from_iterable(ledger.gathered.visits.values()),
+        )
+        waiting = set(corners(grid.cells))
+        for outcome in visits(schedule, subject.engines, VisitContext(machine, subject.prompts, own_bytes), show):
+            _log(session, outcome, watch)
+            if waiting and not (waiting := waiting - ledger.gathered.visits.keys() - ledger.gathered.gaps.keys()):
+                start_s = machine.now_s()
+                try_changes(session, trials_s)
+                schedule.pause(machine.now_s() - start_s)
+                stages.begin("timing", "timing the other cells")
         checks.swing()
     budget.extend(0.0)
     stages.tried(*_TABLE, ledger.keep_table)
+
+
+def _log(session: Session, outcome: Visit | Gap, watch: Watch) -> None:
+    """Log a visit with the telemetry since the last one."""
+    ledger, stages, gathered = session.ledger, session.stages, session.ledger.gathered
+    # A cell with a number gets one more visit after its first failure, and then no further ones.
+    is_last = outcome.cell in gathered.gaps or (isinstance(outcome, Gap) and outcome.status != "failed")
+    if isinstance(outcome, Gap) and outcome.cell in gathered.visits and is_last:
+        stages.miss("later visits of some cells", outcome.reason, "their times are from earlier visits")
+    ledger.add(outcome)
+    if session.subject.machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+        watch.look(outcome.at_unix_s + outcome.wall_s / 2)
+    if readings := watch.taken():
+        ledger.add(Readings(readings))
+    stages.tried(*_TABLE, partial(ledger.judge, [outcome.cell]))
 
 
 def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
@@ -264,3 +272,58 @@ def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
         run = judge_folder(run.folder, finished=run.document.finished)
         write_reports([run], guard)
     return run
+
+
+def run_precisions(options: Options, precisions: Sequence[str], listener: Listener) -> list[Run]:
+    """Profile the model in each precision, and write a report that compares them; the rest is as in `run_devices`."""
+    runs = _run_each([replace(options, quant=name) for name in precisions], precisions, "--quant", listener)
+    from profiler.run.screens import write_comparison
+
+    write_comparison(runs, runs[0].folder.parent)
+    return runs
+
+
+def run_devices(options: Options, devices: Sequence[str], listener: Listener) -> list[Run]:
+    """Profile the model on each device, one after the other: one folder with a run folder for each.
+
+    All requests are checked before the first run begins. Raises RequestError for one that is named twice or impossible.
+    """
+    # Measured fresh: cached roofs may be those of another card of the same kind.
+    each = [replace(options, device=name, fresh=True) for name in devices]
+    return _run_each(each, devices, "--device", listener)
+
+
+def _run_each(options: Sequence[Options], names: Sequence[str], flag: str, listener: Listener) -> list[Run]:
+    """A run for each value of an option, each with the budget, on one grid, in a common folder."""
+    if len(set(names)) < len(names):
+        raise RequestError(f"{flag} {','.join(names)} names one of them twice.")
+    prepared = [prepare(one) for one in options]
+    base = Path(options[0].out or prepared[0].out)
+    prepared = [replace(one, out=base / name.replace(":", "")) for one, name in zip(prepared, names, strict=True)]
+    if prepared[0].ladder:
+        prepared = _on_one_grid(prepared, listener)
+    runs = []
+    for number, one in enumerate(prepared, start=1):
+        runs.append(execute(one, listener, further_runs=len(prepared) - number))
+        gc.collect()  # the model of the last run
+    return runs
+
+
+def _on_one_grid(prepared: Sequence[PreparedRun], listener: Listener) -> list[PreparedRun]:
+    """The runs on the default grid of the slowest: each model is loaded and warmed up for that."""
+    chosen = []
+    for one in prepared:
+        chosen.append(grid_of(one, listener))
+        gc.collect()  # the model that was warmed up
+    slowest = max(chosen, key=lambda found: prepared[0].ladder.index(found.grid))
+    return [replace(one.on(slowest.grid), ladder=(), larger=slowest.larger) for one in prepared]
+
+
+def device_healths(runs: Sequence[Run], devices: Sequence[str]) -> tuple[DeviceHealth, ...]:
+    """Return the health of each device of `run_devices`, compared with the others."""
+    return healths(
+        [
+            DeviceRun(name, run.model.dtype, run.measured, run.document.ceilings.ceilings)
+            for name, run in zip(devices, runs, strict=True)
+        ]
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from profiler.grid.cells import CellKey, Phase
@@ -12,17 +12,7 @@ from profiler.judge.cells import CellResult, difference_of
 from profiler.judge.difference import SAME, Difference, has_claim_visits
 from profiler.judge.machine_speed import BUSY
 from profiler.judge.scaling import DoublingTest
-from profiler.report.blocks import (
-    HTML,
-    TERMINAL,
-    Block,
-    Lines,
-    Picture,
-    Section,
-    Sentences,
-    ShellCommand,
-    text_table,
-)
+from profiler.report.blocks import HTML, TERMINAL, Block, Lines, Picture, Section, Sentences, ShellCommand, text_table
 from profiler.report.cells import doubling_table, regime_names
 from profiler.report.device import quality_line
 from profiler.report.glossary import roofline_words
@@ -63,23 +53,17 @@ def compare_with_first(runs: Sequence[Run]) -> list[PrecisionDifference]:
 
     Cells are matched by their requested sizes, since the context of a decode depends on the number of new tokens.
     """
-    first = {_request(row): row for row in runs[0].measured}
+
+    def requested(row: CellResult) -> CellKey:
+        return replace(row.key, cell=replace(row.key.cell, new_tokens=0))
+
+    first = {requested(row): row for row in runs[0].measured}
     return [
-        PrecisionDifference(
-            precision=run.model.quant,
-            key=row.key,
-            time_s=row.latency_s,
-            difference=difference_of(base, row),
-        )
+        PrecisionDifference(run.model.quant, row.key, row.latency_s, difference_of(base, row))
         for run in runs[1:]
         for row in run.measured
-        if (base := first.get(_request(row))) is not None
+        if (base := first.get(requested(row))) is not None
     ]
-
-
-def _request(row: CellResult) -> tuple[Phase, int, int, int, str]:
-    cell = row.key.cell
-    return row.phase, cell.batch_size, cell.prompt_len, cell.context_len, cell.engine
 
 
 def precision_sentences(runs: Sequence[Run]) -> list[str]:
@@ -87,14 +71,11 @@ def precision_sentences(runs: Sequence[Run]) -> list[str]:
     base = runs[0].model
     sentences = []
     for run in runs[1:]:
-        model = run.model
-        smaller = base.storage_bytes / model.storage_bytes
-        parts = [f"{model.quant} takes {smaller:.2g}x less memory than {base.precision}"]
-        cells = [item for item in compare_with_first(runs) if item.precision == model.quant]
+        smaller = base.storage_bytes / run.model.storage_bytes
+        parts = [f"{run.model.quant} takes {smaller:.2g}x less memory than {base.precision}"]
         for phase in ("decode", "prefill"):
-            of_phase = [item for item in cells if item.key.phase == phase]
-            if of_phase:
-                parts.append(f"{phase} {_phase_words(of_phase)}")
+            if cells := [item for item in compare_with_first([runs[0], run]) if item.key.phase == phase]:
+                parts.append(f"{phase} {_phase_words(cells)}")
         sentences.append("; ".join(parts) + ".")
     return sentences
 
@@ -165,13 +146,6 @@ def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
     return rows
 
 
-def once_line(runs: Sequence[Run]) -> str | None:
-    """Return how many cells were visited once; None without any."""
-    items = compare_with_first(runs)
-    once = sum(item.visited_once for item in items)
-    return f"{once} of {len(items)} cells were visited once, too few for a claim" if once else None
-
-
 def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Section | None]:
     """Return the sections of a comparison of runs of one model; `links` are the addresses of their own reports."""
     first, precision = runs[0], runs[0].model.precision
@@ -182,9 +156,10 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
     of_columns = f"memory of the weights; times, tok/s and regime of {decodes[0].key.name}" if decodes else ""
     memory = text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("dtype", "regime"), caption=of_columns)
     caption = f"speed-up: above 1x it is faster than {precision}; with the 95 % interval of the ratio"
-    rows, once = difference_rows(runs), once_line(runs)
+    rows, once = difference_rows(runs), sum(item.visited_once for item in compare_with_first(runs))
     table = text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
-    every_cell = [table, Lines([once] if once else [], "dim")]
+    too_few = f"{once} of {len(rows)} cells were visited once, too few for a claim"
+    every_cell = [table, Lines([too_few] if once else [], "dim")]
     alt = "Tokens per second and the time of a decode step against the batch, a line per precision"
     picture = [Picture("throughput", alt, tuple(runs))]
     is_measured = all(run.measured for run in runs)
@@ -216,27 +191,21 @@ def _of_run(run: Run, link: str) -> Section:
     return Section(run.model.precision, blocks, media=HTML, link=link)
 
 
-def html_comparison(runs: Sequence[Run], folder: Path) -> str:
-    """Return a comparison of several runs of one model as an HTML document in `folder`, with links to their reports."""
+def write_comparison(runs: Sequence[Run], folder: Path) -> None:
+    """Write report.html into a folder, for several runs of one model, with links to their own reports."""
     first = runs[0]
     names = ", ".join(run.model.quant for run in runs)
     subtitle = f"{names} · {utc_minute(first.document.created)} · roofscope {first.document.roofscope}"
     links = [link_from(run, folder) for run in runs]
-    return html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs, links))
-
-
-def write_comparison(runs: Sequence[Run], folder: Path) -> None:
-    """Write report.html into a folder, for several runs of one model."""
-    replace_file(folder / "report.html", html_comparison(runs, folder))
-
-
-_TOO_FEW = "Fewer than two batch sizes have a number: there is nothing to compare."
+    page = html_page(f"{first.model.id} on {first.document.device.name}", subtitle, comparison_sections(runs, links))
+    replace_file(folder / "report.html", page)
 
 
 def doubling_sections(run: Run, phase: Phase) -> list[Section]:
     """Return a run's batch-doubling tests of one phase, with its warnings and its folder."""
     tests = [test for test in run.document.scaling if test.axis == "batch" and test.fixed["phase"] == phase]
-    sections = [_series(run, test) for test in tests] or [Section("", [Sentences([_TOO_FEW])])]
+    too_few = "Fewer than two batch sizes have a number: there is nothing to compare."
+    sections = [_series(run, test) for test in tests] or [Section("", [Sentences([too_few])])]
     late = sorted({item.batch_size for item in run.results if item.phase == phase and item.status == "skipped"})
     ends = [f"No time was left for batch {', '.join(map(str, late))}: a larger --budget reaches them."] if late else []
     end = [Lines([*ends, *run.document.warnings], "warning"), Lines(end_lines(run), "dim")]

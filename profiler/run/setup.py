@@ -1,19 +1,20 @@
-"""Load the model and measure what all cells depend on: roofs, dispatch, links."""
+"""Load the model, measure what all cells depend on (roofs, dispatch, links), and choose the grid."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import nn
 
 from profiler import effort
-from profiler.counting.attention_kernel import path_here
+from profiler.counting.chosen_kernel import path_here
 from profiler.counting.memory_need import cache_bytes, memory_need
+from profiler.counting.model_numbers import compute_bound_from_batch, floor_under
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.contention import Neighbours
@@ -27,22 +28,24 @@ from profiler.facts.dispatch import DispatchSamples
 from profiler.facts.roofs import Ceilings, swing
 from profiler.facts.step import ExecutionPath, Step
 from profiler.facts.telemetry import Contention
-from profiler.grid.cells import PHASES, Grid
+from profiler.grid.cells import PHASES, CellKey, Grid
 from profiler.grid.ragged import PADDED_ENGINE
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
 from profiler.measure.dispatch import measure_dispatch
+from profiler.measure.schedule import Plan, Schedule
 from profiler.measure.subject import Subject, execution_paths
+from profiler.measure.sweep import WarmUp, warm_up
 from profiler.quant.bitsandbytes import four_bit_rule_error
 from profiler.quant.registry import FORMATS
 from profiler.roofs.bandwidth import measure_links, measure_weights
 from profiler.roofs.fixed_work import PROBE_BYTES, DriftProbe
 from profiler.roofs.measure import cached, measure
 from profiler.roofs.sampler import attempt
-from profiler.run.default_grid import Pace, choose_grid, measure_pace
 from profiler.run.fact_log import FactLog
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
+from profiler.store.document import LargerGrid
 
 LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
 """Name of this part and the effect of its failure, for `Stages.optional`."""
@@ -54,6 +57,16 @@ _WITNESS_SHARE = 0.08
 """Share of the time of the ceilings for reading the model's own weights."""
 _DRIFT = "the drift probe", "a change in the machine's own speed is not detected"
 _DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexplained"
+_USUAL_ATTAINED = 0.55
+"""The median share of the roofline that steps attain in the reference runs."""
+_MARGIN = 1.3
+"""Visits take longer than expected by at most this factor: other work comes between them, and a machine varies."""
+_WIDER = 4
+"""Sequences of the second warm-up, which shows how times grow with the batch."""
+_PAST_COMPUTE_BOUND = 4
+"""A batch test continues for two doublings past the batch from which compute limits, so that the slope shows."""
+_LEAST_TESTED = 8
+_BUDGET_STEP_S = 10.0
 
 
 def load_subject(prepared: PreparedRun, stages: Stages) -> Subject:
@@ -65,11 +78,8 @@ def load_subject(prepared: PreparedRun, stages: Stages) -> Subject:
     before_bytes = machine.allocated_bytes()  # of this process's other models, as in a notebook
     stages.begin("loading", f"loading {request.source.name} ({dtype_name(request.dtype)}, {request.weights} weights)")
     try:
-        loaded = load(
-            request,
-            prepared.config,
-            lambda module: bytes_without_weights(module, request, prepared.smallest),
-        )
+        rest_bytes = partial(bytes_without_weights, request=request, grid=prepared.smallest)
+        loaded = load(request, prepared.config, rest_bytes)
     except RoofscopeError:
         raise
     except torch.OutOfMemoryError as error:
@@ -101,26 +111,19 @@ def on_grid(subject: Subject, grid: Grid, stages: Stages) -> Subject:
 
 
 def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudget) -> list[Contention]:
-    """Wait, for at most `budget.neighbours_s`, until no other process keeps cores busy that this run needs.
+    """Wait, for a share of the budget, until no other process keeps cores busy that this run needs.
 
     Returns what still disturbs the run; empty if nothing does.
     """
-    threads, most_s = stages.machine.info.host_threads, budget.neighbours_s
-    others = neighbours.look()
-    if not others.disturbs(threads):
-        return []
-    looks = int(most_s / _LOOK_S)
-    if looks:
-        stages.begin(
-            "waiting",
-            f"{others.busy_cores} busy with {others.who}: waiting at most {most_s:.0f} s for that to end",
-        )
-    for _ in range(looks):
+    most_s = budget.effort.neighbours_share * budget.total_s
+    threads, looks, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
+    if looks and others.disturbs(threads):
+        busy = f"{others.busy_cores} busy with {others.who}"
+        stages.begin("waiting", f"{busy}: waiting at most {most_s:.0f} s for that to end")
+    while looks and others.disturbs(threads):
         time.sleep(_LOOK_S)
-        others = neighbours.look()
-        if not others.disturbs(threads):
-            return []
-    return [others]
+        others, looks = neighbours.look(), looks - 1
+    return [others] if others.disturbs(threads) else []
 
 
 class MachineChecks:
@@ -149,14 +152,19 @@ class MachineChecks:
 def measure_device(
     prepared: PreparedRun, subject: Subject, stages: Stages, budget: RunBudget, *, busy: bool
 ) -> Ceilings:
-    """Measure the roofs, and the links to offloaded weights.
+    """Measure the roofs of the model's products, or take those of the last day, and the links to offloaded weights.
 
-    `busy` says that other processes disturb: roofs are then neither checked nor measured on the model's weights.
+    A roof that could not be measured is replaced by the datasheet's peak. `busy` says that other processes disturb:
+    roofs are then neither checked, nor kept, nor measured on the model's weights.
     """
     machine, loaded, budget_s = subject.machine, subject.loaded, budget.part_s(RunPart.CEILINGS)
     stages.begin("roofs", "measuring this device's roofs")
-    roofs_s, fresh = (1 - _WITNESS_SHARE) * budget_s, prepared.options.fresh
-    ceilings = measure_ceilings(subject.request, machine, subject.work, roofs_s, fresh=fresh, busy=busy)
+    dtypes = roof_dtypes(subject.work, subject.request, machine.info)
+    model_dtype, roofs_s = dtype_name(subject.request.dtype), (1 - _WITNESS_SHARE) * budget_s
+    checks = effort.STANDARD.checks_kept_roofs and not busy
+    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=roofs_s, checks_known=checks)
+    ceilings = cached(measuring, machine, fresh=prepared.options.fresh, keeps=not busy)
+    ceilings = ceilings.only(dtypes, model_dtype, machine.info.datasheet)
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
     if not busy:
@@ -166,6 +174,102 @@ def measure_device(
     for name, why in ceilings.missing.items():
         stages.miss(f"measuring {name}", why, "this roof is missing")
     return ceilings
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast this machine runs the smallest cells, and the least time of others."""
+
+    subject: Subject
+    ceilings: Ceilings
+    warm_ups: Mapping[str, tuple[WarmUp, ...]]
+    """By engine: one sequence, and more of them if there was time."""
+    _known_s: dict[CellKey, float] = field(init=False, default_factory=dict)
+
+    def plan(self, grid: Grid) -> Plan:
+        """Return a plan of this grid with the seconds that each of its cells is expected to take."""
+        all_warm_ups = [item for of_engine in self.warm_ups.values() for item in of_engine]
+        is_cuda = self.subject.machine.is_cuda
+        return Plan(
+            grid,
+            0.0,
+            expected_s={key: self.expected_s(key) for key in grid.keys},
+            first_use=max((item.first_use for item in all_warm_ups), default=1.0) if is_cuda else 0.0,
+            new_shape_s={name: items[-1].new_shape_s for name, items in self.warm_ups.items() if items},
+        )
+
+    def expected_s(self, key: CellKey) -> float:
+        """Return the seconds of a prefill or step that continue the warm-ups' times.
+
+        On a GPU small cells take the host's time, whatever they compute: it is then at least the roofline's time at the
+        share of it that is usually attained. So it is where one warm-up shows no slope.
+        """
+        if key not in self._known_s:
+            self._known_s[key] = self._expect(key)
+        return self._known_s[key]
+
+    def _expect(self, key: CellKey) -> float:
+        times = [(CellKey(key.phase, item.cell).tokens, item.of(key.phase)) for item in self.warm_ups[key.cell.engine]]
+        points = [(tokens, seconds) for tokens, seconds in times if seconds is not None]
+        continued_s = 0.0
+        if points:
+            (first, first_s), (last, last_s) = points[0], points[-1]
+            slope_s = max(0.0, (last_s - first_s) / (last - first)) if last > first else 0.0
+            continued_s = first_s + slope_s * max(0, key.tokens - first)
+        if not self.ceilings.judges or (len(points) > 1 and not self.subject.machine.is_cuda):
+            return continued_s
+        work, dtype = self.subject.work, dtype_name(self.subject.request.dtype)
+        roofs = self.ceilings.roof_set(self.subject.machine.device.type)
+        return max(continued_s, floor_under(work, Step.of(key), roofs, dtype).total_s / _USUAL_ATTAINED)
+
+
+def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, budget: RunBudget) -> Pace:
+    """Warm up each engine with the smallest cell; if a grid is to be chosen, also with more sequences of it."""
+    smallest = prepared.smallest.cells[0]
+    warm_ups: dict[str, tuple[WarmUp, ...]] = {}
+    machine = subject.machine
+    for name, engine in subject.engines.items():
+        of_engine: list[WarmUp] = []
+        start_s = machine.now_s()
+        for batch_size in (smallest.batch_size, _WIDER) if prepared.ladder else (smallest.batch_size,):
+            cell = replace(smallest, engine=name, batch_size=batch_size)
+            is_late = machine.now_s() - start_s > 2 * budget.warm_up_s  # such as after compiling
+            if of_engine and (is_late or subject.no_room(cell)):
+                break
+            if found := warm_up(engine, cell, machine, prompts=subject.prompts, budget_s=budget.warm_up_s):
+                of_engine.append(found)
+        warm_ups[name] = tuple(of_engine)
+    return Pace(subject, ceilings, warm_ups)
+
+
+def choose_grid(prepared: PreparedRun, pace: Pace, budget: RunBudget) -> tuple[Grid, LargerGrid | None]:
+    """Return the largest grid of the ladder that fits into memory and, twice, into the budget; and the next larger one.
+
+    The smallest one is taken in any case.
+    """
+    ladder, sweep_s = _useful(prepared, pace), budget.part_s(RunPart.TIMING)
+    safely = prepared.doubled is None  # a batch test looks for the memory's end
+    larger: LargerGrid | None = None
+    for grid in ladder[:-1]:
+        budget_s = None
+        if all(pace.subject.no_room(cell, safely=safely) is None for cell in reversed(grid.cells)):
+            needs_s = _MARGIN * Schedule(pace.plan(grid)).whole_grid_s
+            if needs_s <= sweep_s:
+                return grid, larger
+            budget_s = _BUDGET_STEP_S * math.ceil(needs_s / effort.STANDARD.shares["timing"] / _BUDGET_STEP_S)
+        larger = LargerGrid(grid.prompt_lens, grid.batch_sizes, budget_s)
+    return ladder[-1], larger
+
+
+def _useful(prepared: PreparedRun, pace: Pace) -> list[Grid]:
+    """The ladder without batch tests that double far past the batch from which compute limits."""
+    if prepared.doubled is None or not pace.ceilings.judges:
+        return list(prepared.ladder)
+    subject, dtype = pace.subject, dtype_name(prepared.request.dtype)
+    step = Step.of(CellKey(prepared.doubled, prepared.grid.cells[0]))
+    knee = compute_bound_from_batch(subject.work, step, pace.ceilings.roof_set(subject.machine.device.type), dtype)
+    most = math.inf if knee is None else max(_LEAST_TESTED, _PAST_COMPUTE_BOUND * knee)
+    return [grid for grid in prepared.ladder if grid.batch_sizes[-1] <= most]
 
 
 def set_grid(
@@ -210,21 +314,6 @@ def dispatch_of_twin(
             subject.loaded, prepared.config, subject.machine, sizes, engines, budget_s, guard, fresh=fresh
         )
     return []
-
-
-def measure_ceilings(
-    request: ModelRequest, machine: Machine, work: ModelWork, budget_s: float, *, fresh: bool, busy: bool = False
-) -> Ceilings:
-    """Return the device's roofs for the dtypes of a model's products, cached for a day unless `fresh`.
-
-    A roof that could not be measured is replaced by the datasheet's peak. On a busy machine, which reaches no roof,
-    cached roofs are not checked, and measured ones are not cached.
-    """
-    dtypes, model_dtype = roof_dtypes(work, request, machine.info), dtype_name(request.dtype)
-    checks = effort.STANDARD.checks_kept_roofs and not busy
-    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=budget_s, checks_known=checks)
-    ceilings = cached(measuring, machine, fresh=fresh, keeps=not busy)
-    return ceilings.only(dtypes, model_dtype, machine.info.datasheet)
 
 
 def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:

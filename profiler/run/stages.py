@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
 from profiler.device.machine import Machine
 from profiler.effort import Effort
 from profiler.errors import describe_error, tolerate_errors
-from profiler.measure.rounds import Progress
+from profiler.measure.schedule import Progress
 from profiler.store.document import Missing
 from profiler.units import time_left
 
@@ -89,12 +90,12 @@ class RunPart(StrEnum):
 
     CEILINGS = "ceilings"
     OVERHEAD = "overhead"
+    TRIALS = "trials"
     TIMING = "timing"
     ROOFS = "roofs again"
     REPLAYS = "replays"
     BETWEEN = "replays between cells"
     GENERATE = "generate"
-    TRIALS = "trials"
     UNEXPLAINED = "unexplained"
     REPORT = "report"
 
@@ -103,6 +104,7 @@ _MOST_AFTER_SWEEP = 0.6
 _WARM_UP_SHARE, _WARM_UP_MOST_S = 0.02, 3.0
 
 
+@dataclass
 class RunBudget:
     """Seconds from the loaded model to the answer.
 
@@ -111,31 +113,26 @@ class RunBudget:
     and the later parts get their shares of that longer run.
     """
 
-    def __init__(
-        self,
-        machine: Machine,
-        total_s: float,
-        effort: Effort,
-        *,
-        whole: bool = False,
-        without: Collection[RunPart] = (),
-        further_runs: int = 0,
-    ) -> None:
-        """The run has no part of `without`; `further_runs` of the same command follow, each about as long."""
-        self.total_s = total_s
-        self.whole = whole
-        self._further_runs = further_runs
-        self._machine = machine
-        self._effort = effort
-        self._start_s = machine.now_s()
-        self._is_known = not whole
-        self._shares = {part: effort.shares[part] for part in RunPart if part not in without}
-        self._gets_the_rest = RunPart.TIMING if whole or RunPart.TRIALS in without else RunPart.TRIALS
+    machine: Machine
+    total_s: float
+    effort: Effort
+    whole: bool = False
+    without: Collection[RunPart] = ()
+    """Parts that the run does not have."""
+    further_runs: int = 0
+    """Runs of the same command that follow, each about as long."""
+
+    def __post_init__(self) -> None:
+        self._start_s = self.machine.now_s()
+        self._is_known = not self.whole
+        self._shares = {part: self.effort.shares[part] for part in RunPart if part not in self.without}
+        has_no_trials = self.whole or RunPart.TRIALS in self.without
+        self._gets_the_rest = RunPart.TIMING if has_no_trials else RunPart.TRIALS
 
     @property
     def elapsed_s(self) -> float:
         """Seconds since the model was loaded."""
-        return self._machine.now_s() - self._start_s
+        return self.machine.now_s() - self._start_s
 
     @property
     def left_s(self) -> float:
@@ -143,9 +140,14 @@ class RunBudget:
         return max(0.0, self.total_s - self.elapsed_s)
 
     @property
+    def rest_s(self) -> float:
+        """Seconds that no part needs any more, for trials: what is left before the search for causes and the report."""
+        return 0.0 if RunPart.TRIALS not in self._shares else self.left_s - self._after(RunPart.GENERATE) * self.total_s
+
+    @property
     def further_s(self) -> float:
         """Total budget of the further runs of the same command, in seconds."""
-        return self._further_runs * self.total_s
+        return self.further_runs * self.total_s
 
     def to_end_s(self) -> float | None:
         """Return the seconds to the end of the command; None until those of a whole grid can be estimated."""
@@ -156,11 +158,15 @@ class RunBudget:
         """Seconds of all parts after the sweep, if it leaves them as much."""
         return self._after(RunPart.TIMING) * self.total_s
 
-    def extend(self, sweep_s: float) -> None:
-        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in."""
+    def extend(self, sweep_s: float, *, with_trials: bool = False) -> None:
+        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in.
+
+        `with_trials`: the trials, which interrupt the visits, are still to come.
+        """
         self._is_known = True
         if self.whole:
-            shares = min(_MOST_AFTER_SWEEP, self._after(RunPart.TIMING))
+            trials = self._shares.get(RunPart.TRIALS, 0.0) if with_trials else 0.0
+            shares = min(_MOST_AFTER_SWEEP, self._after(RunPart.TIMING) + trials)
             self.total_s = max(self.total_s, (self.elapsed_s + sweep_s) / (1 - shares))
 
     def part_s(self, part: RunPart) -> float:
@@ -174,14 +180,8 @@ class RunBudget:
         return share * self.total_s if self.whole else min(share * self.total_s, at_least_s)
 
     def _after(self, part: RunPart) -> float:
-        """The shares of the parts after this one."""
         order = list(RunPart)
         return sum(self._shares.get(other, 0.0) for other in order[order.index(part) + 1 :])
-
-    @property
-    def neighbours_s(self) -> float:
-        """Seconds to wait at most for other processes to end."""
-        return self._effort.neighbours_share * self.total_s
 
     @property
     def warm_up_s(self) -> float:

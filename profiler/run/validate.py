@@ -1,4 +1,4 @@
-"""Validate a request before anything slow, and write the command that repeats it."""
+"""Resolve a request and check what depends on its model, before anything slow; the command that repeats it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_args
-
-import torch
+from typing import Any
 
 from profiler import effort
 from profiler.counting.tensor_parallel import check_cut, check_ranks, replicated_kv_heads
@@ -19,11 +17,9 @@ from profiler.device.device import environment, resolve_device
 from profiler.engines.registry import OWNING, check_engine, engines_of_caches, with_own_loop
 from profiler.engines.vllm import check_vllm
 from profiler.errors import RequestError, RunError
-from profiler.facts.step import Attention
 from profiler.grid.cells import DEFAULT_ENGINE, Grid, Phase
-from profiler.grid.ladder import default_grids
 from profiler.grid.ragged import PADDED_ENGINE, RAGGED, too_few
-from profiler.grid.ranges import check_positions, make_grid, parse_values
+from profiler.grid.ranges import TEST_PROMPTS, check_positions, default_grids, doubling_grids, make_grid, parse_values
 from profiler.loading.config import load_config
 from profiler.loading.meta_model import build_on_meta, plan, quiet_libraries
 from profiler.loading.prompts import Prompts, load_tokenizer, read_prompts
@@ -31,8 +27,8 @@ from profiler.loading.request import DTYPES, ModelRequest, dtype_name, most_posi
 from profiler.loading.source import ModelSource, check_weights, resolve, resolve_weights
 from profiler.measure.drafting import Draft, draft_of
 from profiler.measure.quality import text_ids
-from profiler.options import flag_of, listed, one_of
-from profiler.quant.registry import FORMATS, Quant, QuantOptions, check_quant, known_quant
+from profiler.options import flag_of, listed
+from profiler.quant.registry import FORMATS, QuantOptions, check_quant, known_quant
 from profiler.run.options import DEFAULT_MODEL, DEFAULT_NEW_TOKENS, Options
 from profiler.store.document import LargerGrid, RunDocument
 from profiler.store.folder import read_document, read_results
@@ -65,12 +61,10 @@ class PreparedRun:
     """Seconds from the loaded model to the answer; at least this for a whole grid."""
     whole: bool = False
     """Whether every cell is measured, however long it takes: a grid that was named without a budget."""
-    ascending: bool = False
-    """Whether sizes are visited from the smallest on, each once before any twice."""
     ladder: tuple[Grid, ...] = ()
     """Default grids from which one is chosen when the model is loaded; empty if the grid was named."""
     doubled: Phase | None = None
-    """The phase whose batch a batch test doubles."""
+    """The phase whose batch a batch test doubles, from the smallest on."""
     larger: LargerGrid | None = None
     """The next larger grid of the ladder than the chosen one."""
 
@@ -91,61 +85,17 @@ _PROMPT_LENS, _BATCH_SIZES = "128,512", "1,2,4"
 
 
 def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:
-    """Check a request before anything is loaded or written. Raises RequestError with a one-line message.
+    """Check a request by its model and device before anything is loaded or written.
 
-    Without a named grid it is one of `ladder`, by default one of `default_grids`.
+    Without a named grid it is one of `ladder`, by default one of `default_grids`. Raises RequestError with a one-line
+    message.
     """
-    quant = options.quant
-    engines = with_own_loop(listed(options.engine)) or [DEFAULT_ENGINE]
-    caches = listed(options.cache)
-    grid_named = bool(options.prompt_lens or options.prompts or options.batch_sizes or options.context_lens)
-    if options.budget_s is None and not grid_named:
-        options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
-    model = DEFAULT_MODEL if options.model is None else options.model
-    known_quant(quant)
-    if options.attn is not None:
-        one_of(options.attn, "--attn", get_args(Attention))
-    if options.budget_s is not None and not 0 < options.budget_s < math.inf:
-        raise RequestError(f"--budget {options.budget_s:g} is not possible; give seconds above 0.")
-    one_of(options.compute_dtype, "--compute-dtype", ("auto", *DTYPES))
-    source = resolve(model)
-    device = resolve_device(options.device)
-    config = load_config(source, options.trust_remote_code)
-    engines = engines_of_caches(engines, caches, config)
-    prompts = _prompts(options, source, config)
-    if grid_named:
-        ladder, asked = (), [_named_grid(options, prompts, engines)]
-    else:
-        ladder = ladder or default_grids(options.new_tokens)
-        asked = [replace(grid, engines=tuple(dict.fromkeys(engines))) for grid in ladder]
-    dtype = resolve_dtype(options.dtype, quant, device, config)
-    quant_options = QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype))
-    check_quant(quant, quant_options, dtype, device)
-    if OWNING.keys() & set(engines):
-        check_vllm(device, quant, source.kind)
-    if source.kind == "gguf" and quant != "none":
-        raise RequestError(
-            f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"
-            " give the model as a hub id or a folder of safetensors."
-        )
-    if options.tp != 1:
-        _check_ranks(options, source, config, quant, asked[0])
-    grid, *smaller = _possible(asked, config, device)
-    request = ModelRequest(
-        source=source,
-        device=device,
-        dtype=dtype,
-        quant=quant,
-        quant_options=quant_options,
-        weights=resolve_weights(source, options.weights),
-        attn=options.attn,
-        trust_remote_code=options.trust_remote_code,
-        allow_pickle=options.allow_pickle,
-    )
-    check_weights(request)
-    if quant != "none":
-        plan(request, copy.deepcopy(config))  # refuses a format that a layer of this model does not fit
-    checks_quality = options.check_quality and quant != "none" and request.weights == "checkpoint"
+    options = with_defaults(options)
+    request, config = resolve_request(options)
+    prompts, grids = resolve_grids(options, request, config, ladder)
+    grid = grids[0]
+    check_fit(options, request, config, grid)
+    checks_quality = options.check_quality and request.quant != "none" and request.weights == "checkpoint"
     return PreparedRun(
         request=request,
         config=config,
@@ -158,9 +108,94 @@ def prepare(options: Options, ladder: Sequence[Grid] = ()) -> PreparedRun:
         resumed=False,
         command=repeating(request, grid, options),
         budget_s=DEFAULT_BUDGET_S if options.budget_s is None else options.budget_s,
-        whole=effort.STANDARD.whole_grid or (options.budget_s is None and grid_named),
-        ladder=(grid, *smaller) if ladder else (),
+        whole=effort.STANDARD.whole_grid or options.budget_s is None,
+        ladder=() if options.names_grid else tuple(grids),
     )
+
+
+def prepare_batch_test(
+    options: Options, phase: Phase, prompt_len: int | None = None, context_len: int | None = None
+) -> PreparedRun:
+    """Return a checked run that doubles the batch until memory, throughput or the budget ends it.
+
+    Without a length of the prompt or of the cache, the prompt is as long as three doublings leave time for. Raises
+    RequestError, as `prepare` does.
+    """
+    prompt_lens = [] if context_len else [prompt_len] if prompt_len else TEST_PROMPTS
+    grids = doubling_grids(prompt_lens, [context_len] if context_len else [], options.new_tokens)
+    return replace(prepare(options, grids), doubled=phase)
+
+
+def with_defaults(options: Options) -> Options:
+    """Return the options with the defaults that depend on other options. A grid that is named has no budget."""
+    if options.budget_s is None and not options.names_grid:
+        options = replace(options, budget_s=DEFAULT_BUDGET_S)  # the command that repeats this run names its grid
+    engines = with_own_loop(listed(options.engine)) or [DEFAULT_ENGINE]
+    return replace(options, model=DEFAULT_MODEL if options.model is None else options.model, engine=",".join(engines))
+
+
+def resolve_request(options: Options) -> tuple[ModelRequest, Any]:
+    """Return the request for the model, and its config. Raises RequestError for a model or device that is not there."""
+    source, device, quant = resolve(options.model or ""), resolve_device(options.device), known_quant(options.quant)
+    config = load_config(source, options.trust_remote_code)
+    request = ModelRequest(
+        source=source,
+        device=device,
+        dtype=resolve_dtype(options.dtype, quant, device, config),
+        quant=quant,
+        quant_options=QuantOptions(options.double_quant, DTYPES.get(options.compute_dtype)),
+        weights=resolve_weights(source, options.weights),
+        attn=options.attn,
+        trust_remote_code=options.trust_remote_code,
+        allow_pickle=options.allow_pickle,
+    )
+    return request, config
+
+
+def resolve_grids(
+    options: Options, request: ModelRequest, config: Any, ladder: Sequence[Grid]
+) -> tuple[Prompts, list[Grid]]:
+    """Return the prompts, and the named grid or those of the ladder that the model and its engines can run.
+
+    Raises RequestError if there is none.
+    """
+    engines = engines_of_caches(listed(options.engine), listed(options.cache), config)
+    prompts = _prompts(options, request.source, config)
+    if options.names_grid:
+        grids = [_named_grid(options, prompts, engines)]
+    else:
+        ladder = ladder or default_grids(options.new_tokens)
+        grids = [replace(grid, engines=tuple(dict.fromkeys(engines))) for grid in ladder]
+    possible, refused, limit = list[Grid](), list[RequestError](), most_positions(config)
+    for grid in grids:
+        try:
+            check_positions(limit, grid.longest_context, "a shorter --prompt-lens or fewer --new-tokens")
+            for name in grid.engines:
+                check_engine(name, grid, config, on_cuda=request.device.type == "cuda")
+            possible.append(grid)
+        except RequestError as error:
+            refused.append(error)
+    if not possible:
+        raise refused[-1]
+    return prompts, possible
+
+
+def check_fit(options: Options, request: ModelRequest, config: Any, grid: Grid) -> None:
+    """Check that the model's files, format, engines and ranks fit each other. Raises RequestError."""
+    quant = request.quant
+    check_quant(quant, request.quant_options, request.dtype, request.device)
+    if OWNING.keys() & set(grid.engines):
+        check_vllm(request.device, quant, request.source.kind)
+    if request.source.kind == "gguf" and quant != "none":
+        raise RequestError(
+            f"--quant {quant}: transformers dequantises a GGUF file and does not quantise it again;"
+            " give the model as a hub id or a folder of safetensors."
+        )
+    if options.tp != 1:
+        _check_ranks(options, request, config, grid)
+    check_weights(request)
+    if quant != "none":
+        plan(request, copy.deepcopy(config))  # refuses a format that a layer of this model does not fit
 
 
 def _named_grid(options: Options, prompts: Prompts, engines: Sequence[str]) -> Grid:
@@ -177,29 +212,6 @@ def _named_grid(options: Options, prompts: Prompts, engines: Sequence[str]) -> G
     return grid
 
 
-def _possible(grids: Sequence[Grid], config: Any, device: torch.device) -> list[Grid]:
-    """The grids that this model and its engines can run. Raises RequestError if there is none."""
-    possible, refused, limit = list[Grid](), None, most_positions(config)
-    for grid in grids:
-        try:
-            check_positions(limit, grid.longest_context, "a shorter --prompt-lens or fewer --new-tokens")
-            for name in grid.engines:
-                check_engine(
-                    name,
-                    on_cuda=device.type == "cuda",
-                    config=config,
-                    longest_context=grid.longest_context,
-                    deepened=bool(grid.context_lens),
-                    ragged=grid.ragged is not None,
-                )
-            possible.append(grid)
-        except RequestError as error:
-            refused = error
-    if not possible and refused is not None:
-        raise refused
-    return possible
-
-
 def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
     """The requested real prompts, or random ones. Raises RequestError for a file or tokenizer that gives none."""
     vocab_size, limit = int(config.get_text_config().vocab_size), most_positions(config)
@@ -211,10 +223,9 @@ def _prompts(options: Options, source: ModelSource, config: Any) -> Prompts:
     return read_prompts(Path(options.prompts), tokenizer, vocab_size, most_tokens)
 
 
-def _check_ranks(options: Options, source: ModelSource, config: object, quant: Quant, grid: Grid) -> None:
-    """Refuse what several ranks cannot do, before anything is loaded. Raises RequestError."""
+def _check_ranks(options: Options, request: ModelRequest, config: object, grid: Grid) -> None:
     tp = options.tp
-    check_cut(tp, source, quant)
+    check_cut(tp, request.source, request.quant)
     with quiet_libraries():
         meta_model = build_on_meta(copy.deepcopy(config), DTYPES["bfloat16"])
     check_ranks(meta_model, tp)
@@ -239,14 +250,14 @@ def prepare_resume(folder: Path, options: Options) -> PreparedRun:
     document = read_document(folder)
     if document.finished and not document.missing and all(row.status == "ok" for row in read_results(folder)):
         raise RunError(f"{folder} is finished: nothing is left to resume; `roofscope report` writes its pages again.")
-    prepared = prepare(_options_of(folder, document, replace(options, out=folder)))
+    prepared = prepare(recorded_options(folder, document, replace(options, out=folder)))
     if prepared.prompts.digest != document.grid.prompts_digest:
         raise RunError(f"{folder} ran other prompts than {prepared.prompts.name} has now; start a new run with them.")
     return replace(prepared, resumed=True)
 
 
-def _options_of(folder: Path, document: RunDocument, options: Options) -> Options:
-    """The options that repeat a run; its model comes from `options` if it was a local path."""
+def recorded_options(folder: Path, document: RunDocument, options: Options) -> Options:
+    """Return `options` with all that run.json records. Raises RunError for what neither of the two holds."""
     facts, grid, model = document.model, document.grid, options.model
     if model is None:
         if facts.kind in ("folder", "gguf"):
@@ -258,15 +269,10 @@ def _options_of(folder: Path, document: RunDocument, options: Options) -> Option
         raise RunError(f"{folder} ran prompts with a cached prefix, which `run` no longer measures; start a new run.")
     if grid.prompts and not options.prompts:
         raise RunError(f"{folder} ran the prompts of {grid.prompts} and does not hold them; give --prompts again.")
-    prompts = options.prompts if grid.prompts else None
-    return replace(recorded_options(document, options), model=model, prompts=prompts)
-
-
-def recorded_options(document: RunDocument, options: Options) -> Options:
-    """`options` with all that run.json records of a run's own, but not its model or prompts, which it may not hold."""
-    facts, grid = document.model, document.grid
     return replace(
         options,
+        model=model,
+        prompts=options.prompts if grid.prompts else None,
         prompt_lens=grid.ragged or grid.prompt_lens,
         batch_sizes=grid.batch_sizes,
         context_lens=grid.context_lens,
@@ -281,13 +287,6 @@ def recorded_options(document: RunDocument, options: Options) -> Options:
         tp=document.ranks,
         fresh=False,
     )
-
-
-_RESOLVED_OPTIONS = (
-    "model", "prompt_lens", "prompts", "context_lens", "batch_sizes", "new_tokens", "dtype", "quant", "double_quant",
-    "compute_dtype", "weights", "engine", "cache", "attn", "device", "out",
-)  # fmt: skip
-"""Options that the command writes with their resolved values; `out` differs the next time."""
 
 
 def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
@@ -320,7 +319,9 @@ def repeating(request: ModelRequest, grid: Grid, options: Options) -> str:
     parts += [flag if value is True else f"{flag} {value}" for flag, value in resolved.items() if value]
     for item in fields(Options):
         requested = getattr(options, item.name)
-        if item.name not in _RESOLVED_OPTIONS and requested != item.default:
+        # The engine names the cache, and the folder differs the next time.
+        is_resolved = flag_of(item) in resolved or item.name in ("model", "cache", "out")
+        if not is_resolved and requested != item.default:
             value = f"{requested:g}" if isinstance(requested, float) else requested
             if item.name == "draft" and Path(value).exists():
                 value = shlex.quote(Path(value).name)  # without the folder, like the model

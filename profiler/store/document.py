@@ -24,7 +24,8 @@ from profiler.fallbacks import Fallback
 from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
-from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord
+from profiler.judge.advice import Advice
+from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord, Lever
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
@@ -254,6 +255,10 @@ class RunDocument:
     """Distinct experts that real prompts use, by cell."""
     answer: tuple[str, ...] = ()
     """The sentences of the answer."""
+    advised: tuple[Advice, ...] = ()
+    """The changes that the answer advises: lines that were executed, and what they did."""
+    not_tried: tuple[Lever, ...] = ()
+    """The changes that the answer names without having tried them, with their computed savings."""
     warnings: tuple[str, ...] = ()
     """What may be wrong with the figures, in sentences."""
     remarks: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from cases import slow_except
 from profiler import __version__
 from profiler.cli.removed import REMOVED
 from profiler.data.links import published_links
-from profiler.engines.registry import engine_names
+from profiler.engines.names import ENGINE_NAMES
 from profiler.report.columns import EXPORTERS
 from profiler.report.plots import PLOTS
 
@@ -46,7 +46,7 @@ def test_without_a_command_the_help_is_printed(roofscope) -> None:  # type: igno
 
 @pytest.mark.parametrize(
     ("command", "names"),
-    [("run", engine_names()), ("place", published_links()), ("export", EXPORTERS), ("plot", PLOTS)],
+    [("run", ENGINE_NAMES), ("place", published_links()), ("export", EXPORTERS), ("plot", PLOTS)],
 )
 def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: str, names: Iterable[str]) -> None:
     """Help texts list alternatives without importing them."""
@@ -79,12 +79,9 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
         (("run", "--quant", "nf4", "--dtype", "float32"), "--dtype bfloat16"),
         (("run", "--quant", "int8", "--double-quant"), "--quant nf4 or fp4"),
         (("run", "--quant", "int3"), "use none, int8, nf4, fp4, int8wo, int4wo, fp8"),
-        (("run", "--prompt-lens", "64..8"), "64..8"),
         (("run", "--device", "cuda:77"), "cuda:77"),
-        (("run", "--engine", "warp"), "eager"),
         (("run", "--budget", "nan"), "--budget"),
         (("run", "--new-tokens", HUGE), "--new-tokens"),
-        (("batch-test", "gpt2", "--phase", "training", "--quiet"), "use prefill, decode"),
         (("count", ""), "no model is named"),
         (("count", "."), "no config.json"),
         (("count", "a" * 5000), "File name too long"),
@@ -116,6 +113,35 @@ def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkey
     assert "Traceback" not in done.err
     assert done.out == ""
     assert list(tmp_path.rglob("*.jsonl")) == [], "nothing remains"
+
+
+WRONG = (
+    ("run", "--quant", "int5"), ("run", "--quant", "none,int5"), ("run", "--engine", "eager,warp"),
+    ("run", "--cache", "int2"), ("run", "--device", "cpu,tpu"), ("run", "--dtype", "float"), ("run", "--attn", "x"),
+    ("run", "--batch-sizes", "8..4"), ("run", "--new-tokens", "1"), ("run", "--budget", "0"), ("run", "--tp", "0"),
+    ("batch-test", "--phase", "training"), ("batch-test", "--prompt", "-1"), ("ceilings", "--device", "tpu"),
+    ("ceilings", "--link", "1"), ("count", SMALL, "--phase", "training"), ("count", SMALL, "--dtype", "float"),
+    ("count", SMALL, "--bits", "99"), ("forecast", "A", "--dtype", "float"), ("forecast", "A", "--quant", "int5"),
+    ("place", "A", "--model", SMALL, "--quant", "int5"), ("rent", SMALL, "--quant", "int5"),
+)  # fmt: skip
+"""Names that do not exist, and values out of range."""
+EACH = f"""
+import sys
+from profiler.cli.app import main
+for arguments in {WRONG}:
+    sys.argv = ["roofscope", *arguments]
+    try:
+        main()
+    except SystemExit as ended:
+        assert ended.code == 2
+print("torch" in sys.modules)
+"""
+
+
+def test_options_check_themselves_before_torch_is_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", EACH], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert all(flag in line for (*_, flag, _), line in zip(WRONG, done.stderr.splitlines(), strict=True))
 
 
 def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -21,12 +21,14 @@ from transformers import GPT2Config, GPT2LMHeadModel, QuantizedCache
 import profiler
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
-from profiler.engines.registry import ENGINES, check_engine, engines_of_caches, quantized_engines
+from profiler.engines.names import CACHES, ENGINE_NAMES
+from profiler.engines.registry import ENGINES, OWNING, check_engine, engines_of_caches, quantized_engines
 from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine
 from profiler.errors import CaptureError, RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import Cell
 from profiler.grid.ragged import Request
+from profiler.grid.ranges import make_grid
 from profiler.loading.config import load_config
 from profiler.loading.source import resolve
 
@@ -207,12 +209,14 @@ def test_graph_breaks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_graphs_are_refused_on_a_cpu_and_with_a_moving_window() -> None:
     config = load_config(resolve("mistral-7b-v0.1"))
     with pytest.raises(RequestError, match="this device is a CPU; use eager, static, compile or generate"):
-        check_engine("graph", on_cuda=False, config=config, longest_context=512)
+        check_engine("graph", make_grid([512], [1], 8), config, on_cuda=False)
     with pytest.raises(RequestError, match="a window of 4096 tokens within 5000"):
-        check_engine("graph", on_cuda=True, config=config, longest_context=5000)
-    check_engine("graph", on_cuda=True, config=config, longest_context=4096)
-    with pytest.raises(RequestError, match="use eager, static, compile, graph, generate, vllm"):
-        check_engine("tgi", on_cuda=False, config=config, longest_context=512)
+        check_engine("graph", make_grid([4992], [1], 8), config, on_cuda=True)
+    check_engine("graph", make_grid([4088], [1], 8), config, on_cuda=True)
+
+
+def test_the_names_of_engines_are_those_that_exist() -> None:
+    assert {*ENGINE_NAMES, *CACHES.values(), "padded"} == {*ENGINES, *OWNING}
 
 
 LENS = (3, 12, 7)
@@ -224,7 +228,7 @@ def padded_engine(model: Any) -> PaddedEngine:
     """The engine of a batch of these prompts."""
     cell = Cell(len(LENS), max(LENS), NEW, engine="padded")
     engine = PaddedEngine(model, HOST, {cell: tuple(Request(length, NEW) for length in LENS)}.get)
-    engine.announce(cell, None)
+    engine.announce(cell, 0)
     return engine
 
 
@@ -294,8 +298,6 @@ def test_a_cache_is_an_engine(model: Any) -> None:
     assert engines_of_caches(["eager"], [], model.config) == ["eager"]
     assert engines_of_caches(["eager"], ["dynamic", "fp8"], model.config) == ["eager", "fp8-cache"]
     assert engines_of_caches(["eager"], ["quantized"], model.config) == ["fp8-cache"]
-    with pytest.raises(RequestError, match="--cache 'int2' is unknown; use quantized, dynamic, static, fp8"):
-        engines_of_caches(["eager"], ["int2"], model.config)
     with pytest.raises(RequestError, match="--cache works only with --engine eager, not graph"):
         engines_of_caches(["graph"], ["fp8"], model.config)
 
@@ -412,6 +414,7 @@ def test_a_run_measures_and_reports_a_new_engine(
     profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ENGINES, ToyEngine.name, ToyEngine)
+    monkeypatch.setattr("profiler.engines.names.ENGINE_NAMES", (*ENGINE_NAMES, ToyEngine.name))
     run = profile_tiny(engine="toy")
     assert {(row.engine, row.status) for row in run.results} == {("toy", "ok")}
     assert "toy" in (run.folder / "report.md").read_text()

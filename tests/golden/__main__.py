@@ -19,7 +19,7 @@ if __name__ == "__main__":
             shown = screen_of(command, columns, colours=colours)
             (FOLDER / f"{name}.txt").write_text(f"$ roofscope {command}\n\n{shown}", encoding="utf-8")
     screen = (FOLDER / "judge-h200-default.txt").read_text(encoding="utf-8")
-    lines = screen.partition("\n\n")[2].partition("\nrun: ")[0].rstrip().splitlines()
+    lines = screen.partition("\n\n")[2].partition("\nmeasured for ")[0].rstrip().splitlines()
     first = next(number for number, line in enumerate(lines, 1) if number > FEWEST and line.endswith("."))
     readme = ROOT / "README.md"
     before, after = readme.read_text(encoding="utf-8").split(COMMAND)

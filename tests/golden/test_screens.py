@@ -40,7 +40,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with working_folder(tmp_path_factory.mktemp("runs")):
         run = judge_folder(Path("runs/reference/mistral-7b-h200-default"))
         with (
-            mock.patch("profiler.cli.run._prepared"),
+            mock.patch("profiler.run.validate.prepare"),
             mock.patch("profiler.run.pipeline.execute", return_value=run),
             mock.patch("profiler.report.write.html_report", return_value=""),
         ):

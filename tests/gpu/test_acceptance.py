@@ -44,7 +44,7 @@ def scoreboard(monkeypatch: pytest.MonkeyPatch, folder: Path, *options: str) -> 
 def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # One format that converts by groups, one by rows; other tests cover each.
     monkeypatch.setattr(formats, "SHARES", {name: formats.SHARES[name] for name in ("nf4", "int8wo")})
-    monkeypatch.setattr("profiler.grid.ladder.MOST_SEQUENCES", 64)  # the limit of a doubling is not judged here
+    monkeypatch.setattr("profiler.grid.ranges.MOST_SEQUENCES", 64)  # the limit of a doubling is not judged here
     found = scoreboard(monkeypatch, tmp_path, "--dry-run")
     assert found["failed"] == 0
     assert found["passed"] >= 12

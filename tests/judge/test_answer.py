@@ -15,16 +15,17 @@ from profiler.facts.roofs import CurvePoint
 from profiler.facts.run_facts import Facts
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
-from profiler.judge import answer as advice
+from profiler.judge.answer import answer_of
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import JudgedCell
 from profiler.judge.judge_run import judge_run
 from profiler.judge.levers import Setting, levers
 from profiler.judge.regimes import Flag, Regime, Verdict
+from profiler.loading.changes import Circumstances
 
 CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
 KEY = CellKey("decode", CELL)
-SETTING = Setting(1e12, 100e12, weight_bits=4.5, can_graph=True)
+SETTING = Setting(1e12, 100e12, weight_bits=4.5, here=Circumstances(True, "float16"))
 
 
 def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdown:
@@ -41,9 +42,9 @@ def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, **more: A
     return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, Verdict(regime, "high", (), ()), **more)
 
 
-def answer(cells: Sequence[JudgedCell], setting: Setting, *more: Any) -> list[str]:
+def answer(cells: Sequence[JudgedCell], setting: Setting) -> tuple[str, ...]:
     """Return the answer about cells with their levers."""
-    return advice.answer([replace(cell, levers=tuple(levers(cell, setting))) for cell in cells], setting, *more)
+    return answer_of([replace(cell, levers=tuple(levers(cell, setting))) for cell in cells], setting).sentences
 
 
 def measured(of: Facts, **seconds: float) -> Facts:
@@ -93,7 +94,7 @@ def test_a_share_is_of_the_roof_that_judged() -> None:
     of = facts([read], flops_per_s=100e12, bytes_per_s=1e12)
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in ((2_000_000_000, 2.5e12), (1 << 34, 1e12)))
     of = replace(of, ceilings=replace(of.ceilings, curve=curve))
-    [first, *_] = judge_run(measured(of, eager=0.5e-3)).answer
+    [first, *_] = judge_run(measured(of, eager=0.5e-3)).answer.sentences
     assert "memory-bound: 500 us per step, at 80 % of the 2.50 TB/s measured here from its caches" in first
 
 
@@ -102,7 +103,7 @@ def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
     products = [OperatorWork(name, "mlp", 1, name, 90e9, 1, 0, 0) for name in ("float16", "int8")]
     of = facts(products, flops_per_s=100e12, bytes_per_s=1e12)
     of = replace(of, ceilings=replace(of.ceilings, compute={"float16": roof(100e12), "int8": roof(50e12)}))
-    [first, *_] = judge_run(measured(of, eager=3e-3)).answer
+    [first, *_] = judge_run(measured(of, eager=3e-3)).answer.sentences
     assert "compute-bound: 3.00 ms per step, at 90 % of the 66.7 TFLOP/s" in first
 
 
@@ -140,7 +141,7 @@ def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
         cell = of_parts(parts, "memory-bound", CellKey("decode", replace(CELL, batch_size=batch)))
         cells.append(replace(cell, tokens_per_s=batch / latency_s))
     [*_, change] = answer(cells, SETTING)
-    assert "batch 8 gives 5.3x the tokens/s for 1.5x the step" in change
+    assert change == "8 sequences a step: 533 instead of 100 tokens/s, the step 50 % longer."
 
 
 @pytest.mark.parametrize(

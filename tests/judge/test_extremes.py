@@ -214,7 +214,7 @@ def test_a_card_at_half_its_clock_is_compute_bound() -> None:
     assert Flag.THROTTLED in cell.verdict.flags
     assert cell.split.compute_s == pytest.approx(200e-3)
     assert abs(cell.split.unexplained_s) < 0.06 * 210e-3
-    assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer)
+    assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer.sentences)
     [decode] = [cell for cell in found.judged if cell.key == DECODE]
     assert decode.split.weights_s == pytest.approx(10e-3), "the memory has another clock"
 

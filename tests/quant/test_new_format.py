@@ -11,7 +11,8 @@ from torch import nn
 from profiler.count.step import count_document
 from profiler.counting.count import count
 from profiler.errors import RequestError
-from profiler.judge.how_to import HowTo, how_to
+from profiler.facts.change_ids import ChangeId
+from profiler.loading.changes import Circumstances, possible_changes
 from profiler.quant.registry import FORMATS, QuantFormat, known_quant, published_as, tried_formats
 
 
@@ -55,7 +56,6 @@ def test_counts_store_its_bytes_and_messages_name_it() -> None:
 
 def test_trials_and_published_results_derive_from_it(toy: QuantFormat) -> None:
     assert tried_formats()[-1] is toy
-    assert how_to(toy.name, on_gpu=True) == HowTo(
-        f"from_pretrained(..., quantization_config={toy.written})", "--quant none,toy8"
-    )
+    [change] = [each for each in possible_changes(Circumstances(True, "float16")) if each.value == toy.name]
+    assert (change.id, change.line) == (ChangeId.FORMAT, "from_pretrained(..., quantization_config=ToyConfig())")
     assert published_as(toy.name) == "int8wo"

@@ -22,7 +22,7 @@ import profiler.ranks.process_group as machine_ranks
 import profiler.ranks.run as job
 import profiler.run.measure as measuring
 from profiler.cli.app import main
-from profiler.cli.run import started_by_torchrun
+from profiler.cli.measure import started_by_torchrun
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.roofs import Ceilings, Roof, RoofsRemeasured

@@ -148,7 +148,7 @@ def test_a_killed_rank_ends_the_others_and_is_named(folder: Path, tmp_path: Path
 START = """
 import sys
 import typer
-from profiler.cli.run import group_of
+from profiler.cli.measure import group_of
 try:
     group_of("--tp", 2, "cpu")
 except typer.Exit as end:

@@ -11,7 +11,7 @@ from made_runs import REFERENCE, key, old_run, result, with_document
 from rich.console import Console
 
 from profiler.grid.cells import Cell
-from profiler.measure.rounds import Progress
+from profiler.measure.schedule import Progress
 from profiler.report.blocks import Lines, Section, text_table
 from profiler.report.cells import cells
 from profiler.report.overview import end_lines, seconds_table

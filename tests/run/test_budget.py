@@ -64,7 +64,7 @@ def test_the_parts_end_with_the_budget(spent_s: float) -> None:
     made = budget(machine)
     machine.seconds += spent_s
     assert (made.elapsed_s, made.left_s) == (spent_s, max(0.0, 100.0 - spent_s))
-    for part, share in ((RunPart.TIMING, 50.0), (RunPart.REPLAYS, 10.0), (RunPart.TRIALS, 20.0)):
+    for part, share in ((RunPart.TRIALS, 20.0), (RunPart.TIMING, 50.0), (RunPart.REPLAYS, 10.0)):
         part_s = made.part_s(part)
         assert (part_s > 0) == (made.left_s > 0)
         if spent_s <= 10.0:
@@ -84,7 +84,7 @@ def test_a_whole_grid_makes_the_run_as_long_as_its_visits() -> None:
     machine = SetClock()
     made = budget(machine, whole=True)
     machine.seconds += 60.0
-    made.extend(540.0)
+    made.extend(540.0, with_trials=True)
     assert made.total_s == pytest.approx(1000.0)
     assert made.part_s(RunPart.REPLAYS) == pytest.approx(100.0)
     made.extend(0.0)
@@ -205,10 +205,10 @@ def busy(facts: Facts, cores: float) -> Facts:
 
 def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(xeon_facts: Facts) -> None:
     quiet, disturbed = judge_run(xeon_facts), judge_run(busy(xeon_facts, 0.9))
-    assert "This machine was busy: backup (pid 7) kept up to 1.0 of 2 cores busy in" in disturbed.answer[0]
-    assert "no saving is named" in disturbed.answer[1]
-    assert any("save" in sentence for sentence in quiet.answer)
-    assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer[2:])
+    assert "This machine was busy: backup (pid 7) kept up to 1.0 of 2 cores busy in" in disturbed.answer.sentences[0]
+    assert "no saving is named" in disturbed.answer.sentences[1]
+    assert any("save" in sentence for sentence in quiet.answer.sentences)
+    assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer.sentences[2:])
     assert {lever.basis for item in disturbed.evidence for lever in item.levers} <= {"tried"}
 
 

@@ -132,9 +132,9 @@ def test_a_cell_without_a_number_in_any_run_gives_its_exit_code_and_its_reason( 
     """This holds for two precisions, two devices and a batch test; the first run is always complete."""
     runs = [in_precision("none"), in_precision("nf4")]
     runs[1] = with_a_gap(runs[1]) if incomplete else runs[1]
-    monkeypatch.setattr("profiler.run.multi_run.run_precisions", lambda *_: runs)
-    monkeypatch.setattr("profiler.run.multi_run.run_devices", lambda *_: runs)
-    monkeypatch.setattr("profiler.run.batch_test.prepare_batch_test", lambda *_: SimpleNamespace(warnings=()))
+    monkeypatch.setattr("profiler.run.pipeline.run_precisions", lambda *_: runs)
+    monkeypatch.setattr("profiler.run.pipeline.run_devices", lambda *_: runs)
+    monkeypatch.setattr("profiler.run.validate.prepare_batch_test", lambda *_: SimpleNamespace(warnings=()))
     monkeypatch.setattr("profiler.run.pipeline.execute", lambda *_: runs[1])
     command = ("run", "smollm2-135m", *several) if several else ("batch-test", "smollm2-135m")
     found = roofscope(*command, "--quiet", "--plain", "--format", output_format)

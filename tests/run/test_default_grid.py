@@ -21,17 +21,15 @@ from profiler.errors import RunError
 from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
-from profiler.grid.ladder import default_grids, doubling_grids
-from profiler.measure.rounds import expected_sweep_s
+from profiler.grid.ranges import default_grids, doubling_grids
+from profiler.measure.schedule import Schedule
 from profiler.measure.sweep import WarmUp, sweep, warm_up
 from profiler.report.progress import QuietListener
-from profiler.run.batch_test import prepare_batch_test
-from profiler.run.default_grid import Pace, choose_grid, measure_pace
-from profiler.run.multi_run import run_precisions
 from profiler.run.options import Options
-from profiler.run.pipeline import execute
+from profiler.run.pipeline import execute, run_precisions
+from profiler.run.setup import Pace, choose_grid, measure_pace
 from profiler.run.stages import RunBudget
-from profiler.run.validate import PreparedRun, prepare, prepare_resume
+from profiler.run.validate import PreparedRun, prepare, prepare_batch_test, prepare_resume
 
 FAST = Ceilings({"float32": roof(1e15), "bfloat16": roof(1e16)}, {READ: roof(1e15)}, 1, beyond_cache=True)
 """Roofs so high that only the warm-ups decide."""
@@ -84,7 +82,7 @@ def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
         places.append(prepared.ladder.index(chosen))
         assert (larger is None) == (chosen == prepared.ladder[0])
         if chosen != prepared.ladder[-1]:
-            assert expected_sweep_s(pace.plan(chosen)) < 30.0
+            assert Schedule(pace.plan(chosen)).whole_grid_s < 30.0
         if larger is not None and larger.budget_s is not None:
             more, _ = choose_grid(prepared, pace, budget(larger.budget_s))
             assert (more.prompt_lens, more.batch_sizes) == (larger.prompt_lens, larger.batch_sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,17 +33,19 @@ class _Shape:
 class Compiled:
     """A decode step with any arguments; if `captured`, its third and later calls replay a CUDA graph.
 
-    It compiles again for tensors of other shapes and for a cache of another size. The graph's key also contains the
-    cache's address and its numbers on the host. If only these change, the graph is recorded again, as in torch's
-    cudagraph trees.
+    It compiles again for tensors of other shapes and for a cache of another size. The second code of a kind has
+    symbolic sizes and serves all later ones, unless `dynamic` is false; sizes of 1 are a kind of their own. The graph's
+    key also contains the cache's address and its numbers on the host. If only these change, the graph is recorded
+    again, as in torch's cudagraph trees.
     """
 
-    def __init__(self, host: Host, function: Callable[..., Any], *, captured: bool) -> None:
+    def __init__(self, host: Host, function: Callable[..., Any], *, captured: bool, dynamic: bool) -> None:
         self._host = host
         self._function = function
         self._captured = captured
         self._shapes: dict[Any, _Shape] = {}
-        self._compiled: set[Any] = set()
+        self._most = 2 if dynamic else math.inf
+        self._compiled: dict[Any, set[Any]] = {}
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         with torch.profiler.record_function(_REGION):
@@ -50,8 +53,10 @@ class Compiled:
 
     def _run(self, arguments: Arguments) -> Any:
         compiled = tuple((name, *_shape(value)) for name, value in arguments)
-        if compiled not in self._compiled:
-            self._compiled.add(compiled)
+        kind = tuple(tuple(size if isinstance(size, str) else size == 1 for size in shape) for shape in compiled)
+        codes = self._compiled.setdefault(kind, set())
+        if compiled not in codes and len(codes) < self._most:
+            codes.add(compiled)
             self._host.advance(COMPILATION_S)
         if not self._captured:
             return self._call(arguments)
@@ -101,4 +106,6 @@ def _place(value: Any) -> tuple[Any, ...]:
 
 def compiler(host: Host) -> Callable[..., Compiled]:
     """Return the torch.compile of this host."""
-    return lambda function, *, mode=None, **_: Compiled(host, function, captured=mode == "reduce-overhead")
+    return lambda function, *, mode=None, dynamic=None, **_: Compiled(
+        host, function, captured=mode == "reduce-overhead", dynamic=dynamic is not False
+    )

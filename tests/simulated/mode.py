@@ -31,6 +31,9 @@ _VALUED: dict[Any, Callable[..., Any]] = {
     aten.bitwise_not.default: lambda value: not value if isinstance(value, bool) else ~value,
     aten.max.default: lambda value: value,
     aten.eq.Scalar: operator.eq,
+    aten.ones_like.default: lambda like: 1,
+    aten.all.default: bool,
+    aten.cat.default: lambda values, dim=0: values[0] if len(set(values)) == 1 else None,
 }
 """The operators whose results a card knows, for tensors with one value everywhere: `generate` needs them to end."""
 
@@ -174,6 +177,8 @@ class CardMode(TorchDispatchMode):
 
     def _value(self, argument: Any) -> Any:
         """Return the value of a tensor; any other argument unchanged."""
+        if isinstance(argument, (list, tuple)):
+            return [self._value(each) for each in argument]
         if not isinstance(argument, torch.Tensor):
             return argument
         value = None
@@ -304,7 +309,9 @@ class CardMode(TorchDispatchMode):
             target = torch.device("cuda", current)
             kwargs = {**kwargs, "device": target}
         if source.device == target:
-            return self._run(aten._to_copy.default, args, kwargs)
+            result = self._run(aten._to_copy.default, args, kwargs)
+            self._set_value(result, self._cards[target.index].core.value(_region(source)))
+            return result
         like, _ = shaped(aten._to_copy.default, args, kwargs)
         if target.type == "meta":
             return like

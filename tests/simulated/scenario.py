@@ -16,7 +16,7 @@ import torch
 
 from profiler.cli.app import main
 from profiler.cli.options import EXIT_INCOMPLETE
-from profiler.facts.measurements import COMPILED, GRAPHED
+from profiler.facts.change_ids import ChangeId
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, ModelRequest, Quant
@@ -151,12 +151,12 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
         yield phase, row
 
 
-SAVE_THE_HOST = {GRAPHED, COMPILED, "fewer launches in the prefill (torch.compile)"}
+SAVE_THE_HOST = {ChangeId.GRAPH, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD}
 """Changes that save what the host adds; a compiled step saves small kernels too."""
 
 
-def first_lever(run: Run, row: dict[str, Any]) -> str:
-    """Return the change that saves the most in a cell, as printed."""
+def first_lever(run: Run, row: dict[str, Any]) -> ChangeId | None:
+    """Return the change that saves the most in a cell."""
     keys = ("engine", "phase", "batch_size", "prompt_len")
     [item] = [item for item in run.document.evidence if all(getattr(item, key) == row[key] for key in keys)]
-    return item.levers[0].change
+    return item.levers[0].id if item.levers else None

@@ -21,7 +21,7 @@ from profiler.facts.visits import Gap, Visit, steady
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
-from profiler.measure.rounds import Plan
+from profiler.measure.schedule import Limits, Plan, Schedule
 from profiler.measure.sweep import VisitContext, sweep, visit, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
 
@@ -36,8 +36,8 @@ def run(  # type: ignore[no-untyped-def]
     engine: PlainEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), grid: Grid = GRID, **plan: Any
 ) -> list[Visit | Gap]:
     planned = Plan(grid, budget_s, half_width=10.0, **plan)
-    outcomes = sweep({"eager": engine}, planned, machine=HOST, prompts=Prompts(32), fits=fits, earlier=earlier)
-    return list(outcomes)
+    schedule = Schedule(planned, HOST.now_s, fits=fits, earlier=earlier)
+    return list(sweep(schedule, dict.fromkeys(grid.engines, engine), VisitContext(HOST, Prompts(32)), lambda _: None))
 
 
 SIZES = [2**power for power in range(8)]
@@ -78,9 +78,7 @@ def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
 def test_engines_of_a_cell_are_visited_in_turn() -> None:
     """They follow each other directly, every second time in reverse order."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
-    engines = {name: PlainEngine() for name in grid.engines}
-    outcomes = sweep(engines, Plan(grid, 5.0, half_width=10.0), machine=HOST, prompts=Prompts(32))
-    visits = [outcome for outcome in outcomes if isinstance(outcome, Visit)]
+    visits = [outcome for outcome in run(PlainEngine(), 5.0, grid=grid) if isinstance(outcome, Visit)]
     pairs = list(zip(visits[::2], visits[1::2], strict=True))
     assert len(pairs) == 4 * 4
     seen: Counter[Cell] = Counter()
@@ -112,15 +110,16 @@ def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypat
     """A visit takes a second per token of its prompts. Only the first visit of 1 x 8 or 2 x 8 is not foreseen."""
     now_s = [0.0]
 
-    def visited(engine: Any, cell: Cell, number: int, context: Any) -> Visit:
+    def visited(engine: Any, cell: Cell, number: int, *_: Any) -> Visit:
         took_s = float(cell.batch_size * cell.prompt_len)
         now_s[0] += took_s
         return Visit(cell, number, took_s / 2, (took_s / 10,) * 5, took_s, (), None, 0.0)
 
     monkeypatch.setattr("profiler.measure.sweep.visit", visited)
     machine: Any = SimpleNamespace(now_s=lambda: now_s[0])
-    outcomes = sweep({"eager": None}, Plan(GRID, budget_s), machine=machine, prompts=Prompts(32))  # type: ignore[dict-item]
-    found = [outcome.cell for outcome in outcomes]
+    engines: Any = {"eager": None}
+    schedule, context = Schedule(Plan(GRID, budget_s), machine.now_s), VisitContext(machine, Prompts(32))
+    found = [outcome.cell for outcome in sweep(schedule, engines, context, lambda _: None)]
     assert found[:4] == CORNERS
     assert budget_s - 32 < now_s[0] <= budget_s + 16
 
@@ -195,8 +194,8 @@ def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
 
 def our_loop(engine: EagerEngine) -> dict[str, float]:
     """Medians of one visit: a prefill of 128 tokens, and the steps after it."""
-    plan = Plan(make_grid([128], [1], 24), budget_s=1e-9, effort=ONCE)
-    [visit] = list(sweep({"eager": engine}, plan, machine=HOST, prompts=Prompts(49152)))
+    schedule = Schedule(Plan(make_grid([128], [1], 24), budget_s=1e-9, effort=ONCE), HOST.now_s)
+    [visit] = list(sweep(schedule, {"eager": engine}, VisitContext(HOST, Prompts(49152)), lambda _: None))
     assert isinstance(visit, Visit)
     return {"prefill": statistics.median(visit.prefills_s), "decode": statistics.median(steady(visit.decode_s))}
 
@@ -221,7 +220,7 @@ def plain_loop(model: Any) -> dict[str, float]:
 
 def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
     late, in_time = (
-        visit(PlainEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32), hurry_s=hurry_s))
+        visit(PlainEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32)), Limits(hurry_s=hurry_s))
         for hurry_s in (0.0, math.inf)
     )
     assert isinstance(late, Visit)

@@ -41,8 +41,8 @@ from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid, parse_values
 from profiler.json_document import json_text
 from profiler.loading.prompts import Prompts
-from profiler.measure.rounds import Plan
-from profiler.measure.sweep import sweep
+from profiler.measure.schedule import Plan, Schedule
+from profiler.measure.sweep import VisitContext, sweep
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
 from profiler.report.progress import QuietListener
@@ -60,7 +60,9 @@ LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
 
 def outcomes(engine: PlainEngine, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
     plan = Plan(grid, budget_s=0.0, whole=True, effort=replace(effort.STANDARD, rounds=1))
-    return sweep({"eager": engine}, plan, machine=Machine(CPU), prompts=Prompts(32), earlier=earlier)
+    machine = Machine(CPU)
+    schedule, context = Schedule(plan, machine.now_s, earlier=earlier), VisitContext(machine, Prompts(32))
+    return sweep(schedule, {"eager": engine}, context, lambda _: None)
 
 
 def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
@@ -173,12 +175,12 @@ def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> 
     assert read_document(folder).finished == (stage == "writing the report")
 
 
-def test_sigterm_is_an_interruption() -> None:
+def test_sigterm_is_an_interruption(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "app", lambda **_: signal.raise_signal(signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    signal.signal(signal.SIGTERM, cli._interrupt)
     try:
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(SystemExit, match="130"):
+            cli.main()
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import torch
 
-from profiler.grid import ladder
+from profiler.grid import ranges
 from profiler.report.progress import QuietListener
-from profiler.run.batch_test import prepare_batch_test
 from profiler.run.options import Options
 from profiler.run.pipeline import execute
+from profiler.run.validate import prepare_batch_test
 
 from .bench import KEPT_BYTES, Attempt, Bench, Check, NotRunError, free
 
@@ -47,7 +47,7 @@ def _doubling(bench: Bench) -> Iterator[Check]:
         "memory": following > 0.8 * room,
         "the knee": decode.knee_predicted is not None and 2 * largest > 2 * decode.knee_predicted,
         "a budget": run.document.grid.larger is not None and run.document.grid.larger.budget_s is not None,
-        "the most sequences": 2 * largest > ladder.MOST_SEQUENCES,
+        "the most sequences": 2 * largest > ranges.MOST_SEQUENCES,
         "a cell that did not end": not set(run.cells["status"]) <= {"ok"},
     }
     value = {"largest": largest, "peaks": peaks, "the next one's peak": following, "room": room, **limits}

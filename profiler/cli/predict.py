@@ -1,4 +1,4 @@
-"""The command `count`: one step, or the theory of a grid."""
+"""The commands that predict: count, forecast, rent and explore."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, ClassVar
 from profiler.cli.options import LongOutput, asks
 from profiler.cli.removed import removed
 from profiler.errors import RequestError
-from profiler.options import argument, flag_of, listed, one_of, option
-from profiler.quant.registry import quant_help
+from profiler.forecast.options import ForecastRequest
+from profiler.grid.cells import PHASES
+from profiler.grid.ranges import parse_values
+from profiler.options import DTYPE_NAMES, argument, flag_of, listed, one_of, option
+from profiler.quant.registry import known_quant, quant_help
 from profiler.quant.stored_formats import quant_of
+from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GridCount
@@ -54,7 +58,21 @@ class CountOptions:
     def is_grid(self) -> bool:
         return bool(self.batch_sizes or self.prompt_lens or self.context_lens or self.plot)
 
+    @property
+    def stored_as(self) -> str:
+        """The format that --quant or --bits asks for."""
+        return quant_of(self.quant, self.bits)
+
     def __post_init__(self) -> None:
+        one_of(self.phase, "--phase", PHASES)
+        one_of(self.dtype, "--dtype", ("auto", *DTYPE_NAMES))
+        known_quant(self.stored_as, counted=True)
+        if sentence := removed(f"count --plot {self.plot}"):
+            raise RequestError(sentence)
+        if self.plot:
+            one_of(self.plot, "--plot", _PLOTS)
+        if self.run is not None and self.plot != "roofline":
+            raise RequestError(f"--run: only --plot roofline shows measured cells, not {self.plot or 'a table'}.")
         given = [item for item in fields(self) if getattr(self, item.name) != item.default]
         if self.is_grid and (flags := [flag_of(item) for item in given if item.name in self.one_step]):
             raise RequestError(
@@ -101,7 +119,7 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
             prefix=options.prefix,
             verify=options.verify,
             dtype=options.dtype,
-            quant=quant_of(options.quant, options.bits),
+            quant=options.stored_as,
             attn=options.attn,
             census=options.gemm_census,
             gpu_names=",".join(name for name, roofs in gpus.items() if roofs.name.endswith("datasheet")),
@@ -113,13 +131,12 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
         words = f"a {options.phase} of --batch {options.batch} is more work than 64-bit integers can count."
         raise RequestError(words) from None
     depth = options.prompt if options.context is None else options.context
-    numbers = (
-        model_numbers(counted.whole, max(1, depth), tuple(gpus.values()), options.prefix) if counted.whole else None
-    )
+    whole, roofs = counted.whole, tuple(gpus.values())
+    numbers = model_numbers(whole, max(1, depth), roofs, options.prefix) if whole else None
     if output.format == "csv":
         print(count_csv(counted), end="")
-        return
-    output.answer(lambda: count_document(counted, numbers), lambda: count_sections(counted, numbers))
+    else:
+        output.answer(lambda: count_document(counted, numbers), lambda: count_sections(counted, numbers))
 
 
 def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
@@ -127,15 +144,9 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import check_countable, count_grid
     from profiler.counting.model_numbers import model_numbers
-    from profiler.grid.ranges import parse_values
     from profiler.loading.source import resolve
 
-    if sentence := removed(f"count --plot {options.plot}"):
-        raise RequestError(sentence)
-    if options.plot:
-        one_of(options.plot, "--plot", _PLOTS)
-    source = resolve(options.model)
-    quant = quant_of(options.quant, options.bits)
+    source, quant = resolve(options.model), options.stored_as
     counted = counted_model(source, options.dtype, quant, trust_remote_code=options.trust_remote_code)
     prompts = options.prompt_lens or ("" if options.context_lens else _DEFAULT_LENS)
     prompt_lens = parse_values(prompts, "--prompt-lens") if prompts else ()
@@ -154,28 +165,85 @@ def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput)
     if options.plot:
         out = options.out or Path(f"{Path(source.name).name}-{options.plot}.png")
         print(_draw(grid, options.plot, options.run, out))
-        return
-    if output.format == "csv":
+    elif output.format == "csv":
         print(grid_frame(grid).to_csv(index=False), end="")
-        return
-    numbers = model_numbers(counted, max(context_lens), tuple(gpus), options.prefix)
-    output.answer(
-        lambda: grid_document(grid, numbers),
-        lambda: grid_sections(grid, numbers),
-    )
+    else:
+        numbers = model_numbers(counted, max(context_lens), tuple(gpus), options.prefix)
+        output.answer(lambda: grid_document(grid, numbers), lambda: grid_sections(grid, numbers))
 
 
 def _draw(grid: GridCount, plot: str, run: Path | None, out: Path) -> Path:
-    """Draw the grid, and return the file. Raises RequestError if the picture needs a GPU or cannot show a run."""
+    """Draw the grid, and return the file. Raises RequestError if the picture needs a GPU."""
     from profiler.report.plots import check_gpus, save_figure
     from profiler.report.plots.style import styled
     from profiler.report.plots.theory import THEORY_PLOTS, theory_roofline
     from profiler.store.folder import read_run
 
     check_gpus(grid, plot, f"--plot {plot}", "--gpu T4")
-    if run is not None and plot != "roofline":
-        raise RequestError(f"--run: only --plot roofline shows measured cells, not {plot}.")
     with styled():
         figure = theory_roofline(grid, read_run(run)) if run is not None else THEORY_PLOTS[plot](grid)
     save_figure(figure, out)
     return out
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is forecast, and on what."""
+
+    source: str = argument("A run folder, or with --on a model.", "RUN|MODEL")
+    on: str = option("", "A GPU such as 'L4'.")
+
+
+@asks()
+def forecast(source: Source, request: ForecastRequest, output: LongOutput) -> None:
+    """Predict the times of cells that were not measured.
+
+    Prints the error of such forecasts too.
+    """
+    from profiler.forecast.command import forecast_on, forecast_run
+    from profiler.forecast.screen import forecast_section
+
+    folder = Path(source.source)
+    if not source.on and not folder.is_dir():
+        raise RequestError(f"{source.source!r} is not a run folder; pass one, or a model with --on GPU.")
+    answer = forecast_on(source.source, source.on, request) if source.on else forecast_run(folder, request)
+    output.answer(lambda: answer, lambda: [forecast_section(answer)])
+
+
+@asks()
+def rent(options: RentOptions, output: LongOutput) -> None:
+    """Compare GPUs to rent for a model: fit, speed and cost.
+
+    Names the engine, then which ranges of cost overlap.
+    """
+    from profiler.rent.command import rent
+    from profiler.rent.text import rent_sections
+
+    offers = rent(options)
+    output.answer(lambda: offers, lambda: rent_sections(offers))
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page of `explore` shows, and its file."""
+
+    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
+    gpu: str = option("", "GPUs (default: five common ones).")
+    quant: str = option("", f"Several of {quant_help()} (default: all).")
+    out: Path | None = option(None, "The page (default: MODEL-explore.html).")
+
+
+@asks()
+def explore(page: Page) -> None:
+    """Write an offline page with sliders: the limits of a model on GPUs.
+
+    It looks up what `count` prints, on a grid of batches and contexts.
+    """
+    from profiler.explore.command import explore_page
+    from profiler.explore.document import DEFAULT_GPUS, explore_document
+    from profiler.store.writer import replace_file
+
+    document = explore_document(page.model, listed(page.gpu) or DEFAULT_GPUS, listed(page.quant))
+    path = page.out or Path(f"{Path(document.model).name}-explore.html")
+    replace_file(path, explore_page(document))
+    print(path)

@@ -1,0 +1,239 @@
+"""The commands that explain: a script (why), and runs (explain, judge, report, plot, export)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from typer.core import TyperCommand
+
+from profiler.cli.options import LongOutput, RunFolder, asks
+from profiler.cli.removed import removed
+from profiler.errors import RequestError
+from profiler.options import argument, one_of, option
+
+if TYPE_CHECKING:
+    from profiler.why_slow.findings import Why
+
+_WITH_VALUE = ("--out", "--format", "--budget")
+
+
+class WhyCommand(TyperCommand):
+    """A command in which arguments after `-m MODULE` belong to the module, as with Python's `-m`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        at = 0
+        while at < len(args) and args[at].startswith("-"):
+            if args[at].startswith("-m"):
+                end = at + 1 + (args[at] == "-m")
+                return list(super().parse_args(ctx, [*args[:end], "--", *args[end:]]))
+            at += 1 + (args[at] in _WITH_VALUE)
+        return list(super().parse_args(ctx, args))
+
+
+OF_WHY: dict[str, Any] = {
+    "cls": WhyCommand,
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False},
+}
+"""How typer reads `why`: arguments after the script belong to the script."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """The script that `why` runs, and its answer's folder."""
+
+    script: str | None = argument("Your script and its arguments.", "SCRIPT.py [ITS ARGUMENTS]", default=None)
+    module: str = option("", "Run a module instead of a file.", flag="-m", metavar="MODULE")
+    out: Path | None = option(None, "Folder for why.json and why.html (default: under runs/).")
+    budget_s: float | None = option(
+        None,
+        "Most seconds for the answer (default: as long as the script took, at least 30, at most 300).",
+        flag="budget",
+    )
+
+    def __post_init__(self) -> None:
+        if not self.module and self.script is None:
+            raise RequestError(
+                "why needs a script: roofscope why SCRIPT.py [its arguments], or roofscope why -m MODULE."
+            )
+        if self.budget_s is not None and not self.budget_s >= 0:
+            raise RequestError(f"--budget {self.budget_s:g} is not possible; give seconds of 0 or more.")
+
+
+@asks()
+def why(context: typer.Context, given: Script, output: LongOutput) -> None:
+    """Run your own script, and report why its models are slow.
+
+    Names the lines to change, and the seconds that each change saves. The script is not modified.
+    """
+    from profiler.why_slow.command import why_script
+
+    # With -m, what typer takes for the script is the module's first argument.
+    arguments = [*([given.script] if given.module and given.script is not None else []), *context.args]
+    path = None if given.module or given.script is None else Path(given.script)
+    streams = _script_streams(to_stderr=output.format == "json")
+    show = functools.partial(_print_answer, output)
+    raise typer.Exit(why_script(path, given.module, arguments, given.out, streams, show, given.budget_s))
+
+
+def _print_answer(output: LongOutput, found: Why | None, folder: Path | None, hints: tuple[str, ...]) -> None:
+    """Print the answer: a document on stdout, or a table on stderr, so that stdout is the script's."""
+    from profiler.json_document import json_text
+    from profiler.report.blocks import Lines, Section
+    from profiler.report.terminal import print_sections, screen
+    from profiler.why_slow.render import why_document, why_sections
+
+    if found is None:
+        print(
+            "roofscope: the script's own process called and loaded no language model, so there is nothing to"
+            " explain; calls in other processes are not seen.",
+            file=sys.stderr,
+        )
+    elif output.format == "json":
+        print(json_text(why_document(found)))
+    else:
+        page = Section("", [Lines([f"next: open {folder}/why.html"] if folder else [])])
+        console = screen(plain=output.plain, stream=sys.stderr)
+        print_sections([*why_sections(found), page], console, output.most_lines)
+    for hint in hints:
+        print(hint, file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _script_streams(*, to_stderr: bool) -> Iterator[None]:
+    """Run a script with its own streams, or with its output on stderr, so that stdout has only the document."""
+    if not to_stderr:
+        yield
+        sys.stdout.flush()
+        return
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """The file that `export` writes."""
+
+    format: str = option("csv", "csv, md, json, parquet or latex.")
+    out: Path | None = option(None, "File to write (default: stdout).")
+
+
+@asks()
+def export(run: RunFolder, file: TableFile) -> None:
+    """Write a run's tokens-per-second table."""
+    from profiler.report.columns import EXPORTERS, tokens_table
+    from profiler.store.folder import read_run
+
+    one_of(file.format, "--format", EXPORTERS)
+    content = EXPORTERS[file.format](tokens_table(read_run(run.folder)))
+    if file.out is None:
+        if file.format == "parquet" and sys.stdout.isatty():
+            raise RequestError("--format parquet is binary; name a file with --out.")
+        sys.stdout.buffer.write(content)
+        return
+    from profiler.store.writer import replace_file
+
+    replace_file(file.out, content)
+
+
+@asks()
+def judge(run: RunFolder, output: LongOutput) -> None:
+    """Judge a run again with the current rules, without torch.
+
+    Reads the measurements in its folder, and writes run.json, cells.csv and operators.csv again. It draws nothing:
+    `report` writes the pages.
+    """
+    from profiler.cli.measure import run_json
+    from profiler.report.sections import run_sections
+    from profiler.run.judge_folder import judge_folder
+
+    judged = judge_folder(run.folder)
+    output.answer(lambda: run_json(judged), lambda: run_sections(judged), f"roofscope judge {run.folder} --full")
+
+
+@dataclass(frozen=True)
+class RunFolders:
+    """The runs that `report` reads."""
+
+    folders: list[Path] = argument("Run folders.", "RUN...")
+
+
+@asks()
+def report(given: RunFolders) -> None:
+    """Write the reports of runs again.
+
+    Writes report.html with its pictures, and report.md.
+    """
+    from profiler.report.write import write_reports
+    from profiler.store.folder import read_run
+
+    for run in [read_run(folder) for folder in given.folders]:
+        write_reports([run])
+        print(run.folder / "report.html")
+
+
+@dataclass(frozen=True)
+class PictureOfRuns:
+    """What `plot` draws, and its file."""
+
+    folders: list[Path] = argument("Run folders, then the picture.", "RUN... NAME")
+    out: Path | None = option(None, "PNG or SVG file (default: NAME.png in the run folder).")
+
+
+@asks()
+def plot(picture: PictureOfRuns) -> None:
+    """Draw a picture of one or several runs.
+
+    Pictures: roofline, map, split, throughput, doubling, waterfall, operators, memory. Of several runs only throughput.
+    """
+    from profiler.report.plots import save
+    from profiler.store.folder import read_run
+
+    *folders, last = picture.folders
+    if not folders:
+        raise RequestError("plot needs a run folder and the name of a picture: roofscope plot RUN roofline.")
+    if sentence := removed(f"plot {last}"):
+        raise RequestError(sentence)
+    path = picture.out or folders[0] / f"{last}.png"
+    save([read_run(folder) for folder in folders], str(last), path)
+    print(path)
+
+
+@dataclass(frozen=True)
+class Term:
+    """The term that `explain` explains."""
+
+    term: str | None = argument("A word of the reports, such as MBU.", default=None)
+    run: Path | None = option(None, "Add this run's figures.", metavar="RUN")
+
+
+@asks()
+def explain(asked: Term) -> None:
+    """Explain a term of the reports; without a term, list all.
+
+    With --run, the explanation has that run's figures.
+    """
+    from textwrap import fill
+
+    from profiler.report.glossary import GLOSSARY, explanation
+    from profiler.report.terminal import screen
+    from profiler.store.folder import read_run
+
+    run = read_run(asked.run) if asked.run is not None else None
+    text = ", ".join(GLOSSARY) if asked.term is None else explanation(asked.term, run)
+    for line in text.splitlines():
+        print(fill(line, screen().width, break_on_hyphens=False))

@@ -1,0 +1,341 @@
+"""The commands that measure or list (run, batch-test, ceilings, doctor, gpus, models), also as ranks under torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from profiler.cli.options import EXIT_INCOMPLETE, EXIT_INTERRUPTED, LongOutput, OnDevice, Output, Progress, asks
+from profiler.errors import RankError, RequestError
+from profiler.grid.cells import PHASES, Phase
+from profiler.grid.ranges import values_of
+from profiler.options import argument, listed, one_of, option
+from profiler.run.options import Options
+
+if TYPE_CHECKING:
+    from profiler.ranks.process_group import ProcessGroup
+    from profiler.report.progress import QuietListener
+    from profiler.store.folder import Run
+
+
+@dataclass(frozen=True)
+class Resume:
+    """An interrupted run."""
+
+    resume: Path | None = option(None, "Finish an interrupted run.", metavar="RUN")
+
+
+@asks()
+def run(options: Options, interrupted: Resume, progress: Progress, output: LongOutput) -> None:
+    """Profile a model, and report what limits prefill and decode.
+
+    Measures the roofs of the device, and every combination of prompt length and batch size.
+    """
+    start_s, resume = time.time(), interrupted.resume
+    if len(listed(options.quant)) > 1 or len(listed(options.device)) > 1:
+        if resume is not None or options.tp != 1:
+            raise RequestError("several precisions or devices are runs one after the other; omit --resume and --tp.")
+        _run_several(options, progress, output)
+        return
+    from profiler.run.validate import prepare, prepare_resume
+
+    prepared = prepare(options) if resume is None else prepare_resume(resume, options)
+    group: ProcessGroup | None = None
+    if options.tp != 1 or started_by_torchrun():
+        group = group_of("--tp", options.tp, prepared.request.device.type)
+        if group is None:
+            return
+        if group.rank:
+            from profiler.ranks.run import follow_rank
+
+            follow_rank(prepared, group)
+            return
+    with progress.listener(output) as listener, _naming_what_is_kept(prepared.out, listener):
+        spent_s = max(0.0, time.time() - start_s)
+        if group is None:
+            from profiler.run.pipeline import execute
+
+            measured = execute(prepared, listener, spent_s=spent_s)
+        else:
+            from profiler.ranks.run import execute_ranks
+
+            measured = execute_ranks(prepared, listener, group, spent_s=spent_s)
+    from profiler.report.sections import run_sections
+
+    whole_by = f"roofscope judge {measured.folder} --full"  # measures nothing again
+    output.answer(lambda: run_json(measured), lambda: run_sections(measured), whole_by)
+    _refuse_gaps([measured])
+
+
+@contextlib.contextmanager
+def _naming_what_is_kept(folder: Path, listener: QuietListener) -> Iterator[None]:
+    """Context manager that names the run folder where a lost rank or Ctrl-C ends the run."""
+    try:
+        yield
+    except RankError as error:
+        raise RankError(f"{error}; the measurements are in {folder}.") from error
+    except KeyboardInterrupt:
+        listener.close()
+        print(f"interrupted; the measurements are in {folder}, and --resume {folder} finishes the run", file=sys.stderr)
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _refuse_gaps(runs: Sequence[Run]) -> None:
+    """Exit with `EXIT_INCOMPLETE` if one of the runs has a cell without a number or a part that failed."""
+    if any(run.document.missing or any(math.isnan(row.latency_s) for row in run.results) for run in runs):
+        raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def started_by_torchrun() -> bool:
+    """Return whether torchrun started this process, like torch's `is_torchelastic_launched`, but without torch."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def group_of(option: str, ranks: int, device_type: str) -> ProcessGroup | None:
+    """Return this process's group if torchrun started it; else start torchrun with this command line, and return None.
+
+    Raises RequestError for more ranks than GPUs, RankError if a signal ended a rank. Exits with the code of the rank
+    that failed first.
+    """
+    from profiler.device.device import gpu_count
+
+    if device_type == "cuda" and ranks > gpu_count():
+        raise RequestError(
+            f"{option} {ranks}: this machine has {gpu_count()} GPUs; use at most that many, or --device cpu."
+        )
+    if not started_by_torchrun():
+        _run_torchrun(ranks)
+        return None
+    from profiler.ranks.process_group import ProcessGroup
+
+    if os.environ["LOCAL_WORLD_SIZE"] != os.environ["WORLD_SIZE"]:
+        raise RequestError(f"{option}: all ranks must be on one machine, whose clock they share.")
+    if (started := int(os.environ["WORLD_SIZE"])) != ranks:
+        raise RequestError(f"torchrun started {started} processes; use {option} {started}.")
+    return ProcessGroup(device_type)
+
+
+def _run_torchrun(ranks: int) -> None:
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    logging.disable(logging.CRITICAL)  # the ranks themselves print what there is to say
+    try:
+        torchrun.main(["--standalone", f"--nproc-per-node={ranks}", "-m", "profiler", *sys.argv[1:]])
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise RankError(f"rank {rank} was ended by {failure.signal_name()}.") from None
+        raise typer.Exit(failure.exitcode) from None
+    except SignalException:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+
+
+def _run_several(options: Options, progress: Progress, output: LongOutput) -> None:
+    precisions, devices = listed(options.quant), listed(options.device)
+    with progress.listener(output) as listener:
+        from profiler.run.pipeline import device_healths, run_devices, run_precisions
+
+        if len(precisions) > 1:
+            runs = run_precisions(options, precisions, listener)
+        else:
+            runs = run_devices(options, devices, listener)
+    documents = [run_json(run) for run in runs]
+    if len(precisions) > 1:
+        from profiler.run.screens import comparison_sections
+
+        output.answer(lambda: documents, lambda: comparison_sections(runs, [str(run.folder) for run in runs]))
+    else:
+        from profiler.report.blocks import Section, Sentences
+        from profiler.report.device import health_lines
+        from profiler.report.sections import run_sections
+
+        healths = device_healths(runs, devices)
+        rows = [{**asdict(item), "ill": item.ill} for item in healths]
+        first = Section("", [Sentences(health_lines(healths))])
+        output.answer(
+            lambda: {"devices": rows, "runs": documents},
+            lambda: [first, *(section for run in runs for section in run_sections(run))],
+        )
+    _refuse_gaps(runs)
+
+
+@dataclass(frozen=True)
+class BatchTest:
+    """The steps whose batch `batch-test` doubles."""
+
+    phase: str = option("decode", "prefill or decode.")
+    prompt: int | None = option(None, "Prompt tokens.", shown="128, or fewer where time is short")
+    context: int = option(0, "Instead of a prompt: tokens in the KV cache of a decode.")
+
+    def __post_init__(self) -> None:
+        one_of(self.phase, "--phase", PHASES)
+        for tokens, flag in ((self.prompt, "--prompt"), (self.context, "--context")):
+            if tokens:
+                values_of([tokens], flag)
+
+    @property
+    def doubled(self) -> Phase:
+        return "prefill" if self.phase == "prefill" else "decode"
+
+
+@asks(
+    only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"),
+    budget_s=60.0,
+)
+def batch_test(options: Options, test: BatchTest, progress: Progress, output: Output) -> None:
+    """Double the batch until memory, throughput or budget ends it.
+
+    Compares the measured slopes with those that bytes and FLOPs predict.
+    """
+    with progress.listener(output) as listener:
+        from profiler.run.pipeline import execute
+        from profiler.run.validate import prepare_batch_test
+
+        result = execute(prepare_batch_test(options, test.doubled, test.prompt, test.context), listener)
+    from profiler.run.screens import doubling_sections
+
+    output.answer(lambda: run_json(result), lambda: doubling_sections(result, test.doubled))
+    _refuse_gaps([result])
+
+
+@dataclass(frozen=True)
+class OfLink:
+    """The link that `ceilings` measures in place of the roofs."""
+
+    link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link")
+
+    def __post_init__(self) -> None:
+        if self.link_ranks and self.link_ranks < 2:
+            raise RequestError(f"--link {self.link_ranks}: a link has at least 2 ranks.")
+
+
+@asks()
+def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
+    """Measure the roofs of this device.
+
+    Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
+    bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
+    """
+    if between.link_ranks:
+        _ceilings_of_link(on.device, between.link_ranks, output)
+        return
+    from profiler.device.contention import ForeignLoad
+    from profiler.device.device import resolve_device
+    from profiler.device.machine import machine_for
+    from profiler.judge.warnings import health_warnings
+    from profiler.report.device import ceilings_document, ceilings_section
+    from profiler.roofs.bandwidth import measure_links
+    from profiler.roofs.gemm import measurable_dtypes
+    from profiler.roofs.measure import measure
+    from profiler.run.warnings import busy_words, device_warnings, missing_roofs, roof_warnings
+
+    machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
+    info, dtypes = machine.info, measurable_dtypes(machine.device)
+    model_dtype = "bfloat16" if machine.is_cuda else "float32"
+    roofs = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    links, missing = measure_links(machine.links, machine)
+    roofs = replace(roofs, links=links, missing={**roofs.missing, **missing})
+    sheet = info.datasheet
+    peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
+    sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
+    warnings = [
+        *busy_words(info.host_threads, foreign),
+        *device_warnings(info),
+        *health_warnings(info.datasheet, roofs),
+        *missing_roofs(roofs),
+        *roof_warnings(roofs),
+    ]
+    output.answer(
+        lambda: ceilings_document(info, roofs, sheet_per_s, warnings),
+        lambda: [ceilings_section(info, roofs, sheet_per_s, warnings)],
+    )
+
+
+def _ceilings_of_link(device: str, ranks: int, output: Output) -> None:
+    from profiler.device.device import resolve_device
+
+    group = group_of("--link", ranks, resolve_device(device).type)
+    if group is None:
+        return
+    import torch.distributed as dist
+
+    from profiler.device.machine import machine_for
+
+    group.share_cores()
+    link = group.measure_link(machine_for(group.device))
+    dist.destroy_process_group()
+    if group.rank:
+        return
+    from profiler.report.blocks import Lines, Section
+    from profiler.report.device import link_document, link_lines, link_table
+
+    document = link_document(link)
+    output.answer(lambda: document, lambda: [Section("", [link_table(document), Lines(link_lines(document))])])
+
+
+@asks()
+def doctor(on: OnDevice, output: Output) -> None:
+    """Check this installation, and propose a first command.
+
+    Checks driver, torch, GPU, NVML and compilers, and lists the presets that fit.
+    """
+    from profiler.checks.doctor import examination_section, examine
+
+    examination = examine(on.device)
+    output.answer(lambda: examination, lambda: [examination_section(examination)])
+
+
+@dataclass(frozen=True)
+class GpuNames:
+    """The datasheets that `gpus` shows."""
+
+    names: list[str] | None = argument("Only these, side by side.", "[GPU...]", default=None)
+
+
+@asks()
+def gpus(asked: GpuNames, output: Output) -> None:
+    """List GPU datasheets: dense peaks, bandwidth and ridge points."""
+    from profiler.data import datasheets
+    from profiler.report.blocks import Section
+    from profiler.report.device import gpu_columns, gpu_rows, gpus_table
+
+    sheets = [datasheets.gpu_called(name) for name in asked.names or ()] or list(datasheets.gpus())
+    table = gpu_columns if asked.names else gpus_table
+    output.answer(lambda: gpu_rows(sheets), lambda: [Section("", [table(sheets)])])
+
+
+@asks()
+def models(output: Output) -> None:
+    """List the presets, the models that roofscope knows by name."""
+    from profiler.loading.source import load_preset, preset_names
+    from profiler.report.blocks import Lines, Section
+
+    presets = {name: load_preset(name) for name in preset_names()}
+    lines = [
+        f"{name:18} {preset.params / 1e9:7.3f} B  {preset.hub_id}{' (gated)' if preset.gated else ''}"
+        for name, preset in presets.items()
+    ]
+    output.answer(
+        lambda: {name: preset.model_dump() for name, preset in presets.items()}, lambda: [Section("", [Lines(lines)])]
+    )
+
+
+def run_json(run: Run) -> dict[str, object]:
+    """Return the JSON document of a run: run.json, its folder, and the rows of cells.csv."""
+    from profiler.store.document import document_json
+
+    cells = json.loads(run.cells.to_json(orient="records", double_precision=15))
+    return {**json.loads(document_json(run.document)), "folder": str(run.folder), "cells": cells}

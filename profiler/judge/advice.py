@@ -1,0 +1,107 @@
+"""Advice: changes whose lines were executed in this run and that save time, with all that they were seen to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from profiler.facts.change_ids import ChangeId, exclude
+from profiler.judge.cells import JudgedCell, TrialResult
+from profiler.judge.levers import saves_clearly
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a tried change does to one time of a cell."""
+
+    before_s: float
+    after_s: float
+    half_width_s: float
+    """Half width of the interval of their difference."""
+
+    @property
+    def saves_s(self) -> float:
+        return self.before_s - self.after_s
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the sign of the difference is certain."""
+        return abs(self.saves_s) > self.half_width_s
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change whose line was executed at one shape, and what it did there."""
+
+    change: ChangeId
+    phrase: str
+    """The change, as a sentence names it."""
+    line: str
+    """The line as it was executed."""
+    batch_size: int
+    prompt_len: int
+    step: Effect | None
+    """A decode step; None if it was not timed."""
+    prefill: Effect | None
+    layers: int
+    """Repeating layers of the model that was stepped."""
+    of_layers: int
+    once_s: float = 0.0
+    """Seconds that it costs once per process."""
+    tokens: int = 0
+    """Greedy tokens that were compared; 0 if the weights of both sides differ at random."""
+    same_tokens: int = 0
+
+    @property
+    def pays_from_tokens(self) -> int | None:
+        """New tokens per prompt from which it saves time, if its prefill is slower; None if it always saves."""
+        if self.step is None or self.prefill is None or self.prefill.saves_s >= 0 or not self.prefill.is_clear:
+            return None
+        return math.ceil(-self.prefill.saves_s / self.step.saves_s) if self.step.saves_s > 0 else None
+
+
+def advice_for(cells: Sequence[JudgedCell], every: Sequence[JudgedCell]) -> list[Advice]:
+    """Return the changes whose lines save time on each of `cells`, those first that save most.
+
+    `every` has the other phase of their shapes. Of changes that exclude each other, the first is returned.
+    """
+    found: list[Advice] = []
+    for cell in cells:
+        twin = next((each for each in every if each.key.cell == cell.key.cell and each.key != cell.key), None)
+        clear = [item for item in cell.tried if item.line and item.change and saves_clearly(cell, item)]
+        found += [_advice(cell, item, twin) for item in sorted(clear, key=lambda item: item.ratio)]
+    kept: list[Advice] = []
+    for advice in found:
+        if not any(exclude(advice.change, each.change) for each in kept):
+            kept.append(advice)
+    return kept
+
+
+def _advice(cell: JudgedCell, result: TrialResult, twin: JudgedCell | None) -> Advice:
+    """The advice of a trial at a cell; `twin` is the other phase of its shape."""
+    assert result.change is not None
+    same = [item for item in (twin.tried if twin else ()) if item.line == result.line]
+    effects = {cell.key.phase: _effect(cell, result)}
+    if twin is not None and same:
+        effects[twin.key.phase] = _effect(twin, same[0])
+    return Advice(
+        result.change,
+        result.form,
+        result.line,
+        cell.key.cell.batch_size,
+        cell.key.cell.depth,
+        effects.get("decode"),
+        effects.get("prefill"),
+        result.layers,
+        result.of_layers,
+        result.once_s,
+        result.tokens,
+        result.same_tokens,
+    )
+
+
+def _effect(cell: JudgedCell, result: TrialResult) -> Effect:
+    latency_s = cell.split.latency_s
+    before_s, after_s = result.steps_s(latency_s)
+    return Effect(before_s, after_s, before_s * result.half_width_at(latency_s))

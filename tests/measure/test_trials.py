@@ -1,0 +1,232 @@
+"""Changes are tried by their lines: each does what it says, is timed in turn, and is undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from small_models import small_model
+from subjects import subject_of
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from profiler.errors import RequestError
+from profiler.facts.change_ids import ChangeId
+from profiler.facts.measurements import NotTried, Trial
+from profiler.facts.visits import Visit
+from profiler.loading.changes import UNWINDOWED, Change, Circumstances, possible_changes
+from profiler.loading.load import load
+from profiler.loading.request import DTYPES
+from profiler.measure import trials
+from profiler.measure.lines import Switch, arguments_of, attributes_kept
+from profiler.measure.short_model import pattern_of, shortened, stack_of
+from profiler.measure.subject import Subject
+from profiler.measure.sweep import VisitContext, visit
+from profiler.measure.trials import circumstances_here, try_changes
+
+CPU = Circumstances(on_gpu=False, dtype="float32", threads=2)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> tuple[Subject, Any]:
+    folder = tmp_path_factory.mktemp("mixture")
+    small_model("Qwen3Moe").save_pretrained(folder)
+    return subject_of(str(folder), new_tokens=8)
+
+
+def changes_of(subject: Subject, here: Circumstances = CPU) -> list[Change]:
+    return possible_changes(circumstances_here(subject, replace(here, experts=subject.experts)))
+
+
+def tried(subject: Subject, config: Any, changes: list[Change], budget_s: float = 60.0, **more: Any) -> list[Any]:
+    seconds = {key: 1e-4 for cell in subject.grid.cells for key in cell.keys}
+    return list(try_changes(subject, config, more.pop("seconds", seconds), changes, budget_s, **more))
+
+
+STATES: dict[ChangeId, Callable[[Any], object]] = {
+    ChangeId.THREADS: lambda model: torch.get_num_threads(),
+    ChangeId.EAGER_ATTENTION: lambda model: model.config._attn_implementation,
+    ChangeId.EXPERTS: lambda model: model.config._experts_implementation,
+    ChangeId.COMPILED_FORWARD: lambda model: model.forward,
+    ChangeId.UNWINDOWED: lambda model: model.config.sliding_window,
+    ChangeId.WITHOUT_CUDNN: lambda model: torch.backends.cuda.cudnn_sdp_enabled(),
+    ChangeId.REPEATED_HEADS: lambda model: transformers.integrations.sdpa_attention.use_gqa_in_sdpa,
+}
+"""What the statement of each change sets."""
+
+
+def test_a_statement_does_what_it_says_and_is_undone(
+    mixture: tuple[Subject, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if what is measured fails."""
+    subject, _ = mixture
+    monkeypatch.setattr(subject.loaded.config, "sliding_window", 4)
+    model, threads = subject.loaded.module, torch.get_num_threads()
+    gpu = replace(CPU, on_gpu=True, capability=7.5, kernel="math", grouped_heads=True, dtype="float16")
+    cudnn = replace(gpu, capability=9.0, kernel="cudnn", dtype="bfloat16")
+    here = replace(CPU, threads=threads, cores=threads + 1, experts=subject.experts)
+    found = {change.id: change for each in (here, gpu, cudnn) for change in possible_changes(each) if change.statement}
+    found |= {UNWINDOWED.id: UNWINDOWED}
+    assert found.keys() == STATES.keys()
+    for change in found.values():
+        state = STATES[change.id]
+        before = state(model)
+        with suppress(KeyboardInterrupt), Switch(change, model).on():
+            assert state(model) != before, change.line
+            raise KeyboardInterrupt
+        assert state(model) == before, change.line
+
+
+def test_the_arguments_of_a_line_are_those_with_which_the_profiler_loads(mixture: tuple[Subject, Any]) -> None:
+    """A checkpoint is loaded by from_pretrained with the line's own arguments."""
+    subject, config = mixture
+    for change in (change for change in changes_of(subject) if change.loads):
+        arguments = arguments_of(change.loading)
+        assert arguments["dtype"] is DTYPES[change.dtype]
+        if change.id is ChangeId.FORMAT:
+            request = replace(subject.request, dtype=DTYPES[change.dtype], quant=change.value)
+            own = load(request, config).module.config.quantization_config
+            assert arguments["quantization_config"].to_dict() == own.to_dict()
+
+
+def test_a_checkpoint_is_loaded_with_the_line(mixture: tuple[Subject, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    subject, config = mixture
+    seen: list[dict[str, Any]] = []
+    plain = transformers.PreTrainedModel.from_pretrained.__func__
+
+    def spied(cls: Any, *given: Any, **named: Any) -> Any:
+        seen.append(named)
+        return plain(cls, *given, **named)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", classmethod(spied))
+    [bfloat16] = [change for change in changes_of(subject) if change.value == "bfloat16"]
+    found = tried(subject, config, [bfloat16])
+    assert [trial.key.phase for trial in found] == ["prefill", "decode"]
+    assert [named["dtype"] for named in seen] == [torch.float32, torch.bfloat16]
+
+
+def test_both_phases_are_timed_in_turn_and_tokens_compared(mixture: tuple[Subject, Any]) -> None:
+    subject, config = mixture
+    model, attributes = subject.loaded.module, set(vars(subject.loaded.module))
+    static, eager = (
+        next(change for change in changes_of(subject) if change.id is each)
+        for each in (ChangeId.STATIC_CACHE, ChangeId.EAGER_ATTENTION)
+    )
+    found = tried(subject, config, [static, eager])
+    by_line = {(trial.line, trial.key.phase): trial for trial in found}
+    assert by_line.keys() == {(change.line, phase) for change in (static, eager) for phase in ("prefill", "decode")}
+    for trial in found:
+        assert (trial.layers, trial.of_layers) == (2, 2)
+        assert (trial.tokens, trial.same_tokens) == (8, 8)
+        # of 8 tokens the first is the prefill's, and three steps are warm; each call is followed by two prefills
+        assert len(trial.before.layers_s) == len(trial.after.layers_s) == 3 * (3 if trial.key.phase == "prefill" else 4)
+    assert set(vars(model)) == attributes, "transformers keeps the static cache on the model"
+
+
+def test_what_a_library_keeps_on_the_model_leaves_with_the_trial(mixture: tuple[Subject, Any]) -> None:
+    """transformers keeps the compiled step of `generate` there."""
+    model: Any = mixture[0].loaded.module
+    with attributes_kept(model):
+        model._compiled_call, model.forward = print, print
+    assert not {"_compiled_call", "forward"} & vars(model).keys()
+
+
+def test_what_fails_is_left_out_and_said(mixture: tuple[Subject, Any]) -> None:
+    """An unsupported request is no failure."""
+    subject, config = mixture
+    broken = Change(ChangeId.THREADS, "a misspelt switch", statement="torch.set_num_thread(1)", undoing="pass")
+    refused = Change(ChangeId.DTYPE, "other weights", loading="dtype=torch.float16", value="float16", dtype="float16")
+    failed: list[str] = []
+
+    def raising(*_: object) -> Iterator[Trial]:
+        raise RequestError("no such weights")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trials.Workshop, "_loaded", raising)
+        found = tried(subject, config, [broken, refused], on_failure=lambda name, _: failed.append(name))
+    assert found == []
+    assert failed == ["a misspelt switch"]
+
+
+def test_what_has_no_time_is_named_with_its_need(mixture: tuple[Subject, Any]) -> None:
+    """Seven calls of a prefill and eight steps, and twelve prefills more, of an hour each take 75 hours."""
+    subject, config = mixture
+    [eager] = [change for change in changes_of(subject) if change.id is ChangeId.EAGER_ATTENTION]
+    seconds = {key: 3600.0 for cell in subject.grid.cells for key in cell.keys}
+    [found] = tried(subject, config, [eager], seconds=seconds)
+    assert found == NotTried("eager attention", eager.line, ChangeId.EAGER_ATTENTION, pytest.approx(75 * 3600))
+
+
+def test_known_trials_are_not_repeated(mixture: tuple[Subject, Any]) -> None:
+    subject, config = mixture
+    [eager] = [change for change in changes_of(subject) if change.id is ChangeId.EAGER_ATTENTION]
+    known = {(key, eager.phrase, eager.line) for cell in subject.grid.cells for key in cell.keys}
+    assert tried(subject, config, [eager], known=known) == []
+
+
+def test_what_promises_most_per_second_is_tried_first(mixture: tuple[Subject, Any]) -> None:
+    subject, config = mixture
+    changes = [change for change in changes_of(subject) if change.id in (ChangeId.EXPERTS, ChangeId.STATIC_CACHE)]
+    found = tried(subject, config, changes, savings_s={(ChangeId.EXPERTS, "eager"): 1.0})
+    assert found[0].form == "eager experts"
+
+
+def test_calls_stay_within_a_table_of_positions(tmp_path: Path) -> None:
+    """GPT-2's table has 64 rows, and the cell's 59 + 5 tokens take all of them."""
+    config = GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=2, vocab_size=100)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    subject, config = subject_of(str(tmp_path), prompt_lens=[59], batch_sizes=[1], new_tokens=5)
+    failed: list[str] = []
+    changes = [change for change in changes_of(subject) if not change.preparing_s]
+    found = tried(subject, config, changes, on_failure=lambda name, _: failed.append(name))
+    assert failed == []
+    assert "eager attention" in {trial.form for trial in found if isinstance(trial, Trial)}
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("Llama", 5), ("Gemma3", 18), ("DeepseekV2", 4)])
+def test_a_short_model_holds_every_kind_of_layer_and_a_longer_one_has_more_of_them(kind: str, layers: int) -> None:
+    """Gemma 3 attends fully in every sixth layer, and the first of DeepSeek's has no experts."""
+    model = small_model(kind, num_hidden_layers=layers)
+    pattern = pattern_of(model, model.config)
+    assert pattern is not None
+    assert pattern.layers == layers
+    assert pattern.short < pattern.long(0) <= pattern.long(1000) == layers
+
+    def kinds(of: Any) -> set[tuple[object, ...]]:
+        attention = getattr(model.config, "layer_types", None) or ["full_attention"] * layers
+        stack = stack_of(of, of.config) or ()
+        return {(attention[number], type(layer.mlp)) for number, layer in enumerate(stack)}
+
+    for length in (pattern.short, pattern.long(0)):
+        cut = type(model)(shortened(model.config, length))
+        assert len(stack_of(cut, cut.config) or ()) == length
+        assert kinds(cut) == kinds(model)
+        with torch.inference_mode():
+            assert cut(torch.zeros(1, 3, dtype=torch.long)).logits.shape == (1, 3, 128)
+    assert len(stack_of(model, model.config) or ()) == layers, "the model itself is not cut"
+
+
+@pytest.mark.timing
+def test_a_step_takes_as_long_after_the_trials_as_before(short_folder: Path) -> None:
+    """The next visit's median is within the interval of those before, or differs by less than the machine drifts."""
+    subject, config = subject_of(str(short_folder), batch_sizes=[1], new_tokens=24)
+    [cell], engine = subject.grid.cells, subject.engines["eager"]
+
+    def visits(number: int) -> list[Visit]:
+        context = VisitContext(subject.machine, subject.prompts)
+        found = [visit(engine, cell, place, context) for place in range(number)]
+        return [each for each in found if isinstance(each, Visit)]
+
+    before = visits(6)
+    tried(subject, config, [change for change in changes_of(subject) if not change.preparing_s])
+    after = visits(6)
+    drifts = [median(each.decode_s) for each in before]
+    step_s = median(median(each.decode_s) for each in after)
+    spread = max(drifts) - min(drifts)
+    assert min(drifts) - spread < step_s < max(drifts) + spread
