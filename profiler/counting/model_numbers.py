@@ -30,6 +30,8 @@ class Architecture:
     vocabulary: int
     experts: int
     experts_per_token: float
+    heads: tuple[tuple[int, int, int], ...] = ()
+    """(query heads, KV heads, width of a head) of each kind of attention layers; those above are the first's."""
 
 
 @dataclass(frozen=True)
@@ -199,4 +201,5 @@ def _architecture(work: ModelWork) -> Architecture:
         vocabulary=heads[0].weight.out_features if heads else 0,
         experts=experts[0].num_experts if experts else 0,
         experts_per_token=experts[0].per_token if experts else 0,
+        heads=tuple(dict.fromkeys((core.query_heads, core.kv_heads, core.qk_dim) for core in cores)),
     )
