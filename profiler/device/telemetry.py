@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import threading
 import time
@@ -151,7 +150,7 @@ class NvmlSource(TelemetrySource):
         if before is None:
             return None
         try:
-            percents = 100 * (busy_s or math.inf) / (self._counted[0] - before[0])
+            percents = 100 * (busy_s or 1.0) / (self._counted[0] - before[0])
             return HardwareCounters(*(value / percents for value in _gpm_values(nvml, before[1], sample)))
         except Exception:
             return None

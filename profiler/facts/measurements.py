@@ -310,7 +310,6 @@ class LinearsTime:
     """All linears of a decode step in one format, by themselves."""
 
     format: str
-    """A dtype, or a format of `--quant`, which leaves the head dense."""
     rows: int
     time: Timing
     kernel: str

@@ -187,10 +187,9 @@ def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContex
 
 def _counted(first: Visit, loop: Visit) -> HardwareCounters | None:
     """The counters of a first loop as means over the timed one, whose steps are the same and take another time."""
-    if (found := first.decode_counters) is None or not (first.loop_s and loop.loop_s):
-        return None
-    times = (first.loop_s / len(first.decode_s)) / (loop.loop_s / len(loop.decode_s))
-    return HardwareCounters(times * found.sm, times * found.tensor, times * found.dram)
+    times = (first.loop_s or 0.0) / (loop.loop_s or math.inf) * len(loop.decode_s) / max(1, len(first.decode_s))
+    found = first.decode_counters
+    return found and HardwareCounters(times * found.sm, times * found.tensor, times * found.dram)
 
 
 def run_loop(

@@ -117,10 +117,10 @@ def linears(run: Run) -> list[Block]:
             f"{duration(item.time.median_s)} ± {significant(100 * item.time.half_width_s / item.time.median_s, 2)} %"
             for item in mine.values()
         ]
-        kernels = ", ".join(dict.fromkeys(item.kernel for item in mine.values()))
-        table.append([name, *shown, *[""] * (len(counts) - len(mine)), kernels])
-        dense = [item for item in times if item.format in _DENSE]
-        fastest = {item.rows: item for item in sorted(dense, key=lambda item: -item.time.median_s) if item.rows in mine}
+        shown += [""] * (len(counts) - len(mine)) + [", ".join(dict.fromkeys(item.kernel for item in mine.values()))]
+        table.append([name, *shown])
+        dense = sorted((item for item in times if item.format in _DENSE), key=lambda item: -item.time.median_s)
+        fastest = {item.rows: item for item in dense if item.rows in mine}
         if name in FORMATS and fastest and not any(mine[rows].is_faster_than(item) for rows, item in fastest.items()):
             library = f"{FORMATS[name].package}'s".replace("s's", "s'")
             lines.append(f"{library} {FORMATS[name].bits:g}-bit kernels ({name}) save nothing here")

@@ -196,12 +196,12 @@ def try_changes(session: Session, budget_s: float) -> None:
 def compare_formats(session: Session) -> None:
     """Time the linears of a step in each format, without the host."""
     subject, known = session.subject, session.ledger.gathered.latest(FormatLinears)
-    budget_s = _LINEARS_SHARE * session.budget.part_s(RunPart.TRIALS)
     owned = any(engine.owned for engine in subject.engines.values())
     if session.prepared.options.no_levers or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
         return
     with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
         room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()
+        budget_s = _LINEARS_SHARE * session.budget.part_s(RunPart.TRIALS)
         session.ledger.add(time_formats(subject, session.prepared.config, room_bytes, budget_s))
 
 
