@@ -54,8 +54,8 @@ class TelemetrySource:
         """Return joules since some fixed moment; None without an energy counter."""
         return None
 
-    def counters(self) -> HardwareCounters | None:
-        """Return the GPU's own counters since the last call; None without them, or if that was too short ago."""
+    def counters(self, busy_s: float | None = None) -> HardwareCounters | None:
+        """Return the GPU's counters of its `busy_s` since a call without it, both synchronised; None without them."""
         return None
 
 
@@ -63,8 +63,9 @@ _NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions
 """NVML's errors for a field that the card, the driver or the user's rights do not give (nvml.h, nvmlReturn_t)."""
 
 
-_LEAST_COUNTED_S = 0.5
-"""The shortest interval that counters describe. They are refreshed about every 0.1 s (nvml.h, nvmlGpmMetricsGet)."""
+_LEAST_COUNTED_S, _QUIET_S = 0.5, 0.15
+"""The shortest interval that counters describe, and how long the GPU idles at both its ends: a sample is up to 0.1 s
+old. An H100's said 38 % of a product that kept it busy for 0.1 s."""
 
 
 class NvmlSource(TelemetrySource):
@@ -133,12 +134,15 @@ class NvmlSource(TelemetrySource):
         energy_mj = self._ask("energy", lambda: self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle))
         return None if energy_mj is None else energy_mj / 1e3
 
-    def counters(self) -> HardwareCounters | None:
+    def counters(self, busy_s: float | None = None) -> HardwareCounters | None:
         """NVML's GPM metrics, which need no root: on GPUs from Hopper on, but not on their slices (MIG)."""
         nvml = self._nvml
+        if busy_s is not None and busy_s < _LEAST_COUNTED_S:
+            return None
         try:
             if not nvml.nvmlGpmQueryDeviceSupport(self._handle).isSupportedDevice:
                 return None
+            time.sleep(_QUIET_S)
             sample = nvml.nvmlGpmSampleGet(self._handle, nvml.nvmlGpmSampleAlloc())
         except Exception:  # older cards, drivers and libraries have none, and a user may lack the right to them
             return None
@@ -146,9 +150,8 @@ class NvmlSource(TelemetrySource):
         if before is None:
             return None
         try:
-            if self._counted[0] - before[0] < _LEAST_COUNTED_S:
-                return None
-            return HardwareCounters(*(value / 100 for value in _gpm_values(nvml, before[1], sample)))
+            percents = 100 * (busy_s or 1.0) / (self._counted[0] - before[0])
+            return HardwareCounters(*(value / percents for value in _gpm_values(nvml, before[1], sample)))
         except Exception:
             return None
         finally:

@@ -292,16 +292,10 @@ class BatchTimes:
     ratios: tuple[float, ...] = ()
     """Packed over dense seconds of each round, in which both took turns."""
 
-    @property
-    def pays(self) -> bool | None:
-        """Whether the packed linears are faster; None if the rounds disagree."""
-        faster = {ratio < 1 for ratio in self.ratios or (self.packed_s / self.dense_s,)}
-        return faster.pop() if len(faster) == 1 else None
-
 
 @dataclass(frozen=True)
 class PackedBatches(Fact, kind="packed_batches"):
-    """The packed linears of a model against dense ones of random values, at several batches."""
+    """The packed linears of a model against dense ones of random values, at several batches; in older runs."""
 
     format: str
     kernel: str
@@ -309,6 +303,30 @@ class PackedBatches(Fact, kind="packed_batches"):
     dense_dtype: str
     times: tuple[BatchTimes, ...]
     """One entry per batch, in ascending order."""
+
+
+@dataclass(frozen=True)
+class LinearsTime:
+    """All linears of a decode step in one format, by themselves."""
+
+    format: str
+    rows: int
+    time: Timing
+    kernel: str
+    """The operator that takes the longest in a call of the largest packed linear."""
+    graph: bool
+    """Whether they were replayed as CUDA graphs, without the host; a CPU has none."""
+
+    def is_faster_than(self, other: LinearsTime) -> bool:
+        """Whether the interval ends before the other one begins."""
+        return self.time.median_s + self.time.half_width_s < other.time.median_s - other.time.half_width_s
+
+
+@dataclass(frozen=True)
+class FormatLinears(Fact, kind="format_linears"):
+    """The linears of a decode step in every format that runs here, by number of rows, the run's own format first."""
+
+    times: tuple[LinearsTime, ...]
 
 
 BETWEEN_MODULES = "between modules"

@@ -56,7 +56,7 @@ class Visit(Fact, kind="visit"):
     first_decode_s: tuple[float, ...] = ()
     """Decode steps of the first, untimed loop of this shape in the process (CUDA)."""
     decode_counters: HardwareCounters | None = None
-    """The GPU's own counters over the decode loop; None without them, or if the loop was too short for them."""
+    """The GPU's own counters of such a loop, as means over the timed one; older ones also saw 0.1 s before it."""
 
     def merge_into(self, merged: MergedFacts) -> None:
         merged.visits.setdefault(self.cell, []).append(self)

@@ -386,10 +386,10 @@ def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:
 
 
 TRAFFIC_TOLERANCE = 0.25
-"""Share by which counters and counts may differ: counters lag by up to 0.1 s, in loops of at least 0.5 s."""
+"""Share by which counters and counts may differ: the ends of a counted interval are known to 0.1 s, of at least 0.8."""
 
 _LEAST_IN_USE = 0.05
-"""Share of the bandwidth from which counters are trusted. An H200's read 23 and 44 % too much at 4 %."""
+"""Share of the bandwidth from which counters are trusted: those of older runs also saw what came before a loop."""
 
 
 @dataclass(frozen=True)

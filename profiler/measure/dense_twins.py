@@ -1,34 +1,22 @@
-"""Dense linears in place of a model's packed ones: what the packed format saves or costs, and up to which batch."""
+"""Dense linears of random values in place of a model's packed ones."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
-from profiler.device.clock import now_s, time_in_turn
-from profiler.device.machine import Machine
-from profiler.facts.measurements import BatchTimes, PackedBatches
-from profiler.loading.request import dtype_name
-from profiler.measure.replay import read_of, replay_of
 from profiler.quant.storage import is_linear, stored
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-"""Batches of a decode step at which both are timed."""
 _MOST_BYTES = 2 << 30
 """Bytes of dense weights at most. Layers share weights beyond that, and no cache of a CPU or GPU holds so many."""
 _SPREAD = 0.02
 """Standard deviation of their random values, small enough that no activation overflows."""
-_MOST_OF_A_SHAPE = 4
-_ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -112,73 +100,3 @@ def replaced(linears: Sequence[PackedLinear], twins: Sequence[nn.Linear]) -> Ite
     finally:
         for each in linears:
             setattr(each.parent, each.name, each.module)
-
-
-def times_by_batch(
-    linears: Sequence[PackedLinear], twins: Sequence[nn.Linear], machine: Machine, until_s: float
-) -> list[BatchTimes]:
-    """The seconds at each of BATCHES, until the clock is at `until_s`. Four linears of a shape stand for all of it.
-
-    On CUDA the linears of a side are replayed as a graph: one by one, a slow host's launches would be compared, which
-    took 12.2 ms of nf4 next to 7.8 ms of dense Mistral-7B on an H200, where whole steps as graphs take 6.8 and 7.4.
-    """
-    pairs: dict[tuple[int, int, bool], list[tuple[Any, nn.Linear]]] = {}
-    for each, twin in zip(linears, twins, strict=True):
-        pairs.setdefault(each.shape, []).append((each.module, twin))
-    times = []
-    with torch.inference_mode():
-        for batch in BATCHES:
-            if now_s() >= until_s:
-                break
-            steps_s = np.zeros((2, _ROUNDS))
-            least_s = np.zeros(2)
-            for shape, of_shape in pairs.items():
-                chosen = of_shape[:_MOST_OF_A_SHAPE]
-                weight = chosen[0][1].weight
-                x = torch.randn(batch, 1, shape[0], dtype=weight.dtype, device=weight.device)
-                sides = ([packed for packed, _ in chosen], [dense for _, dense in chosen])
-                seconds = _rounds(sides, x, machine) * len(of_shape) / len(chosen)
-                steps_s += seconds
-                least_s += seconds.min(axis=1)
-            packed_s, dense_s = least_s.tolist()
-            times.append(BatchTimes(batch, packed_s, dense_s, tuple((steps_s[0] / steps_s[1]).tolist())))
-    return times
-
-
-def _rounds(sides: Sequence[Sequence[Callable[..., object]]], x: torch.Tensor, machine: Machine) -> NDArray[np.float64]:
-    """The seconds of each side in rounds that take turns, [side, round], after one round to warm up."""
-
-    def run(modules: Sequence[Callable[..., object]]) -> None:
-        for module in modules:
-            module(x)
-
-    calls: list[Callable[[], object]] = [partial(run, modules) for modules in sides]
-    replays = [replay for call in calls if (replay := replay_of(call, machine)) is not None]
-    cache_bytes, captured = machine.info.last_level_cache_bytes, len(replays) == len(calls)
-    runs, flush = (replays, read_of(2 * cache_bytes, machine)) if captured else (calls, None)
-    return np.array(time_in_turn(runs, machine.clock, _ROUNDS, drop_first=True, flush=flush))
-
-
-def packed_batches(
-    linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float, machine: Machine, budget_s: float
-) -> PackedBatches | None:
-    """Time a model's packed linears against dense ones of `dtype`, in at most about `budget_s`; None without any."""
-    if not linears:
-        return None
-    until_s = now_s() + budget_s
-    twins = dense_twins(linears, dtype, room_bytes)
-    first, twin = linears[0].module, twins[0]
-    x = torch.randn(1, 1, first.in_features, dtype=dtype, device=twin.weight.device)
-    formats = " and ".join(dict.fromkeys(each.format for each in linears))
-    times = times_by_batch(linears, twins, machine, until_s)
-    return PackedBatches(formats, kernel_of(first, x), dtype_name(dtype), tuple(times))
-
-
-def kernel_of(module: Any, x: torch.Tensor) -> str:
-    """The operator that takes the longest in one call of a linear, such as `bitsandbytes::gemv_4bit`."""
-    from torch.profiler import ProfilerActivity, profile
-
-    with torch.inference_mode(), profile(activities=[ProfilerActivity.CPU]) as seen:
-        module(x)
-    events = [event for event in seen.key_averages() if "::" in event.key]
-    return str(max(events, key=lambda event: event.self_cpu_time_total).key) if events else ""

@@ -19,6 +19,7 @@ from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.engines.base import Engine
 from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
+from profiler.facts.telemetry import HardwareCounters
 from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
 from profiler.loading.prompts import Prompts
@@ -151,7 +152,7 @@ def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContex
     most_s = min(limits.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
     warm_up_s = _warm_prefills(engine, cell, context, most_s) if is_new and cell.prompt_len else []
     # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
-    first_decode_s = run_loop(engine, cell, context, limits).decode_s if is_new and machine.is_cuda else ()
+    first = run_loop(engine, cell, context, limits, counted=True) if is_new and machine.is_cuda else None
     context.visited.add(cell)
     machine.reset_peak()
     # Other processes slow down a GPU's host, not the GPU; that shows in the times themselves.
@@ -171,7 +172,8 @@ def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContex
         loop,
         round=round_number,
         warm_up_s=tuple(warm_up_s),
-        first_decode_s=first_decode_s,
+        first_decode_s=first.decode_s if first else (),
+        decode_counters=_counted(first, loop) if first else None,
         # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
         peak_memory_bytes=None if engine.owned or peak_bytes is None else peak_bytes - other_bytes,
         energy_j=None if engine.owned or before_j is None or after_j is None else after_j - before_j,
@@ -183,13 +185,21 @@ def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContex
     )
 
 
+def _counted(first: Visit, loop: Visit) -> HardwareCounters | None:
+    """The counters of a first loop as means over the timed one, whose steps are the same and take another time."""
+    times = (first.loop_s or 0.0) / (loop.loop_s or math.inf) * len(loop.decode_s) / max(1, len(first.decode_s))
+    found = first.decode_counters
+    return found and HardwareCounters(times * found.sm, times * found.tensor, times * found.dram)
+
+
 def run_loop(
-    engine: Engine, cell: Cell, context: VisitContext, limits: Limits = UNLIMITED, *, steps: int | None = None
-) -> Visit:
+    engine: Engine, cell: Cell, context: VisitContext, limits: Limits = UNLIMITED, *,
+    steps: int | None = None, counted: bool = False,
+) -> Visit:  # fmt: skip
     """Run one prefill and its decode steps (or `steps` of them), with a mark after each that is read after the loop.
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits. An engine of whole
-    calls runs both in one. Memory, energy and warm-up are added by `visit`.
+    calls runs both in one. The GPU idles around a `counted` loop. Memory, energy and warm-up are added by `visit`.
     """
     machine = context.machine
     decode_steps = cell.decode_steps if steps is None else steps
@@ -216,8 +226,9 @@ def run_loop(
         state.token_B1.cpu()
         marks.first_token()
     machine.clock.synchronize()
-    if decode_steps:
+    if counted and decode_steps:
         machine.source.counters()  # their interval starts here
+    if decode_steps:
         marks.mark()
     marks.begin_steps()
     for step in range(decode_steps):
@@ -227,7 +238,7 @@ def run_loop(
             raise OutOfTimeError
         if machine.now_s() > limits.hurry_s and step + 1 >= _LEAST_STEPS:
             break
-    return marks.visit(cell, reads_counters=decode_steps > 0)
+    return marks.visit(cell, reads_counters=counted and decode_steps > 0)
 
 
 class _Marks:
@@ -266,7 +277,7 @@ class _Marks:
         issued_s = self.machine.now_s()
         self.machine.clock.synchronize()
         end_s = self.machine.now_s()
-        counters = self.machine.source.counters() if reads_counters else None
+        counters = self.machine.source.counters(end_s - self._loop_start_s) if reads_counters else None
         seconds = self.machine.clock.seconds(self._marks)
         return Visit(
             cell=cell,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Set
 from dataclasses import replace
-from itertools import groupby
 
-from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, ChangeId
-from profiler.facts.measurements import BatchTimes, Drafting
+from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeId
+from profiler.facts.measurements import Drafting
 from profiler.judge.cells import CellEvidence, EngineDifference
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
+from profiler.quant.registry import FORMATS
 from profiler.report.blocks import DOCUMENTS, FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
@@ -19,6 +19,7 @@ from profiler.stats import CLAIM_VISITS
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, several, signed_duration, significant
 
+_DENSE = ("float32", "bfloat16", "float16")
 _CACHE_WORDS = {
     "dynamic": "dynamic, copied at every step",
     "static": "static, read to its last slot",
@@ -38,6 +39,7 @@ def ran(run: Run) -> Section | None:
     # The modules of an engine that owns its model cannot be read.
     if first_engine(run) not in run.document.engine.owned:
         formats = _instead(first, {ChangeId.FORMAT})
+        formats += _no_verdict(first, ChangeId.FORMAT) if formats else ""
         rows += [
             (f"{count} linear{'' if count == 1 else 's'}", kind, "" if number else formats)
             for number, (kind, count) in enumerate(model.linears.items())
@@ -57,7 +59,7 @@ def ran(run: Run) -> Section | None:
     elif "MIG" in device.name:
         rows.append(("card", f"a slice of one: {device.name}", ""))
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
-    blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run))]
+    blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run)), *linears(run)]
     return Section("What ran", blocks, "reported by the libraries on this device", FULL)
 
 
@@ -98,31 +100,44 @@ def _instead(evidence: CellEvidence | None, changes: Set[ChangeId]) -> str:
     )
 
 
+def _no_verdict(evidence: CellEvidence | None, change: ChangeId | None) -> str:
+    """Return that trials of formats judge none where steps wait for the host, whatever their weights."""
+    if evidence is None or evidence.regime != "overhead-bound" or change not in WEIGHTS:
+        return ""
+    return "; the step waits for the host, so this judges no format: *all linears of a step* does"
+
+
+def linears(run: Run) -> list[Block]:
+    """Return all linears of a decode step by format and number of rows, and the formats that save nothing."""
+    times = run.document.format_linears.times if run.document.format_linears else ()
+    counts, table, lines = sorted({item.rows for item in times}), [], []
+    for name in dict.fromkeys(item.format for item in times):
+        mine = {item.rows: item for item in times if item.format == name}
+        shown = [
+            f"{duration(item.time.median_s)} ± {significant(100 * item.time.half_width_s / item.time.median_s, 2)} %"
+            for item in mine.values()
+        ]
+        shown += [""] * (len(counts) - len(mine)) + [", ".join(dict.fromkeys(item.kernel for item in mine.values()))]
+        table.append([name, *shown])
+        dense = sorted((item for item in times if item.format in _DENSE), key=lambda item: -item.time.median_s)
+        fastest = {item.rows: item for item in dense if item.rows in mine}
+        if name in FORMATS and fastest and not any(mine[rows].is_faster_than(item) for rows, item in fastest.items()):
+            library = f"{FORMATS[name].package}'s".replace("s's", "s'")
+            lines.append(f"{library} {FORMATS[name].bits:g}-bit kernels ({name}) save nothing here")
+    way = "replayed as CUDA graphs, without the host" if any(item.graph for item in times) else "timed on a CPU"
+    headings = ("all linears of a step", *(several(rows, "row", "rows") for rows in counts), "kernel")
+    return [text_table(headings, table, wrapped=headings[-1:], caption=f"read from memory, {way}"), Lines(lines)]
+
+
 def packed_lines(run: Run) -> list[str]:
-    """Return at which batches the packed format pays; nothing for dense models, or if it was not measured."""
-    packed = run.document.packed_batches
-    if packed is None or not packed.times:
+    """Return the times of packed linears and of dense ones at the least and the largest batch, in an older run."""
+    if (packed := run.document.packed_batches) is None:
         return []
-    ends = dict.fromkeys((packed.times[0], packed.times[-1]))
-    seconds = " and ".join(
-        f"{duration(item.packed_s)} against {duration(item.dense_s)} at batch {item.batch}" for item in ends
-    )
+    what = f"{packed.format} ({packed.kernel}) against dense {packed.dense_dtype}, all packed linears of a decode step"
     return [
-        f"{packed.format} ({packed.kernel}) against dense {packed.dense_dtype}, all packed linears of a decode step:"
-        f" {paying_batches(packed.times)} ({seconds})"
+        f"{what} at batch {item.batch}: {duration(item.packed_s)} against {duration(item.dense_s)}"
+        for item in (*packed.times[:1], *packed.times[1:][-1:])
     ]
-
-
-_PAYS = {True: "packed weights are faster", False: "dense weights are faster", None: "the rounds disagree"}
-
-
-def paying_batches(times: Sequence[BatchTimes]) -> str:
-    """Return in words at which batches the packed format pays; empty without times."""
-    parts = []
-    for pays, of_side in groupby(times, key=lambda item: item.pays):
-        batches = [item.batch for item in of_side]
-        parts.append(f"{_PAYS[pays]} at batch {' to '.join(map(str, dict.fromkeys((batches[0], batches[-1]))))}")
-    return "; ".join(parts)
 
 
 def levers(run: Run) -> Section:
@@ -134,7 +149,7 @@ def levers(run: Run) -> Section:
             lever.change,
             lever.amount,
             percent(lever.saves_s / result.latency_s),
-            f"{lever.basis}: {lever.because}",
+            f"{lever.basis}: {lever.because}{_no_verdict(evidence[result.key], lever.id)}",
         ]
         for result in selected_cells(run)
         if result.key in evidence

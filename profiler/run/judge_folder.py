@@ -7,7 +7,7 @@ from pathlib import Path
 
 from profiler.data.datasheets import gpus
 from profiler.facts.dispatch import dispatch_seconds
-from profiler.facts.measurements import Drafting, ExpertsTouched, PackedBatches, Quality
+from profiler.facts.measurements import Drafting, ExpertsTouched, FormatLinears, PackedBatches, Quality
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import health
 from profiler.facts.visits import Visit
@@ -60,6 +60,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         quality=gathered.latest(Quality),
         drafting=gathered.latest(Drafting),
         packed_batches=gathered.latest(PackedBatches),
+        format_linears=gathered.latest(FormatLinears),
         generate=judgement.generate,
         ragged=judgement.ragged,
         experts_touched=tuple(

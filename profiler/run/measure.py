@@ -11,7 +11,7 @@ from profiler import effort
 from profiler.device.contention import Neighbours
 from profiler.engines.transformers import GenerateEngine
 from profiler.errors import describe_error
-from profiler.facts.measurements import PackedBatches, Replays
+from profiler.facts.measurements import FormatLinears, Replays
 from profiler.facts.visits import Gap
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import DEFAULT_ENGINE, Cell
@@ -20,10 +20,10 @@ from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run
 from profiler.judge.levers import promised_s
 from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
-from profiler.measure.dense_twins import packed_batches, packed_linears
 from profiler.measure.drafting import measure_drafts
 from profiler.measure.generate import time_generate
 from profiler.measure.kernels import keys_between, replay_between, replay_kernels
+from profiler.measure.linears import time_formats
 from profiler.measure.module_hooks import experts_touched, hook_cell
 from profiler.measure.quality import check_quality
 from profiler.measure.subject import Subject
@@ -47,9 +47,9 @@ _HOOKED_STEPS = 4
 _TRIALS_LEAST_S = 2.0
 # The roofs that are measured again: reads, a matrix-vector product, and the model's own product.
 _ROOFS = 3
-# Shares of the trials' time, and of the free memory, for dense linears in place of packed ones.
-_DENSE_SHARE = 0.2
-_DENSE_MEMORY_SHARE = 0.3
+# Shares of the trials' time, and of the free memory, for the linears of all formats.
+_LINEARS_SHARE = 0.2
+_LINEARS_MEMORY_SHARE = 0.5
 
 _REPLAYS = "the replays of kernels", "time lost in kernels that have none is unexplained"
 _SEARCH = "the search for unexplained time", "its cause is unknown"
@@ -193,16 +193,16 @@ def try_changes(session: Session, budget_s: float) -> None:
     del session.fallbacks[count:]  # those of formats that are only tried
 
 
-def compare_with_dense(session: Session) -> None:
-    """Time packed linears against dense ones in their place."""
-    subject, machine = session.subject, session.subject.machine
-    budget_s = _DENSE_SHARE * session.budget.part_s(RunPart.TRIALS)
-    if session.prepared.options.no_levers or session.ledger.gathered.latest(PackedBatches):
+def compare_formats(session: Session) -> None:
+    """Time the linears of a step in each format, without the host."""
+    subject, known = session.subject, session.ledger.gathered.latest(FormatLinears)
+    owned = any(engine.owned for engine in subject.engines.values())
+    if session.prepared.options.no_levers or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
         return
-    with session.stages.optional("the comparison with dense linears", "the break-even batch is unknown"):
-        linears, room_bytes = packed_linears(subject.loaded.module), _DENSE_MEMORY_SHARE * machine.available_bytes()
-        if found := packed_batches(linears, subject.request.dtype, room_bytes, machine, budget_s):
-            session.ledger.add(found)
+    with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
+        room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()
+        budget_s = _LINEARS_SHARE * session.budget.part_s(RunPart.TRIALS)
+        session.ledger.add(time_formats(subject, session.prepared.config, room_bytes, budget_s))
 
 
 def search_unexplained(session: Session) -> None:

@@ -31,7 +31,7 @@ from profiler.run.fact_log import open_log
 from profiler.run.judge_folder import judge_folder
 from profiler.run.measure import (
     Session,
-    compare_with_dense,
+    compare_formats,
     explain_cells,
     measure_options,
     search_unexplained,
@@ -94,7 +94,7 @@ def execute(
             time_cells(session, visits)  # 3. time, and try changes once the corners are timed
             explain_cells(session)  # 4. split: what the terms of a time need
             try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
-            compare_with_dense(session)
+            compare_formats(session)
             search_unexplained(session)
             measure_options(session, prepared.out)
         del session  # judging needs the memory of its model

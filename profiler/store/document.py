@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 from profiler.data.links import Link
 from profiler.facts.measurements import (
     Drafting,
+    FormatLinears,
     KernelTime,
     PackedBatches,
     Quality,
@@ -243,7 +244,9 @@ class RunDocument:
     drafting: Drafting | None = None
     """Answers with and without drafts (speculative decoding); null unless it was requested."""
     packed_batches: PackedBatches | None = None
-    """Packed linears against dense ones at several batches; null for dense models, or if it was not measured."""
+    """Packed linears against dense ones at several batches, in older runs."""
+    format_linears: FormatLinears | None = None
+    """All linears of a decode step in each format, without the host; null if they were not timed."""
     generate: tuple[GenerateOverhead, ...] = ()
     """The overhead of transformers' `generate`, by cell."""
     ragged: tuple[RaggedStep, ...] = ()

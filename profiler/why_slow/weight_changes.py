@@ -12,16 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.device.clock import now_s
 from profiler.device.device import describe
-from profiler.device.machine import machine_for
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError
 from profiler.loading.request import dtype_name
-from profiler.measure.dense_twins import PackedLinear, dense_twins, kernel_of, packed_linears, replaced, times_by_batch
+from profiler.measure.dense_twins import PackedLinear, dense_twins, packed_linears, replaced
+from profiler.measure.linears import kernel_of
 from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
-from profiler.report.changes import paying_batches
 from profiler.units import scaled
 from profiler.why_slow.floor import at_roofs_s
 from profiler.why_slow.plain_models import is_plain
@@ -49,10 +47,6 @@ def frozen_weights(group: CallGroup) -> Candidate | None:
     )  # fmt: skip
 
 
-# Seconds to time packed and dense linears at further batches.
-_BATCHES_S = 5.0
-
-
 def dense_weights(group: CallGroup) -> Candidate | None:
     """A change to dense weights, on dense linears of random values in place of the packed ones."""
     call, model = group.call, group.model
@@ -65,12 +59,8 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     twins = functools.cache(lambda: dense_twins(linears, dtype, _COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
-    def explain(until_s: float) -> str:
-        first, twin = linears[0].module, twins()[0]
-        x = torch.randn(call.batch_size, 1, first.in_features, dtype=dtype, device=twin.weight.device)
-        times = times_by_batch(linears, twins(), machine_for(device), min(until_s, now_s() + _BATCHES_S))
-        batches = f", and in a decode step {paying_batches(times)}" if times else ""
-        return f", their kernel is {kernel_of(first, x)}{batches}"
+    def explain(_: float) -> str:
+        return f", their kernel is {kernel_of([linears[0].module], dtype, call.batch_size, device)}"
 
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",

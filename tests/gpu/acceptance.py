@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,10 +61,19 @@ def groups() -> Groups:
 
     return {
         "installation": machine.installation, "recovery": recovery.attempts, "roofs": roofs.attempts,
-        "trace": trace.attempts, "time": times.attempts, "tokens": tokens.attempts, "bytes": counts.attempts,
+        "trace": trace.attempts, "time": times.attempts, "counters": machine.counters,
+        "tokens": tokens.attempts, "bytes": counts.attempts,
         "precision": formats.attempts, "telemetry": machine.telemetry,
         "devices": machine.devices, "doubling": doubling.attempts,
     }  # fmt: skip
+
+
+def questions() -> Groups:
+    """Return the groups that run only if `--only` names them, each in a new process (questions.sh)."""
+    from claims import questions
+
+    nf4 = partial(questions.lines, quant="nf4")
+    return {"lines": questions.lines, "lines-nf4": nf4, "prefill": questions.prefill, "linears": questions.linears}
 
 
 def checks(bench: Bench, attempts: Iterable[Attempt]) -> Iterator[Check]:
@@ -187,6 +197,7 @@ def main() -> int:
         packages = (name.partition(".")[0].replace("pynvml", "nvidia-ml-py").replace("_", "-") for name in absent)
         return _refused(f"not installed: {', '.join(packages)}; carry their wheels, as --help shows.")
     imports_s, names = time.perf_counter() - _BEGAN_S, options.only.split(",") if options.only else list(every)
+    every |= questions()
     if unknown := [name for name in names if name not in every]:
         return _refused(f"--only {unknown[0]!r} is unknown; use {', '.join(every)}.")
     if not options.dry_run and not torch.cuda.is_available():

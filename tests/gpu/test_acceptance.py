@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tarfile
 from collections.abc import Callable
@@ -54,6 +55,18 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["runs.tar.gz", "scoreboard.json"]
     with tarfile.open(tmp_path / "runs.tar.gz") as archive:
         assert {"main/run.json", "main/report.html", "doubling/cells.csv"} <= set(archive.getnames())
+
+
+@pytest.mark.slow
+def test_questions_fit_their_minutes_and_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Together they may take 560 s. A CPU answers those of the script's own groups, on the tiny model."""
+    script = (ROOT / "tests/gpu/questions.sh").read_text()
+    asked = re.findall(r'^    (?:ask|run) (\S+) (\d+) "', script, re.MULTILINE)
+    assert sum(int(seconds) for _, seconds in asked) <= 560
+    groups = re.findall(r"--only (\S+)", script)
+    assert set(groups) == {*acceptance.questions(), "counters"} <= {name for name, _ in asked}
+    found = scoreboard(monkeypatch, tmp_path, "--dry-run", "--only", ",".join(groups))
+    assert {check["group"] for check in found["checks"] if check["value"]} == set(acceptance.questions())
 
 
 def test_a_failed_attempt_is_followed_by_the_next_one_and_a_killed_call_leaves_its_checks(

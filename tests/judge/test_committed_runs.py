@@ -11,6 +11,7 @@ import pytest
 from profiler.errors import RunError
 from profiler.facts.change_ids import ChangeId
 from profiler.judge.cells import CellEvidence, CellResult, Lever
+from profiler.judge.demand import TRAFFIC_TOLERANCE
 from profiler.report.roofline_data import roof_lines
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_run
@@ -199,8 +200,8 @@ def test_a_peak_with_foreign_tensors_says_so() -> None:
     }
 
 
-def test_counted_bytes_agree_with_the_gpus_own_counters() -> None:
-    """NVML's counters of an H200 next to executed bytes, in decode loops of bfloat16: -6 to +8 %."""
+def test_counters_whose_samples_are_old_give_no_warning() -> None:
+    """NVML's counters of an H200 in bfloat16, without idle ends: within the tolerance, whatever came before a loop."""
     runs = [read_run(REFERENCE / f"mistral-7b-h200-{name}") for name in ("default", "engines", "window")]
     ratios = [
         signal.value
@@ -210,7 +211,7 @@ def test_counted_bytes_agree_with_the_gpus_own_counters() -> None:
         if signal.signal.startswith("memory traffic by the GPU's counters")
     ]
     assert len(ratios) == 6
-    assert all(0.92 < ratio < 1.09 for ratio in ratios)
+    assert all(1 - TRAFFIC_TOLERANCE < ratio < 1 + TRAFFIC_TOLERANCE for ratio in ratios)
     assert not any("counters saw" in text for run in runs for text in run.document.warnings)
 
 

@@ -10,15 +10,16 @@ import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
 
 from profiler.errors import RequestError
-from profiler.facts.measurements import BatchTimes, PackedBatches
+from profiler.facts.measurements import BatchTimes, FormatLinears, LinearsTime, PackedBatches
 from profiler.facts.visits import Visit
 from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.cells import batch_lines, noise_lines
-from profiler.report.changes import engines, levers, no_claim_lines, packed_lines
+from profiler.report.changes import engines, levers, linears, no_claim_lines, packed_lines
 from profiler.report.glossary import explanation
 from profiler.report.selection import half_width
 from profiler.report.time_breakdown import terms_table
+from profiler.stats import Timing
 from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"
@@ -137,20 +138,29 @@ def test_a_percentile_of_ttft_needs_its_samples() -> None:
         assert (row.ttft_samples, row.ttft_p95_s) == (count, pytest.approx(p95_s, nan_ok=True))
 
 
-def test_it_names_both_ends_and_the_batches_between_which_they_break_even() -> None:
-    """Seconds by batch; the dense linears take 2 ms at every batch. At batch 8 the rounds disagree."""
-    rounds_s = {1: (1e-3,) * 3, 4: (1.5e-3,) * 3, 8: (1.8e-3, 2e-3, 2.2e-3), 16: (9e-3,) * 3}
-    times = tuple(
-        BatchTimes(batch, packed_s[1], 2e-3, tuple(second / 2e-3 for second in packed_s))
-        for batch, packed_s in rounds_s.items()
-    )
+def test_an_older_run_names_packed_linears_at_both_ends() -> None:
+    times = tuple(BatchTimes(batch, packed_s, 2e-3) for batch, packed_s in ((1, 1e-3), (4, 1.5e-3), (16, 9e-3)))
     packed = PackedBatches("nf4", "bitsandbytes::gemv_4bit", "bfloat16", times)
-    [line] = packed_lines(with_document(whole_run(), packed_batches=packed))
-    assert line == (
-        "nf4 (bitsandbytes::gemv_4bit) against dense bfloat16, all packed linears of a decode step: packed weights are"
-        " faster at batch 1 to 4; the rounds disagree at batch 8; dense weights are faster at batch 16 (1.00 ms against"
-        " 2.00 ms at batch 1 and 9.00 ms against 2.00 ms at batch 16)"
-    )
+    what = "nf4 (bitsandbytes::gemv_4bit) against dense bfloat16, all packed linears of a decode step at batch"
+    assert packed_lines(with_document(whole_run(), packed_batches=packed)) == [
+        f"{what} 1: 1.00 ms against 2.00 ms",
+        f"{what} 16: 9.00 ms against 2.00 ms",
+    ]
+
+
+def test_kernels_that_are_slower_than_the_fastest_dense_ones_save_nothing() -> None:
+    """bitsandbytes' 4-bit kernel on an H200: 4.27 ms next to 4.32 with one sequence, 14.0 next to 6.1 with 256."""
+    rows = [("bfloat16", 4.32e-3, 6.1e-3), ("nf4", 4.27e-3, 14e-3), ("int4wo", 2e-3, 8e-3), ("fp8", 3e-3, 3e-3)]
+    times = [
+        LinearsTime(name, count, Timing(seconds, 0.1e-3), "aten::mm", graph=True)
+        for name, *of_rows in rows
+        for count, seconds in zip((1, 256), of_rows, strict=True)
+    ]
+    table, lines = linears(with_document(whole_run(), format_linears=FormatLinears(tuple(times))))
+    assert [row[:3] for row in table.rows[:2]] == [
+        ["bfloat16", "4.32 ms ± 2.3 %", "6.10 ms ± 1.6 %"], ["nf4", "4.27 ms ± 2.3 %", "14.0 ms ± 0.71 %"],
+    ]  # fmt: skip
+    assert lines.lines == ["bitsandbytes' 4-bit kernels (nf4) save nothing here"]
 
 
 def test_figures_are_those_of_the_run() -> None:

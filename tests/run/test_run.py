@@ -19,7 +19,7 @@ from profiler.forecast.command import run_facts
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CELL_COLUMNS
 from profiler.judge.regimes import Regime
-from profiler.report.changes import packed_lines
+from profiler.report.changes import linears
 from profiler.run import setup as foundation
 from profiler.store.document import document_json
 from profiler.store.folder import read_run
@@ -153,16 +153,17 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
 
 @pytest.mark.cpu
 @pytest.mark.slow
-def test_a_run_of_packed_weights_times_them_against_dense_ones(profile_tiny: Callable[..., profiler.Run]) -> None:
-    run = profile_tiny(quant="nf4", budget_s=40, no_levers=False)
-    found = run.document.packed_batches
+def test_a_run_times_the_linears_of_every_format(profile_tiny: Callable[..., profiler.Run]) -> None:
+    run = profile_tiny(quant="nf4", budget_s=60, no_levers=False)
+    found = run.document.format_linears
     assert found is not None
-    assert (found.format, found.dense_dtype) == ("nf4", run.model.dtype)
-    assert [item.batch for item in found.times] == [1, 2, 4, 8, 16, 32, 64, 128, 256][: len(found.times)]
-    assert len(found.times) >= 6, "a busy machine has no time for the largest"
-    assert all(item.packed_s > 0 and item.dense_s > 0 and len(item.ratios) == 3 for item in found.times)
-    [line] = packed_lines(run)
-    assert line in " ".join((run.folder / "report.md").read_text().split())
+    assert [item.format for item in found.times][:2] == ["nf4", "bfloat16"]
+    assert {item.rows for item in found.times} <= {1, 8, 64}
+    assert all(item.time.median_s > 0 and not item.graph for item in found.times), "a CPU has no graph"
+    assert found.times[0].kernel == "bitsandbytes::gemv_4bit"
+    [table, lines] = linears(run)
+    assert [row[0] for row in table.rows] == list(dict.fromkeys(item.format for item in found.times))
+    assert len(lines.lines) <= 3, "a format that saves nothing has a line"
 
 
 @pytest.mark.cpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import types
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ _POWER_CAP = 0x4
 """nvml.h, nvmlClocksEventReasonSwPowerCap."""
 _GPM_FROM = (9, 0)
 """Capability of the first GPUs with GPM metrics."""
+GPM_REFRESH_S = 0.1
+"""A sample has the counters of the last refresh (seen on an H100: nvml.h gives no figure)."""
 STREAM_SHARE = 0.9
 """Attained bandwidth over the theoretical maximum, as in `truth.py`."""
 _WINDOW_S = 1 / 6
@@ -33,15 +36,24 @@ def answers(cards: Sequence[Card]) -> Any:
         return 0 if card.core.clock_share == 1.0 else card.truth.throttle.reason
 
     def power_mw(card: Card) -> int:
-        """Return the power limit if it limits the clock, else nine tenths of it."""
-        return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else 900))
+        """Return the power limit if it limits the clock, else nine tenths of it while busy, as in the energy."""
+        busy = 200 + 700 * card.core.active_share(_WINDOW_S)
+        return round(card.truth.power_w * (1000 if reasons(card) == _POWER_CAP else busy))
 
     def limit_mw(card: Card) -> int:
         return round(card.truth.power_w * 1000)
 
-    def counted(card: Card, _sample: Any) -> tuple[Card, float, float, float, int]:
-        """What a GPM sample holds: the time, and busy seconds, seconds of arithmetic and bytes until then."""
-        return card, card.host.now_s, card.core.busy_s, card.core.computing_s, card.core.memory_bytes
+    def counted(card: Card, _sample: Any) -> tuple[Card, float, float, float, float]:
+        """What a GPM sample holds: a time, and busy seconds, seconds of arithmetic and bytes until then.
+
+        With a log of kernels it is as old as the last refresh; without one it is new.
+        """
+        if card.log is None:
+            return card, card.host.now_s, card.core.busy_s, card.core.computing_s, card.core.memory_bytes
+        at_s = math.floor(card.host.now_s / GPM_REFRESH_S) * GPM_REFRESH_S
+        run = [(min(1.0, (at_s - each.start_s) / each.duration_s), each) for each in card.log if each.start_s < at_s]
+        busy_s = sum(share * each.duration_s for share, each in run)
+        return card, at_s, busy_s, 0.0, sum(share * each.memory_bytes for share, each in run)
 
     def metrics(request: Any) -> None:
         card, *before = request.sample1

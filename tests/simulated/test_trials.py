@@ -41,6 +41,13 @@ def test_a_minute_measures_the_graph_and_says_what_the_line_would_take(tmp_path:
     kept = [trial for trial in trials if trial.change not in (ChangeId.DTYPE, ChangeId.FORMAT)]
     assert kept
     assert all(trial.layers == trial.of_layers for trial in kept), "the loaded model is stepped, not a few layers"
+    # Of four layers: 4 x 218.1 M weights and a head of 131 M. nf4 has 4 bits and a float32 per 64 weights.
+    dense_bytes, nf4_bytes = 2 * (4 * 218.1e6 + 131e6), 4 * 218.1e6 * (0.5 + 4 / 64) + 2 * 131e6
+    assert run.document.format_linears is not None
+    linears = {(item.format, item.rows): item for item in run.document.format_linears.times}
+    assert linears["bfloat16", 1].time.median_s == pytest.approx(dense_bytes / 3.0e12, rel=0.02), "no host's time"
+    assert linears["nf4", 1].time.median_s == pytest.approx(nf4_bytes / 3.0e12, rel=0.05)
+    assert all(item.graph for item in linears.values())
 
 
 @pytest.mark.ci

@@ -112,7 +112,7 @@ def test_layers_share_dense_weights_where_memory_is_short() -> None:
 
 
 @pytest.mark.ci
-def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_format_is_found_with_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     with_effort(monkeypatch, script_floor=False, script_least_s=60.0, script_repeats=1)
     model = with_linears(tiny_llama(num_hidden_layers=2), partial(WordLinear, times=50))
     with profiler.why() as watching:
@@ -120,7 +120,6 @@ def test_a_slow_format_is_found_with_its_kernel_and_its_break_even_batch(monkeyp
     first = watching.found.findings[0]
     assert first.id == "slow-format"
     assert "weights are packed (WordLinear), their kernel is aten::" in first.evidence
-    assert "and in a decode step dense weights are faster at batch 1 to " in first.evidence
     assert isinstance(model.model.layers[0].mlp.up_proj, WordLinear), "the script's model is unchanged"
 
 

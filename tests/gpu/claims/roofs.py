@@ -27,7 +27,6 @@ _APART = 0.03
 _HEATING_S = 3.0
 _HEATING_SIDE = 16384
 _LOOKS_S = 0.05
-_LOADED_S = 2.0
 _GEMV_SIDE = 4096
 
 
@@ -37,7 +36,6 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
         yield Attempt(f"{dtype} product", partial(_product_roof, dtype=dtype), cuda=False)
     for name in (READ, "GEMV", "GEMM"):
         yield Attempt(f"{name} in a graph", partial(_in_a_graph, name=name))
-    yield Attempt("energy next to power", _energy)
     yield Attempt("known kernels", _known_kernels, least_s=40.0, cuda=False)
 
 
@@ -155,22 +153,6 @@ def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
     ratio = roof.per_s * graph_s / work
     value = {"roof / graph": ratio, "eager / graph": eager_s / graph_s, "graph_s": graph_s, "clock_hz": roof.clock_hz}
     yield within(f"{name}: roof / the same in a graph", ratio, 0.05, value)
-
-
-def _energy(bench: Bench) -> Iterator[Check]:
-    """Compare the energy counter over seconds of products with NVML's power (a mean over 1 s on newer cards)."""
-    source, name = bench.machine.source, "energy counter / power readings"
-    _load(bench, 1.0)
-    start_s, before_j = now_s(), source.energy_j()
-    with Watch(source, interval_s=_LOOKS_S) as watch:
-        _load(bench, _LOADED_S)
-    seconds, after_j = now_s() - start_s, source.energy_j()
-    powers = [reading.power_w for reading in watch.readings if reading.power_w]
-    if before_j is None or after_j is None or not powers:
-        raise NotRunError("NVML reports no energy or no power of this GPU")
-    counted_w, read_w = (after_j - before_j) / seconds, statistics.fmean(powers)
-    value = {"counted_w": counted_w, "read_w": read_w, "limit_w": source.read().power_limit_w}
-    yield within(name, counted_w / read_w, 0.15, value)
 
 
 def _known_kernels(bench: Bench) -> Iterator[Check]:

@@ -1,40 +1,40 @@
-"""A plain loop compared with ours in this process; a shape twice; the breakdown; the host's share; the overhead."""
+"""A plain loop compared with ours in this process; a shape twice; the breakdown; forecasts by batch."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
 
 from profiler.engines.transformers import EagerEngine
+from profiler.errors import RequestError
 from profiler.facts.operators import REST
 from profiler.facts.visits import Gap, Visit
+from profiler.forecast.command import forecast_run
+from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import VisitContext as VisitBench
 from profiler.measure.sweep import visit, warm_up
-from profiler.store.folder import Run, read_gathered
+from profiler.store.folder import Run
 
-from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, small_run, within
+from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, within
 
 _INTERLEAVED = 10
 """Rounds of a plain loop and of ours."""
 _PROMPT, _NEW_TOKENS = 64, 24
 _FRESH_PROMPT = 160
 """A length that no other check uses: kernels, plans and memory of its shapes are new."""
-_EVEN = 1.1
-"""A shared host is not judged if the upper quartile of a step's times is over this multiple of the lower."""
-_HOST_BOUND = 0.9
-"""The least ratio of a step's time to the twin's step, if the host sets the pace."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("ours / a plain loop", _plain_loop, cuda=False)
     yield Attempt("a shape twice in a row", _new_shape)
     yield Attempt("the split of the main run", _split, least_s=60.0, cuda=False)
-    yield Attempt("the host's time for a step", _host_time, least_s=30.0)
+    yield Attempt("forecasts grow with the batch", _forecasts, least_s=60.0, cuda=False)
 
 
 def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
@@ -130,21 +130,14 @@ def _unexplained(bench: Bench, run: Run) -> Check:
     return bench.on_a_card(name, share >= 0.8, value, ">= 0.8")
 
 
-def _host_time(bench: Bench) -> Iterator[Check]:
-    """Compare the host's time to submit a decode step of the small model with the hollow twin's whole step."""
-    run = bench.once(small_run)
-    facts = facts_of(run)
-    measured = read_gathered(run.folder, run.document).dispatch  # in the facts it is at most the fastest step
-    cell, twin = facts.grid.cells[0], measured.get(("eager", "decode", 1))
-    visits = [visit for visit in facts.visits.get(cell, ()) if visit.issue_s]
-    if twin is None or not visits:
-        raise NotRunError("the small run has no twin or no visit at batch 1")
-    steps_s = [second for visit in visits for second in visit.decode_s[1:]]
-    low_s, step_s, high_s = statistics.quantiles(steps_s, n=4)
-    if high_s > _EVEN * low_s:
-        raise NotRunError(f"the host is too uneven: a quarter of its steps take over {high_s / low_s:.2f}x another one")
-    issue_s = statistics.median(visit.issue_s / len(visit.decode_s) for visit in visits)
-    if step_s > 1.25 * issue_s or step_s < _HOST_BOUND * issue_s:
-        raise NotRunError(f"the host sets no pace here: a step takes {step_s:.2e} s, issuing it {issue_s:.2e} s")
-    value = {"issue_s": issue_s, "twin_s": twin.step_s, "step_s": step_s}
-    yield within("host-bound decode: issued / hollow twin", issue_s / twin.step_s, 0.05, value)
+def _forecasts(bench: Bench) -> Iterator[Check]:
+    """No step of more sequences may be forecast as faster, whatever disturbed the twin of a batch without a cell."""
+    try:
+        cells = forecast_run(bench.once(main_run).folder, ForecastRequest(batch_sizes="1,2,4,8,16")).cells
+    except RequestError as error:
+        raise NotRunError(str(error)) from error
+    ends_s: dict[str, list[tuple[float, float]]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.batch_size):
+        ends_s.setdefault(f"{cell.phase} {cell.prompt_len}", []).append((cell.low_s, cell.high_s))
+    grow = all(after[1] >= before[0] for of_shape in ends_s.values() for before, after in pairwise(of_shape))
+    yield Check("forecasts grow with the batch", grow, ends_s, "no interval is below that of fewer sequences")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     for phase in PHASES:
         for name, run in ((_ATTENTION, _attention_kernel), (_REPLAYS, _replays), (_LAUNCHES, _launches)):
             yield Attempt(f"{phase}: {name}", partial(run, phase=phase), least_s=20.0)
+    yield Attempt("arithmetic of a prefill / traced products", _arithmetic, least_s=20.0)
     yield Attempt("replays of the run / all layers in a graph", _all_layers, least_s=20.0)
     yield Attempt("attention of a static and a graph prefill", _kept_caches, least_s=20.0)
 
@@ -187,6 +189,19 @@ def _attention_kernel(bench: Bench, phase: str) -> Iterator[Check]:
     seen = [backend for backend, words in _FUSED.items() if any(word in name for name in names for word in words)]
     found = "+".join(sorted(seen)) or "math"
     yield Check(f"{phase}: {_ATTENTION}", found == path.kernel, {"trace": found, "names": names}, path.kernel)
+
+
+def _arithmetic(bench: Bench) -> Iterator[Check]:
+    """What products need at the compute roof is at most what they took, else the roof is too low for their clock."""
+    run, model = bench.once(main_run), bench.once(_main_model)
+    parts, attention = bench.once(_traces)["prefill"].parts, set(model.cores.values())
+    products_s = sum(seconds for name, kernels in parts.items() if name not in attention for _, seconds in kernels)
+    cells = run.cells.set_index(["phase", "batch_size", "prompt_len"])
+    needed_s = float(cells.loc[("prefill", _CELL.batch_size, _CELL.prompt_len), "compute_s"])
+    if math.isnan(needed_s):
+        raise NotRunError("the run's time ended before the traced prefill was measured")
+    value = {"arithmetic_s": needed_s, "products_s": products_s}
+    yield Check("prefill: arithmetic term / traced products", needed_s < 1.03 * products_s, value, "<= 1, within 3 %")
 
 
 def _launches(bench: Bench, phase: str) -> Iterator[Check]:
