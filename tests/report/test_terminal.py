@@ -54,13 +54,6 @@ def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: l
     assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
 
 
-def test_a_rate_has_a_readable_unit() -> None:
-    """1,000 FLOPs in 1 us are 1 GFLOP/s, not 0.001 TFLOP/s."""
-    lines = lines_of([cells(replace(old_run(), results=(result(key(), 1e-6),)))])
-    assert lines[2].split()[:9] == ["decode", "1", "x", "64", "1.00", "us", "1.0", "%", "1000000"]
-    assert lines[2].split()[9:11] == ["1.00", "G"]
-
-
 def test_a_negative_rest_is_shown_beyond_the_largest_terms() -> None:
     """Terms that add up to 104 % show their -4 %, though four others are larger."""
     terms = {"compute_s": 0.5, "kernel_s": 0.32, "dispatch_s": 0.15, "avoidable_s": 0.07, "unexplained_s": -0.04}

@@ -227,21 +227,6 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
     assert [found.out_of_the_cache(size) for size in (1, 300)] == [found, found], "these are outside the curve"
 
 
-@pytest.mark.parametrize(
-    ("rates", "roof", "wrong"),
-    [
-        ({64: 1e12, 128: 1e12, 256: 5e11}, 5e11, "the end of the curve and the roof, in a bad minute"),
-        ({64: 1.2e12, 128: 1e12, 256: 1e12, 512: 1e12}, 1e12, "none: no size is read clearly faster"),
-        ({64: 4e12, 128: 1e12, 256: 1e12, 512: 1e12}, 5e11, "the roof: the curve ends at twice of it"),
-        ({32: 1e12, 64: 1e12, 128: 5e11}, 5e11, "the last size: no larger one shows that memory is that slow"),
-    ],
-)
-def test_a_figure_that_was_measured_too_low_makes_no_cache(rates: dict[int, float], roof: float, wrong: str) -> None:
-    """No cache ends between 64 and 128, so a step that beats the memory roof gets no other roof."""
-    found = read_at(roof, rates)
-    assert found.out_of_the_cache(67) == found, wrong
-
-
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
     """The roof is 31 GB/s and the curve ends at 48: memory is 31, and a size read three times as fast is in a cache."""
     found = read_at(31e9, {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9})
@@ -576,9 +561,3 @@ def test_another_power_limit_or_driver_is_another_roof() -> None:
 @pytest.mark.usefixtures("own_cache")
 def test_roofs_of_a_very_short_run_or_of_a_busy_machine_are_not_kept() -> None:
     assert [known(HOST, 0.8), known(HOST, keeps=False), known(HOST, 3.0), known(HOST)] == [False, False, False, True]
-
-
-@pytest.mark.usefixtures("own_cache")
-def test_a_cpu_keeps_its_roofs_whatever_its_governor_does() -> None:
-    assert [known(HOST), known(HOST)] == [False, True]
-    assert HOST.info.uuid == ""

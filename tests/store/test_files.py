@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from cases import slow_except
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -73,10 +74,11 @@ def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
             store.append(outcome)
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 @pytest.mark.parametrize("cell", GRID.cells)
-def test_out_of_memory_at_any_cell(cell: Cell) -> None:
+def test_out_of_memory_at_any_cell(cell: Cell, error: type[Exception]) -> None:
     """That cell is `oom`, cells at least as large in both directions have no number, and all others are measured."""
-    engine = PlainEngine(fits=lambda batch, tokens: batch < cell.batch_size or tokens < cell.prompt_len)
+    engine = PlainEngine(fits=lambda batch, tokens: batch < cell.batch_size or tokens < cell.prompt_len, error=error)
     results = list(outcomes(engine))
     gaps = {outcome.cell: outcome.status for outcome in results if isinstance(outcome, Gap)}
     larger = {
