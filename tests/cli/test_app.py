@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -27,7 +28,8 @@ from profiler.report.plots import PLOTS
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN = str(RUNS / "smollm2-135m-zen4")
 SMALL = "smollm2-135m"
-HUGE = str(10**30)
+MISTAKES = list(csv.DictReader(Path(__file__).with_name("mistakes.csv").read_text().splitlines()))
+MISTAKES += [{"command": f"count {'a' * 5000}", "says": "File name too long"}]
 
 
 @pytest.mark.parametrize("name", REMOVED)
@@ -71,44 +73,13 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
     assert fastest_s("-m", "profiler", argument) < 3 * fastest_s("-c", "import typer, typer.core, rich.console")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("run", "smolm2-135m"), "smollm2-135m"),
-        (("run", "gpt2", "--weights", "checkpoint", "--quiet"), "--weights random"),
-        (("run", "--quant", "nf4", "--dtype", "float32"), "--dtype bfloat16"),
-        (("run", "--quant", "int8", "--double-quant"), "--quant nf4 or fp4"),
-        (("run", "--quant", "int3"), "use none, int8, nf4, fp4, int8wo, int4wo, fp8"),
-        (("run", "--device", "cuda:77"), "cuda:77"),
-        (("run", "--budget", "nan"), "--budget"),
-        (("run", "--new-tokens", HUGE), "--new-tokens"),
-        (("count", ""), "no model is named"),
-        (("count", "."), "no config.json"),
-        (("count", "a" * 5000), "File name too long"),
-        (("count", SMALL, "--context", "-1"), "context"),
-        (("count", "llama-3.1-8b", "--phase", "prefill", "--batch", "9999999", "--prompt", "131072"), "more work than"),
-        (("count", SMALL, "--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
-        (("count", SMALL, "--quant", "nvpf4"), "Did you mean nvfp4"),
-        (("count", SMALL, "--plot", "roofline", "--batch-sizes", "1"), "needs a GPU"),
-        (("count", "llama-3.1-70b", "--batch-sizes", "1024", "--prompt-lens", "131071"), "64-bit integers"),
-        (("forecast", SMALL), "is not a run folder"),
-        (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
-        (("gate", RUN), "Missing argument 'NEW'"),
-        (("rent", SMALL, "--price", "T4=0.35EUR"), "not USD per hour"),
-        (("rent", SMALL, "--engine", "vllm"), "use compiled, eager"),
-        (("rent", "llama-3.1-70b", "--engine", "eager", "--price", "T4=1,P100 PCIe 16GB=1"), "needs 142 GB"),
-        (("count", SMALL, "--gpu", "card.json"), "profiles of GPUs were removed; name a GPU"),
-        (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
-        (("plot", RUN, "rooflines"), "called 'rooflines'; use roofline, map, split, throughput, doubling,"),
-        (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
-        (("fly",), "fly"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkeypatch, arguments, says: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake["says"] for mistake in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkeypatch, mistake: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+    """`RUN` is a recorded run."""
     monkeypatch.chdir(tmp_path)
-    done = roofscope(*arguments)
+    done = roofscope(*(RUN if word == "RUN" else word for word in shlex.split(mistake["command"])))
     assert done.code == 2
-    assert says in done.err
+    assert mistake["says"] in done.err
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
     assert done.out == ""

@@ -29,7 +29,6 @@ from machines import CPU
 from plain_engine import PlainEngine
 from raw_samples import read_records
 
-import profiler
 from profiler import effort
 from profiler.cli import app as cli
 from profiler.comparison.compare import compare_sides
@@ -49,7 +48,7 @@ from profiler.readers.detect import read_foreign
 from profiler.report.progress import QuietListener
 from profiler.report.write import write_reports
 from profiler.run.judge_folder import judge_folder
-from profiler.store.folder import read_document, read_run
+from profiler.store.folder import Run, read_document, read_run
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 from profiler.store.writer import RunStore, replace_file
@@ -161,14 +160,11 @@ STAGES = ("loading", "timing", "roofs", "dispatch", "replaying", "writing the re
 
 
 @pytest.mark.parametrize("stage", slow_except(STAGES[:2], STAGES))
-def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
+def test_ctrl_c_in_each_stage(profile_tiny: Callable[..., Run], tmp_path: Path, stage: str) -> None:
     """Before the first cell no folder is left, or it reads as interrupted; later the measured cells are saved."""
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        profiler.profile(
-            str(tiny_folder), prompt_lens=[16], batch_sizes=[1], new_tokens=8, budget_s=0.5, weights="random",
-            out=folder, listener=Interrupting(stage),
-        )  # fmt: skip
+        profile_tiny(budget_s=0.5, weights="random", listener=Interrupting(stage))
     if stage in ("loading", "roofs", "dispatch"):
         assert not folder.exists()
         return
