@@ -27,7 +27,6 @@ from profiler.report.plots import PLOTS
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN = str(RUNS / "smollm2-135m-zen4")
-SMALL = "smollm2-135m"
 MISTAKES = list(csv.DictReader(Path(__file__).with_name("mistakes.csv").read_text().splitlines()))
 MISTAKES += [{"command": f"count {'a' * 5000}", "says": "File name too long"}]
 
@@ -86,20 +85,12 @@ def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkey
     assert list(tmp_path.rglob("*.jsonl")) == [], "nothing remains"
 
 
-WRONG = (
-    ("run", "--quant", "int5"), ("run", "--quant", "none,int5"), ("run", "--engine", "eager,warp"),
-    ("run", "--cache", "int2"), ("run", "--device", "cpu,tpu"), ("run", "--dtype", "float"), ("run", "--attn", "x"),
-    ("run", "--batch-sizes", "8..4"), ("run", "--new-tokens", "1"), ("run", "--budget", "0"), ("run", "--tp", "0"),
-    ("batch-test", "--phase", "training"), ("batch-test", "--prompt", "-1"), ("ceilings", "--device", "tpu"),
-    ("ceilings", "--link", "1"), ("count", SMALL, "--phase", "training"), ("count", SMALL, "--dtype", "float"),
-    ("count", SMALL, "--bits", "99"), ("forecast", "A", "--dtype", "float"), ("forecast", "A", "--quant", "int5"),
-    ("place", "A", "--model", SMALL, "--quant", "int5"), ("rent", SMALL, "--quant", "int5"),
-)  # fmt: skip
+BEFORE_TORCH = [mistake for mistake in MISTAKES if mistake.get("before_torch")]
 """Names that do not exist, and values out of range."""
 EACH = f"""
 import sys
 from profiler.cli.app import main
-for arguments in {WRONG}:
+for arguments in {[shlex.split(mistake["command"]) for mistake in BEFORE_TORCH]}:
     sys.argv = ["roofscope", *arguments]
     try:
         main()
@@ -112,7 +103,8 @@ print("torch" in sys.modules)
 def test_options_check_themselves_before_torch_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", EACH], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-    assert all(flag in line for (*_, flag, _), line in zip(WRONG, done.stderr.splitlines(), strict=True))
+    lines = zip(BEFORE_TORCH, done.stderr.splitlines(), strict=True)
+    assert all(mistake["says"] in line for mistake, line in lines)
 
 
 def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

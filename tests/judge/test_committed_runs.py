@@ -11,7 +11,6 @@ import pytest
 from profiler.errors import RunError
 from profiler.facts.change_ids import ChangeId
 from profiler.judge.cells import CellEvidence, CellResult, Lever
-from profiler.report.roofline_data import roof_lines
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_run
 
@@ -49,8 +48,6 @@ def test_an_h100s_figures_are_its_own() -> None:
     evidence = {(item.phase, item.batch_size, item.prompt_len): item for item in run.document.evidence}
     decodes = [row for row in run.measured if row.phase == "decode"]
     assert {row.regime for row in decodes} == {"overhead-bound"}
-    # The label is the same at both ends of an interval of 25 %, so this cell is noisy and not unusable.
-    assert (cells["decode", 1, 64].noise, cells["decode", 1, 64].confidence) == ("noisy", "medium")
     # A decode step of 200 to 300 W is at no limit of 700 W, and the probe's memory part moved by 0.9 %.
     assert not any("power-capped" in evidence["decode", row.batch_size, row.prompt_len].flags for row in decodes)
     assert not any("drifted" in why for item in run.document.evidence for why in item.noise_reasons)
@@ -64,15 +61,7 @@ def test_an_h100s_figures_are_its_own() -> None:
     ceilings = run.document.ceilings
     assert ceilings.compute["bfloat16"].per_s == pytest.approx(700e12, rel=0.01)
     assert ceilings.full_clock["bfloat16"] == pytest.approx(780e12, rel=0.01)
-    assert [line.label for line in roof_lines(run) if line.label.startswith("until")] == [
-        "until the power limit: 778 TFLOP/s bfloat16"
-    ]
     assert cells["prefill", 4, 512].kernel_s > 0
-    # Nothing was traced, so nothing is known of small kernels in a prefill.
-    whole = [lever.because for item in run.document.evidence for lever in item.levers
-             if lever.id is ChangeId.COMPILED_FORWARD]  # fmt: skip
-    assert whole
-    assert all(because.endswith("of the host") for because in whole)
     compiled = lever_of(evidence["decode", 1, 64], ChangeId.COMPILED_STEP)
     assert compiled.at_least_s is not None
     fastest_s, slowest_s = (

@@ -64,10 +64,6 @@ def test_corners_come_first_and_no_cell_a_third_time_before_all_have_two(grid: G
     assert min(counts[cell] for cell in grid.cells) >= 2
 
 
-def test_every_cell_is_visited_four_times_if_the_budget_allows() -> None:
-    assert Counter(outcome.cell for outcome in run(PlainEngine())) == dict.fromkeys(GRID.cells, 4)
-
-
 def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
     sizes = [1, 2, 4, 8, 16, 32]
     cells = [outcome.cell for outcome in run(PlainEngine(), 5.0, grid=make_grid([4], sizes, 6), ascending=True)]
