@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from pathlib import Path
@@ -16,6 +17,8 @@ from profiler.store.folder import read_run
 
 REFERENCE = Path(__file__).parents[2] / "runs/reference"
 FOLDERS = sorted(file.parent for file in REFERENCE.glob("**/run.json"))
+EXPERT = {row["run"]: row for row in csv.DictReader(Path(__file__).with_name("expert.csv").read_text().splitlines())}
+"""The labels by phase that an expert on these machines would agree with, and the reason."""
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(REFERENCE)))
@@ -34,6 +37,26 @@ def test_a_committed_run_is_judged_as_it_is_stored(folder: Path, tmp_path: Path)
     assert judged.answer == stored.answer
     for part in ("evidence", "advised", "not_tried"):
         assert getattr(judged.document, part) == getattr(stored.document, part)
+
+
+def explained(folder: Path) -> list[CellResult]:
+    return [row for row in read_run(folder).measured if abs(row.unexplained_s) <= 0.20 * row.latency_s]
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_an_explained_cell_is_never_inconclusive(folder: Path) -> None:
+    """A run without operators.csv was judged by older rules."""
+    old = not (folder / "operators.csv").exists()
+    assert old or not [row.key.name for row in explained(folder) if row.regime == "inconclusive"]
+
+
+@pytest.mark.parametrize("name", EXPERT)
+def test_labels_are_those_of_an_expert(name: str) -> None:
+    rows, expert = explained(REFERENCE / name), EXPERT[name]
+    assert len(rows) > 5
+    wrong = {row.key.name: row.regime for row in rows if row.regime not in expert[row.phase].split("|")}
+    # One cell in ten may be close to another label.
+    assert len(wrong) <= len(rows) / 10, wrong
 
 
 def lever_of(evidence: CellEvidence, change: ChangeId) -> Lever:
