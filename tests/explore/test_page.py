@@ -129,9 +129,6 @@ def test_it_opens_offline(document: ExploreDocument) -> None:
     assert {item.quant for item in document.formats} >= {"none", "nf4", "int8", "fp8"}
     assert not re.search(r"https?://(?!www\.w3\.org)|@import|url\(|fetch\(|XMLHttpRequest|\beval\b|new Function", page)
     assert "default-src 'none'" in html.unescape(page)
-    # 4-bit weights with their scales: 4.5 bits per weight in the linears of the blocks, and a head in 16.
-    weights = {item.quant: item.weight_bytes for item in document.formats}
-    assert 3.2 < weights["none"] / weights["nf4"] < 3.8
 
 
 @pytest.mark.parametrize("model", slow_except(("qwen2.5-0.5b",), preset_names()))

@@ -15,7 +15,7 @@ from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERMS, TimeBreakdown
 from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
-from profiler.judge.levers import Setting, levers, promised_s
+from profiler.judge.levers import Setting, levers, not_tried, promised_s
 from profiler.judge.regimes import Flag, Verdict
 from profiler.loading.changes import Circumstances
 
@@ -140,6 +140,15 @@ def test_few_rows_on_a_cpu_have_only_a_bound() -> None:
     """bfloat16 made a step of one sequence 3 ms slower on a Xeon, and 24 ms faster on an EPYC: no floor says which."""
     step = cell(linears(1e9, 20e9), weights_s=20e-3)
     assert named(step, replace(FLOAT32, here=CPU.here))["bfloat16"].amount == "at most 10.0 ms"
+
+
+def test_an_8_bit_cache_is_a_bound_with_its_doubt_that_no_answer_names() -> None:
+    """Threads of 2024 to 2026 measured a loss (transformers #34096, sglang #30815, vLLM #48786)."""
+    step = cell(kv_s=8e-3)
+    lever = named(step, SETTING)[ChangeId.EIGHT_BIT_CACHE]
+    assert lever.at_most
+    assert "others measured slower ones" in lever.because
+    assert lever not in not_tried(replace(step, levers=tuple(levers(step, SETTING))))
 
 
 SMALL_KERNELS = replace(cell(weights_s=4.85e-3, kernel_s=3.1e-3, dispatch_s=18.15e-3), small_kernels_s=2.1e-3)

@@ -25,6 +25,13 @@ def verdict(
     return judge_cell(Measurement(split, flops, weight_bytes, flops_per_s / scale, roofs, *ends_s))
 
 
+def test_a_step_that_dispatch_fills_has_no_time_of_the_device_to_share() -> None:
+    """Dispatch measured at another moment may exceed the step: bytes then have no share of what is left of it."""
+    found = verdict(0.8, 1e9, 6e8, bytes_per_s=1e10, flops_per_s=1e13, dispatch_s=0.84, overlaps=False)
+    assert found.regime == "overhead-bound"
+    assert not any("device's time" in item.signal for item in found.evidence)
+
+
 @given(
     st.floats(1e-3, 1.0), st.floats(1e8, 1e14), st.floats(1e6, 1e11), st.floats(1e-4, 1e-2), st.floats(0.01, 100.0),
     st.booleans(),

@@ -217,6 +217,8 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
     assert found.out_of_the_cache(67).memory_bytes_per_s_for(67) == 4e12
     assert found.out_of_the_cache(67).memory_bytes_per_s_for(128) == 1e12, "larger sizes stay out of the cache"
     assert [found.out_of_the_cache(size) for size in (1, 300)] == [found, found], "these are outside the curve"
+    flat = read_at(1e12, {32: 1.2e12, 64: 1.2e12, 128: 1e12, 256: 1e12})
+    assert flat.out_of_the_cache(67) == flat, "no size is read clearly faster"
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
