@@ -55,14 +55,6 @@ def test_a_row_names_its_cell() -> None:
     assert CellKey("decode", Cell(2, 64, 32, engine="static")).name == "decode 2 x 64 (static)"
 
 
-def test_rows_go_by_phase_engine_batch_and_depth() -> None:
-    grid = make_grid([16], [1, 2], 8, context_lens=[8], engines=("eager", "static"))
-    names = [key.name for key in grid.keys]
-    assert names[:4] == ["prefill 1 x 16", "prefill 2 x 16", "prefill 1 x 16 (static)", "prefill 2 x 16 (static)"]
-    assert names[4:8] == ["decode 1 x 8", "decode 1 x 16", "decode 2 x 8", "decode 2 x 16"]
-    assert len(names) == 4 + 8
-
-
 @pytest.mark.parametrize("batches", ["1,8", "1,80", "2,3,64", "1,2"])
 def test_keys_between_cells_have_row_counts_that_no_cell_has(batches: str) -> None:
     """For each engine: between the cells' own row counts, at most a factor of two apart, and nothing twice."""

@@ -105,8 +105,8 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     import torch
 
     from profiler.counting.attention import AttentionCore
-    from profiler.counting.attention_kernel import attention_path
     from profiler.counting.cache import counted_model
+    from profiler.counting.chosen_kernel import SdpaStep, attention_path
     from profiler.counting.memory_need import memory_need
     from profiler.facts.step import Step
     from profiler.loading.device_map import room_here_bytes
@@ -120,7 +120,7 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
         for precision, dtype, quant in precisions:
             counted = counted_model(resolve(name), dtype, quant)
             cores, kind = counted.work.of_kind(AttentionCore), getattr(torch, dtype)
-            path = attention_path(counted.attention, cores, machine.device, kind, query=query, keys=query)
+            path = attention_path(counted.attention, cores, SdpaStep(machine.device, kind, query, query))
             least, most = (
                 int(memory_need(counted.work, counted.weight_bytes, Step(batch, query, 0), new_tokens, path).safe_bytes)
                 for batch in _FIRST_BATCHES

@@ -109,11 +109,6 @@ class Change(MatchKey):
         """Cores that other processes kept busy, on the side that was disturbed more."""
         return max(self.before.foreign_cores, self.after.foreign_cores)
 
-    @property
-    def gained_s(self) -> float:
-        """Median time after minus median time before."""
-        return self.after_s - self.before_s
-
 
 @dataclass(frozen=True)
 class Comparison:

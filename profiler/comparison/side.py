@@ -333,7 +333,7 @@ def side_of_file(file: ForeignFile) -> Side:
 
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
-    steps = [figure for figure in file.figures if figure.has_step]
+    steps = [each for each in file.figures if each.covers != "generate" and each.batch_size and each.depth is not None]
     lengths: dict[MatchKey, set[int | None]] = {}
     for figure in steps:
         lengths.setdefault(_figure_id(figure), set()).add(figure.new_tokens)
@@ -355,8 +355,8 @@ def side_of_file(file: ForeignFile) -> Side:
     settings = {name: next(iter(values)) for name, values in shared.items() if len(values) == 1}
     if file.gpus:
         settings[GPUS] = str(file.gpus)
-    settings = {**file.settings, **settings}  # what its figures show comes before what its settings say
-    return Side(file.name, "", file.tool, settings, cells, remarks=file.remarks)
+    # What its figures show comes before what its settings say.
+    return Side(file.name, "", file.tool, {**file.settings, **settings}, cells, remarks=file.remarks)
 
 
 def _figure_id(figure: Figure) -> MatchKey:

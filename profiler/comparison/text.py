@@ -34,11 +34,8 @@ def changes_section(comparison: Comparison) -> Section:
 
 def sides_lines(comparison: Comparison) -> Lines:
     """The names of both sides with their dates or tools."""
-    return Lines([f"before: {_name(comparison.before)}", f"after: {_name(comparison.after)}"], "dim")
-
-
-def _name(side: Side) -> str:
-    return f"{side.name} ({utc_minute(side.created) or side.tool})"
+    sides = (("before", comparison.before), ("after", comparison.after))
+    return Lines([f"{word}: {side.name} ({utc_minute(side.created) or side.tool})" for word, side in sides], "dim")
 
 
 def signed(share: float) -> str:
@@ -53,7 +50,7 @@ def change_words(change: Change) -> str:
     sign = 1 if change.verdict == "slower" else -1
     ends = sorted(100 * sign * end for end in (change.low, change.high))
     text = f"{100 * sign * change.change:.1f} % ({ends[0]:.1f} to {ends[1]:.1f}) {change.verdict}"
-    gained = f" of {signed_duration(change.gained_s)}" if change.moved else ""
+    gained = f" of {signed_duration(change.after_s - change.before_s)}" if change.moved else ""
     return f"{text}: {moved}{gained}" if (moved := moved_words(change)) else text
 
 

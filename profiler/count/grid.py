@@ -204,7 +204,7 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
         if count
     )
     experts = f", {widths.experts_per_token:.3g} of {widths.experts} experts per token" if widths.experts else ""
-    heads = f", {widths.query_heads} heads ({widths.kv_heads} KV heads) of {widths.head_dim}"
+    heads = ", " + " or ".join(f"{query} heads ({kv} KV heads) of {width}" for query, kv, width in widths.heads)
     kinds = "" if widths.attention_layers >= widths.layers else f", {widths.attention_layers or 'none'} with attention"
     grows = numbers.kv_bytes_per_later_token > 0
     lines = [

@@ -116,8 +116,9 @@ def _groups(operators: Sequence[OperatorRow], *, each: bool) -> TextTable:
         starts.append(len(rows))
         count = str(sum(item.count for item in items))
         rows.append([group.replace("_", " "), count, *_figures(items, flops, moved)])
-        if each:
-            rows += [[f"  {item.name}", str(item.count), *_figures([item], flops, moved)] for item in items]
+        for item in items if each else ():
+            name = item.name.split("layers.", 1)[-1]  # all that a step of text runs have the same path before it
+            rows.append([f"  {name}", str(item.count), *_figures([item], flops, moved)])
     headings = ("operator", "count", "FLOPs", "share", "bytes", "share", "FLOP/byte")
     return text_table(headings, rows, groups=starts if each else (), ranked=not each)
 
@@ -148,15 +149,12 @@ def _collectives(share: RankShare) -> TextTable:
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
     """Return the census: m x n x k, the used share of the tiles of 128 x 128, and whether rows are whole 16 bytes."""
+    yes = {True: "yes", False: "no"}
     rows = [
-        [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), _yes(gemm.aligned)]
+        [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), yes[gemm.aligned]]
         for gemm in gemms
     ]
     return text_table(("m", "n", "k", "dtype", "count", "of its tiles", "16-byte rows"), rows, texts=("dtype",))
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _gpus(gpus: Sequence[GpuRow]) -> TextTable:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from importlib import metadata
+from contextlib import suppress
 from pathlib import Path
 
 from profiler.counting.preset_counts import CountedModel, counts_json, from_json, preset_counts
 from profiler.counting.stored_bits import in_bits
 from profiler.loading.source import ModelSource
+from profiler.packages import version_of
 from profiler.quant.stored_formats import stored_format
 from profiler.user_cache import cache_path, write_cache
 
@@ -45,8 +45,8 @@ def counted_model(
     if config is not None:
         asked = [dtype, quant, rented, ranks]
         path = cache_path("walks", {"config": config, "asked": asked, "rules": rules_digest(), **library_versions()})
-        if (cached := _read(path)) is not None:
-            return cached
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no file, or one of no use
+            return from_json(json.loads(path.read_bytes()))
     from profiler.counting.count import counted_on_meta
 
     model = counted_on_meta(source, dtype, quant, rented=rented, ranks=ranks, trust_remote_code=trust_remote_code)
@@ -69,11 +69,7 @@ def _config(source: ModelSource) -> str | None:
 
 def library_versions() -> dict[str, str]:
     """Return the versions of the installed libraries on which counts depend."""
-    versions = {}
-    for library in _LIBRARIES:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions[library] = metadata.version(library)
-    return versions
+    return {library: version_of(library) for library in _LIBRARIES}
 
 
 def rules_digest() -> str:
@@ -82,10 +78,3 @@ def rules_digest() -> str:
     for file in sorted(_PACKAGE.rglob("*.py")):
         digest.update(file.read_bytes())
     return digest.hexdigest()
-
-
-def _read(path: Path) -> CountedModel | None:
-    try:
-        return from_json(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path
+from profiler.counting.chosen_kernel import SdpaStep, attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on
@@ -217,45 +217,17 @@ def count(
     if tp != 1 and second_opinion:
         raise RequestError(f"--crosscheck counts the whole model; omit --tp {tp}.")
     config, kind, module = _on_meta(source, dtype, stored_as, tp, trust_remote_code)
-    query = int(step.query)
-    keys = query + int(step.context)
     replicated = replicated_kv_heads(module, tp)
     counted = counted_module(module, config, kind, stored_as, tp)
     work, attention = counted.work, counted.attention
     if attn == "sdpa" != attention:
         raise RequestError(f"--attn sdpa: transformers does not support it for {source.name}; use {attention}.")
-    cores = work.of_kind(AttentionCore)
-    path = attention_path(
-        attention if attn == "auto" else attn, cores, resolve_device("auto"), kind, query=query, keys=keys
-    )
-    path = replace(
-        path,
-        all_logits=not work.keeps_last_logits,
-        upcasts_logits=True,
-        gathers_experts=resolve_device("auto").type != "cpu",
-    )
+    path = _generate_path(work, attention if attn == "auto" else attn, kind, step)
     # A decode step needs the memory of the prefill that filled its cache.
     first = Step(batch, max(1, (prompt if phase == "prefill" else int(step.context)) - prefix), prefix, prefix)
-
-    def on_gpu(gpu: Datasheet, step: Step) -> GpuRow:
-        operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
-        there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
-        need = memory_need(work, counted.weight_bytes, first, keys - int(first.query) - prefix, there)
-        if phase == "decode" and need.peak_bytes > gpu.room_bytes:
-            served = need_in_chunks(work, counted.weight_bytes, batch, max(1, int(step.context)), prefix).safe_bytes
-            if served <= gpu.room_bytes:
-                return replace(floor_on(gpu, operators, counted.dtype, float(served)), in_chunks=True)
-        return floor_on(gpu, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
-
-    def verifying_on(gpu: Datasheet) -> GpuRow:
-        row, one_s = on_gpu(gpu, step), on_gpu(gpu, replace(step, query=1, asked=1)).floor_s
-        if not verify or row.floor_s is None or one_s is None:
-            return row
-        return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))
-
     whole = work.work(step, path)
     own_note = source.preset.note if source.preset else _unpacked(config, counted) if stored_as == "none" else ""
-    longest = keys if phase == "prefill" else int(step.context)
+    longest = int(step.context) + (int(step.query) if phase == "prefill" else 0)
     notes = (own_note, stored_note(stored_as, counted), beyond_positions(counted.max_positions, longest))
     return StepCount(
         model=source.name,
@@ -284,13 +256,45 @@ def count(
         operators=[_operator_row(operator, operator.work(step, path)) for operator in work.operators],
         tp=None if tp == 1 else _share(counted, tp, replicated, step, path),
         gemms=work.gemm_census(step) if census else None,
-        gpus=[verifying_on(gpu) for gpu in gpus] or None,
+        gpus=[_gpu_row(gpu, counted, first, step, path, phase, verify) for gpu in gpus] or None,
         crosscheck=_second_opinion(config, kind, stored_as, step) if second_opinion else None,
         prefix=_prefix(work, first, step) if prefix else None,
         step=step,
         work=whole,
         whole=counted if tp == 1 else None,
     )
+
+
+def _generate_path(work: ModelWork, attention: str, dtype: torch.dtype, step: Step) -> ExecutionPath:
+    """Return how transformers' `generate` runs a step with this attention on this machine."""
+    device, query = resolve_device("auto"), int(step.query)
+    cores = work.of_kind(AttentionCore)
+    path = attention_path(attention, cores, SdpaStep(device, dtype, query, query + int(step.context)))
+    gathers_experts = device.type != "cpu"
+    return replace(path, all_logits=not work.keeps_last_logits, upcasts_logits=True, gathers_experts=gathers_experts)
+
+
+def _gpu_row(
+    gpu: Datasheet, counted: CountedModel, first: Step, step: Step, path: ExecutionPath, phase: str, verify: int
+) -> GpuRow:
+    """Return a step, whose cache was filled by the prefill `first`, on a GPU; if it verifies drafts, when they pay."""
+    work, nbytes = counted.work, counted.weight_bytes
+    there = path_on(work, path.attention, fuses_grouped_heads=gpu.fuses_grouped_heads)
+    need = memory_need(work, nbytes, first, int(step.query + step.context - first.query - first.context), there)
+    needs_bytes, safe_bytes, in_chunks = float(need.peak_bytes), float(need.safe_bytes), False
+    if phase == "decode" and needs_bytes > gpu.room_bytes:
+        served = need_in_chunks(work, nbytes, step.batch, max(1, int(step.context)), first.shared).safe_bytes
+        if served <= gpu.room_bytes:
+            needs_bytes, safe_bytes, in_chunks = float(served), 0.0, True
+
+    def row_of(step: Step) -> GpuRow:
+        operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
+        return replace(floor_on(gpu, operators, counted.dtype, needs_bytes, safe_bytes), in_chunks=in_chunks)
+
+    row, one_s = row_of(step), row_of(replace(step, query=1, asked=1)).floor_s
+    if not verify or row.floor_s is None or one_s is None:
+        return row
+    return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))
 
 
 def _plain(amounts: Mapping[Cause, Count]) -> dict[str, Number]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from profiler.counting.attention import Compressor
 from profiler.counting.module_kinds import has_state
 from profiler.counting.operators import ModelWork
+from profiler.counting.sparse_attention import Compressor
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits
@@ -59,7 +58,8 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
     path = ExecutionPath(attention="eager", all_logits=not work.keeps_last_logits)
     mixers = {name: module for name, module in model.named_modules() if has_state(module)}
     # xLSTM's recurrence runs in a part without parameters.
-    bare = {f"{name}.{part}" for name in mixers for part, module in mixers[name].named_children() if not _owns(module)}
+    parts = [(f"{name}.{part}", module) for name in mixers for part, module in mixers[name].named_children()]
+    bare = {name for name, module in parts if not list(module.parameters())}
     apart = mixers.keys() | bare
     counter_flops = _by_name((name, flops) for name, flops in by_module.items() if name not in apart)
     states = _by_name((name, flops) for name, flops in by_module.items() if name in apart)
@@ -111,16 +111,13 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
         counter = FlopCounterMode(display=False, custom_mapping=_grouped_products())
         with counter:
             model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
-    return _self_flops(
-        {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}, type(model).__name__
-    )
+    totals = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name != "Global"}
+    root = type(model).__name__
+    return {name.removeprefix(root).lstrip("."): flops for name, flops in _without_children(totals).items() if flops}
 
 
 def _grouped_products() -> dict[Any, Any]:
-    """Return FLOP formulas of grouped products, [rows, in] x [experts, in, out] with one expert per row.
-
-    FlopCounterMode has none.
-    """
+    """Return FLOP formulas of grouped products, [rows, in] x [experts, in, out], for which FlopCounterMode has none."""
 
     def flops(input_shape: Any, weight_shape: Any, *_args: Any, **_kwargs: Any) -> int:
         return 2 * int(input_shape[0]) * int(weight_shape[-2]) * int(weight_shape[-1])
@@ -130,9 +127,8 @@ def _grouped_products() -> dict[Any, Any]:
     return {operator: flops for operator in operators if operator is not None}
 
 
-def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
-    """Convert inclusive FLOPs to FLOPs without children; names are without the root's."""
-    own = {name: flops for name, flops in totals.items() if name != "Global"}
+def _without_children(totals: Mapping[str, int]) -> dict[str, int]:
+    own = dict(totals)
     for name, flops in totals.items():
         parent = name.rpartition(".")[0]
         # A list of layers does not run as a module, so it has no entry.
@@ -140,11 +136,7 @@ def _self_flops(totals: Mapping[str, int], root: str) -> dict[str, int]:
             parent = parent.rpartition(".")[0]
         if parent:
             own[parent] -= flops
-    return {name.removeprefix(root).lstrip("."): flops for name, flops in own.items() if flops}
-
-
-def _owns(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is not None
+    return own
 
 
 def _by_name(by_module: Iterable[tuple[str, int]]) -> dict[str, int]:

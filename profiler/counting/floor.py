@@ -235,9 +235,6 @@ def collectives_s(work: ModelWork, step: Step, path: ExecutionPath, link: Link) 
     return total
 
 
-_ACCURACY = 1e-9
-
-
 def verifying(batch: Count, drafted: int, context: Count) -> Step:
     """Return the step that verifies `drafted` tokens per sequence: they and one more run, and all logits are asked for.
 
@@ -263,7 +260,7 @@ def pays_from(cost: float, drafted: int) -> float | None:
     if cost > drafted + 1:
         return None
     low, high = 0.0, 1.0
-    while high - low > _ACCURACY:
+    while high - low > 1e-9:
         middle = (low + high) / 2
         low, high = (low, middle) if expected_tokens(middle, drafted) >= cost else (middle, high)
     return high if low else 0.0

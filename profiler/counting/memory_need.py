@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.attention import AttentionCore, Indexer
+from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
+from profiler.counting.sparse_attention import Indexer
 from profiler.data.room import SURE_SHARE
-from profiler.facts.cache_format import CacheFormat
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
 _FLOAT32_BYTES = 4
@@ -36,22 +36,18 @@ def cache_bytes(
     work: ModelWork,
     batch_size: Count,
     tokens: Count,
-    stored: CacheFormat | None = None,
-    newest: Count = 0,
+    path: ExecutionPath | None = None,
     *,
     shared: Count = 0,
 ) -> Any:
     """Return the bytes that `batch_size` sequences of `tokens` keep between steps: keys, values and states.
 
-    The first `shared` tokens of all sequences are the same, and kept once. In a quantised cache, all but the `newest`
-    tokens are as `stored`. Arguments are integers, or int64 arrays that broadcast.
+    The first `shared` tokens of all sequences are the same, and kept once. The path says how a cache is quantised.
+    Arguments are integers, or int64 arrays that broadcast.
     """
     total: Any = 0
     for operator in work.operators:
-        if isinstance(operator, AttentionCore):
-            kept = operator.kept_bytes(tokens, stored, newest, shared=shared)
-        else:
-            kept = operator.kept_bytes(tokens, shared=shared)
+        kept = operator.kept_bytes(tokens, path, shared=shared)
         total = total + operator.count * (batch_size * kept + operator.shared_bytes(shared))
     return total
 
@@ -114,23 +110,41 @@ def memory_need(
     dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer.
     `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
     """
-    tokens, query = prefill.tokens, prefill.query
     sequences = prefill.batch if sequences is None else sequences
-    linears = [op for op in work.of_kind(Linear) if op.rows == "tokens"]
-    cores, banks = work.of_kind(AttentionCore), work.of_kind(Experts)
-    itemsize = max((op.activation_dtype.itemsize for op in linears), default=_FLOAT32_BYTES)
-    widest = max(
-        (op.weight.in_features + 2 * max(op.weight.out_features, op.weight.in_features) for op in linears), default=0
-    )
+    cores, stored = work.of_kind(AttentionCore), path.cache_format
+    cached: Any = prefill.context + prefill.query + new_tokens
+    newest: Any = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
+    kept_bytes = cache_bytes(work, sequences, cached, replace(path, residual_tokens=newest), shared=prefill.shared)
+    peaks_bytes = _prefill_peaks(work, prefill, path, sequences)
+    last_step, last_path = prefill.decoding(sequences, new_tokens), replace(path, static_cache_len=cached)
+    last_peaks = _decode_peaks(work, last_step, last_path)
+    peaks_bytes += [np.where(new_tokens > 0, peak_bytes, 0) for peak_bytes in last_peaks]
+    if stored is None:
+        kv_bytes = kept_bytes - sequences * state_bytes(work)
+        peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores if core.keeps)))
+    else:
+        elements = sequences * cached
+        peaks_bytes += [elements * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
+    outputs = [op.weight.out_features for op in _inner_linears(work)]
+    outputs += [bank.rows_per_token * max(outs for _, outs in bank.matrices) for bank in work.of_kind(Experts)]
+    lost_bytes = _LOST_OUTPUTS * prefill.tokens * max(outputs, default=0) * _itemsize(work)
+    return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
+
+
+def _prefill_peaks(work: ModelWork, prefill: Step, path: ExecutionPath, sequences: Count) -> list[Any]:
+    """Return the bytes of a prefill in its matrix products, its experts, its attention, its indexers and its logits."""
+    tokens, cores, itemsize = prefill.tokens, work.of_kind(AttentionCore), _itemsize(work)
+    widths = [(op.weight.in_features, op.weight.out_features) for op in _inner_linears(work)]
+    widest = max((ins + 2 * max(ins, outs) for ins, outs in widths), default=0)
     # A linear may be narrower: those of latents and of embeddings per layer.
     lm_heads = [op for op in work.of_kind(Linear) if op.rows == "last"]
     tables = work.of_kind(Embedding)
     hidden = max([op.weight.in_features for op in lm_heads] or [op.width for op in tables], default=0)
     # Eager attention returns its scores, which exist until the layer ends.
-    scores = tokens * query * max((core.query_heads for core in cores), default=0)
+    scores = tokens * prefill.query * max((core.query_heads for core in cores), default=0)
     scores_bytes = scores * itemsize if path.attention == "eager" else 0
     peaks_bytes = [tokens * (widest + _LIVE_HIDDEN * hidden) * itemsize + scores_bytes]
-    for bank in banks:
+    for bank in work.of_kind(Experts):
         live = bank.rows_per_token * bank.row_elements + _LIVE_HIDDEN * bank.matrices[0][0]
         peaks_bytes.append(tokens * live * itemsize + scores_bytes)
     held = 0
@@ -140,31 +154,27 @@ def memory_need(
         states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
         # The keys and values are freed once they are in the cache.
         peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
-    indexers = work.of_kind(Indexer)
-    for indexer in indexers:  # the keys and values of its layer wait for its choice
+    for indexer in work.of_kind(Indexer):  # the keys and values of its layer wait for its choice
         live_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + held) * itemsize
         peaks_bytes.append(live_bytes + indexer.scratch_bytes(prefill))
-    last_step = prefill.decoding(sequences, new_tokens)
-    peaks_bytes += [np.where(new_tokens > 0, core.scratch_bytes(last_step, path), 0) for core in cores]
-    peaks_bytes += [np.where(new_tokens > 0, indexer.scratch_bytes(last_step), 0) for indexer in indexers]
-    peaks_bytes += [np.where(new_tokens > 0, bank.gathered_bytes(last_step, path), 0) for bank in banks]
-    rows = tokens if path.all_logits else sequences
-    cached = prefill.context + query + new_tokens
-    logits = sum(rows * op.weight.out_features for op in lm_heads)
-    peaks_bytes.append((tokens * hidden + logits) * itemsize)
-    stored = path.cache_format
-    newest = np.minimum(new_tokens, stored.residual_tokens) if stored is not None else 0
-    kept_bytes = cache_bytes(work, sequences, cached, stored, newest, shared=prefill.shared)
-    if stored is None:
-        kv_bytes = kept_bytes - sequences * state_bytes(work)
-        peaks_bytes.append(kv_bytes // max(1, sum(core.count for core in cores if core.keeps)))
-    else:
-        elements = sequences * cached
-        peaks_bytes += [elements * core.cached_elements * stored.workspace_bytes(core.itemsize) for core in cores]
-    outputs = [op.weight.out_features for op in linears]
-    outputs += [bank.rows_per_token * max(outs for _, outs in bank.matrices) for bank in banks]
-    lost_bytes = _LOST_OUTPUTS * tokens * max(outputs, default=0) * itemsize
-    return MemoryNeed(weight_bytes, kept_bytes, reduce(np.maximum, peaks_bytes), lost_bytes)
+    logits = (tokens if path.all_logits else sequences) * sum(op.weight.out_features for op in lm_heads)
+    return [*peaks_bytes, (tokens * hidden + logits) * itemsize]
+
+
+def _decode_peaks(work: ModelWork, step: Step, path: ExecutionPath) -> list[Any]:
+    """Return the bytes of a decode step in its attention, its indexers and the copies of its experts."""
+    attention = [core.scratch_bytes(step, path) for core in work.of_kind(AttentionCore)]
+    indexers = [indexer.scratch_bytes(step) for indexer in work.of_kind(Indexer)]
+    return [*attention, *indexers, *(bank.gathered_bytes(step, path) for bank in work.of_kind(Experts))]
+
+
+def _inner_linears(work: ModelWork) -> list[Linear]:
+    return [op for op in work.of_kind(Linear) if op.rows == "tokens"]
+
+
+def _itemsize(work: ModelWork) -> int:
+    """Return the bytes of an element of the activations."""
+    return max((op.activation_dtype.itemsize for op in _inner_linears(work)), default=_FLOAT32_BYTES)
 
 
 _CHUNK = 512

@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from profiler.counting.attention import AttentionCore, Compressor
+from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, roof_times
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.sparse_attention import Compressor
 from profiler.data.roof_set import RoofSet
 from profiler.facts.step import ExecutionPath, Step
 
@@ -29,6 +30,8 @@ class Architecture:
     vocabulary: int
     experts: int
     experts_per_token: float
+    heads: tuple[tuple[int, int, int], ...] = ()
+    """(query heads, KV heads, width of a head) of each kind of attention layers; those above are the first's."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +97,13 @@ def model_numbers(
     work = counted.work
     state = state_bytes(work)
     longest, params, architecture = counted.max_positions or MOST, dict(work.group_params), _architecture(work)
-    used = work.params - work.tower_params - sum(map(_idle_params, work.of_kind(Experts)))
+    used = work.params - work.tower_params
+    for bank in work.of_kind(Experts):  # shared ones count once
+        idle = (bank.num_experts - bank.per_token) * sum(ins * outs for ins, outs in bank.matrices)
+        used -= round((bank.count - bank.repeats) * idle)
     table = architecture.vocabulary * architecture.hidden_size if "lm_head" in params else 0
-    windows = [window for core in work.of_kind(AttentionCore) if (window := core.cache_window) and window < longest]
-    windows_full = max(windows, default=0)
+    windows = (core.window for core in work.of_kind(AttentionCore) if not core.caches_all)
+    windows_full = max((window for window in windows if window and window < longest), default=0)
 
     def kv_bytes(tokens: int) -> int:
         return int(cache_bytes(work, 1, tokens)) - state
@@ -120,12 +126,6 @@ def model_numbers(
         attention_is_half_at=least(lambda context: _attention_share(work, context) >= 0.5),
         gpus=tuple(_on_gpu(counted, context_len, roofs, prefix) for roofs in gpus),
     )
-
-
-def _idle_params(bank: Experts) -> int:
-    """Return the weights of the experts that a token does not choose; shared ones count once."""
-    idle = (bank.num_experts - bank.per_token) * sum(ins * outs for ins, outs in bank.matrices)
-    return round((bank.count - bank.repeats) * idle)
 
 
 def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet, prefix: int) -> GpuNumbers:
@@ -201,4 +201,5 @@ def _architecture(work: ModelWork) -> Architecture:
         vocabulary=heads[0].weight.out_features if heads else 0,
         experts=experts[0].num_experts if experts else 0,
         experts_per_token=experts[0].per_token if experts else 0,
+        heads=tuple(dict.fromkeys((core.query_heads, core.kv_heads, core.qk_dim) for core in cores)),
     )

@@ -61,18 +61,13 @@ def has_state(module: nn.Module) -> bool:
 
 def is_indexer(module: nn.Module) -> bool:
     """Return whether a module chooses the keys of sparse attention: by its class name, its heads and its choice."""
-    sizes = (_INDEX_HEADS, _INDEX_WIDTH, ("index_topk", "token_budget", "topk_blocks"))
+    sizes = (INDEX_HEADS, INDEX_WIDTH, ("index_topk", "token_budget", "topk_blocks"))
     return bool(_INDEXER.search(type(module).__name__)) and all(first_of(module, *names) for names in sizes)
 
 
 def compresses(module: nn.Module) -> bool:
     """Return whether a module makes one key of several tokens: by its rate and its projection."""
     return all(hasattr(module, name) for name in ("compress_rate", "kv_proj", "head_dim"))
-
-
-def index_sizes(indexer: Any) -> tuple[int, int]:
-    """Return (heads, head dim) of an indexer."""
-    return int(first_of(indexer, *_INDEX_HEADS)), int(first_of(indexer, *_INDEX_WIDTH))
 
 
 def computes_in_float32(module: nn.Module) -> bool:
@@ -111,7 +106,7 @@ def own_top_k(moe: nn.Module, config: Any, experts: Any) -> int:
     )
 
 
-_INDEX_HEADS, _INDEX_WIDTH = ("index_n_heads", "n_heads", "num_heads"), ("index_head_dim", "head_dim")
+INDEX_HEADS, INDEX_WIDTH = ("index_n_heads", "n_heads", "num_heads"), ("index_head_dim", "head_dim")
 _TOP_K = (
     "top_k", "topk", "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts", "moe_k",
     "num_selected_experts",
@@ -241,11 +236,6 @@ def runs_per_step(model: Any, name: str) -> int:
     return high * low if "L_module" in parts else high if "H_module" in parts else 1
 
 
-def is_adapter(name: str) -> bool:
-    """Return whether a module is one of the adapters of a shared block, one per layer (Zamba2)."""
-    return any(part.endswith("adapter_list") for part in name.split("."))
-
-
 def caches_latent(model: nn.Module) -> bool:
     """Return whether the KV cache stores MLA's latent.
 
@@ -254,29 +244,15 @@ def caches_latent(model: nn.Module) -> bool:
     return any(hasattr(module, "expand_kv") for module in model.modules())
 
 
-def over_context(name: str, model: nn.Module) -> bool:
-    """Return whether each step runs a linear over the whole cache: for MLA's latent and Doge's dynamic mask."""
-    if name.endswith("kv_b_proj"):
-        return caches_latent(model)
-    return name.endswith("self_attn.dt_proj")
-
-
-def base_prefix(model: Any) -> str:
-    """Return the prefix of the decoder's modules in a causal LM (`model.`), or "" if the decoder is the model."""
-    prefix = getattr(model, "base_model_prefix", "")
-    return f"{prefix}." if prefix and hasattr(model, prefix) else ""
-
-
 def window_of(config: Any, module: Any) -> int | None:
     """Return the keys that a query of this layer may see, from the layer's type, the layer or the config.
 
     None means no limit.
     """
-    if getattr(module, "is_sliding", None) is False:
+    kind = layer_type(config, module)
+    if kind == "full_attention" or getattr(module, "is_sliding", None) is False:
         return None
-    if layer_type(config, module) == "full_attention":
-        return None
-    if layer_type(config, module) == "chunked_attention":
+    if kind == "chunked_attention":
         return _positive(getattr(config, "attention_chunk_size", None))
     if is_local(module):
         return int(config.window_size)

@@ -65,16 +65,17 @@ class Operator(abc.ABC):
         avoidable_bytes = {**work.avoidable_bytes, Cause.REREAD_WEIGHTS: again_bytes}
         return replace(work, weight_bytes=work.weight_bytes - again_bytes, avoidable_bytes=avoidable_bytes)
 
-    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+    def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.
 
-        They are without those of its first `shared` tokens (`shared_bytes`). A state is each sequence's own.
+        They are without those of its first `shared` tokens (`shared_bytes`). A state is each sequence's own. The path
+        says how a cache is quantised.
         """
         return 0
 
     def shared_bytes(self, shared: Count) -> Any:
         """Return the bytes that all sequences keep together of their first `shared` tokens."""
-        return 0
+        return self.kept_bytes(shared) - self.kept_bytes(0)
 
     def seen(self, step: Step) -> Step:
         """Return the positions of a step that run through this operator."""
@@ -171,20 +172,18 @@ class Experts(Operator):
         weights = sum(ins * outs for ins, outs in self.matrices)
         operands = sum(ins + outs for ins, outs in self.matrices)
         idle = self.num_experts - self.per_token if self.runs_all else 0
+        used_bytes = self.touched(tokens) * self.expert_bytes
+        unchosen_bytes = self.num_experts * self.expert_bytes - used_bytes if self.runs_all else 0
+        avoidable_bytes = {Cause.UNCHOSEN_EXPERTS: unchosen_bytes}
+        if path.gathers_experts and self.gathers:  # a copy is read, written and read again
+            avoidable_bytes = {Cause.GATHERED_EXPERTS: np.maximum(3 * self.gathered_bytes(step, path) - used_bytes, 0)}
         return Work(
             model_flops=2 * tokens * self.per_token * weights,
-            weight_bytes=self.touched(tokens) * self.expert_bytes,
+            weight_bytes=used_bytes,
             activation_bytes=tokens * self.per_token * operands * self.activation_dtype.itemsize,
             avoidable_flops={Cause.UNCHOSEN_EXPERTS: 2 * tokens * idle * weights},
-            avoidable_bytes=self._avoidable_bytes(step, path),
+            avoidable_bytes=avoidable_bytes,
         )
-
-    def _avoidable_bytes(self, step: Step, path: ExecutionPath) -> dict[Cause, Count]:
-        """Return the traffic beyond reading each chosen expert once; a copy is read, written and read again."""
-        used_bytes = self.touched(step.tokens) * self.expert_bytes
-        if path.gathers_experts and self.gathers:
-            return {Cause.GATHERED_EXPERTS: np.maximum(3 * self.gathered_bytes(step, path) - used_bytes, 0)}
-        return {Cause.UNCHOSEN_EXPERTS: self.num_experts * self.expert_bytes - used_bytes if self.runs_all else 0}
 
     def gathered_bytes(self, step: Step, path: ExecutionPath) -> Any:
         """Return the bytes of the copies that a decode step makes, all of one layer at once.
@@ -264,7 +263,7 @@ class Convolution(Operator):
             activation_bytes=2 * step.tokens * self.channels * self.itemsize,
         )
 
-    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+    def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         return self.channels * self.state_inputs * self.itemsize
 
 
@@ -288,7 +287,7 @@ class RecurrentState(Operator):
             state_bytes=_read_and_written(self.kept_bytes(0), step),
         )
 
-    def kept_bytes(self, tokens: Count, *, shared: Count = 0) -> Any:
+    def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         return self.state_elements * self.itemsize
 
 
@@ -313,10 +312,9 @@ class Collective(Operator):
     def each(self, step: Step, path: ExecutionPath) -> Work:
         return Work(link_bytes=self._rows(step, path) * self.width * self.itemsize)
 
-    def _rows(self, step: Step, path: ExecutionPath) -> Count:
+    def _rows(self, step: Step, path: ExecutionPath) -> Any:
         if isinstance(self.source, Linear):
-            rows: Count = self.source.executed(step, path)
-            return rows
+            return self.source.executed(step, path)
         if isinstance(self.source, Experts) and self.source.runs_all:
             return step.tokens * self.source.num_experts
         return step.tokens

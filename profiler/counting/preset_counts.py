@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from profiler.counting import attention, operators
+from profiler.counting import attention, operators, sparse_attention
 from profiler.counting.operators import ModelWork, Operator
 from profiler.errors import RequestError
 from profiler.facts.step import Attention, StoredWeight
@@ -19,7 +19,7 @@ FILE = Path(__file__).with_name("preset_counts.json")
 
 _KINDS: Mapping[str, type[Operator]] = {
     name: kind
-    for module in (attention, operators)
+    for module in (attention, sparse_attention, operators)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and issubclass(kind, Operator)
 }
@@ -79,44 +79,30 @@ def preset_counts(card: str, quant: str = "none", ranks: int = 1) -> CountedMode
     return from_json({**preset["model"], **counts, "operators": listed})
 
 
-def from_json(document: Mapping[str, Any]) -> CountedModel:
-    """Return the model of a document of `counts_json`."""
-    values = _values({name: value for name, value in document.items() if name not in _MODEL_FIELDS})
-    work = ModelWork(**{**values, "operators": tuple(_operator(item) for item in document["operators"])})
-    return CountedModel(work, **{name: document[name] for name in _MODEL_FIELDS})
-
-
-def counts_json(model: CountedModel) -> dict[str, Any]:
-    """Return a counted model as a JSON document of its fields, those of its `ModelWork`, and its operators."""
-    listed = [_plain_operator(operator) for operator in model.work.operators]
-    model_fields = {name: getattr(model, name) for name in _MODEL_FIELDS}
-    return {**_plain_fields(model.work), **model_fields, "operators": listed}
-
-
 _MODEL_FIELDS = tuple(item.name for item in fields(CountedModel) if item.name != "work")
 
 
-def _operator(document: Mapping[str, Any]) -> Operator:
-    return _KINDS[document["operator"]](**_values(document))
+def from_json(document: Mapping[str, Any]) -> CountedModel:
+    """Return the model of a document of `counts_json`."""
+    work = {name: _value(name, value) for name, value in document.items() if name not in _MODEL_FIELDS}
+    return CountedModel(ModelWork(**work), **{name: document[name] for name in _MODEL_FIELDS})
 
 
-def _plain_operator(operator: Operator) -> dict[str, Any]:
-    return {"operator": type(operator).__name__, **_plain_fields(operator)}
-
-
-def _values(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a dataclass: names of dtypes as dtypes, lists as tuples."""
-    return {name: _value(name, value) for name, value in document.items() if name != "operator"}
+def counts_json(model: CountedModel) -> dict[str, Any]:
+    """Return a counted model as a JSON document of its fields, and those of its `ModelWork` and its operators."""
+    return {**_plain_fields(model.work), **{name: getattr(model, name) for name in _MODEL_FIELDS}}
 
 
 def _value(name: str, value: Any) -> Any:
+    """Return the value of a field: names of dtypes as dtypes, lists as tuples, mappings as operators or weights."""
     if name.endswith("dtype"):
         return Dtype(value)
-    if isinstance(value, dict):
-        return _operator(value) if "operator" in value else StoredWeight(**_values(value))
-    return (
-        tuple(tuple(item) if isinstance(item, list) else item for item in value) if isinstance(value, list) else value
-    )
+    if isinstance(value, list):
+        return tuple(_value(name, item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    values = {key: _value(key, item) for key, item in value.items() if key != "operator"}
+    return _KINDS[value["operator"]](**values) if "operator" in value else StoredWeight(**values)
 
 
 def _plain_fields(value: Any) -> dict[str, Any]:
@@ -124,7 +110,7 @@ def _plain_fields(value: Any) -> dict[str, Any]:
     return {
         item.name: _plain(item.name, each)
         for item in fields(value)
-        if item.name != "operators" and (each := getattr(value, item.name)) != item.default
+        if (each := getattr(value, item.name)) != item.default
     }
 
 
@@ -132,5 +118,7 @@ def _plain(name: str, value: Any) -> Any:
     if name.endswith("dtype"):
         return str(value).removeprefix("torch.")
     if isinstance(value, Operator):
-        return _plain_operator(value)
+        return {"operator": type(value).__name__, **_plain_fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(name, item) for item in value]
     return _plain_fields(value) if is_dataclass(value) else value

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.counting.module_kinds import attention_heads, is_attention
+from profiler.counting.module_kinds import attention_heads, first_of, is_attention
 from profiler.counting.operators import Collective, Experts, Linear, ModelWork
 from profiler.counting.walk import collapse_numbers, walk
 from profiler.data.links import CollectiveKind
@@ -26,17 +26,8 @@ _CUTS_COLUMNS = frozenset({"rowwise", "rowwise_split_input", "rowwise_rep", "emb
 _PACKED = frozenset({"packed_colwise", "packed_rowwise"})
 _PACKED_PARTS = 2
 # The collective after the module: a sum of partial results, or a concatenation of shards.
-_SENDS: dict[str, CollectiveKind] = {
-    "rowwise": "all_reduce",
-    "rowwise_rep": "all_reduce",
-    "rowwise_split_input": "all_reduce",
-    "embedding_rowwise": "all_reduce",
-    "moe_tp_experts": "all_reduce",
-    "all_reduce": "all_reduce",
-    "colwise_gather_output": "all_gather",
-    "colwise_rep": "all_gather",
-    "embedding_colwise": "all_gather",
-}
+_REDUCES = {"rowwise", "rowwise_rep", "rowwise_split_input", "embedding_rowwise", "moe_tp_experts", "all_reduce"}
+_GATHERS = {"colwise_gather_output", "colwise_rep", "embedding_colwise"}
 _KV_PROJECTIONS = ("k_proj", "v_proj")
 
 
@@ -85,7 +76,7 @@ def check_ranks(model: Any, ranks: int) -> None:
         )
     if not _plan(model):
         raise RequestError(f"--tp {ranks}: transformers has no tensor parallel plan for {kind!r}; run it on one GPU.")
-    for module in _split_attentions(model):
+    for _, module in _split_attentions(model):
         query, kv, _ = attention_heads(module, model.config.get_text_config())
         latent = hasattr(module, "kv_b_proj")
         # Copies of KV heads need separate projections of K and V.
@@ -102,7 +93,7 @@ def replicated_kv_heads(model: Any, ranks: int) -> int:
 
     Call it before `keep_share` changes the model.
     """
-    for module in _split_attentions(model):
+    for _, module in _split_attentions(model):
         kv = attention_heads(module, model.config.get_text_config())[1]
         if not hasattr(module, "kv_b_proj"):
             return kv if ranks > kv else 0
@@ -116,14 +107,12 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
     pieces and fails in the first step, so these models can be counted but not run.
     """
     plan = _plan(model)
-    config = model.config.get_text_config()
     heads: dict[str, int] = {}
-    for name, module in model.named_modules():
-        if is_attention(module) and _cuts_heads(name, module, plan):
-            query, kv, _ = attention_heads(module, config)
-            heads |= {f"{name}.{leaf}": kv for leaf in _KV_PROJECTIONS}
-            module.num_heads = query // ranks
-            module.num_key_value_heads = max(1, kv // ranks)
+    for name, module in _split_attentions(model):
+        query, kv, _ = attention_heads(module, model.config.get_text_config())
+        heads |= {f"{name}.{leaf}": kv for leaf in _KV_PROJECTIONS}
+        module.num_heads = query // ranks
+        module.num_key_value_heads = max(1, kv // ranks)
     shares: dict[int, nn.Parameter] = {}
     for name, module in model.named_modules():
         pieces = min(ranks, heads.get(name, ranks))
@@ -140,7 +129,6 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
 
 
 def _update_size(module: Any) -> None:
-    """Set a module's size attributes from its weight."""
     weight = module._parameters.get("weight")
     if weight is None:
         return
@@ -163,14 +151,9 @@ def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: in
         return shape
     dim %= len(shape)
     parts = _PACKED_PARTS if style in _PACKED and len(shape) > 1 else 1
-    length = parts * chunk_length(shape[dim] // parts, pieces, piece)
-    return (*shape[:dim], length, *shape[dim + 1 :])
-
-
-def chunk_length(length: int, pieces: int, piece: int) -> int:
-    """Return the length of one piece of `torch.chunk` and DTensor's `Shard`: all but the last equal, rounded up."""
-    full = math.ceil(length / pieces)
-    return max(0, min(full, length - piece * full))
+    length = shape[dim] // parts
+    full = math.ceil(length / pieces)  # as `torch.chunk` and DTensor's `Shard`: all but the last are equal
+    return (*shape[:dim], parts * max(0, min(full, length - piece * full)), *shape[dim + 1 :])
 
 
 def _plan(model: Any) -> dict[str, str]:
@@ -178,17 +161,13 @@ def _plan(model: Any) -> dict[str, str]:
     return dict(getattr(model, "tp_plan", None) or {})
 
 
-def _split_attentions(model: Any) -> Iterator[Any]:
+def _split_attentions(model: Any) -> Iterator[tuple[str, Any]]:
+    """Yield attention, by name, of which a projection stays sharded, so that each rank computes a part of the heads."""
     plan = _plan(model)
     for name, module in model.named_modules():
-        if is_attention(module) and _cuts_heads(name, module, plan):
-            yield module
-
-
-def _cuts_heads(name: str, module: nn.Module, plan: dict[str, str]) -> bool:
-    """Return whether the output of a projection stays sharded, so that each rank computes a part of the heads."""
-    inner = (f"{name}.{part}" for part, _ in module.named_modules() if part)
-    return any(plan.get(collapse_numbers(part)) == "colwise" for part in inner)
+        inner = (collapse_numbers(f"{name}.{part}") for part, _ in module.named_modules())
+        if is_attention(module) and any(plan.get(part) == "colwise" for part in inner):
+            yield name, module
 
 
 def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
@@ -197,13 +176,9 @@ def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
     hidden = int(model.config.get_text_config().hidden_size)
     for name, module in model.named_modules():
         short = collapse_numbers(name)
-        kind = _SENDS.get(plan.get(short, ""))
-        if kind is None:
+        style = plan.get(short)
+        if style not in _REDUCES | _GATHERS:
             continue
-        if isinstance(module, nn.Linear):
-            width = module.out_features
-        elif isinstance(module, nn.Embedding):
-            width = module.embedding_dim
-        else:
-            width = hidden
+        kind: CollectiveKind = "all_reduce" if style in _REDUCES else "all_gather"
+        width = first_of(module, "out_features", "embedding_dim") or hidden
         yield (short, Collective(f"{short}.{kind}", dtype, kind, ranks, None, width, dtype.itemsize))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from profiler.counting import module_kinds as kinds
-from profiler.counting.attention import AttentionCore, Compressor, Indexer
+from profiler.counting.attention import AttentionCore, LatentCore
 from profiler.counting.module_kinds import picture_flops
 from profiler.counting.operators import (
     Convolution,
@@ -27,6 +27,7 @@ from profiler.counting.operators import (
     RecurrentState,
     Rows,
 )
+from profiler.counting.sparse_attention import Compressor, Indexer
 from profiler.errors import ModelError
 from profiler.facts.step import StoredWeight
 from profiler.loading.cache_argument import keeps_last_logits
@@ -45,6 +46,7 @@ _RESIDUAL_ADDS_PER_LAYER = 2
 _ROPE_FLOPS_PER_ELEMENT = 3
 _GATE_FLOPS_PER_ELEMENT = 5
 _FLOAT32_BYTES = 4
+_MX_BLOCK = 32  # OCP Microscaling Formats v1.0, 5.1
 _NORM_FLOPS_PER_ELEMENT = 4
 
 
@@ -143,7 +145,8 @@ class _Visitor:
         self.head = model.get_output_embeddings()
         self.tokens_table = model.get_input_embeddings()
         self.dtype: torch.dtype = model.dtype
-        self.base_prefix = kinds.base_prefix(model)
+        prefix = getattr(model, "base_model_prefix", "")
+        self.base_prefix = f"{prefix}." if prefix and hasattr(model, prefix) else ""  # empty: the decoder is the model
         self.unknown: list[str] = []
         self.not_run: list[str] = []
         self.towers: list[nn.Module] = []
@@ -164,7 +167,7 @@ class _Visitor:
             short = collapse_numbers(name)
             beside = not any(kinds.is_within(name, part) or kinds.is_within(part, name) for part in run_by_text)
             if beside or kinds.not_run_for_text(name, module):
-                params = self._count(module, recurse=True)
+                params = sum(self._count(module, recurse=True).values())
                 if params or not beside:
                     self.not_run.append(short)
                 if beside or kinds.is_tower(name):
@@ -176,7 +179,7 @@ class _Visitor:
                     self.group_params[experts.group] += sum(formats.own_params(part).values())
             else:
                 last = kinds.runs_only_last(self.model, name)
-                for operator in self._operators(short, name, module):
+                for operator in self._operators(short, name, module, self._count(module)):
                     yield (operator := replace(operator, only_last=True) if last else operator)
                     yield from [replace(operator, repeats=1)] * (kinds.runs_per_step(self.model, name) - 1)
                 continue
@@ -187,34 +190,29 @@ class _Visitor:
         """Return the operator that a call of the module runs: its attention core, or its bank of experts."""
         return self._experts(short, name, module) if kinds.is_experts(module) else self._attention(short, module)
 
-    def _operators(self, short: str, name: str, module: Any) -> Iterator[Operator]:
-        """Yield the operators of a module without its children."""
+    def _operators(self, short: str, name: str, module: Any, params: Mapping[int, int]) -> Iterator[Operator]:
+        """Yield the operators of a module without its children; `params` are those that no module before has."""
         if isinstance(module, nn.Embedding):
-            self._count(module)
             yield self._embedding(short, name, module)
         elif formats.is_gguf_table(module):
-            self._count(module)
             table = module.weight  # [rows, bytes per row]
             yield Embedding(short, self.dtype, table.shape[1], 1, module is self.tokens_table)
         elif formats.is_linear(module):
-            params, read = self._count(module), self._reads_again(module)
-            if read and kinds.is_adapter(name):
-                return  # each layer that shares a block runs one of its adapters
+            read = self._reads_again(module)
+            if read and "adapter_list." in f"{name}.":
+                return  # each layer that shares a block runs one of its adapters (Zamba2)
             try:
                 yield (linear := replace(self._linear(short, name, module), repeats=read))
-                if params:  # those of a shared module count once
+                if any(params.values()):  # those of a shared module count once
                     self.group_params[linear.group] += linear.weight.in_features * linear.weight.out_features
             except ValueError as error:  # a format without a rule
                 self.unknown.append(f"{short} ({error})")
-                self.unknown_params += params
+                self.unknown_params += sum(params.values())
         elif kinds.is_router(module):
-            self._count(module)
             yield Linear(short, module.weight.dtype, formats.stored(module), "tokens", self.dtype, group="experts")
         elif kinds.is_norm(module):
-            self._count(module)
             yield replace(self._norm(short, name, module), repeats=self._reads_again(module))
         elif isinstance(module, nn.Conv1d):
-            self._count(module)
             yield replace(self._convolution(short, name, module), repeats=self._reads_again(module))
         else:
             if (core := self._attention(short, module)) is not None:
@@ -226,19 +224,17 @@ class _Visitor:
                 yield self._compressor(short, name, module)
             if (state := self._state(short, module)) is not None:
                 yield state
-            yield from self._other_parameters(short, module)
+            yield from self._other_parameters(short, module, params)
         yield from self._residuals(short, module)
 
-    def _other_parameters(self, short: str, module: nn.Module) -> Iterator[Operator]:
+    def _other_parameters(self, short: str, module: nn.Module, params: Mapping[int, int]) -> Iterator[Operator]:
         """Yield an operator for a module's own vectors, which are streamed; its own matrices are unknown."""
         vector_bytes = 0
         unknown = []
         recurrent = kinds.is_recurrent(module)
         for key, param in module.named_parameters(recurse=False):
-            if id(param) in self._counted:
+            if id(param) not in params:
                 continue
-            self._counted.add(id(param))
-            self.total_params += param.numel()
             if key in _LOOSE_MATRICES and param.dim() > 1:
                 yield self._loose(f"{short}.{key}" if recurrent else short, param)
             elif key in _ADDENDS or recurrent or max(param.shape, default=1) == param.numel():
@@ -314,7 +310,7 @@ class _Visitor:
     def _indexer(self, short: str, module: Any) -> Indexer:
         """Return the scores of an indexer, whose top-k also holds for later layers that have none of their own."""
         self.top_k = kinds.keys_per_query(module)
-        heads, width = kinds.index_sizes(module)
+        heads, width = (int(kinds.first_of(module, *names)) for names in (kinds.INDEX_HEADS, kinds.INDEX_WIDTH))
         key_heads = int(kinds.first_of(module, "index_kv_heads") or 1)
         pooled = kinds.first_of(module, "index_kpool")
         kept = key_heads * width if not pooled else 2 * width + 1  # a key, its gates, and whether it is valid
@@ -342,15 +338,13 @@ class _Visitor:
             top_k=kinds.first_of(indexer, "index_topk"),
         )
 
-    def _count(self, module: nn.Module, *, recurse: bool = False) -> int:
-        """Add a module's parameters to the total, shared ones once; return the number that was added."""
-        added = 0
-        for owner in module.modules() if recurse else (module,):
-            for identity, params in formats.own_params(owner).items():
-                if identity not in self._counted:
-                    self._counted.add(identity)
-                    added += params
-        self.total_params += added
+    def _count(self, module: nn.Module, *, recurse: bool = False) -> dict[int, int]:
+        """Add a module's parameters to the total, shared ones once; return the numbers that were added, by identity."""
+        owners = module.modules() if recurse else (module,)
+        found = {identity: params for owner in owners for identity, params in formats.own_params(owner).items()}
+        added = {identity: params for identity, params in found.items() if identity not in self._counted}
+        self._counted |= added.keys()
+        self.total_params += sum(added.values())
         return added
 
     def _reads_again(self, module: nn.Module) -> int:
@@ -380,8 +374,8 @@ class _Visitor:
             rows, group = "last", "lm_head"
         elif self.base_prefix and not name.startswith(self.base_prefix):
             rows = "last"  # linears between the decoder and the head run on the head's positions
-        elif kinds.over_context(name, self.model):
-            executed = "context"
+        elif name.endswith("self_attn.dt_proj") or (name.endswith("kv_b_proj") and kinds.caches_latent(self.model)):
+            executed = "context"  # for Doge's dynamic mask, and MLA's latent
         return Linear(
             name=short,
             group=group,
@@ -400,7 +394,8 @@ class _Visitor:
         if (mxfp4_matrices := formats.triton_mxfp4_matrices(module)) is not None:
             matrices, num_experts, dtype = mxfp4_matrices, module.num_experts, self.dtype
             biases = [param for name, param in module.named_parameters() if name.endswith("_bias")]
-            expert_bytes = formats.mxfp4_bytes(sum(ins * outs for ins, outs in matrices))
+            weights = sum(ins * outs for ins, outs in matrices)
+            expert_bytes = weights // 2 + weights // _MX_BLOCK  # 4 bits per weight, and a scale byte per block
             expert_bytes += sum(p.numel() * p.element_size() for p in biases) // num_experts
         elif banks:
             # LongCat's router also chooses among experts that do nothing, for which one bank has unused rows.
@@ -514,7 +509,7 @@ class _Visitor:
         elif kinds.first_of(module, "compressor") is not None:
             kv_heads, latent = 1, head_dim  # the one key is also the value, in a cache of its own
         top_k = self._top_k(short, module)
-        return AttentionCore(
+        core = AttentionCore(
             name=f"{short}.core",
             dtype=self.dtype,
             query_heads=query_heads,
@@ -525,10 +520,10 @@ class _Visitor:
             chunked=kinds.layer_type(config, module) == "chunked_attention",
             caches_all=kinds.is_local(module),
             latent_dim=latent,
-            expanded_dim=expanded,
             top_k=top_k,
             keeps=kinds.keeps_cache(self.model, self.config, module),
         )
+        return LatentCore(**vars(core), expanded_dim=expanded) if expanded else core
 
     def _top_k(self, short: str, module: Any) -> int | None:
         """Return the keys that an indexer chooses for a query, that of this layer or of one before."""

@@ -34,11 +34,6 @@ OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 """Engines that load the model themselves and own its cache."""
 
 
-def quantized_engines() -> dict[str, str]:
-    """Return the engines that step eagerly on a quantised cache, by the backend of that cache."""
-    return {item.cache_format.backend: name for name, item in ENGINES.items() if item.cache_format is not None}
-
-
 def engines_of_caches(engines: Sequence[str], caches: Sequence[str], config: Any) -> list[str]:
     """Return the engines that `--cache` requests in place of eager steps; `quantized` is the first that works here.
 

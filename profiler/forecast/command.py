@@ -123,7 +123,8 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
             " GPU."
         )
     grid = _requested_grid(basis, request)
-    check_positions(basis.max_positions, grid.longest_context, SHORTER)
+    # New tokens that were not asked for make no sequence too long.
+    check_positions(basis.max_positions, grid.longest_context - (not request.new_tokens) * grid.new_tokens, SHORTER)
     facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
     if phase := too_few(trained, steps):
         raise RequestError(f"{folder} measured too few cells of {phase} to forecast these; {_measuring(basis, grid)}")
@@ -229,7 +230,7 @@ def forecast_on(model: str, on: str, request: ForecastRequest) -> ForecastDocume
         request.context_lens,
         prefix=request.prefix,
     )
-    check_positions(counted.max_positions, grid.longest_context, SHORTER)
+    check_positions(counted.max_positions, grid.longest_context - (not request.new_tokens) * grid.new_tokens, SHORTER)
     if request.engine not in ("", "eager", "compiled"):
         raise RequestError(
             f"--engine {request.engine!r}: by its datasheet a GPU has ranges of eager and compiled engines only."

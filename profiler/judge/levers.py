@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from profiler.counting.floor import step_floor
 from profiler.facts.change_ids import ChangeId
@@ -68,9 +68,10 @@ class Setting:
     """The ends of a GPU's compute roof in this run, under load; empty on a CPU, or if it was not measured."""
 
 
-def promised_s(judged: Sequence[JudgedCell]) -> dict[tuple[ChangeId, str], float]:
-    """Return the largest computed saving of each change in any cell, in seconds."""
-    computed = [lever for cell in judged for lever in cell.levers if lever.basis == "computed"]
+def promised_s(judged: Sequence[JudgedCell], setting: Setting) -> dict[tuple[ChangeId, str], float]:
+    """Return the largest computed saving of each change in any cell in seconds, also on a busy machine."""
+    undisturbed = replace(setting, busy=False)
+    computed = [lever for cell in judged for lever in levers(cell, undisturbed) if lever.basis == "computed"]
     found: dict[tuple[ChangeId, str], float] = {}
     for lever in computed:
         if lever.id is not None:
@@ -78,7 +79,7 @@ def promised_s(judged: Sequence[JudgedCell]) -> dict[tuple[ChangeId, str], float
             found[what] = max(lever.saves_s, found.get(what, 0.0))
     # What bytes promise of the other formats, next to that of four bits.
     four_bits_s = found.get((ChangeId.FORMAT, "nf4"), 0.0)
-    for item in tried_formats():
+    for item in tried_formats() if four_bits_s else ():
         promised = four_bits_s * (_SIXTEEN_BITS - item.bits) / (_SIXTEEN_BITS - _FOUR_BITS)
         found.setdefault((ChangeId.FORMAT, item.name), promised)
     return found

@@ -121,17 +121,15 @@ def _without_torchao() -> None:
     """
     if _QUANTIZER in sys.modules or _SAFETENSORS in sys.modules:
         return
+
+    def flatten_tensor_state_dict(*args: Any, **kwargs: Any) -> Any:
+        return import_module(_SAFETENSORS).flatten_tensor_state_dict(*args, **kwargs)
+
     stub = ModuleType(_SAFETENSORS)
-    vars(stub)["flatten_tensor_state_dict"] = _flatten_tensor_state_dict
+    vars(stub)["flatten_tensor_state_dict"] = flatten_tensor_state_dict
     sys.modules[_SAFETENSORS] = stub
     try:
         with suppress(Exception):
             import_module(_QUANTIZER)
     finally:
         del sys.modules[_SAFETENSORS]
-
-
-def _flatten_tensor_state_dict(*args: Any, **kwargs: Any) -> Any:
-    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
-
-    return flatten_tensor_state_dict(*args, **kwargs)

@@ -13,14 +13,10 @@ MOST_PARTS = 4096
 The deepest published model has 1,000 layers (DeepNet, arXiv 2203.00555), the widest 2,048 experts (Switch-C, arXiv
 2101.03961)."""
 _PARTS = re.compile(r"(^|[_.])(layers?|blocks?|experts?|heads?|codebooks?|labels?)$|^n_(layer|head)$|(^|_)depths?$")
-_AT_LEAST_ONE = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
+_LEAST = {
+    "vocab_size": 1, "hidden_size": 1, "intermediate_size": 1, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "sliding_window": 0,
+}  # fmt: skip
 
 
 def check_claims(content: Mapping[str, Any]) -> None:
@@ -37,16 +33,15 @@ def check_claims(content: Mapping[str, Any]) -> None:
 
 
 def check_sizes(config: Any) -> None:
-    """Raises ModelError for a transformers config with a size below 1 or a sliding window below 0 (0 means none).
+    """Raises ModelError for a transformers config with a size below its least; a window of 0 means none.
 
     An attribute that differs between layers is checked in each.
     """
     text = config.get_text_config()
     layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
-    for name, least in (*((name, 1) for name in _AT_LEAST_ONE), ("sliding_window", 0)):
-        for value in {
-            getattr(layer, name, None) for layer in layers if not isinstance(getattr(layer, name, None), list)
-        }:
+    for layer in layers:
+        for name, least in _LEAST.items():
+            value = getattr(layer, name, None)
             if isinstance(value, int) and value < least:
                 raise ModelError(f"its configuration says {name} = {value}, which is not possible.")
 

@@ -21,7 +21,6 @@ from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.source import ModelSource
 
 MOST_PROMPTS = 10_000
-_SEED = 0
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Prompts:
         Of real prompts, first those of exactly this length; others are cut or repeated.
         """
         if not self.real:
-            generator = torch.Generator().manual_seed(_SEED + 1_000_003 * len(lens) + width)
+            generator = torch.Generator().manual_seed(1_000_003 * len(lens) + width)
             return torch.randint(0, self.vocab_size, (len(lens), width), generator=generator)
         of_length = {
             length: itertools.cycle(sorted(self.real, key=lambda prompt: len(prompt) != length)) for length in set(lens)
@@ -84,8 +83,7 @@ def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float
     model's `vocab_size`, or has more than `most_tokens`.
     """
     prompts = []
-    for number, line in _lines(path):
-        where = f"--prompts: line {number} of {path.name}"
+    for where, line in _lines(path):
         ids = _encoded(tokenizer, line, where)
         if not ids:
             raise RequestError(f"{where} gives no token; remove it.")
@@ -103,8 +101,8 @@ def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float
     return Prompts(vocab_size, tuple(prompts), path.name, pad_id if pad_id < vocab_size else 0)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str | list[Any]]]:
-    """The number of each line that is not blank, with its text or messages."""
+def _lines(path: Path) -> Iterator[tuple[str, str | list[Any]]]:
+    """The place of each line that is not blank, for messages, with its text or messages."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -124,7 +122,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str | list[Any]]]:
         )
     as_json = path.suffix.lower() in (".jsonl", ".json", ".ndjson") or isinstance(_parsed(lines[0][1]), dict)
     for number, line in lines:
-        yield number, _asked(line, f"--prompts: line {number} of {path.name}") if as_json else line
+        where = f"--prompts: line {number} of {path.name}"
+        yield where, _asked(line, where) if as_json else line
 
 
 def _parsed(line: str) -> Any:

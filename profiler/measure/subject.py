@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path, outlier_columns
+from profiler.counting.chosen_kernel import SdpaStep, attention_path, outlier_columns
 from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
 from profiler.counting.walk import linear_modules
@@ -207,9 +207,7 @@ def execution_paths(
 
     @cache
     def path_of_phase(phase: Phase, compiled: bool) -> ExecutionPath:
-        query, keys = shapes[phase]
-        target = request.device, request.dtype
-        return attention_path(attention, cores, *target, query=query, keys=keys, compiled=compiled)
+        return attention_path(attention, cores, SdpaStep(request.device, request.dtype, *shapes[phase], compiled))
 
     paths: dict[tuple[str, Phase], ExecutionPath] = {}
     outliers: dict[Phase, dict[str, float]] = {}

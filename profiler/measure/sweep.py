@@ -135,47 +135,52 @@ def visit(
         outcomes.append(None if isinstance(error, OutOfTimeError) else _gap(cell, error, machine))
 
     with tolerate_errors(record), torch.inference_mode(), no_gc():
-        is_new = cell not in context.visited
-        if is_new and machine.is_cuda:
-            machine.release()  # segments fragmented by smaller cells would leave no room for a large one
-        prepare = partial(engine.prepare, cell.batch_size, cell.slots)
-        preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
-        most_s = min(limits.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
-        warm_up_s = _warm_prefills(engine, cell, context, most_s) if is_new and cell.prompt_len else []
-        # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
-        first_decode_s = run_loop(engine, cell, context, limits).decode_s if is_new and machine.is_cuda else ()
-        context.visited.add(cell)
-        machine.reset_peak()
-        # Other processes slow down a GPU's host, not the GPU; that shows in the times themselves.
-        foreign_load = None if machine.is_cuda else ForeignLoad(engine.helper_pids)
-        before_j = machine.source.energy_j()
-        loop = run_loop(engine, cell, context, limits)
-        after_j, foreign_cores = machine.source.energy_j(), foreign_load.cores() if foreign_load else None
-        times_s = [loop.prefill_s, loop.ttft_s, loop.loop_s, loop.issue_s, loop.wall_s, *loop.decode_s]
-        times_s.append(preparation_s + 1.0)  # preparing may take no time
-        refuse_impossible_times(seconds for seconds in times_s if seconds is not None)
-        count = further_prefills(loop.prefill_s, limits, first=is_new) if loop.prefill_s else 0
-        more = [_prefill(engine, cell, context) for _ in range(count)]
-        refuse_impossible_times(itertools.chain.from_iterable(more))
-        # Held by the profiler and the engine for other purposes than this cell.
-        peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes
-        return replace(
-            loop,
-            round=round_number,
-            warm_up_s=tuple(warm_up_s),
-            first_decode_s=first_decode_s,
-            # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
-            peak_memory_bytes=None if engine.owned or peak_bytes is None else peak_bytes - other_bytes,
-            energy_j=None if engine.owned or before_j is None or after_j is None else after_j - before_j,
-            more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
-            more_ttft_s=tuple(ttft_s for _, ttft_s in more),
-            preparation_s=preparation_s,
-            device_memory_bytes=machine.used_bytes(),
-            foreign_cores=foreign_cores,
-        )
+        return _visited(engine, cell, round_number, context, limits)
     # Only after the handler: until then, the error holds the tensors of the step that failed.
     machine.recover(cell.name)
     return outcomes[0]
+
+
+def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContext, limits: Limits) -> Visit:
+    """Prepare the cell and warm it up if it is new, time its loop, and add prefills as far as the limits allow."""
+    machine, is_new = context.machine, cell not in context.visited
+    if is_new and machine.is_cuda:
+        machine.release()  # segments fragmented by smaller cells would leave no room for a large one
+    prepare = partial(engine.prepare, cell.batch_size, cell.slots)
+    preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
+    most_s = min(limits.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))
+    warm_up_s = _warm_prefills(engine, cell, context, most_s) if is_new and cell.prompt_len else []
+    # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
+    first_decode_s = run_loop(engine, cell, context, limits).decode_s if is_new and machine.is_cuda else ()
+    context.visited.add(cell)
+    machine.reset_peak()
+    # Other processes slow down a GPU's host, not the GPU; that shows in the times themselves.
+    foreign_load = None if machine.is_cuda else ForeignLoad(engine.helper_pids)
+    before_j = machine.source.energy_j()
+    loop = run_loop(engine, cell, context, limits)
+    after_j, foreign_cores = machine.source.energy_j(), foreign_load.cores() if foreign_load else None
+    times_s = [loop.prefill_s, loop.ttft_s, loop.loop_s, loop.issue_s, loop.wall_s, *loop.decode_s]
+    times_s.append(preparation_s + 1.0)  # preparing may take no time
+    refuse_impossible_times(seconds for seconds in times_s if seconds is not None)
+    count = further_prefills(loop.prefill_s, limits, first=is_new) if loop.prefill_s else 0
+    more = [_prefill(engine, cell, context) for _ in range(count)]
+    refuse_impossible_times(itertools.chain.from_iterable(more))
+    # Held by the profiler and the engine for other purposes than this cell.
+    peak_bytes, other_bytes = machine.peak_bytes(), context.own_bytes + engine.kept_bytes
+    return replace(
+        loop,
+        round=round_number,
+        warm_up_s=tuple(warm_up_s),
+        first_decode_s=first_decode_s,
+        # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
+        peak_memory_bytes=None if engine.owned or peak_bytes is None else peak_bytes - other_bytes,
+        energy_j=None if engine.owned or before_j is None or after_j is None else after_j - before_j,
+        more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
+        more_ttft_s=tuple(ttft_s for _, ttft_s in more),
+        preparation_s=preparation_s,
+        device_memory_bytes=machine.used_bytes(),
+        foreign_cores=foreign_cores,
+    )
 
 
 def run_loop(

@@ -27,7 +27,7 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
 from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
-from profiler.quant.stored_formats import StoredFormat, quant_of
+from profiler.quant.stored_formats import StoredFormat, format_in, quant_of
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
 from profiler.units import scaled, several, short_count, significant
@@ -145,7 +145,10 @@ def place(
     gpus = 1 if here else tp or file.gpus or 1
     sheet = None if here else _sheet(gpu, devices)
     source, precision = resolve(model), file.settings.get("precision", "auto")
-    counted = counted_model(source, precision if precision in _DTYPES else "auto", quant, rented=True)
+    precision, asked = precision if precision in _DTYPES else "auto", quant
+    counted, (calls, form) = counted_model(source, precision, quant, rented=True), _quantised_as(file, figures)
+    if form and quant == "none" and not counted.published and not all(each.held.weight_bytes for each in figures):
+        counted, quant = counted_model(source, precision, form, rented=True), form
     if quant == "fp8" and counted.work.of_kind(Experts):  # servers pack experts as well, which torchao leaves dense
         counted = in_bits(counted, _FP8_EXPERTS)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
@@ -160,8 +163,10 @@ def place(
     figures = [_completed(setup, figure) for figure in figures]
     widths = [_widths(figure, counted) for figure in figures]
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
-    rows = [placed(figure, *floor, setup.fit(figure)) for figure, floor in floors]
-    warnings = [*_doubts(setup, devices, figures, rows), *filter(None, [unknown_link]), *doubts(rows)]
+    is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
+    rows = [placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure)) for figure, floor in floors]
+    as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != asked)
+    warnings = [*as_named, *_doubts(setup, devices, figures, rows, calls), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -243,7 +248,7 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
         figure = figure.with_shape(most)
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     is_few = held.gpu_layers is not None and held.gpu_layers < layers
-    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "experts were in the host's memory"
+    weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "weights were in the host's memory"
     held = replace(held, weights_on_host=is_few or held.weights_on_host)
     on_host = [weights] * held.weights_on_host + ["the cache was in the host's memory"] * held.cache_on_host
     notes += [f"{what}: the host's memory has another, lower roof" for what in on_host]
@@ -299,9 +304,9 @@ def _floors(
 
 
 def _doubts(
-    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure]
+    setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure], calls: Sequence[str]
 ) -> Iterator[str]:
-    """What is said of a whole file, and whether it names another model, device or precision, or needs more memory."""
+    """What is said of a whole file, and whether it names another model, device or format (`calls`), or needs more."""
     file, counted, gpus, room = setup.file, setup.counted, setup.gpus, setup.room_bytes
     if setup.stages > 1:
         yield (
@@ -317,15 +322,15 @@ def _doubts(
         names = {sheet.gpu.lower() for sheet in datasheet.called(device)} | {device.lower()}
         if not any(setup.gpu.lower() in name for name in names):
             yield f"the file says that it ran on {device}, not on {setup.gpu}."
-    named = {{**file.settings, **dict(figure.settings)}.get("quantization", "-") for figure in figures} - {"-"}
-    unknown = [pair for pair in zip(figures, rows, strict=True) if not setup.knows_bits(pair[0])]
+    unknown = [row for figure, row in zip(figures, rows, strict=True) if not setup.knows_bits(figure)]
     own_bits = 8 * counted.weight_bytes / counted.work.params
-    most = [own_bits / row.attained for _, row in unknown if row.is_above and row.bound == "memory"]
-    if unknown and (named or file.packed_dtype or most):
-        quantised = f"says that its weights were quantised ({', '.join(sorted(named))})"
-        allowed = f" (by its times at most {significant(min(most), 2)} on {setup.under.device})" if most else ""
+    too_fast = [row for row in unknown if row.regime is None and row.attained > 1 and row.bound == "memory"]
+    if unknown and (calls or file.packed_dtype or too_fast):
+        quantised = f"says that its weights were quantised ({', '.join(calls)})"
+        most = min((own_bits / row.attained for row in too_fast), default=0.0)
+        allowed = f" (by its times at most {significant(most, 2)} on {setup.under.device})" if most else ""
         yield (
-            f"the file {quantised if named else 'does not say its bits'}{allowed}, but its weights are counted in"
+            f"the file {quantised if calls else 'does not say its bits'}{allowed}, but its weights are counted in"
             f" {counted.dtype}: give --bits or --quant, or the quantised model's own folder."
         )
     if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
@@ -341,6 +346,19 @@ def _doubts(
             f" (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in"
             " doubt, or not given, and floors assume room for all."
         )
+
+
+def _quantised_as(file: ForeignFile, figures: Sequence[Figure]) -> tuple[list[str], str]:
+    """(what a file calls the format of its weights, that format for --quant; empty if it is not known)."""
+    forms = {}
+    for each in ({**file.settings, **dict(figure.settings)} for figure in figures):
+        for name in ("quantization", "model's name", "precision"):
+            text = each.get(name, "-")
+            if (form := format_in(text)) is not None or (name == "quantization" and text != "-"):
+                forms[text] = form or ""
+    forms = forms or ({"ollama, whose default it is": "q4_k_m"} if file.tool == "ollama" else {})
+    known = {*forms.values()} - {""}
+    return sorted(forms), known.pop() if len(known) == 1 else ""
 
 
 def _is_packed(figure: Figure) -> bool:

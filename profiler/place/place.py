@@ -56,11 +56,6 @@ class PlacedFigure:
     spread: float | None = None
     """Standard deviation of the repetitions / `latency_s`; None if the file has neither."""
 
-    @property
-    def is_above(self) -> bool:
-        """Whether it is above the roof by more than its tolerance."""
-        return self.attained > 1 + ROOF_TOLERANCE
-
 
 @dataclass(frozen=True)
 class PlaceRoofs:
@@ -94,18 +89,19 @@ class PlacedFile(Document):
     rows: Sequence[PlacedFigure]
 
 
-def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | None, fit: Fit) -> PlacedFigure:
+def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, is_known: bool) -> PlacedFigure:
     """The figure with its share of the roofline, its regime and its notes. All its shapes must be known.
 
-    `compute_s` and `memory_s` are the parts of its floor. A foreign figure has no time breakdown, so a low share is
-    inconclusive.
+    `floor` are the compute-bound, memory-bound and messages' seconds. A foreign figure has no time breakdown, so a low
+    share is inconclusive, as is any of weights whose bits are not known (`is_known`).
     """
+    compute_s, memory_s, link_s = floor
     batch, prompt, time = figure.batch_size or 0, figure.prompt_len or 0, figure.time
     tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
-    regime: Regime = "inconclusive"
-    if fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
+    regime: Regime | None = None if fit == "no" or attained > 1 + ROOF_TOLERANCE else "inconclusive"
+    if regime and is_known and fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
         regime = "compute-bound" if by_compute else "memory-bound"
     spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
     return PlacedFigure(
@@ -121,14 +117,15 @@ def placed(figure: Figure, compute_s: float, memory_s: float, link_s: float | No
         bound="compute" if by_compute else "memory",
         attained=attained,
         fits=fit != "no",
-        regime=regime if fit != "no" and attained <= 1 + ROOF_TOLERANCE else None,
-        note="; ".join(_notes(figure, attained, fit)),
+        regime=regime,
+        note="; ".join(_notes(figure, attained, fit, regime)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
         spread=spread / time.value if spread else None,
     )
 
 
-_OVERHEAD = "below half of the roof at batch 1: overhead (host, kernels) or GPUs' links, rather than their memory"
+_OVERHEAD = "below half of the roof at batch 1: overhead ({}) or GPUs' links, rather than their memory"
+_BY_MEMORY = "memory-bound at batch 1: fewer bits per weight, drafts or a larger batch save more than other kernels"
 ROOF_ALLOWS = "faster than the roof allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache",
@@ -138,7 +135,7 @@ _SUSPICIONS: dict[Covers, str] = {
 """Likely reasons for a figure above the roof, by what it covers."""
 
 
-def _notes(figure: Figure, attained: float, fit: Fit) -> Iterator[str]:
+def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> Iterator[str]:
     """A suspicion if the figure is too fast or slow, then the notes of its file, then remarks."""
     if fit != "no" and attained > 1 + ROOF_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
@@ -149,7 +146,9 @@ def _notes(figure: Figure, attained: float, fit: Fit) -> Iterator[str]:
             " longer, and its share is smaller"
         )
     elif fit == "yes" and figure.covers == "decode" and figure.batch_size == 1 and attained < _HALF:
-        yield _OVERHEAD
+        yield _OVERHEAD.format("host, kernels, drafting" if figure.query_tokens > 1 else "host, kernels")
+    if regime == "memory-bound" and figure.covers == "decode" and figure.batch_size == 1:
+        yield _BY_MEMORY
     yield from figure.notes
     if figure.held.weight_bytes:
         yield f"{8 * figure.held.weight_bytes:.2f} bits per weight as stored"
@@ -167,7 +166,7 @@ _FAR_MORE = 1.5
 
 def doubts(rows: Sequence[PlacedFigure]) -> Iterator[str]:
     """Warnings about a whole file: figures above the roof, and decode steps that seem to include the prefill."""
-    if above := sum(row.is_above for row in rows if row.fits):
+    if above := sum(row.fits and row.regime is None for row in rows):
         yield f"{above} of {len(rows)} figures {'is' if above == 1 else 'are'} above the roof, so not valid."
     series: dict[tuple[int, int | None, str], list[PlacedFigure]] = {}
     for row in rows:

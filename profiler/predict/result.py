@@ -50,11 +50,13 @@ class ForecastCell:
     """Whether they fit, but the cell runs out of memory if free memory is in pieces."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each term of the time breakdown, including the unexplained rest."""
+    new_tokens: int = 0
+    """Tokens after each prompt or filled cache; a decode is the middle step of them."""
 
     @property
     def depth(self) -> int:
-        """Tokens of the prompt, or of a cache that no prompt filled."""
-        return self.prompt_len or self.context_len
+        """Tokens of the prompt, or of a cache that no prompt filled, before the first new one."""
+        return self.prompt_len or self.context_len - self.new_tokens // 2
 
     @property
     def name(self) -> str:
@@ -137,6 +139,7 @@ def forecast_cells(
                 bool(fits[index]),
                 bool(tight[index]),
                 {**seconds, "unexplained_s": own_s - sum(seconds.values())},
+                int(steps.new_tokens[index]),
             )
         )
     return tuple(cells)

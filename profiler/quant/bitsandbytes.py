@@ -236,10 +236,8 @@ def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int)
         return FourBitRows(2)
     if ins % _BLOCK:
         return FourBitRows(1)
-    if device.type != "cuda":
-        return FourBitRows(_FUSED_FLOOR + 1)
-    table = _four_bit_table(device)
-    if table.error:
+    table = _four_bit_table(device) if device.type == "cuda" else None
+    if table is None or table.error:
         return FourBitRows(_FUSED_FLOOR + 1)
     return dense_rows(lambda rows: table.fuses(dtype, rows, outs, ins), table.most_rows)
 
@@ -301,11 +299,8 @@ def four_bit_rule_error(device: torch.device) -> str:
 
 def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
     """Return the rows for which `fused(rows)` is false; above `most` rows it always is."""
-    ranges = []
-    for is_fused, group in groupby(range(1, most + 1), lambda rows: bool(fused(rows))):
-        numbers = list(group)
-        if is_fused:
-            ranges.append((numbers[0], numbers[-1]))
+    groups = ((is_fused, list(rows)) for is_fused, rows in groupby(range(1, most + 1), lambda rows: bool(fused(rows))))
+    ranges = [(rows[0], rows[-1]) for is_fused, rows in groups if is_fused]
     if ranges and ranges[0][0] == 1:
         return FourBitRows(ranges[0][1] + 1, tuple(ranges[1:]))
     return FourBitRows(1, tuple(ranges))

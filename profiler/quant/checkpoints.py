@@ -52,13 +52,8 @@ PACKED_LINEARS: Mapping[str, Callable[[nn.Linear, int, int], nn.Module]] = {"gpt
 """By `quant_method` of a checkpoint's config."""
 
 
-class PackedExpert(nn.Module):
+class PackedExpert(nn.ModuleDict):
     """One expert of a mixture, with a packed linear for each of its matrices."""
-
-    def __init__(self, linears: Mapping[str, nn.Module]) -> None:
-        super().__init__()
-        for name, linear in linears.items():
-            self.add_module(name, linear)
 
 
 def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Module:

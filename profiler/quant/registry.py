@@ -21,9 +21,6 @@ Quant = str
 ConversionCall = Callable[[], object]
 
 
-_INT4_CAPABILITY = (8, 0)
-
-
 @dataclass(frozen=True)
 class QuantOptions:
     """How a 4-bit format of bitsandbytes is stored and computed; other formats have no such options."""
@@ -205,7 +202,7 @@ def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device:
 
         from profiler.device.device import compute_capability
 
-        if compute_capability(device) < _INT4_CAPABILITY:
+        if compute_capability(device) < (8, 0):
             raise RequestError("--quant int4wo: torchao's int4 kernel needs compute capability 8.0; use --quant nf4.")
         if dtype != torch.bfloat16:
             raise RequestError("--quant int4wo: torchao's int4 kernel computes in bfloat16; use --dtype bfloat16.")

@@ -13,7 +13,6 @@ from profiler.device.memory import storage_bytes
 from profiler.facts.step import StoredWeight
 from profiler.quant.registry import ConversionCall, library_of
 
-_MX_BLOCK = 32
 _GGUF_FUSED_ROWS = 8
 # Names of the packed integers (GPTQ and AWQ, compressed-tensors).
 _PACKED_NAMES = ("qweight", "weight_packed")
@@ -65,11 +64,6 @@ def triton_mxfp4_matrices(module: Any) -> tuple[tuple[int, int], ...] | None:
     if type(module).__name__ != "Mxfp4GptOssExperts":
         return None
     return (module.hidden_size, 2 * module.intermediate_size), (module.intermediate_size, module.hidden_size)
-
-
-def mxfp4_bytes(weights: int) -> int:
-    """Bytes of MXFP4 weights: 4 bits per weight, and one scale byte per 32 (OCP Microscaling Formats v1.0, 5.1)."""
-    return weights // 2 + weights // _MX_BLOCK
 
 
 def is_scale(name: str) -> bool:

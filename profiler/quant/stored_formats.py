@@ -12,6 +12,13 @@ from profiler.errors import RequestError
 
 _BITS = re.compile(r"(\d+(?:\.\d+)?) bits")
 _MOST_BITS = 16
+# In names of models and in settings of servers. MLX's groups of 64 have a scale and a bias of 16 bits: `4bit` is 4.5.
+_IN_NAMES = re.compile(
+    r"(?<![a-z0-9])(?:i?q[1-8]\w*|(?:int|fp|nf|w)[2-8](?:a\d+)?|nvfp4|mxfp4|awq|gptq|(?:bnb-)?[2-8]bit)(?![a-z0-9])"
+)
+_ALSO = {"fp4": "nvfp4", "int4": "gptq", "w4a16": "gptq", "w8a8": "int8", "bnb-4bit": "nf4"}
+_ALSO |= {f"{bits}bit": f"{bits}.5 bits" for bits in range(2, 9)}
+_WIDTHS = {"fp8": 8, "int8": 8, "nf4": 4}  # of formats that run here as well
 _FEW_BITS = 6
 
 
@@ -46,6 +53,13 @@ def stored_format(quant: str) -> StoredFormat | None:
     if (match := _BITS.fullmatch(quant)) and 1 <= float(match[1]) <= _MOST_BITS:
         return StoredFormat(quant, float(match[1]))
     return stored_formats().get(quant.lower())
+
+
+def format_in(text: str) -> str | None:
+    """The format in a name such as `Llama-3.1-8B-AWQ-INT4`: None without one; empty if unknown, or of unlike widths."""
+    names = [_ALSO.get(word, word) for word in _IN_NAMES.findall(re.sub(r" - ([sml])\w+", r"_\1", text.lower()))]
+    widths = {form.bits // 1 if (form := stored_format(name)) else _WIDTHS.get(name) for name in names}
+    return None if not names else names[0] if len(widths) == 1 and None not in widths else ""
 
 
 def quant_of(quant: str, bits: float) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import Any, cast
 
@@ -59,7 +58,7 @@ def quantise_linears(module: Any, config: Any) -> None:
         return is_inner_linear and (group_size is None or layer.in_features % group_size == 0)
 
     if group_size is not None:
-        plan = _INT4_PLANS[type(config).__name__]
+        plan = _planned_tiles if type(config).__name__ == "Int4WeightOnlyConfig" else _planned_opaque
         for layer in module.modules():
             if fits_config(layer, ""):
                 layer.weight = nn.Parameter(plan(layer.weight, group_size), requires_grad=False)
@@ -132,12 +131,6 @@ def _planned_tiles(weight: torch.Tensor, group_size: int) -> torch.Tensor:
         [1, group_size],
         weight.shape,
     )
-
-
-_INT4_PLANS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
-    "PrototypeInt4WeightOnlyConfig": _planned_opaque,
-    "Int4WeightOnlyConfig": _planned_tiles,
-}
 
 
 def stored(module: Any) -> StoredWeight:

@@ -1,8 +1,8 @@
 """Tables with batch_size, prompt_len, new_tokens, tokens_per_s; optional phase, context_len, latency_s.
 
-Optional, too: `samples_s`, the seconds of each repetition, separated by semicolons, `repeats`, `bits_per_weight` as
-stored, and `tokens_per_step` or `acceptance_length` of speculative decoding. `context_len` is that of cells.csv: cached
-tokens before a prefill, and at the middle step of a decode.
+Optional, too: `gpu`, `model` and `quant`, `samples_s`, the seconds of each repetition, separated by semicolons,
+`repeats`, `bits_per_weight` as stored, and `tokens_per_step` or `acceptance_length` of speculative decoding.
+`context_len` is that of cells.csv: cached tokens before a prefill, and at the middle step of a decode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from profiler.readers.values import Record, escaped, measured, number_at, number
 
 CSV_COLUMNS = "batch_size, prompt_len, new_tokens, tokens_per_s"
 _KNOWN = {"status", "phase", "batch_size", "prompt_len", "context_len", "new_tokens", "latency_s", "tokens_per_s"}
-_KNOWN |= {"repeats", "samples_s", "bits_per_weight", "tokens_per_step", "acceptance_length"}
+_KNOWN |= {"repeats", "samples_s", "bits_per_weight", "tokens_per_step", "acceptance_length", "gpu", "model", "quant"}
 _COVERS: Mapping[str, Covers] = {"prefill": "prefill", "decode": "decode", "generate": "generate"}
 _NO_PHASE = "no phase named: read as decode steps only"
 
@@ -68,5 +68,5 @@ CSV_TABLE = Format(
     has=("batch_size", "prompt_len", "latency_s | tokens_per_s"),
     records=_numbered,
     figures=_figures,
-    settings={"bits per weight": "bits_per_weight"},
+    settings={"bits per weight": "bits_per_weight", "device": "gpu", "model's name": "model", "quantization": "quant"},
 )

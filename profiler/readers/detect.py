@@ -30,6 +30,14 @@ _REFUSED = (
     (r"INSERT INTO \w+ \(build_commit", "llama-bench's SQL", "`llama-bench -o json`"),
 )
 
+# Settings of commands in the first MB of a text; `python -m` and `mlx_lm.generate -m 512` are of something else.
+_IN_COMMANDS = {
+    "model's name": r"(?:(?<!python)(?<!python3)\s(?:--model(?:-path)?|-m|-hf|--hf-repo)|ollama run|vllm serve"
+    r"|lms (?:chat|load))[ =]+['\"]?(?!-)(\S*[a-zA-Z][^\s'\"]*)",
+    "quantization": r"\s--quantization[ =]+(\w\S*)",
+    "gpus": r"\s(?:--tensor-parallel-size|--tp(?:-size)?|-tp)[ =]+(\d+)",
+}
+
 
 def tools() -> str:
     """The names of all kinds of result files as one text, for messages."""
@@ -46,7 +54,11 @@ def read_foreign(path: Path) -> ForeignFile:
         if file := _read(path, sources):
             if not file.figures:
                 raise RequestError(f"{path}: {file.tool} wrote no time of a prefill or a decode into it.")
-            return replace(file, name=str(path))
+            found = {name: {*re.findall(pattern, text[: 1 << 20])} for name, pattern in _IN_COMMANDS.items()}
+            named = {name: values.pop() for name, values in found.items() if len(values) == 1}
+            gpus = file.gpus or int(named.pop("gpus", 0)) or None
+            settings = file.settings if "precision" in file.settings else {**named, **file.settings}
+            return replace(file, name=str(path), gpus=gpus, settings=settings)
     for pattern, what, option in _REFUSED:
         if re.search(pattern, text, re.MULTILINE):
             raise RequestError(

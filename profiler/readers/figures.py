@@ -61,11 +61,6 @@ class Figure:
     """Caveats for the reader of the figure."""
 
     @property
-    def has_step(self) -> bool:
-        """Whether this is a prefill or one decode step of a known shape."""
-        return self.covers != "generate" and bool(self.batch_size) and self.depth is not None
-
-    @property
     def depth(self) -> int | None:
         """Tokens of the context and the prompt, those that the file names; None if it names neither."""
         lengths = [length for length in (self.prompt_len, self.context_len) if length is not None]

@@ -28,6 +28,7 @@ from profiler.readers.values import (
     number_of,
     whole_at,
 )
+from profiler.units import duration
 
 # Tokens that arrive together, from which on a step gives several or the server sends them in chunks.
 _CHUNKED = 1.5
@@ -117,7 +118,7 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Where the times of batches of a known shape are."""
+    """Where the times of batches of a known shape are; a record may have the seconds of a step of its `clock`."""
 
     batch_size: str = "batch_size"
     prompt_len: str = "input_len"
@@ -136,8 +137,10 @@ class Steps:
         figures = []
         for covers, paths in self.times.items():
             if time_s := seconds_at(record, paths, self.unit):
-                time_s = replace(time_s, repeats=time_s.repeats or self.repeats)
-                figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=self.notes.get(covers, ())))
+                clock_s = number_at(record, f"clock.{covers}") or 0.0
+                time_s = replace(time_s, repeats=time_s.repeats or self.repeats, rounding=clock_s or time_s.rounding)
+                notes = [*self.notes.get(covers, ()), *[f"its clock steps by {duration(clock_s)}"] * (clock_s > 0)]
+                figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=tuple(notes)))
         return figures
 
 
@@ -146,7 +149,7 @@ class Request:
     """Where the times of one request are, which ran alone: its batch is 1. Of a time and a rate, the time counts.
 
     A record may have further keys: `runs`, its decode steps; `cached`, the tokens before the prompt; `acceptance` and
-    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`.
+    `verified`, the tokens that a step gives and processes; `bits` per weight; `n_gpu_layers`; `on_host`, a share.
     """
 
     prompt_len: str
@@ -170,7 +173,7 @@ class Request:
         paths = (self.prompt_len, self.new_tokens, "runs", "cached", "n_gpu_layers")
         prompt, new, runs, cached, gpu_layers = (whole_at(record, path, 0) for path in paths)
         new, bits, figures = runs + 1 if runs else new, number_at(record, "bits"), []
-        held = Held(weight_bytes=bits and bits / 8, gpu_layers=gpu_layers)
+        held = Held(bits and bits / 8, gpu_layers=gpu_layers, weights_on_host=bool(record.get("on_host")))
         shape = Figure("prefill", Measured(1.0), 1, prompt, cached, new, held=held)
         if first_s := self._spent(record, self.to_first, self.prompt_per_s, prompt):
             figures.append(replace(shape, time=first_s))
@@ -256,7 +259,9 @@ class Client:
         per_s = needed(record, self.output_per_s)
         batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
         prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_len, self.new_tokens))
-        shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new)
+        cache = str(first_of(record, "server_info.kv_cache_dtype | engine.kv_cache_dtype")).lower()
+        held = Held(kv_itemsize=1.0 if "fp8" in cache else None)
+        shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new, held=held)
         figures = []
         if ttft_s:
             notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]

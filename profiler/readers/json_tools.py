@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.readers.figures import Covers, Figure
@@ -313,6 +314,26 @@ def _of_sglang_server(record: Record) -> list[Figure]:
     return figures
 
 
+def _of_tgi(source: Source) -> list[Record]:
+    """The rows of the latencies, whose shape is in the table above. Equal cells below each other are merged."""
+    asked = re.findall(r"\| (?:Model|Sequence Length|Decode Length) +\| (\S+)", source.text)[-3:]
+    shape = dict(zip(("model", "input_len", "output_len"), asked, strict=False))
+    rows: list[dict[str, str]] = [{}]
+    for row in source.records:
+        rows.append({name: cell or rows[-1].get(name, "") for name, cell in row.items()})
+    return [{**row, **shape, row["Step"]: row["Average"].removesuffix(" ms")} for row in rows[1:]]
+
+
+# text-generation-benchmark (benchmark/src/table.rs) calls a server's shards; its percentiles are of unsorted times.
+_TGI = Format(
+    tool="TGI's benchmark",
+    has=("Step", "batch_size", "p50"),
+    columns={"Batch Size": "batch_size"},
+    records=_of_tgi,
+    figures=Steps(times={"prefill": "Prefill", "decode": "Decode (token)"}, unit=1e-3),
+    settings={"model's name": "model"},
+)
+
 _LAST = "until the last sequence's first token, including HTTP and the scheduler"
 _SGLANG_SERVER = Format(
     tool="SGLang bench_one_batch_server",
@@ -323,7 +344,6 @@ _SGLANG_SERVER = Format(
 # Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
 _NO_SETTINGS = re.compile("batch_size|sequence_length|num_tokens_to_generate|name|(warmup|measurement)_iterations")
 _IN_LOOP = "the loop of `generate`, including sampling, stop checks and the streamer"
-_CLOCK = "float32 timestamps, which step by milliseconds on a machine with a long uptime"
 
 
 def _of_transformers(result: Record) -> Record:
@@ -336,7 +356,14 @@ def _of_transformers(result: Record) -> Record:
     factor = 1.0 if config.get("continuous_batching") else new / (new - 1)
     each = inner(result, "measurements.inter_token_latency") or []
     options = {name: value for name, value in config.items() if not _NO_SETTINGS.fullmatch(name)}
-    return {"config": config, "options": options, "steps": [factor * seconds for seconds in each]}
+    clock = {"prefill": _clock_s(inner(result, "measurements.time_to_first_token")), "decode": factor * _clock_s(each)}
+    return {"config": config, "options": options, "steps": [factor * seconds for seconds in each], "clock": clock}
+
+
+def _clock_s(seconds: Sequence[float] | None) -> float:
+    """The step of float32 timestamps after a long uptime, of which all times are multiples; 0 for a fine one."""
+    step_s = 1 / max((each.as_integer_ratio()[1] for each in seconds or []), default=math.inf)
+    return step_s if step_s > 1e-6 else 0.0
 
 
 # benchmark_v2 maps the hash of a configuration to a result with `metadata`, `config` and `measurements`.
@@ -350,7 +377,7 @@ _TRANSFORMERS = Format(
         prompt_len="config.sequence_length",
         new_tokens="config.num_tokens_to_generate",
         times={"prefill": "measurements.time_to_first_token", "decode": "steps"},
-        notes={"prefill": (_CLOCK, _IN_LOOP), "decode": (_CLOCK, _IN_LOOP)},
+        notes={"prefill": (_IN_LOOP,), "decode": (_IN_LOOP,)},
     ),
     settings={"options": "options", "model's name": "metadata.model_id", "transformers": "metadata.commit_id"}
     | {"device": "metadata.hardware_info.gpu_name"},
@@ -359,9 +386,10 @@ _TRANSFORMERS = Format(
 
 # One request: what a server answers, or a console prints (`readers/printed.py`), by the same keys.
 def _unsaid(record: Record) -> Record:
-    assumed = {"n_gpu_layers": "all layers on the GPU", "cached": "no token from a cache"}
-    unsaid = ", ".join(words for name, words in assumed.items() if record.get(name) is None)
-    return {"remark": f"assumed, as the file does not say it: {unsaid}." if unsaid else ""}
+    assumed = {"n_gpu_layers | on_gpu": "all layers on the GPU", "cached": "no token from a cache"}
+    unsaid = [words for paths, words in assumed.items() if first_of(record, paths) is None]
+    unsaid += ["no other request at the same time"] * bool(record.get("slots"))
+    return {"remark": f"assumed, as the file does not say it: {', '.join(unsaid)}." if unsaid else ""}
 
 
 def _of_llama_cpp(record: Record) -> Record:
@@ -412,6 +440,7 @@ _MLX = replace(
     _OLLAMA,
     tool="mlx_lm",
     has=("generation_tps",),
+    more=lambda record: _unsaid({**record, "on_gpu": 100}),  # it does not split a model
     figures=Request("prompt_tokens", "generation_tokens", prompt_per_s="prompt_tps", per_s="generation_tps"),
     packed_dtype="float16",
 )
@@ -448,6 +477,7 @@ JSON_TOOLS = (
     _INFERENCE_PERF,
     _OPTIMUM,
     _TRTLLM,
+    _TGI,
     _SGLANG_OFFLINE,
     _SGLANG_SERVER,
     _TRANSFORMERS,

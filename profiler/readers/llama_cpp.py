@@ -48,7 +48,11 @@ _COLUMNS = {
 }
 # All others are settings.
 _RESULTS = re.compile(r"n_prompt|n_gen|n_depth|test_time|(avg|stddev|samples)_[nt]s|[cg]pu_info|test|t/s|")
-_DEVICE = re.compile(r"^\s*Device (?P<number>\d+): (?P<name>.+?), (?:compute|gfx|VMM)", re.MULTILINE)
+# Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
+_DEVICE = re.compile(
+    r"(?m)^\s*(?:Device (?P<number>\d+): |ggml_vulkan: (?P<at>\d+) = |ggml_metal_.*GPU name: +)(?P<name>[^|\n]+?)"
+    r"(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \||$)"
+)
 _INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris")
 
 
@@ -56,7 +60,7 @@ def _of_machine(source: Source) -> list[Record]:
     """The rows with their settings, and the layers and GPUs that ran them."""
     above: list[str] = []
     for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
-        above = [*above[: int(found["number"])], found["name"]]
+        above = [*above[: int(found["number"] or found["at"] or 0)], found["name"]]
     records = []
     for row in source.records:
         # Only a machine with a GPU has the column in its Markdown, and a name in its JSON.

@@ -43,6 +43,7 @@ _SERVING_KEYS = {
 _TRTLLM_KEYS = {
     "model": "engine.model",
     "quantization": "engine.quantization",
+    "kv_cache_dtype": "engine.kv_cache_dtype",
     "tensorrt_llm_version": "engine.version",
     "tp_size": "world_info.tp_size",
     "pp_size": "world_info.pp_size",
@@ -123,6 +124,8 @@ _CONSOLES = (
     (
         "Prompt: {prompt_tokens} tokens, {prompt_tps} tokens-per-sec",
         "Generation: {generation_tokens} tokens, {generation_tps} tokens-per-sec",
+        "Timing with prompt_tokens={prompt_tokens}, generation_tokens={generation_tokens}, batch_size=1.",
+        "Averages: prompt_tps={prompt_tps}, generation_tps={generation_tps}, peak",
     ),
     (
         "Tokens/Second: {stats.tokens_per_second}",
@@ -132,7 +135,7 @@ _CONSOLES = (
         "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
-_ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{layers} layers to GPU")
+_ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU")
 
 
 def console_requests(text: str) -> Iterator[Sequence[Record]]:
@@ -141,6 +144,7 @@ def console_requests(text: str) -> Iterator[Sequence[Record]]:
     A line of a kind that a request already has begins another one. What a log says of its first model holds for all.
     """
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
+    above["slots"] = "several" if len({*re.findall(r"slot print_timing: id +(\d+)", text)}) > 1 else ""
     for lines in _CONSOLES:
         requests: list[dict[str, str]] = []
         for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):

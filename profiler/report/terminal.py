@@ -233,6 +233,8 @@ def rich_table(table: TextTable, width: int = WIDTH, gap: int = 2) -> Table:
         caption_justify="left",
     )
     headings, left = _headings(table, width, gap)
+    if left and gap > 1 and left == max(map(_longest_word, (headings[0], *(row[0] for row in table.rows)))):
+        return rich_table(table, width, gap - 1)  # rather than a torn word
     for number, (column, heading) in enumerate(zip(table.columns, headings, strict=True)):
         side: Literal["left", "right"] = "right" if column.number else "left"
         most = None if number else left

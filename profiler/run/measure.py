@@ -16,7 +16,7 @@ from profiler.facts.visits import Gap
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import DEFAULT_ENGINE, Cell
 from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbed_parts
-from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, time_run
+from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, setting_of, time_run
 from profiler.judge.levers import promised_s
 from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
@@ -187,7 +187,7 @@ def try_changes(session: Session, budget_s: float) -> None:
             budget_s,
             on_failure,
             known={(trial.key, trial.form, trial.line) for trial in trials},
-            savings_s=promised_s(judge_run(ledger.facts).judged),
+            savings_s=promised_s(judge_run(ledger.facts).judged, setting_of(ledger.facts)),
         )
         ledger.extend(tried)
     del session.fallbacks[count:]  # those of formats that are only tried

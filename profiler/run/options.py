@@ -14,7 +14,6 @@ from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import RAGGED, Ragged
 from profiler.grid.ranges import check_new_tokens, values_of
-from profiler.loading.source import Weights
 from profiler.options import DTYPE_NAMES, argument, check_device_name, listed, one_of, option
 from profiler.quant.registry import known_quant, quant_help
 
@@ -83,7 +82,9 @@ class Options:
     allow_pickle: bool = option(False, "Load .bin checkpoints, which can run code.")
 
     def __post_init__(self) -> None:
-        from profiler.facts.step import Attention  # imported late: `--help` needs no arrays
+        # Imported late: `--help` needs no arrays and no presets.
+        from profiler.facts.step import Attention
+        from profiler.loading.source import Weights
 
         for quant in listed(self.quant):
             known_quant(quant)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from profiler import effort
-from profiler.counting.attention_kernel import path_here
+from profiler.counting.chosen_kernel import path_here
 from profiler.counting.memory_need import cache_bytes, memory_need
 from profiler.counting.model_numbers import compute_bound_from_batch, floor_under
 from profiler.counting.operators import ModelWork

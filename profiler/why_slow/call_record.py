@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 import sysconfig
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from profiler.device.clock import Clock
 from profiler.why_slow.observations import CallKind, CallSettings
@@ -20,14 +21,12 @@ from profiler.why_slow.plain_models import SeenAttention
 if TYPE_CHECKING:
     from profiler.why_slow.read_logits import LogitsRead
     from profiler.why_slow.torch_context import TorchContext
+    from profiler.why_slow.watched_calls import Watched
 
 _LIBRARY_PREFIXES = (
     *(str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
     str(Path(__file__).parents[1]),
 )
-
-NOT_REPEATED = ("streamer", "stopping_criteria", "max_length", "min_length", "max_time", "stop_strings")
-"""Arguments that trials leave out: objects of the script with side effects, and limits that they take from the call."""
 _NO_LINE = "a library's own code"
 _STARTED_AT: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
 """By thread or task of a pool: the user's line that started it."""
@@ -37,7 +36,7 @@ _STARTED_AT: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary(
 class CallRecord:
     """One recorded call: marks of the device's clock, and what a trial needs to repeat it."""
 
-    kind: CallKind
+    watched: Watched
     model: weakref.ref[Any]
     where: str
     settings: CallSettings
@@ -73,14 +72,14 @@ class CallRecord:
     """Class and first line of the exception; empty if the call returned."""
     read: LogitsRead | None = None
     """The positions of its logits that were read; None if unknown."""
-    batched: bool = False
-    """Whether it is a call of `generate_batch`, whose cache is paged."""
-    plain: bool = False
-    """Whether its model is no model of transformers."""
     autocast: tuple[int, str] = (0, "")
     """How many autocasts its thread had entered outside of calls, and the line of the latest."""
     attention: SeenAttention | None = None
     """The attention of a plain model's forward; None if none was seen."""
+
+    @property
+    def kind(self) -> CallKind:
+        return self.watched.kind
 
     @property
     def mask(self) -> Any:
@@ -89,19 +88,41 @@ class CallRecord:
         return mask if getattr(mask, "dim", lambda: 0)() == 2 else None
 
 
+Part = Literal["call", "forward", "tokenizer", "load", "read"]
+
+
 @dataclass
 class Thread(threading.local):
-    """What the current thread is inside of: a model's call, a tokenizer, a load or a read of a tensor."""
+    """What the current thread is inside of."""
 
-    depth: int = 0
+    busy: set[int]
+    """All threads that are inside of any part."""
+    within: tuple[Part, ...] = ()
+    """The parts, the innermost last: a model's call, a forward within it, a tokenizer, a load, a read of a tensor."""
     noted: CallRecord | None = None
-    text_depth: int = 0
-    load_depth: int = 0
-    reading: bool = False
+    """The call."""
     autocast: tuple[int, str] = (0, "")
     """As in `CallRecord`."""
     last: str = ""
     """The line of the latest call of a model."""
+
+    @property
+    def in_call(self) -> bool:
+        """Whether it is in a call; a thread of transformers is in its forward only."""
+        return "call" in self.within or "forward" in self.within
+
+    @contextlib.contextmanager
+    def inside(self, part: Part) -> Iterator[None]:
+        """A context in which this thread is inside of one more part."""
+        outer, number = self.within, threading.get_ident()
+        self.within = (*outer, part)
+        self.busy.add(number)
+        try:
+            yield
+        finally:
+            self.within = outer
+            if not outer:
+                self.busy.discard(number)
 
 
 def models_of(notes: Sequence[CallRecord]) -> dict[str, Any]:

@@ -15,19 +15,9 @@ from profiler.patching import patched, switched
 from profiler.units import several
 from profiler.why_slow.findings import Untried
 from profiler.why_slow.floor import made_s, with_all_logits
-from profiler.why_slow.kernel_changes import (
-    captured_forward,
-    compiled_step,
-    hub_attention,
-    hub_layers,
-    is_bound_by_host,
-    may_run_hub_kernels,
-    static_cache_change,
-    with_implementation,
-)
+from profiler.why_slow.kernel_changes import captured_forward, compiled_step, is_bound_by_host, with_implementation
 from profiler.why_slow.loop_changes import (
     batching_change,
-    grows_by_a_token,
     loop_without_cache,
     padding_change,
     paged_batch_change,
@@ -36,8 +26,9 @@ from profiler.why_slow.loop_changes import (
 )
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Candidate
+from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
 from profiler.why_slow.torch_context import TorchContext
+from profiler.why_slow.watched_calls import GENERATE_BATCH
 from profiler.why_slow.weight_changes import (
     cast_once,
     dense_weights,
@@ -76,7 +67,7 @@ def _switch(
     name: str,
     applies: Callable[[CallGroup], bool],
     evidence: str | Callable[[CallGroup], str],
-    change: str,
+    change: str = "",
     within: Callable[[CallGroup], contextlib.AbstractContextManager[None]] | None = None,
     *,
     at_load: bool = False,
@@ -85,15 +76,16 @@ def _switch(
 ) -> Change:
     """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load.
 
-    `instead` gives the changed call, from whose shape the saving can be estimated.
+    The words of options are followed by `change`. `instead` gives the changed call, from whose shape the saving can be
+    estimated.
     """
 
     def trial(group: CallGroup) -> Candidate:
-        words = evidence if isinstance(evidence, str) else evidence(group)
+        words, given = evidence if isinstance(evidence, str) else evidence(group), options(group)
         more: dict[str, Any] = {"within": lambda: within(group)} if within else {}
         more |= {"about": group.saved_share([group.call], [instead(group.call)])} if instead else {}
         more |= {"where": group.loaded_at} if at_load else {}
-        return group.candidate(name, words, change, group.repeated(**options(group)), **more)
+        return group.candidate(name, words, passed(given) + change, group.repeated(**given), **more)
 
     return Change(name, applies, trial)
 
@@ -120,7 +112,7 @@ def _without_callbacks(group: CallGroup) -> Candidate | None:
         return None
     return group.candidate(
         "host-sync", f"{names} read every token on the host, which waits for the device",
-        "read every few tokens, or leave it out", alone=True,
+        f"leave out {names}, or read only every few tokens", alone=True,
     )  # fmt: skip
 
 
@@ -165,19 +157,15 @@ def _unread_logits(group: CallGroup) -> Candidate | None:
     on_the_left = "pad on the left, and " if keep == 1 and any(each.last > 1 for each in known) else ""
     return group.candidate(
         "all-logits", f"logits of all {tokens} positions are computed, and {which}",
-        f"{on_the_left}pass logits_to_keep={keep}", group.repeated(logits_to_keep=keep),
+        on_the_left + passed(options := {"logits_to_keep": keep}), group.repeated(**options),
         about=(tokens - keep) / max(1, tokens - 1) * share_of_head,
     )  # fmt: skip
-
-
-def _is_loop(group: CallGroup) -> bool:
-    return grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
 
 
 CHANGES = (
     _switch(
         "cache-off", lambda group: group.generates and group.settings.cache is False,
-        "use_cache=False computes the whole prompt again at every token", "remove use_cache=False",
+        "use_cache=False computes the whole prompt again at every token",
         options=lambda _: {"use_cache": True},
         instead=lambda call: replace(call, settings=replace(call.settings, cache=True)),
     ),
@@ -198,13 +186,13 @@ CHANGES = (
     Change("all-logits", lambda group: not group.generates, _unread_logits),
     _switch(
         "extra-outputs", lambda group: bool(group.settings.outputs),
-        lambda group: f"{', '.join(group.settings.outputs)} are requested", "request them only where they are used",
+        lambda group: f"{', '.join(group.settings.outputs)} are requested", ", unless they are used",
         options=lambda group: dict.fromkeys(group.settings.outputs, False),
     ),
     _switch(
         "slow-attention",
         lambda group: group.settings.attention == "eager" and getattr(group.model, "_supports_sdpa", False),
-        "attention is eager: its scores are written out", 'attn_implementation="sdpa"',
+        "attention is eager: its scores are written out", 'call model.set_attn_implementation("sdpa") after loading',
         lambda group: with_implementation(group.model, "attn", "sdpa"), at_load=True,
     ),
     _switch(
@@ -215,32 +203,30 @@ CHANGES = (
     ),
     _switch(
         "slow-experts", _runs_experts_in_turn,
-        "experts run one after the other in a loop", 'experts_implementation="grouped_mm"',
+        "experts run one after the other in a loop",
+        'call model.set_experts_implementation("grouped_mm") after loading',
         lambda group: with_implementation(group.model, "experts", "grouped_mm"), at_load=True,
     ),
     _switch(
         "beams", lambda group: group.settings.beams > 1, lambda group: f"{group.settings.beams} beams are followed",
-        "num_beams=1, if its answers are good enough",
+        ", if its answers are good enough",
         instead=lambda call: replace(call, batch_size=call.batch_size // call.settings.times_computed),
         options=lambda _: {"num_beams": 1, "num_return_sequences": 1},
     ),
     Change("host-sync", lambda group: not group.settings.on_cpu, _without_callbacks),
     _switch(
         "assistant", lambda group: group.settings.assistant,
-        "an assistant model drafts", "leave out assistant_model", options=lambda _: {"assistant_model": None},
+        "an assistant model drafts", options=lambda _: {"assistant_model": None},
     ),
     Change("uncompiled", lambda group: is_plain(group.model), captured_forward),
-    Change("growing-cache", is_bound_by_host, static_cache_change),
     Change("uncompiled", is_bound_by_host, compiled_step),
-    Change("hub-attention", may_run_hub_kernels, hub_attention),
-    Change("hub-layers", may_run_hub_kernels, hub_layers),
     Change("unmerged-adapters", lambda _: True, merged_adapters),
     Change("slow-format", lambda _: True, dense_weights),
     Change("offload", lambda _: True, gathered_weights),
     Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
-    Change("one-by-one", lambda group: group.middle[1].batched, paged_batch_change),
-    Change("one-by-one", lambda group: group.generates or not _is_loop(group), batching_change),
+    Change("one-by-one", lambda group: group.middle[1].watched is GENERATE_BATCH, paged_batch_change),
+    Change("one-by-one", lambda _: True, batching_change),
     Change("shared-prefix", lambda group: group.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.
     Change("threads", lambda group: group.settings.on_cpu and group.settings.threads != _cores(), _more_threads),

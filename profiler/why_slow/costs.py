@@ -9,18 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.floor import least
 from profiler.counting.memory_need import memory_need, path_on
-from profiler.counting.operators import Linear, ModelWork
+from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
-from profiler.data.datasheets import Datasheet, gpus
-from profiler.data.prices import prices
 from profiler.data.room import idle_room_bytes
 from profiler.device.clock import first_and_second_s, now_s
 from profiler.device.device import compute_capability
@@ -30,23 +27,17 @@ from profiler.errors import RequestError, first_line
 from profiler.facts.step import Attention, Step
 from profiler.loading.device_map import DeviceMap, offloaded_bytes
 from profiler.patching import switched
-from profiler.quant.bitsandbytes import bitsandbytes_bytes
 from profiler.roofs.bandwidth import measure_links
 from profiler.units import duration, scaled
-from profiler.why_slow.call_settings import gpus_in_turn, is_spread, pipelined_devices
-from profiler.why_slow.findings import Finding, Untried, new_finding
+from profiler.why_slow.findings import Finding, Untried
 from profiler.why_slow.observations import Call, Observations
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup
+from profiler.why_slow.watched_calls import gpus_in_turn, is_spread, pipelined_devices
 from profiler.why_slow.weight_changes import has_room_for_all, weight_bytes_of
 
 # Seconds to measure one link.
 _LINK_S = 1.0
-# Formats of bitsandbytes to load a model in, by their words, the largest first.
-_PACKED: dict[str, Literal["int8", "nf4"]] = {
-    "8 bits (bitsandbytes' int8)": "int8",
-    "4 bits (bitsandbytes' nf4)": "nf4",
-}
 
 
 def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Finding]:
@@ -59,11 +50,11 @@ def placement_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterato
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without a bound
             untried.add(f"offload ({group.loaded_at})", first_line(error))
         if (count := gpus_in_turn(group.model)) > 1:
-            yield new_finding(
+            yield Finding(
                 "gpus-in-turn", (1 - 1 / count) * group.seconds, group.loaded_at, pipelined_devices(group.model),
                 f"pass distributed_config=DistributedConfig(tp_size={count}) to from_pretrained, and start with"
                 f" torchrun --nproc-per-node {count}: each GPU then computes a part of every layer",
-                f"at most: 1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
+                "at most", f"1 - 1/{count} of the calls, if {count} GPUs shared every layer and sent nothing",
             )  # fmt: skip
 
 
@@ -84,61 +75,28 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
     step_s = sum(nbytes / links[name].per_s for name, nbytes in crossing.items())
     forwards = sum(call.forwards for call in group.calls)
     rates = " and ".join(f"{scaled(links[name].per_s, 'B/s')} from the {name}" for name in crossing)
-    yield new_finding(
+    yield Finding(
         "offload", min(group.seconds, forwards * step_s), group.loaded_at,
         f"{scaled(sum(crossing.values()), 'B')} of {scaled(weight_bytes_of(model), 'B')} of weights cross a link in"
         f" each of {forwards} forwards, {duration(step_s)} at {rates}",
         what_fits(walk(model), weight_bytes_of(model), group.call, machine),
-        "at most: the bytes that cross the link, at its measured bandwidth",
+        "at most", "the bytes that cross the link, at its measured bandwidth",
     )  # fmt: skip
 
 
 def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) -> str:
-    """What would fit on one device for a call, by the rule for room of `count --gpu`."""
+    """What to do if weights are not on the device that computes, by the rule for room of `count --gpu`."""
     device = machine.device
     room = idle_room_bytes(device.type, total_bytes(device))
     attention: Attention = "eager" if call.settings.attention == "eager" else "sdpa"
     path = path_on(work, attention, fuses_grouped_heads=not machine.is_cuda or compute_capability(device) >= (8, 0))
     path = replace(path, gathers_experts=machine.is_cuda)
-
-    def needs(weights: float, prompt_len: int) -> float:
-        step = Step(call.batch_size, max(1, prompt_len), 0)
-        return float(memory_need(work, int(weights), step, max(1, call.new_tokens), path).safe_bytes)
-
-    prompt_len = call.prompt_len + call.context_len
-    dense = needs(weight_bytes, prompt_len)
-    has = f"this {'GPU' if machine.is_cuda else 'machine'} has room for {scaled(room, 'B')}"
-    if dense <= room:
-        return f'device_map={{"": "{device}"}}: all of it needs {scaled(dense, "B")}, and {has}'
-    options = []
-    for words, quant in _PACKED.items():
-        need = needs(_packed_bytes(work, weight_bytes, quant), prompt_len)
-        if machine.is_cuda and need <= room:
-            options.append(f"load it in {words}, which needs {scaled(need, 'B')}")
-            break
-    if needs(weight_bytes, 1) <= room:
-        too_long = least(lambda tokens: needs(weight_bytes, tokens) > room) or prompt_len
-        options.append(f"keep prompts to {too_long - 1:,} tokens")
-    if larger := _smallest_gpu(dense):
-        options.append(f"use a GPU with room for {scaled(dense, 'B')}, such as the {larger.gpu}")
-    return f"{', or '.join(options) or 'use a smaller model'}: {has}"
-
-
-def _packed_bytes(work: ModelWork, weight_bytes: int, quant: Literal["int8", "nf4"]) -> float:
-    """Bytes of the weights with all linears but the LM head in a format of bitsandbytes, with its scales."""
-    saved = 0.0
-    for item in work.operators:
-        if isinstance(item, Linear) and item.group not in ("lm_head", "experts"):
-            packed = bitsandbytes_bytes(quant, item.weight.in_features, item.weight.out_features)
-            saved += (item.count - item.repeats) * max(0.0, item.weight.weight_bytes - packed)
-    return weight_bytes - saved
-
-
-def _smallest_gpu(needs_bytes: float) -> Datasheet | None:
-    """The GPU with the least room that is enough, among those that are rented out; None if all are too small."""
-    rented = {price.gpu for price in prices()}
-    enough = [gpu for gpu in gpus() if gpu.gpu in rented and gpu.room_bytes >= needs_bytes]
-    return min(enough, key=lambda gpu: (gpu.room_bytes, -gpu.year), default=None)
+    step = Step(call.batch_size, max(1, call.prompt_len + call.context_len), 0)
+    needs = float(memory_need(work, weight_bytes, step, max(1, call.new_tokens), path).safe_bytes)
+    change = f'device_map={{"": "{device}"}}'
+    if needs > room:
+        change = f"load it in {'8 or 4 bits, or on a GPU with more room' if machine.is_cuda else 'fewer bits'}"
+    return f"{change}: all of it needs {scaled(needs, 'B')}, and this device has room for {scaled(room, 'B')}"
 
 
 _DecodeShape = tuple[int, int]
@@ -170,7 +128,7 @@ def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Fin
         except Exception as error:  # a user's model may fail in any way, and the answer is useful without this
             untried.add(f"attention-plans ({own[0].loaded_at})", first_line(error))
             continue
-        yield new_finding(
+        yield Finding(
             "attention-plans",
             min(len(shapes) * plan_s, sum(call.seconds for call in calls)),
             max(own, key=lambda group: group.seconds).calls[0].where,
@@ -178,7 +136,8 @@ def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Fin
             f" {duration(plan_s)}",
             "call torch.backends.cuda.enable_cudnn_sdp(False) first: the other kernels need no plan;"
             ' cache_implementation="static" has one length',
-            "measured: attention at new KV lengths, with cuDNN and without, times their number",
+            "measured",
+            "attention at new KV lengths, with cuDNN and without, times their number",
             once=True,
         )
 
@@ -230,11 +189,11 @@ def conversion_findings(seen: Observations, models: Sequence[Any]) -> Iterator[F
             continue
         known.add(load.source)
         read_s = read_weights_s(model)
-        yield new_finding(
+        yield Finding(
             "slow-load", max(0.0, load.seconds - (read_s or 0.0)), load.where,
             f"{load.conversion} at every start", load.instead,
-            "at most: the time of this load" if read_s is None
-            else "measured: the load, less the time to write its weights to a file and read them",
+            *(("at most", "the time of this load") if read_s is None
+              else ("measured", "the load, less the time to write its weights to a file and read them")),
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from profiler.stats import student_t
 from profiler.why_slow.observations import GROWING_CACHES, Call, Observations, covered_s, steady_s
@@ -41,6 +41,8 @@ _FEWEST_OTHERS = 2
 
 
 Rounds = Sequence[tuple[float, float]]
+Basis = Literal["tried", "stand-in", "measured", "computed", "at most"]
+"""How the seconds of a finding are known. In a trial, either the change ran as it is printed, or a stand-in for it."""
 
 
 @dataclass(frozen=True)
@@ -57,22 +59,19 @@ class TriedChange:
     change: str
     shape: str
     """The calls that were repeated, in words."""
-    against_its_own: bool
-    """Whether the unchanged times are those of the script's own calls, as there was no time to repeat them."""
-    saving: float
+    stand_in: str = ""
+    """What ran in place of the change, in words; empty if the change ran as it is printed."""
+    against_its_own: bool = False
+    """Whether the unchanged times are those of the script's own calls, which are not repeated."""
+    saving: float = field(init=False)
     """Share of the call that the change saves, by the median pair; negative if it costs time."""
-    claimed: bool
+    claimed: bool = field(init=False)
     """Whether its pairs support the saving."""
 
-
-def tried_change(
-    identity: str, calls: Sequence[int], rounds: Rounds, where: str, evidence: str, change: str, shape: str,
-    *, against_its_own: bool = False,
-) -> TriedChange:  # fmt: skip
-    """A trial, with what its pairs say."""
-    saving = statistics.median(1 - changed / as_is for as_is, changed in rounds) if rounds else 0.0
-    what = (where, evidence, change, shape, against_its_own)
-    return TriedChange(identity, calls, rounds, *what, saving, pairs_agree(rounds))
+    def __post_init__(self) -> None:
+        savings = [1 - changed / as_is for as_is, changed in self.rounds]
+        object.__setattr__(self, "saving", statistics.median(savings) if savings else 0.0)
+        object.__setattr__(self, "claimed", pairs_agree(self.rounds))
 
 
 def pairs_agree(rounds: Rounds) -> bool:
@@ -113,35 +112,25 @@ class Finding:
     """The name of the fault, such as `cache-off`."""
     saves_s: float
     """Seconds of the script that the change saves."""
-    share: float
-    """Share of the watched time without one-time costs of first calls."""
     where: str
     """The line of the script, as `script.py:31`; `a library's own code` if no line of the script led there."""
     evidence: str
     """What was observed, in words."""
     change: str
-    """What to change, in words."""
-    basis: str
-    """How the seconds were determined: tried, measured, computed (an estimate), or at most (a bound)."""
+    """What to change, in words. After a trial, options and lines of code in it are those that ran."""
+    basis: Basis
+    """How the seconds were determined; those of `at most` are a bound, those of `computed` an estimate."""
+    how: str
+    """The same in words: which calls were repeated how often, or what was timed."""
     once: bool = False
     """Whether the seconds are one-time costs of first calls, which no percentage includes."""
+    share: float = 0.0
+    """Share of the watched time without one-time costs of first calls; `judge_calls` sets it."""
 
     @property
-    def is_bound(self) -> bool:
-        """Whether it saves at most `saves_s`."""
-        return self.basis.startswith("at most")
-
-    @property
-    def is_estimate(self) -> bool:
-        """Whether it saves about `saves_s`, as no trial was made."""
-        return self.basis.startswith("computed")
-
-
-def new_finding(
-    identity: str, saves_s: float, where: str, evidence: str, change: str, basis: str, *, once: bool = False
-) -> Finding:
-    """A finding, whose share `judge_calls` sets."""
-    return Finding(identity, saves_s, 0.0, where, evidence, change, basis, once)
+    def ran(self) -> bool:
+        """Whether the seconds are those of code that ran; others come after them."""
+        return self.basis not in ("computed", "at most")
 
 
 @dataclass
@@ -267,7 +256,7 @@ def judge_calls(
     more: Sequence[Finding] = (),
     modules: Sequence[SlowModule] = (),
 ) -> Why:
-    """The answer, the largest saving first, estimates and bounds last; less than 2 % of the watched time is left out.
+    """The answer, the largest saving first, what did not run last; less than 2 % of the watched time is left out.
 
     `more` are findings that neither a trial nor `seen` gives. What a change costs other calls is subtracted.
     """
@@ -284,14 +273,12 @@ def judge_calls(
             others = "other calls of the model were not tried, and could take more time than it saves these"
             not_tried.append(f"{trial.id} ({trial.where}): {others}")
         elif trial.claimed or costs:
-            how = (
-                "changed, compared with the script's calls"
-                if trial.against_its_own
-                else "unchanged and changed, in turn"
-            )
-            basis = f"tried: {trial.shape}, {len(trial.rounds)} times {how}"
-            what = (trial.where, trial.evidence, trial.change, basis)
-            findings.append(new_finding(trial.id, _saves_s(trial, seen), *what))
+            how = f"{trial.shape}, {len(trial.rounds)} times "
+            how += "changed, compared with the script's" if trial.against_its_own else "unchanged and changed, in turn"
+            how += f"; changed: {trial.stand_in}" if trial.stand_in else ""
+            basis: Basis = "stand-in" if trial.stand_in else "tried"
+            what = (trial.where, trial.evidence, trial.change)
+            findings.append(Finding(trial.id, _saves_s(trial, seen), *what, basis, how))
     findings += [*_reloads(seen), *_recompilations(seen), *_callbacks(seen), *_texts_again(seen)]
     findings = [replace(finding, share=finding.saves_s / seen.steady_s) for finding in findings]
     merged = _merged([finding for finding in findings if finding.share >= LEAST_SHARE or finding.share < 0])
@@ -326,13 +313,13 @@ def _merged(findings: Sequence[Finding]) -> list[Finding]:
     """The findings, the largest saving first; those with the same change at the same line are added up, costs too."""
     merged: dict[tuple[object, ...], Finding] = {}
     for item in sorted(findings, key=lambda item: -item.saves_s):
-        key = (item.id, item.where, item.is_estimate)
+        key = (item.id, item.where, item.basis == "computed")
         first = merged.setdefault(key, item)
         if first is not item:
-            basis = first.basis + (", less the time that other calls then take longer" if item.saves_s < 0 else "")
+            how = first.how + (", less the time that other calls then take longer" if item.saves_s < 0 else "")
             saves_s, share = first.saves_s + item.saves_s, first.share + item.share
-            merged[key] = replace(first, saves_s=saves_s, share=share, basis=basis)
-    return sorted(merged.values(), key=lambda item: (item.is_bound or item.is_estimate, -item.saves_s))
+            merged[key] = replace(first, saves_s=saves_s, share=share, how=how)
+    return sorted(merged.values(), key=lambda item: (not item.ran, -item.saves_s))
 
 
 _OF_OPTIONS = {
@@ -381,32 +368,30 @@ def _callbacks(seen: Observations) -> Iterator[Finding]:
         within = f", with {function} in it" if function and not is_own else ""
         words = " and ".join(callback_words(*each) for each in spent_s)
         own = ("", "do less in it: read only the newest tokens, and only every few tokens")
-        yield new_finding(
+        yield Finding(
             "callbacks", min(covered_s(here), sum(spent_s.values())), line or where,
             f"generate runs {words} at every token{within}", (own if is_own else _OF_OPTIONS[first])[1],
-            "measured: the time within it",
+            "measured", "the time within it",
         )  # fmt: skip
 
 
 def _texts_again(seen: Observations) -> Iterator[Finding]:
-    """Time to tokenize texts that were tokenized before."""
     for item in seen.texts_again:
-        yield new_finding(
+        yield Finding(
             "text-again", item.seconds, item.where,
             f"a text that was tokenized before is tokenized again {item.count} times",
-            "tokenize it once, before the loop", "measured: the calls after the first",
+            "tokenize it once, before the loop", "measured", "the calls after the first",
         )  # fmt: skip
 
 
 def _reloads(seen: Observations) -> Iterator[Finding]:
-    """Time of loads of a model that was loaded before."""
     for source in dict.fromkeys(load.source for load in seen.loads):
         _first, *repeats = [load for load in seen.loads if load.source == source]
         if repeats:
-            yield new_finding(
+            yield Finding(
                 "reloads", covered_s(repeats), repeats[0].where,
                 f"the same model, {source}, was loaded {1 + len(repeats)} times", "load it once, before the loop",
-                f"measured: the {'load' if len(repeats) == 1 else 'loads'} after the first",
+                "measured", f"the {'load' if len(repeats) == 1 else 'loads'} after the first",
             )  # fmt: skip
 
 
@@ -417,8 +402,8 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
     grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
-    yield new_finding(
-        identity="recompiles",
+    yield Finding(
+        id="recompiles",
         saves_s=min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
         where=seen.calls[0].where if seen.calls else "",
         evidence=f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
@@ -427,5 +412,6 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
             if grows
             else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
         ),
-        basis="measured: the compilations after the first",
+        basis="measured",
+        how="the compilations after the first",
     )

@@ -173,5 +173,4 @@ def _computed(tokens: int, call: Call) -> int:
 
 
 def _roof_times(step: Step, subject: Subject) -> NDArray[np.float64]:
-    """The roofline time of each step."""
     return np.add(*roof_times(subject.work, step, subject.under, subject.dtype))

@@ -50,16 +50,14 @@ class Reads:
     def _read(self, run: Callable[..., Any], tensor: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run a read; outside of models' calls, add a read of another device's tensor to its line."""
         self.touched += 1
-        here = self.here
-        if here.depth or here.reading or tensor.device.type == "cpu":
+        if self.here.within or tensor.device.type == "cpu":
             return run(*args, **named)
-        here.reading = True
         start_s = now_s()
         try:
-            return run(*args, **named)
+            with self.here.inside("read"):
+                return run(*args, **named)
         finally:
-            here.reading = False
-            self._waits_s[users_line(), here.last].append(now_s() - start_s)
+            self._waits_s[users_line(), self.here.last].append(now_s() - start_s)
 
     def by_line(self, after: str | None = None) -> tuple[LineTime, ...]:
         """Reads by their line, the longest waits first; with `after`, only those that follow calls of that line."""
@@ -106,7 +104,6 @@ def _first_line(reason: object) -> str:
 
 
 def _breaks_so_far() -> Counter[str]:
-    """Number of graph breaks of torch.compile in this process, by reason."""
     utils = sys.modules.get("torch._dynamo.utils")
     return Counter(utils.counters["graph_break"]) if utils is not None else Counter()
 

@@ -1,28 +1,23 @@
-"""Changes to the kernels of a step and their dispatch: a static cache, the compiled step, a CUDA graph, hub kernels."""
+"""Changes to the kernels of a step and their dispatch: a static cache, the compiled step, a CUDA graph."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import huggingface_hub.constants
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from profiler.device.device import compute_capability
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.caches import moving_window, static_cache, unwindowed
-from profiler.errors import RequestError, first_line
+from profiler.errors import RequestError
 from profiler.patching import patched
 from profiler.units import duration
-from profiler.why_slow.call_settings import is_spread
-from profiler.why_slow.findings import DecodeFloor
-from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Candidate
+from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
+from profiler.why_slow.watched_calls import is_spread
 
 # Fewer tokens show no decode loop: the third step is captured.
 _LEAST_TOKENS = 8
@@ -43,22 +38,6 @@ def is_bound_by_host(group: CallGroup) -> bool:
     return could and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
 
 
-def _host_words(floor: DecodeFloor | None) -> str:
-    if floor is None:
-        return "the host dispatches every step kernel by kernel"
-    needs = f"needs at least {duration(floor.dispatch_s)} to dispatch a step"
-    return f"the host {needs}, and the GPU {duration(floor.device_s)} at its roofs"
-
-
-def static_cache_change(group: CallGroup) -> Candidate:
-    """A change to a static cache, whose steps the host dispatches as before."""
-    return group.candidate(
-        "growing-cache", f"{_host_words(group.decode)}; the cache grows at every token",
-        'pass cache_implementation="static", disable_compile=True',
-        group.repeated(**_static(group), disable_compile=True),
-    )  # fmt: skip
-
-
 def compiled_step(group: CallGroup) -> Candidate | None:
     """A change to the compiled step; None if transformers would not compile it.
 
@@ -70,17 +49,21 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     quantizer = getattr(model, "hf_quantizer", None)
     if model.config.is_encoder_decoder or not (quantizer is None or quantizer.is_compileable):
         return None
+    words = "the host dispatches every step kernel by kernel"
+    if decode is not None:
+        words = f"the host needs at least {duration(decode.dispatch_s)} to dispatch a step"
+        words += f", and the GPU {duration(decode.device_s)} at its roofs"
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     compiled = group.candidate(
-        "uncompiled", _host_words(decode),
-        'pass cache_implementation="static": generate then compiles the step, and replays it as a CUDA graph',
+        "uncompiled", words,
+        f"{passed(_static(group))}: generate then compiles the step, and replays it as a CUDA graph",
         group.repeated(**_static(group)), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
         about=max(0.0, 1 - decode.device_s / decode.dispatch_s) if decode else 0.0,
     )  # fmt: skip
     made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
     return replace(
         compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=replace(compiled, about=0.0),
-        shape=f"{call.words}, its step as a CUDA graph without torch.compile",
+        stand_in="its step as a CUDA graph without torch.compile",
     )  # fmt: skip
 
 
@@ -107,7 +90,7 @@ def captured_forward(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "uncompiled", f"the host dispatches each of {alike} calls of one shape kernel by kernel",
         'torch.compile(model, mode="reduce-overhead"); pass what changes between calls as tensors of one shape',
-        within=within, shape=f"{group.call.words}, as a CUDA graph without torch.compile",
+        within=within, stand_in="a CUDA graph of the call without torch.compile",
     )  # fmt: skip
 
 
@@ -173,60 +156,6 @@ class GraphOfStep:
         self._output = self.run(*args, **named)
 
 
-_HOPPER = (9, 0)
-
-
-def may_run_hub_kernels(group: CallGroup) -> bool:
-    """Whether the model could run kernels of the Hugging Face hub.
-
-    On a GPU it could; on a CPU with the package `kernels`, as few are for a CPU.
-    """
-    model = group.model
-    if is_plain(model) or is_spread(model) or group.recorder.trained or getattr(model, "use_kernels", True):
-        return False
-    return not group.settings.on_cpu or importlib.util.find_spec("kernels") is not None
-
-
-def hub_attention(group: CallGroup) -> Candidate | None:
-    """A change to a flash attention of the hub."""
-    name = attention_kernel(group.model) if group.settings.attention == "sdpa" else None
-    if name is None or group.settings.dtype not in ("bfloat16", "float16"):
-        return None
-    with _with_attention(group.model, name):  # raises if it is not on this machine
-        pass
-    return group.candidate(
-        "hub-attention", "attention runs the kernels of torch", f'attn_implementation="{name}"',
-        within=lambda: _with_attention(group.model, name), where=group.loaded_at,
-    )  # fmt: skip
-
-
-def hub_layers(group: CallGroup) -> Candidate:
-    """A change to layers with kernels of the hub."""
-    with _with_layers(group.model):
-        pass
-    return group.candidate(
-        "hub-layers", "layers run operators of torch, and the hub has kernels for some", "use_kernels=True",
-        within=lambda: _with_layers(group.model), where=group.loaded_at,
-    )  # fmt: skip
-
-
-def attention_kernel(model: Any) -> str | None:
-    """The repository of the flash attention that transformers would load for a model on its device; None without one.
-
-    It is that of FlashAttention-3 on Hopper, else of FlashAttention-2, if the model names none of its own.
-    """
-    from transformers import modeling_flash_attention_utils as flash
-
-    device = model.device
-    if not getattr(model, "_supports_flash_attn", False) or not hasattr(flash, "FLASH_ATTN_KERNEL_FALLBACK"):
-        return None
-    hopper = compute_capability(device) == _HOPPER
-    usual = flash.FLASH_ATTN_KERNEL_FALLBACK[f"flash_attention_{3 if hopper else 2}"]
-    names = getattr(model, "_compatible_flash_implementations", None) or [usual]
-    runs_on: Any = getattr(flash, "FLASH_ATTN_KERNEL_DEVICES", {})
-    return next((name for name in names if device.type in runs_on.get(name, ("cuda",))), None)
-
-
 @contextlib.contextmanager
 def with_implementation(model: Any, part: str, name: str) -> Iterator[None]:
     """A context in which a model's `attn` or `experts` have another implementation; its towers get back their own."""
@@ -239,48 +168,3 @@ def with_implementation(model: Any, part: str, name: str) -> Iterator[None]:
     finally:
         for config, own in before.values():  # an outer one first, as it also sets those within
             setattr(config, attribute, own)
-
-
-@contextlib.contextmanager
-def _with_attention(model: Any, name: str) -> Iterator[None]:
-    """A context in which the model attends with a kernel. Raises RequestError if the kernel is not on this machine."""
-    with contextlib.ExitStack() as undo:
-        with _from_this_machine(f"the kernel {name}"):
-            undo.enter_context(with_implementation(model, "attn", name))
-        yield
-
-
-@contextlib.contextmanager
-def _with_layers(model: Any) -> Iterator[None]:
-    """A context in which the model's layers run kernels, as with `use_kernels=True`.
-
-    transformers cannot undo that, so the attributes of all modules are restored. Raises RequestError if there is no
-    kernel for any layer on this machine.
-    """
-    parts = list(model.modules())
-    before = [{**vars(part), "_modules": dict(part._modules)} for part in parts]
-    try:
-        with _from_this_machine("a kernel for its layers"):
-            model.set_use_kernels(True)
-        if all(vars(part).get("forward") is old.get("forward") and dict(part._modules) == old["_modules"]
-               for part, old in zip(parts, before, strict=True)):  # fmt: skip
-            raise RequestError("no kernel for its layers and this device is in the cache of the Hugging Face hub")
-        yield
-    finally:
-        for part, old in zip(parts, before, strict=True):
-            vars(part).clear()
-            vars(part).update(old)
-
-
-@contextlib.contextmanager
-def _from_this_machine(what: str) -> Iterator[None]:
-    """A context without downloads, whose errors become a RequestError. Code of others is not fetched to run it."""
-    from transformers.integrations import hub_kernels
-
-    if not hub_kernels.is_kernels_available():
-        raise RequestError("the package `kernels`, in a version that transformers accepts, is not installed")
-    try:
-        with patched(huggingface_hub.constants, HF_HUB_OFFLINE=True):
-            yield
-    except Exception as error:
-        raise RequestError(f"{what} is not on this machine, or does not fit it: {first_line(error)}") from error

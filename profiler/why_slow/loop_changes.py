@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,6 @@ from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.report.blocks import evenly
 from profiler.units import duration, percent
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import batch_inputs, option, prompt_ids
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, most_at_once, padding_share, steady_s
 from profiler.why_slow.plain_models import is_plain, token_ids
@@ -28,13 +27,21 @@ from profiler.why_slow.repeat_call import (
     Run,
     in_even_sequence,
     in_sequence,
+    passed,
     repeat,
     with_steps,
 )
+from profiler.why_slow.watched_calls import option, prompt_ids
 
-# At most so many prompts are tried together, as one batch if there are at least so many calls.
+# At most so many prompts are tried together, and fewer if they take longer; as one batch from so many calls on.
 _MOST_IN_A_BATCH = 8
 _FEWEST_ONE_BY_ONE = 4
+_MOST_S = 4.0
+
+
+def _most_together(group: CallGroup) -> int:
+    usual_s = group.seconds / len(group.calls)
+    return max(_FEWEST_ONE_BY_ONE, min(_MOST_IN_A_BATCH, int(_MOST_S / max(usual_s, 1e-3))))
 
 
 def padding_change(group: CallGroup) -> Candidate | None:
@@ -56,9 +63,9 @@ def padding_change(group: CallGroup) -> Candidate | None:
     elif len(rows) < 2:
         return None
     else:
-        change = "sort the texts by length, and pass texts of similar length together"
         cuts = range(1, len(rows))
         cut = min(cuts, key=lambda at: at * lengths[rows[at - 1]] + (len(rows) - at) * lengths[rows[-1]])
+        change = f"sort the texts by length: pass the {cut} shortest of these {len(rows)} as a batch of their own"
         parts = [rows[:cut], rows[cut:]]
         instead = [
             replace(call, batch_size=len(part) * call.settings.times_computed, prompt_len=lengths[part[-1]])
@@ -67,7 +74,7 @@ def padding_change(group: CallGroup) -> Candidate | None:
     changed = in_sequence([repeat(_part_of(noted, part), call, group.model) for part in parts])
     return group.candidate(
         "padding", share, change, changed,
-        prompts=2, saves_in_prompt=len(parts) == 1, about=group.saved_share([call], instead),
+        about=group.saved_share([call], instead),
     )  # fmt: skip
 
 
@@ -95,17 +102,15 @@ def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
     return found if single and all(noted.model() is group.model for _, noted, _ in found) else []
 
 
-def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
-    """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat.
-
-    At most `most` of them are tried.
-    """
-    if is_plain(group.model):  # it may have no mask for padding
+def batching_change(group: CallGroup) -> Candidate | None:
+    """A change that passes prompts or texts as one batch instead of one by one; not those that continue a chat."""
+    is_loop = grows_by_a_token(group.calls) or any(noted.shape[2] for noted in group.recorder.notes)
+    if is_plain(group.model) or (is_loop and not group.generates):  # a plain one may have no mask for padding
         return None
     found = _prompts(group)
     if len(found) < _FEWEST_ONE_BY_ONE or _continue_each_other([ids for *_, ids in found]):
         return None
-    chosen = evenly(found, most)
+    chosen = evenly(found, _most_together(group))
     call, noted, _ = chosen[0]
     ids = [row[0] for *_, row in chosen]
     pad = functools.partial(pad_sequence, batch_first=True, padding_side="left" if group.generates else "right")
@@ -117,7 +122,7 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
     }
     at_once = most_at_once(group.calls)
     how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
-    evidence = f"{len(group.calls)} {'prompts' if group.generates else 'texts'} are passed {how}"
+    evidence, more = f"{len(group.calls)} {'prompts' if group.generates else 'texts'} are passed {how}", {}
     change = f"pass {len(chosen)} at a time, padded{' on the left' if group.generates else ' with an attention mask'}"
     if group.generates and all(torch.equal(row, found[0][2]) for *_, row in found):
         evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
@@ -125,32 +130,32 @@ def batching_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate
         if not option(group.model, named, "do_sample"):
             ids, change = ids[:1], "pass it once, and use its answer again: without sampling, all are the same"
         elif beams == 1 or answers <= beams:  # transformers refuses more
-            change = f"pass it once, with num_return_sequences={answers}"
-    whole = {**named, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
-    return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole), batching_change)
+            ids, more = ids[:1], {"num_return_sequences": answers}
+            change = f"{passed(more)}, and the prompt once"
+    whole = {**named, **more, "input_ids": pad(ids), "attention_mask": pad([torch.ones_like(row) for row in ids])}
+    return _in_one_call(group, evidence, change, [pair[:2] for pair in chosen], ((), whole))
 
 
-def paged_batch_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
-    """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together."""
+def paged_batch_change(group: CallGroup) -> Candidate | None:
+    """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together.
+
+    It is compared with the script's own calls, each of which starts a manager and plans a cache.
+    """
     found = [(call, noted) for call, noted in group.repeatable if call.batch_size == 1]
     if len(found) < _FEWEST_ONE_BY_ONE:
         return None
-    chosen = evenly(found, most)
-    prompts = [prompt for _, noted in chosen if noted.arguments for prompt in batch_inputs(*noted.arguments)]
-    args, named = chosen[0][1].arguments or ((), {})
-    whole = ((prompts, *args[1:]), named) if args else (args, {**named, "inputs": prompts})
+    chosen = evenly(found, _MOST_IN_A_BATCH)
+    given = [noted.arguments or ((), {}) for _, noted in chosen]
+    prompts = [prompt for _, named in given for prompt in named["inputs"]]
+    args, named = given[0]
+    whole = args, {**named, "inputs": prompts}
     evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
-    change = "pass all prompts to one generate_batch"
-    return _in_one_call(group, evidence, change, chosen, whole, paged_batch_change)
+    change = f"pass {len(prompts)} of them, or all, to one generate_batch"
+    return replace(_in_one_call(group, evidence, change, chosen, whole), alone=True)
 
 
 def _in_one_call(
-    group: CallGroup,
-    evidence: str,
-    change: str,
-    chosen: Sequence[tuple[Call, CallRecord]],
-    arguments: Arguments,
-    maker: Callable[[CallGroup, int], Candidate | None],
+    group: CallGroup, evidence: str, change: str, chosen: Sequence[tuple[Call, CallRecord]], arguments: Arguments
 ) -> Candidate:
     """The change that makes one call with these arguments in place of the script's `chosen` calls.
 
@@ -177,17 +182,8 @@ def _in_one_call(
         shape += " (more at once save more)"
     return group.candidate(
         "one-by-one", evidence, change, repeat(replace(noted, arguments=arguments), longest, group.model),
-        as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), own_s=(steady_s(own),),
-        shape=shape, new_tokens=longest.new_tokens, prompt_s=sum(call.steady_prompt_s for call in own),
-        fewer=_half(maker, group, len(own)), about=about,
+        as_is=in_sequence(runs) if at_once == 1 else Run(in_threads), seconds=steady_s(own), shape=shape, about=about,
     )  # fmt: skip
-
-
-def _half(
-    maker: Callable[[CallGroup, int], Candidate | None], group: CallGroup, count: int
-) -> Callable[[], Candidate | None] | None:
-    """A function that makes the change to half of `count` calls; None if that would be a single one."""
-    return functools.partial(maker, group, count // 2) if count > 3 else None
 
 
 def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
@@ -202,10 +198,10 @@ def _continue_each_other(prompts: Sequence[torch.Tensor]) -> bool:
 _LEAST_PREFIX = 64
 
 
-def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate | None:
+def prefix_change(group: CallGroup) -> Candidate | None:
     """A change that keeps the cache of what prompts share with the one before; None if most of them share little.
 
-    At most `most` of them are tried, from the middle of the script.
+    Some of them are tried, from the middle of the script.
     """
     call, model = group.calls[0], group.model
     if model.config.is_encoder_decoder or call.context_len or call.batch_size > 1:
@@ -219,6 +215,7 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     shared = [0, *(_shared_tokens(before, after) for before, after in itertools.pairwise(prompts))]
     if sorted(shared)[len(shared) // 2] < _LEAST_PREFIX:
         return None
+    most = _most_together(group)
     start = max(0, len(found) - most) // 2
     chosen = found[start : start + most]
     own = [each for each, *_ in chosen]
@@ -230,17 +227,13 @@ def prefix_change(group: CallGroup, most: int = _MOST_IN_A_BATCH) -> Candidate |
     return group.candidate(
         "shared-prefix",
         f"{100 * share:.0f} % of the tokens of {len(found)} prompts are those of the prompt before, computed again",
-        "pass past_key_values with the next prompt"
-        if _continue_each_other(prompts)
-        else "compute them once, and pass copy.deepcopy of their past_key_values with each prompt",
+        "pass past_key_values of the prompt before with each prompt"
+        + ("" if _continue_each_other(prompts) else ", after past_key_values.crop(n) to the n tokens that both share"),
         in_sequence(changed),
         as_is=in_sequence([repeat(noted, each, model) for each, noted, _ in chosen]),
-        own_s=(steady_s(own),),
+        seconds=steady_s(own),
         shape=f"{len(own)} of the prompts",
-        new_tokens=max(each.new_tokens for each in own),
-        prompt_s=sum(each.steady_prompt_s for each in own),
         about=group.saved_share(own, continued),
-        fewer=_half(prefix_change, group, len(own)),
     )
 
 
@@ -269,28 +262,20 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
     if not grows_by_a_token(group.calls):
         return None
     own, plain, model = [call for call, _ in group.repeatable], is_plain(group.model), group.model
-    first, noted = group.repeatable[0]
+    (first, noted), *_ = group.repeatable
+    given = [noted.arguments or ((), {}) for _, noted in group.repeatable]
+    name, more = ("", {}) if plain else (argument_name(model), {"use_cache": True})
 
     def changed(steps: int) -> None:
         with noted.context.entered(), torch.set_grad_enabled(first.settings.gradients):
-            if plain:
-                args, named = noted.arguments or ((), {})
-                model(*args, **named)
-                ids = token_ids(args, named)
-                args, named = tree_map(lambda value: ids[:, :1] if value is ids else value, (args, named))
-                for _ in range(steps):
-                    model(*args, **named)
-                return
-            ids = torch.zeros(first.batch_size, first.prompt_len, dtype=torch.long, device=model.device)
-            cache = cache_of(model(ids, use_cache=True))
-            name = argument_name(model)
-            for _ in range(steps):
-                cache = cache_of(model(ids[:, :1], use_cache=True, **{name: cache}))
+            (args, named), *later = given[: 1 + steps]
+            found = model(*args, **(named | more))
+            for args, named in map(_of_the_last_token, later):
+                found = model(*args, **(named | more | ({} if plain else {name: cache_of(found)})))
 
     shape = f"{len(own)} forwards of {first.prompt_len} to {own[-1].prompt_len} tokens"
-    change = "pass past_key_values and only the new token"
+    change = f"{passed(more)}, and later {name} with only the new token"
     if plain:
-        shape += ", changed: of one token without attention to earlier ones"
         change = "keep the keys and values of earlier tokens, and pass only the new token"
     steps = [replace(each, prompt_len=1, context_len=each.prompt_len - 1) for each in own[1:]]
     return group.candidate(
@@ -299,12 +284,24 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
         change,
         with_steps(changed, len(own) - 1),
         as_is=in_even_sequence([repeat(noted, call, model) for call, noted in group.repeatable]),
-        own_s=(sum(call.steady_s for call in own),),
+        seconds=sum(call.steady_s for call in own),
         shape=shape,
-        new_tokens=len(own),
-        prompts=2,
+        stand_in="forwards of one token without attention to earlier ones" if plain else "",
         about=group.saved_share(own, [first, *steps]),
     )
+
+
+def _of_the_last_token(arguments: Arguments) -> Arguments:
+    """The arguments of a forward with its last token only, whose mask is that of all tokens."""
+    args, named = arguments
+    ids = prompt_ids(args, named)
+    tokens = [token_ids(args, named) if ids is None else ids, named.get("inputs_embeds"), named.get("position_ids")]
+
+    def last(value: Any) -> Any:
+        return value[:, -1:] if isinstance(value, torch.Tensor) and any(value is each for each in tokens) else value
+
+    found: Arguments = tree_map(last, arguments)
+    return found
 
 
 def without_reads(group: CallGroup) -> Candidate | None:
@@ -334,6 +331,6 @@ def without_reads(group: CallGroup) -> Candidate | None:
         Run(functools.partial(in_a_row, 0)),
         as_is=Run(functools.partial(in_a_row, reads_each)),
         where=read.where,
-        own_s=(sum(call.steady_s for call, _ in chosen),),
+        seconds=sum(call.steady_s for call, _ in chosen),
         shape=f"{len(chosen)} forwards in a row",
     )

@@ -19,7 +19,7 @@ from profiler.facts.step import ExecutionPath, Step
 from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.patching import patched
 from profiler.quant.storage import is_linear
-from profiler.why_slow.findings import Finding, SlowModule, Untried, new_finding
+from profiler.why_slow.findings import Finding, SlowModule, Untried
 from profiler.why_slow.floor import Subject
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
@@ -31,8 +31,6 @@ _FEW_TOKENS = 4
 
 @dataclass
 class _Visit:
-    """One call of a module."""
-
     name: str
     weight: float
     marks: list[Any]
@@ -155,10 +153,10 @@ def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool])
     """The whole call, its prompt and a few tokens, or its prompt; empty if not even that is affordable."""
     if affordable(call.steady_s):
         return (WeightedRun(1.0, run),)
-    step_s = (call.steady_s - call.steady_prompt_s) / max(1, call.new_tokens - 1)
-    for tokens, seconds in ((_FEW_TOKENS, 2 * call.steady_prompt_s + _FEW_TOKENS * step_s), (1, call.steady_prompt_s)):
-        if call.new_tokens > tokens and affordable(seconds):
-            return run.shortened(tokens)
+    for tokens in (_FEW_TOKENS, 1):
+        parts = run.shortened(tokens) if call.new_tokens > tokens else ()
+        if parts and affordable(sum(part.about_s for part in parts)):
+            return parts
     return ()
 
 
@@ -213,10 +211,10 @@ def fallback_findings(
         change, quotes = cure_of(here, on_gpu=on_gpu), quotes_of(here)
         seconds = {group.calls[0].where: s for group in groups if (s := _slow_s(group, module, times_of)) is not None}
         if seconds:
-            yield new_finding(
+            yield Finding(
                 "fallback", sum(seconds.values()), max(seconds, key=lambda where: seconds[where]),
                 f"{module} runs slower code: {quotes}", change,
-                f"at most: the time in {module} without its linears, in a repeated call",
+                "at most", f"the time in {module} without its linears, in a repeated call",
             )  # fmt: skip
         else:
             untried.add(change, f"its seconds are unknown ({quotes})")

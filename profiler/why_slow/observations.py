@@ -233,6 +233,11 @@ class Observations:
     """Conditions of the machine that make these times doubtful."""
 
     @property
+    def waiting(self) -> float:
+        """Share of the run time in which it waited for a core."""
+        return min(1.0, self.waited_s / self.wall_s) if self.wall_s else 0.0
+
+    @property
     def calls_s(self) -> float:
         """Seconds in which any call ran."""
         return covered_s(self.calls)

@@ -15,7 +15,6 @@ from typing import Any
 
 from profiler.device.clock import OwnTime, now_s
 from profiler.why_slow.call_record import users_file
-from profiler.why_slow.host_counters import Reads
 from profiler.why_slow.observations import OwnLine
 from profiler.why_slow.recorder import Recorder
 
@@ -25,8 +24,6 @@ _EVERY_S = 0.02
 _LEAST_S = 3 * _EVERY_S
 # Python lets the sampler in after so long. Otherwise that would be in a kernel, where Python's lock is free.
 _SWITCH_S = 2e-4
-_OTHER_TIME = {each.__code__ for each in (Recorder.call, Recorder.load, Recorder.text, Reads._read)}
-"""Code whose time has another name."""
 _PACKAGE = str(Path(__file__).parents[1])
 
 
@@ -50,7 +47,7 @@ def sampled(recorder: Recorder) -> Iterator[None]:
 
 
 def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
-    """While `going`, add the time since the last sample to the place of each sample outside of calls.
+    """While `going`, add the time since the last sample to the place of each sample outside of calls and loads.
 
     Samples do not wait for a call's end: code that runs for less than the time between two of them is seen as often as
     its share of the time. `seconds` has them by (line, function), and by what the line calls.
@@ -59,7 +56,7 @@ def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
     usual_s, last_s = sys.getswitchinterval(), now_s()
     while going:
         time.sleep(draw.uniform(0.5, 1.5) * _EVERY_S)
-        if recorder.calling:
+        if recorder.here.busy:
             last_s = now_s()
             continue
         # Else threads of the script keep their usual turns. Daemons, such as the monitor of tqdm's bars, sleep.
@@ -76,7 +73,7 @@ def _sample(recorder: Recorder, seconds: Any, going: Sequence[bool]) -> None:
 def _place(frame: FrameType | None) -> tuple[str, str, str] | None:
     """(innermost line of the user's code, its function, what it calls in a library).
 
-    None in an import, and where the time has another name.
+    None in an import, and in code of this package: the time of calls, loads and recording has another name.
     """
     library = ""
     while frame is not None:
@@ -84,10 +81,8 @@ def _place(frame: FrameType | None) -> tuple[str, str, str] | None:
         if file := users_file(code.co_filename):
             function = code.co_qualname.partition(".<locals>.<")[0]
             return f"{file}:{frame.f_lineno}", "" if function[:1] == "<" else function, library
-        if code in _OTHER_TIME or code.co_filename.startswith("<frozen importlib"):
+        if code.co_filename.startswith(("<frozen importlib", _PACKAGE)):
             return None
-        if not code.co_filename.startswith(_PACKAGE):
-            package = str(frame.f_globals.get("__name__")).partition(".")[0]
-            library = f"{package}.{code.co_qualname}"
+        library = f"{str(frame.f_globals.get('__name__')).partition('.')[0]}.{code.co_qualname}"
         frame = frame.f_back
     return None

@@ -19,6 +19,7 @@ from profiler.fallbacks import library_warnings
 from profiler.why_slow.call_record import runs_here, starts_here
 from profiler.why_slow.own_lines import sampled
 from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.watched_calls import FORWARD, GENERATE, GENERATE_BATCH, PLAIN
 
 
 @contextlib.contextmanager
@@ -38,13 +39,10 @@ def watched(recorder: Recorder) -> Iterator[None]:
         _before(recorder, task, "__init__", starts_here)
         _before(recorder, task, "run", runs_here)
     try:
-        with library_warnings(recorder.warning), sampled(recorder):
+        with recorder.undo, library_warnings(recorder.warning), sampled(recorder):
             yield
     finally:
         sys.meta_path.remove(finder)
-        for restore in reversed(recorder.undo):
-            restore()
-        recorder.undo.clear()
 
 
 def _around(recorder: Recorder, owner: Any, name: str, call: Callable[..., Any]) -> None:
@@ -111,7 +109,7 @@ def _models(module: ModuleType, recorder: Recorder) -> None:
         # Compiled code must not contain the recorder.
         if torch.compiler.is_compiling():
             return run(*args, **named)
-        return recorder.call("forward", self, run, args, named)
+        return recorder.call(FORWARD, self, run, args, named)
 
     from_pretrained = base.__dict__["from_pretrained"]
 
@@ -139,7 +137,7 @@ def _plain_modules(module: ModuleType, recorder: Recorder) -> None:
         # Compiled code must not contain the wrapper.
         if sys.modules["torch"].compiler.is_compiling() or not recorder.is_plain_call(self, args, named):
             return original(self, *args, **named)
-        return recorder.call("forward", self, functools.partial(original, self), args, named)
+        return recorder.call(PLAIN, self, functools.partial(original, self), args, named)
 
     def watch(owner: type) -> None:
         is_own = owner.__module__.partition(".")[0] not in _LIBRARIES
@@ -176,7 +174,7 @@ def _compiled(module: ModuleType, recorder: Recorder) -> None:
         of_transformers = models is not None and isinstance(self._orig_mod, models.PreTrainedModel)
         if not of_transformers and not recorder.is_plain_call(self._orig_mod, args, named):
             return run(*args, **named)
-        return recorder.call("forward", self._orig_mod, run, args, named, compiled=True)
+        return recorder.call(FORWARD if of_transformers else PLAIN, self._orig_mod, run, args, named, compiled=True)
 
     _around(recorder, module.OptimizedModule, "__call__", call)
 
@@ -202,10 +200,10 @@ _PATCHES: dict[str, Callable[[ModuleType, Recorder], None]] = {
     "transformers.modeling_utils": _models,
     "torch.nn.modules.module": _plain_modules,
     "transformers.generation.utils": lambda module, recorder: _around(
-        recorder, module.GenerationMixin, "generate", functools.partial(recorder.call, "generate")
+        recorder, module.GenerationMixin, "generate", functools.partial(recorder.call, GENERATE)
     ),
     "transformers.generation.continuous_batching.continuous_api": lambda module, recorder: _around(
-        recorder, module.ContinuousMixin, "generate_batch", recorder.batch
+        recorder, module.ContinuousMixin, "generate_batch", functools.partial(recorder.call, GENERATE_BATCH)
     ),
     "transformers.generation.logits_process": lambda module, recorder: _around(
         recorder, module.LogitsProcessorList, "__call__", recorder.callbacks

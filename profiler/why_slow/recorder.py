@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-import statistics
-import threading
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -19,84 +16,17 @@ from profiler.device.contention import waited_for_core_s
 from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
-from profiler.loading.cache_argument import without_cache
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import NOT_REPEATED, CallRecord, Thread, users_file, users_line
-from profiler.why_slow.call_settings import batch_inputs, by_name, context_len, new_tokens, settings_of, tokens_of
+from profiler.why_slow.call_record import CallRecord, Thread, users_line
+from profiler.why_slow.callbacks import Callback
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
-from profiler.why_slow.observations import (
-    Call,
-    CallKind,
-    CallSettings,
-    Load,
-    Observations,
-    OwnLine,
-    UnrecordedCall,
-    by_line,
-)
-from profiler.why_slow.plain_models import (
-    attention_of,
-    is_language_model,
-    is_plain,
-    is_repeatable,
-    token_ids,
-    without_values,
-)
+from profiler.why_slow.observations import Call, CallSettings, Load, Observations, OwnLine, UnrecordedCall, by_line
+from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
+from profiler.why_slow.watched_calls import PLAIN, Watched
 
 # About the cost of a wrapper of a call that is part of another call (1.4 us on a busy EPYC).
 _WRAPPER_S = 1.5e-6
-_NEEDS_LOGITS = {"labels", "logits_to_keep"}
-"""Arguments of a forward whose logits are all used, or are chosen already."""
-_REPEATED = ("MaxLengthCriteria", "EosTokenCriteria")
-"""Stopping criteria that trials have, too."""
-
-
-@dataclass
-class Callback:
-    """What `generate` calls at every token. Its seconds, without those of forwards in it, are added to the call."""
-
-    item: Any
-    """A logits processor, a stopping criterion or a streamer."""
-    run: Any
-    """What is called: the item itself, or its method."""
-    noted: CallRecord
-    is_left_out: bool = False
-
-    def __post_init__(self) -> None:
-        vars(self)["__call__"] = self.run.__call__  # transformers looks at its signature
-
-    @property
-    def name(self) -> str:
-        inner = _unwrapped(self.item)
-        return str(getattr(inner, "__name__", type(inner).__name__))
-
-    def __call__(self, *args: Any, **named: Any) -> Any:
-        timer, forward_s = OwnTime(), self.noted.forward_s
-        try:
-            return self.run(*args, **named)
-        finally:
-            spent_s = max(0.0, timer.seconds() - (self.noted.forward_s - forward_s))
-            is_own = not str(_unwrapped(self.item).__module__).startswith("transformers.")
-            times, name = self.noted.callbacks if is_own else self.noted.processors, self.name
-            times[name] = times.get(name, 0.0) + spent_s
-            if self.is_left_out and name not in _REPEATED:
-                self.noted.left_out_s += spent_s
-
-
-def _unwrapped(item: Any) -> Any:
-    return _unwrapped(item.func) if isinstance(item, functools.partial) else item
-
-
-@dataclass
-class _Streamer:
-    """A streamer that is timed."""
-
-    streamer: Any
-    put: Callback
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.streamer, name)
 
 
 @dataclass
@@ -107,8 +37,8 @@ class Recorder:
     loads: list[Load] = field(default_factory=list)
     text_s: float = 0.0
     text_where: str = ""
-    undo: list[Callable[[], None]] = field(default_factory=list)
-    """Functions that restore what was replaced."""
+    undo: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """Restores what was replaced."""
     again_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Seconds of texts that were tokenized before, by the line that tokenized them once more."""
     trained: bool = False
@@ -119,15 +49,13 @@ class Recorder:
     """Calls of the wrappers, to estimate their cost."""
     noting_s: float = 0.0
     kept: KeptArguments = field(default_factory=KeptArguments)
-    calling: set[int] = field(default_factory=set)
-    """The threads that are in a model's call or load."""
     own_lines: tuple[OwnLine, ...] = ()
     functions: dict[str, tuple[str, str]] = field(default_factory=dict)
     """As `Observations.callbacks`."""
     unnoted: UnrecordedCall | None = None
     fallbacks: list[Fallback] = field(default_factory=list)
+    here: Thread = field(default_factory=lambda: Thread(set()))
     reads: Reads = field(init=False)
-    _here: Thread = field(default_factory=Thread)
     _loaded: list[Callable[[], Any]] = field(default_factory=list)
     _sources: dict[str, str] = field(default_factory=dict)
     _last: Any = None
@@ -140,87 +68,82 @@ class Recorder:
     """Those of all calls: equal ones are one object, as a loop has many calls."""
     _plain: weakref.WeakKeyDictionary[Any, bool] = field(default_factory=weakref.WeakKeyDictionary)
     """Whether modules are language models in plain PyTorch."""
-    _batches: dict[int, CallRecord] = field(default_factory=dict)
-    """By the id of a model: the call of `generate_batch` that it is in."""
+    _in_threads: dict[int, CallRecord] = field(default_factory=dict)
+    """By the id of a model: the call whose forwards run in another thread."""
     _watches_attention: bool = False
     _start_s: float = field(default_factory=lambda: now_s())  # a test may have another clock
     _waited_s: float = field(default_factory=waited_for_core_s)
     _compiling: Compiling = field(default_factory=Compiling)
 
     def __post_init__(self) -> None:
-        self.reads = Reads(self._here, self.replace)
+        self.reads = Reads(self.here, self.replace)
 
     def replace(self, owner: object, name: str, value: object) -> None:
         """Set an attribute of another object, until the recording ends."""
-        self.undo.append(replace_attribute(owner, name, value))
+        self.undo.callback(replace_attribute(owner, name, value))
 
     def call(
         self,
-        kind: CallKind, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
+        watched: Watched, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any],
         *, compiled: bool = False,
     ) -> Any:  # fmt: skip
-        """Run a call of a model and record it, unless it is part of another call of this thread."""
-        here = self._here
+        """Run a call of a model and record it, unless it is part of another call."""
         self.touched += 1
-        if kind == "forward" and not here.depth and (batch := self._batches.get(id(model))):
-            batch.forwards += 1
-            try:
-                return self._forward(batch, run, args, named)
-            finally:
-                here.depth = 0
-        if here.depth:
-            noted = here.noted
-            if noted is None or here.depth > 1 or kind != "forward":
-                return run(*args, **named)
-            noted.forwards += noted.model() is model
-            return self._forward(noted, run, args, named)
-        timer, noted = OwnTime(), None
+        outer = self.here.noted or self._in_threads.get(id(model))
+        if outer is not None and watched.kind == "forward" and "forward" not in self.here.within:
+            outer.forwards += outer.model() is model
+            return self._forward(outer, run, args, named)
+        if self.here.in_call:
+            return run(*args, **named)
+        timer, noted, streamed = OwnTime(), None, contextlib.ExitStack()
         with self._errors_counted():
-            here.noted = noted = self._note(kind, model, args, named, compiled)
+            noted = self._note(watched, model, args, named, compiled)
             if (streamer := named.get("streamer")) is not None:
-                named = {**named, "streamer": _Streamer(streamer, self._callback(streamer, streamer.put, noted, True))}
+                put = self._callback(streamer, streamer.put, noted, is_left_out=True)
+                streamed.callback(replace_attribute(streamer, "put", put))
         self.noting_s += timer.core_seconds()
-        here.depth = 1
-        began_s = now_s()
+        began_s, result, failed = now_s(), None, ""
         try:
-            with self._without_samples():
+            with streamed, self._inside_call(noted, id(model)):
                 result = run(*args, **named)
+            return result
         except BaseException as error:
-            self._record_end(noted, began_s, model, None, error)
+            failed = describe_error(error)
             raise
         finally:
-            here.depth, here.noted = 0, None
-        self._record_end(noted, began_s, model, result)
-        return result
+            if noted is not None:
+                noted.began_s, noted.ended_s = began_s, now_s()
+                with self._errors_counted():
+                    self._record_end(noted, model, result, failed)
 
-    def batch(self, model: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run `generate_batch`, whose forwards run in a thread of transformers: they belong to this call."""
-
-        def watched(*args: Any, **named: Any) -> Any:
-            if (noted := self._here.noted) is not None:
-                self._batches[id(model)] = noted
-            try:
-                return run(*args, **named)
-            finally:
-                self._batches.pop(id(model), None)
-
-        return self.call("generate", model, watched, args, named)
+    @contextlib.contextmanager
+    def _inside_call(self, noted: CallRecord | None, model: int) -> Iterator[None]:
+        """A context in which this thread is inside of a call of the model with this id."""
+        self.here.noted = noted
+        if noted is not None and noted.watched.in_threads:
+            self._in_threads[model] = noted
+        try:
+            with self.here.inside("call"):
+                yield
+        finally:
+            self.here.noted = None
+            self._in_threads.pop(model, None)
 
     def is_plain_call(self, module: Any, args: tuple[Any, ...], named: dict[str, Any]) -> bool:
         """Whether a call is that of a language model in plain PyTorch, on token ids, and part of no other call."""
-        if self._here.depth:
+        if self.here.in_call:
             return False
         if (known := self._plain.get(module)) is None:
             known = self._plain[module] = is_language_model(module)
         return known and token_ids(args, named) is not None
 
     def _forward(self, noted: CallRecord, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a forward pass within a call, and add its seconds to it."""
-        self._here.depth, start_s = 2, now_s()
+        start_s = now_s()
         try:
-            return run(*args, **named)
+            with self.here.inside("forward"):
+                return run(*args, **named)
         finally:
-            self._here.depth, spent_s = 1, now_s() - start_s
+            spent_s = now_s() - start_s
             noted.forward_s += spent_s
             noted.prompt_s = noted.prompt_s or spent_s
 
@@ -230,45 +153,26 @@ class Recorder:
     ) -> Any:  # fmt: skip
         """Run a list of logits processors or of stopping criteria within `generate`, each of them timed."""
         self.touched += 1
-        noted = self._here.noted
+        noted = self.here.noted
         if noted is None:
             return run(*args, **named)
         return run.func([self._callback(item, item, noted, are_criteria) for item in items], *args, **named)
 
     def _callback(self, item: Any, run: Any, noted: CallRecord, is_left_out: bool) -> Callback:
-        """A callback, whose own function is noted: that of its class, or one that it was made from."""
         found = Callback(item, run, noted, is_left_out)
         if found.name not in self.functions:
-            parts = (item, getattr(run, "__func__", type(run).__call__), *getattr(item, "__dict__", {}).values())
-            codes = (getattr(_unwrapped(part), "__code__", None) for part in parts)
-            own = [(code, file) for code in codes if code and (file := users_file(code.co_filename))]
-            name, where = (own[0][0].co_qualname, f"{own[0][1]}:{own[0][0].co_firstlineno}") if own else ("", "")
-            self.functions[found.name] = (name, where)
+            self.functions[found.name] = found.own_function
         return found
 
-    def _record_end(
-        self, noted: CallRecord | None, began_s: float, model: Any, result: Any, error: BaseException | None = None
-    ) -> None:
+    def _record_end(self, noted: CallRecord, model: Any, result: Any, failed: str) -> None:
         """Record the end of a call. One that raised gives up its arguments, as it is not repeated."""
-        ended_s = now_s()
-        if noted is None:
-            return
-        with self._errors_counted():
-            noted.end = noted.clock.mark()
-            noted.began_s, noted.ended_s = began_s, ended_s
-            if error is not None:
-                noted.failed, noted.arguments = describe_error(error), None
-            elif noted.kind == "generate":
-                noted.new_tokens = new_tokens(result, noted.shape[1], model)
-            elif noted.arguments and not (noted.plain or noted.shape[2] or self.trained or self.compiles):
-                from profiler.why_slow.read_logits import watch_logits
-
-                # A forward without a cache could leave out logits, and no compiled code gets them.
-                takes_choice = "logits_to_keep" in inspect.signature(type(model).forward).parameters
-                if takes_choice and not _NEEDS_LOGITS & noted.arguments[1].keys():
-                    noted.read = watch_logits(result, noted.shape[1])
-            self.notes.append(noted)
-            self._here.last, self._last = noted.where, model
+        noted.end = noted.clock.mark()
+        if failed:
+            noted.failed, noted.arguments = failed, None
+        else:  # compiled code, and code that differentiates, get plain logits
+            noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
+        self.notes.append(noted)
+        self.here.last, self._last = noted.where, model
 
     @contextlib.contextmanager
     def _errors_counted(self) -> Iterator[None]:
@@ -281,18 +185,8 @@ class Recorder:
 
     def enter_autocast(self) -> None:
         """Note that the script enters an autocast, which keeps casts of weights until the script leaves it."""
-        if not self._here.depth:
-            self._here.autocast = (self._here.autocast[0] + 1, users_line())
-
-    @contextlib.contextmanager
-    def _without_samples(self) -> Iterator[None]:
-        """A context in which the script's own code does not run in this thread, or is that of callbacks."""
-        thread = threading.get_ident()
-        self.calling.add(thread)
-        try:
-            yield
-        finally:
-            self.calling.discard(thread)
+        if not self.here.in_call:
+            self.here.autocast = (self.here.autocast[0] + 1, users_line())
 
     def let_go(self) -> None:
         """Let go of the latest model, so that its memory can be freed: another one is made."""
@@ -301,17 +195,15 @@ class Recorder:
     def load(self, source: str, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Run and record a load of a model."""
         self.touched += 1
-        if self._here.load_depth:
+        if "load" in self.here.within:
             return run(*args, **named)
         self.let_go()
-        self._here.load_depth = 1
         start_s, model = now_s(), None
         try:
-            with self._without_samples():
+            with self.here.inside("load"):
                 model = run(*args, **named)
             return model
         finally:
-            self._here.load_depth = 0
             with self._errors_counted():
                 seconds, name = now_s() - start_s, self.name_of_source(source)
                 conversion, instead = _conversion(model, named)
@@ -336,30 +228,23 @@ class Recorder:
         Repeated decoding is not recorded, as a loop that streams decodes the same tokens at every step.
         """
         self.touched += 1
-        if self._here.text_depth:
+        if "tokenizer" in self.here.within:
             return run(*args, **named)
-        self._here.text_depth = 1
         start_s = now_s()
         try:
-            return run(*args, **named)
+            with self.here.inside("tokenizer"):
+                return run(*args, **named)
         finally:
-            self._here.text_depth = 0
-            if not self._here.depth:
-                spent_s = now_s() - start_s
+            if not self.here.in_call:
+                spent_s, where = now_s() - start_s, users_line()
                 self.text_s += spent_s
-                self.text_where = self.text_where or users_line()
-                with self._errors_counted():
-                    if encodes:
-                        self.note_text(args, spent_s)
-
-    def note_text(self, args: tuple[Any, ...], spent_s: float) -> None:
-        """Add the seconds of a text to its line, if the text was tokenized before."""
-        texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
-        if isinstance(texts, str | tuple):
-            with contextlib.suppress(TypeError):  # of lists of lists
-                if (key := hash(texts)) in self._texts:
-                    self.again_s[users_line()].append(spent_s)
-                self._texts.add(key)
+                self.text_where = self.text_where or where
+                texts = tuple(args[0]) if args and isinstance(args[0], list) else args[0] if args else None
+                if encodes and isinstance(texts, str | tuple):
+                    with contextlib.suppress(TypeError):  # of lists of lists
+                        if (key := hash(texts)) in self._texts:
+                            self.again_s[where].append(spent_s)
+                        self._texts.add(key)
 
     def warning(self, library: str, text: str) -> None:
         """Record a warning of a library, if it reports that slower code runs."""
@@ -413,35 +298,30 @@ class Recorder:
         )
 
     def _note(
-        self, kind: CallKind, model: Any, args: tuple[Any, ...], named: Mapping[str, Any], compiled: bool
+        self, watched: Watched, model: Any, args: tuple[Any, ...], named: Mapping[str, Any], compiled: bool
     ) -> CallRecord:
         import torch
 
         from profiler.why_slow.torch_context import TorchContext
 
         self.kept.look_at_memory()
-        if not (plain := is_plain(model)):
-            args, named = by_name(kind, model, args, named)
-        ids = token_ids(args, named) if plain else tokens_of(args, named)
-        mask = named.get("attention_mask")
+        given = watched.read(model, args, named)
+        mask = given.mask
         number, architecture = self._number(model)
-        settings = settings_of(kind, model, named)
         # Of the three ways to compile a model, only the module around it is seen from outside.
         own_forward = vars(model).get("forward")
         compiled = (
             compiled or model._compiled_call_impl is not None or hasattr(own_forward, "_torchdynamo_orig_callable")
         )
-        settings = replace(settings, compiled=compiled)
+        settings = replace(given.settings, compiled=compiled)
         settings = self._settings.setdefault(settings, settings)
         device = torch.device(settings.device)
-        rows, tokens = (int(ids.shape[0]), int(ids.shape[1])) if ids is not None else (1, 1)
-        shape = (rows * settings.times_computed, tokens, 0 if plain or ids is None else context_len(named))
         noted = CallRecord(
-            kind=kind,
+            watched=watched,
             model=weakref.ref(model),
             where=users_line(),
             settings=settings,
-            shape=shape,
+            shape=given.shape,
             clock=clock_for(device),
             context=TorchContext.current(device.type),
             start=None,
@@ -449,22 +329,12 @@ class Recorder:
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             name=architecture[0] + (f" ({number})" if number > 1 else ""),
             architecture=architecture,
-            plain=plain,
-            autocast=self._here.autocast,
+            autocast=self.here.autocast,
         )
-        inputs = batch_inputs(args, named) if kind == "generate" and ids is None and (args or "inputs" in named) else ()
-        if isinstance(inputs, list):
-            noted.batched = True
-            noted.shape = (len(inputs), round(statistics.mean(map(len, inputs))), 0)
-            noted.settings = replace(settings, cache=True, cache_class="PagedAttentionCache")
         # Compiled code is specialised to its arguments, so no change to it is tried.
-        if not compiled and (not plain or is_repeatable(args, named)):
-            if plain:
-                args, named = tuple(map(without_values, args)), {n: without_values(value) for n, value in named.items()}
-            stored = {name: value for name, value in (named if plain else without_cache(named)).items()
-                      if name not in NOT_REPEATED}  # fmt: skip
-            noted.arguments = self.kept.keep(args, stored, device)
-        if plain and not self._watches_attention:
+        if not compiled and given.repeated is not None:
+            noted.arguments = self.kept.keep(*given.repeated, device)
+        if watched is PLAIN and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch()
@@ -487,12 +357,12 @@ class Recorder:
         from torch.nn import functional
 
         self._watches_attention = True
-        original, here = functional.scaled_dot_product_attention, self._here
+        original, here = functional.scaled_dot_product_attention, self.here
 
         @functools.wraps(original)
         def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
             noted = here.noted
-            if noted is not None and noted.plain:
+            if noted is not None and noted.watched is PLAIN:
                 seen = noted.attention
                 noted.attention = replace(seen, layers=seen.layers + 1) if seen else attention_of(query, key, value)
             return original(query, key, value, *args, **named)

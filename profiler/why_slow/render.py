@@ -27,8 +27,6 @@ CALL_COLUMNS = ("where", "calls", "what", "time", "per call", "ran with")
 _MOST_ROWS = 30
 _NEAR = 0.7
 """Floor / time of the calls, from which on a script is near what the machine can do."""
-_WORTH_ANOTHER_LOOK = 0.1
-"""Share of the watched time from which on an unclear trial has a sentence of its own."""
 _MUCH, _MUCH_OF_ALL = 0.25, 0.1
 """Shares of the calls' time from which on one kind of module or own code is named first, and of the run time."""
 _WORTH_A_ROW = 0.01
@@ -69,17 +67,8 @@ def why_sentences(why: Why) -> list[str]:
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
     if len(why.findings) > 1:
         lines.append("Each saving is that of one change; together they save less than their sum.")
-    unclear, small = why.unclear, []
-    for trial, share in unclear:
-        if share < _WORTH_ANOTHER_LOOK:
-            small.append(f"{trial.id} ({trial.where}, {percent(share)})")
-            continue
-        lines.append(
-            f"Unclear: {trial.evidence} ({trial.where}); without it a call takes {percent(trial.saving)} less by the"
-            f" median of {len(trial.rounds)} pairs, but the pairs disagree. Try again when nothing else runs."
-        )
-    if small:
-        lines.append(f"Unclear, and less than a tenth each: {', '.join(small)}.")
+    if unclear := [f"{trial.evidence} ({trial.where}, {percent(share)})" for trial, share in why.unclear]:
+        lines.append(f"Unclear, as pairs disagree: {'; '.join(unclear)}. Try again when nothing else runs.")
     if not why.findings and not unclear and not seen.interrupted and (seen.calls or not seen.unnoted):
         lines.append(_nothing(why))
     if why.findings and (seen.loads or seen.steady_s < (1 - LEAST_SHARE) * seen.watched_s):
@@ -98,30 +87,40 @@ def why_sentences(why: Why) -> list[str]:
 
 def _slow_module(why: Why) -> list[str]:
     """A sentence about the module with the most time beyond its roof, if that is more than any finding saves."""
-    calls_s = steady_s(why.seen.calls)
+    calls_s = (1 - why.seen.waiting) * steady_s(why.seen.calls)
     if not why.modules:
         return []
     module = why.modules[0]
     beyond_s = module.beyond_s
     if why.floor:  # as the table has it: a repetition among other processes also waits for them
         beyond_s = sum(part.seconds for part in time_parts(why) if part.what == module_row(module))
-    if beyond_s < _MUCH * calls_s or beyond_s <= max((item.saves_s for item in why.findings), default=0.0):
+    if beyond_s < _MUCH * calls_s or beyond_s <= (1 - why.seen.waiting) * _largest_s(why):
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)} beyond its roof"
+    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)}{_without_waits(why)} beyond its roof"
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
+
+
+def _largest_s(why: Why) -> float:
+    return max((item.saves_s for item in why.findings), default=0.0)
+
+
+def _without_waits(why: Why) -> str:
+    return " without waits for a core" if why.seen.waiting > LEAST_SHARE else ""
 
 
 def _slow_code(why: Why) -> list[str]:
     """A sentence about the script's own code, if it takes longer than any finding saves: its line with the most."""
     seen = why.seen
     own = [part for part in time_parts(why) if part.own_code]
-    code_s, saves_s = sum(part.seconds for part in own), max((item.saves_s for item in why.findings), default=0.0)
-    if not own or code_s < max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, saves_s):
+    code_s = sum(part.seconds for part in own)
+    least_s = max(_MUCH * seen.watched_s, _MUCH_OF_ALL * seen.wall_s, _largest_s(why))
+    if not own or code_s < (1 - seen.waiting) * least_s:
         return []
     where = f"{duration(own[0].seconds)} of it at {own[0].what.removeprefix(_AT_A_LINE)}"
-    return [f"The script's own code takes {duration(code_s)} of {duration(seen.wall_s)}, {where}."]
+    all_of_it = f"{duration((1 - seen.waiting) * seen.wall_s)}{_without_waits(why)}"
+    return [f"The script's own code takes {duration(code_s)} of {all_of_it}, {where}."]
 
 
 def _unnoted_words(unnoted: UnrecordedCall) -> str:
@@ -154,7 +153,7 @@ def finding_sentence(number: int, item: Finding) -> str:
     where = f" ({item.where})" if item.where else ""
     return (
         f"{number}. {_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})."
-        f" {_capital(item.change)}{where}. [{item.basis.split(':')[0]}]"
+        f" {_capital(item.change)}{where}. [{item.basis}]"
     )
 
 
@@ -162,9 +161,12 @@ def _share_words(item: Finding) -> str:
     return "once" if item.once else percent(item.share)
 
 
+_OF_BASIS = {"at most": "at most ", "computed": "about "}
+
+
 def saved_words(item: Finding) -> str:
     """`1.20 s`, `at most 1.20 s` for a bound, or `about 1.20 s` for an estimate."""
-    return f"{'at most ' if item.is_bound else 'about ' if item.is_estimate else ''}{duration(item.saves_s)}"
+    return f"{_OF_BASIS.get(item.basis, '')}{duration(item.saves_s)}"
 
 
 def _capital(text: str) -> str:
@@ -174,7 +176,7 @@ def _capital(text: str) -> str:
 
 def note_lines(why: Why) -> list[str]:
     """How the savings were determined, graph breaks, and the cost of recording."""
-    lines = [f"{number}. {item.basis}" for number, item in enumerate(why.findings, 1)]
+    lines = [f"{number}. {item.basis}: {item.how}" for number, item in enumerate(why.findings, 1)]
     if breaks := why.seen.graph_breaks:
         count = sum(item.count for item in breaks)
         lines.append(
@@ -259,27 +261,21 @@ def time_parts(why: Why) -> list[TimePart]:
     at_tokens_s = sum(at_tokens.values())
     around_s = scale * sum(max(0.0, call.seconds - (call.forward_s or 0.0)) for call in generates)
     own_s = max(0.0, around_s - at_tokens_s)
-    forwards_s = scale * sum(call.steady_s for call in done) - at_tokens_s - own_s
-    within = [
+    forwards_s = max(0.0, scale * sum(call.steady_s for call in done) - at_tokens_s - own_s)
+    parts = [
         TimePart("one-time costs of first calls", seen.calls_s - steady_s(seen.calls)),
         TimePart("calls that failed", scale * sum(call.seconds for call in seen.calls if call.failed)),
         *(TimePart(f"{name}, at every token", seconds, beyond_floor=True) for name, seconds in at_tokens.items()),
         TimePart("generate's own work: choosing tokens, masks, checks for the end", own_s, beyond_floor=True),
-        *_forwards(max(0.0, forwards_s), why),
-    ]
-    outside = [
         TimePart("loading models", seen.loads_s),
         TimePart(f"tokenizers ({seen.text_where})", seen.text_s),
         TimePart("recording these calls", seen.overhead_s),
     ]
-    outside += _own_code(seen, max(0.0, seen.wall_s - sum(part.seconds for part in (*within, *outside))))
-    waiting = seen.waited_s / seen.wall_s if seen.wall_s else 0.0
-    waited_s = waiting * sum(part.seconds for part in outside)
-    waited_s += sum(part.seconds for part in within if part.what == _WAITING)
+    parts += _own_code(seen, max(0.0, seen.wall_s - forwards_s - sum(part.seconds for part in parts)))
     parts = [
-        *(part for part in within if part.what != _WAITING),
-        *(replace(part, seconds=(1 - waiting) * part.seconds) for part in outside),
-        TimePart(_WAITING, waited_s, beyond_floor=True),
+        *(replace(part, seconds=(1 - seen.waiting) * part.seconds) for part in parts),
+        *_forwards((1 - seen.waiting) * forwards_s, why),
+        TimePart("waiting for a core that other processes used", seen.waiting * seen.wall_s),
     ]
     return sorted((part for part in parts if part.seconds > 0), key=lambda part: -part.seconds)
 
@@ -304,25 +300,22 @@ def module_row(module: SlowModule) -> str:
     return f"{module.name} beyond its roof ({module.place})"
 
 
-_WAITING = "waiting for a core that other processes used"
 # At most so many modules have a row, each with at least this share of what is beyond the floor.
 _MOST_MODULES, _WORTH_A_MODULE = 3, 0.1
 
 
 def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     """The time of warm forward passes: its floor, and what is beyond that. No part is longer than what is left."""
-    seen, floor = why.seen, why.floor
+    floor = why.floor
     # At most; 0 without a measured bandwidth of the link. It comes last: a transfer may overlap with all else.
-    link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.is_bound)
+    link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.basis == "at most")
     named = [("weights over the link, at most", link_s, True)]
     if floor is not None:
-        waited_s = seen.waited_s * seen.calls_s / seen.wall_s if seen.wall_s else 0.0
         dispatch_s = floor.dispatch_s or 0.0
         named = [
             ("kernels at the roofs of this machine: the least time", floor.seconds - dispatch_s, False),
             ("dispatch of kernels by Python and torch, at least", dispatch_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
-            (_WAITING, waited_s, True),
             *named,
         ]
     for what, part_s, beyond in named:
@@ -331,10 +324,11 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     if floor is None:
         yield TimePart("the rest of forward passes" if link_s else "forward passes", left_s)
         return
-    shown = [module for module in why.modules[:_MOST_MODULES] if module.beyond_s >= _WORTH_A_MODULE * left_s]
-    for module in shown:
-        yield TimePart(module_row(module), min(left_s, module.beyond_s), beyond_floor=True)
-        left_s -= min(left_s, module.beyond_s)
+    beyond_s = {module_row(module): (1 - why.seen.waiting) * module.beyond_s for module in why.modules[:_MOST_MODULES]}
+    shown = {row: seconds for row, seconds in beyond_s.items() if seconds >= _WORTH_A_MODULE * left_s}
+    for row, seconds in shown.items():
+        yield TimePart(row, min(left_s, seconds), beyond_floor=True)
+        left_s -= min(left_s, seconds)
     kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
     yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)
 

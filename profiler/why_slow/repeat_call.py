@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map, tree_map_only
 
 from profiler.loading.cache_argument import argument_name, cache_of
+from profiler.report.blocks import evenly
 from profiler.why_slow.call_record import CallRecord
-from profiler.why_slow.call_settings import prompt_ids
 from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.floor import Subject, made_s
 from profiler.why_slow.kept_arguments import Arguments
 from profiler.why_slow.observations import Call, CallSettings, steady_s
 from profiler.why_slow.recorder import Recorder
+from profiler.why_slow.watched_calls import prompt_ids
 
-_SAVES_IN_PROMPT = {"slow-attention", "slow-experts", "slow-format", "padding"}
-"""Changes that save in the prompt as well as in later tokens. Another dtype may save in one and cost in the other."""
+# Share of a call that a change usually saves where it applies, in scripts with one fault (tests/why/scripts.py).
+_USUAL_SAVING = {
+    "cache-off": 0.7, "one-by-one": 0.6, "padding": 0.6, "beams": 0.6, "offload": 0.6, "uncompiled": 0.6,
+    "shared-prefix": 0.5, "threads": 0.1,
+}  # fmt: skip
+_OTHER_SAVING = 0.3
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,8 @@ class WeightedRun:
 
     weight: float
     run: Callable[[], object]
+    about_s: float = 0.0
+    """What it took in the script."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,8 @@ class Run:
     """A run that a trial repeats."""
 
     run: Callable[[], object]
+    about_s: float = 0.0
+    """As in WeightedRun."""
     shortened: Callable[[int], tuple[WeightedRun, ...]] = lambda _tokens: ()
     """Parts that stand for the run, with at most so many new tokens; 1: its prompt, without the other tokens.
 
@@ -55,18 +65,17 @@ def in_sequence(runs: Sequence[Run]) -> Run:
         parts = [run.shortened(tokens) for run in runs]
         return tuple(part for each in parts for part in each) if all(parts) else ()
 
-    return Run(lambda: [run() for run in runs], shortened)
+    return Run(lambda: [run() for run in runs], sum(run.about_s for run in runs), shortened)
 
 
 def in_even_sequence(runs: Sequence[Run]) -> Run:
     """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
 
     def shortened(tokens: int) -> tuple[WeightedRun, ...]:
-        some = min(max(tokens, 0), len(runs))
-        chosen = [runs[(2 * number + 1) * len(runs) // (2 * some)] for number in range(some)]
-        return tuple(WeightedRun(len(runs) / some, run) for run in chosen)
+        chosen = evenly(runs, tokens)
+        return tuple(WeightedRun(len(runs) / len(chosen), run, run.about_s) for run in chosen)
 
-    return Run(lambda: [run() for run in runs], shortened)
+    return replace(in_sequence(runs), shortened=shortened)
 
 
 def with_steps(run: Callable[[int], object], count: int) -> Run:
@@ -80,36 +89,29 @@ def with_steps(run: Callable[[int], object], count: int) -> Run:
         first, some = functools.partial(run, 0), functools.partial(run, steps)
         return (WeightedRun(1.0 - times, first), WeightedRun(times, some))
 
-    return Run(functools.partial(run, count), shortened)
+    return Run(functools.partial(run, count), shortened=shortened)
 
 
 @dataclass(frozen=True)
 class Candidate:
     """One change to try on some calls."""
 
+    group: CallGroup
     id: str
     evidence: str
     change: str
     where: str
     as_is: Run
     changed: Run
-    own_s: tuple[float, ...]
-    """Seconds of the script's own calls of this shape."""
+    seconds: float
+    """Those of the script's own calls of this shape."""
+    usual: float = _OTHER_SAVING
+    """Share of them that a change of this kind usually saves where it applies."""
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
-    new_tokens: int = 0
-    """New tokens of the call, or of the longest one; 0 if it is no `generate`."""
-    prompt_s: float = 0.0
-    """Seconds of the prompt in `seconds`."""
-    prompts: int = 2
-    """How often a shortened run computes the prompt."""
-    saves_in_prompt: bool = False
-    """Whether later tokens save as well. A trial of the prompt, in which they count as unchanged, is then a bound."""
     explain: Callable[[float], str] | None = None
     """Measures more evidence, in words, until the clock is at a time, once the trial has shown a saving."""
-    fewer: Callable[[], Candidate | None] | None = None
-    """Makes the same change to fewer calls, if there is no time for all."""
     once_s: float = 0.0
     """About the seconds that `changed` takes more at its first run, such as those of torch.compile."""
     closer: Candidate | None = None
@@ -118,15 +120,27 @@ class Candidate:
     """Share of the calls that the change saves by the roofs, see `CallGroup.saved_share`; 0 if it is unknown."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
+    stand_in: str = ""
+    """As in TriedChange."""
 
     @property
-    def seconds(self) -> float:
-        return statistics.median(self.own_s)
+    def name(self) -> str:
+        return f"{self.id} ({self.where}){', compiled' if self.once_s else ''}"
+
+    @property
+    def expected(self) -> float:
+        """Share of the calls that it is expected to save: by the roofs, else as usual."""
+        return self.about or self.usual
+
+    @property
+    def expected_s(self) -> float:
+        """The same in seconds of the script."""
+        return self.group.seconds * self.expected
 
 
 @dataclass(frozen=True)
 class RepeatedCall:
-    """A recorded call, repeated at the same length with `options` in place of its arguments."""
+    """A recorded call, repeated at the same length with `options` in place of its arguments; None leaves one out."""
 
     noted: CallRecord
     call: Call
@@ -137,49 +151,44 @@ class RepeatedCall:
 
     @functools.cached_property
     def as_run(self) -> Run:
-        return Run(functools.partial(self._run, self.call.new_tokens), self.shortened)
+        return Run(functools.partial(self._run, self.call.new_tokens), self.call.steady_s, self.shortened)
 
     def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
         """A long `generate` as its prompt and one token, and an average step per further token.
 
         The time of a step is that of `tokens` tokens without the first. Without a cache, steps grow with the context,
-        so those in the middle of the answer are the average. A `generate_batch` is not shortened: it starts a manager
-        and plans a cache each time, which takes much of its time.
+        so those in the middle of the answer are the average.
         """
         new = self.call.new_tokens
-        if self.call.kind != "generate" or self.noted.batched or tokens < 1:
+        if self.call.kind != "generate" or self.noted.watched.in_threads or tokens < 1:
             return ()
         if new <= tokens:
-            return (WeightedRun(1.0, self.as_run),)
-        prompt = functools.partial(self._run, 1)
+            return (WeightedRun(1.0, self.as_run, self.call.steady_s),)
+        prompt_s = self.call.steady_prompt_s
+        step_s = (self.call.steady_s - prompt_s) / (new - 1)
+
+        def part(weight: float, tokens: int, further: int = 0) -> WeightedRun:
+            return WeightedRun(weight, functools.partial(self._run, tokens, further), prompt_s + (tokens - 1) * step_s)
+
         if tokens == 1:
-            return (WeightedRun(1.0, prompt),)
+            return (part(1.0, 1),)
         times = (new - 1) / (tokens - 1)
         if self.call.settings.cache:
-            return (WeightedRun(1.0 - times, prompt), WeightedRun(times, functools.partial(self._run, tokens)))
+            return (part(1.0 - times, 1), part(times, tokens))
         middle = (new - tokens) // 2
-        return (
-            WeightedRun(1.0, prompt),
-            WeightedRun(times, functools.partial(self._run, tokens, middle)),
-            WeightedRun(-times, functools.partial(self._run, 1, middle)),
-        )
+        return (part(1.0, 1), part(times, tokens, middle), part(-times, 1, middle))
 
     def _run(self, new_tokens: int, further: int = 0) -> object:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
-        model = self.model()
+        model, watched = self.model(), self.noted.watched
         args, named = self._arguments(model, further)
-        if self.call.kind == "generate":
-            named |= {"max_new_tokens": new_tokens, "min_new_tokens": new_tokens}
-        named |= self.options
-        if named.get("assistant_model", True) is None:
-            del named["assistant_model"]
+        left_out = {name for name, value in self.options.items() if value is None}
+        named |= dict.fromkeys(watched.limits, new_tokens) | dict(self.options)
+        named = {name: value for name, value in named.items() if name not in left_out}
         with self.noted.context.entered(), torch.set_grad_enabled(self.call.settings.gradients):
-            if self.noted.batched:
-                del named["min_new_tokens"]
-                return model.generate_batch(*args, **named)
-            if self.call.context_len and not self.noted.plain:
+            if self.call.context_len and watched.takes_cache:
                 named[argument_name(model)] = self._cache(model)
-            return (model.generate if self.call.kind == "generate" else model)(*args, **named)
+            return getattr(model, watched.method)(*args, **named)
 
     def _arguments(self, model: Any, further: int) -> Arguments:
         """The arguments, with `further` copies of the last column of the prompt, its mask and inputs of its shape.
@@ -222,6 +231,15 @@ class RepeatedCall:
         elif beyond > 0:
             self.filled[0].crop(-beyond)
         return self.filled[0]
+
+
+def passed(options: Mapping[str, object]) -> str:
+    """`pass num_beams=1`, or `leave out assistant_model`: the options of a RepeatedCall, as they are executed."""
+    out = [name for name, value in options.items() if value is None]
+    given = [f"{name}={json.dumps(value) if isinstance(value, str) else value}"
+             for name, value in options.items() if value is not None]  # fmt: skip
+    parts = ("pass " + ", ".join(given) if given else "", "leave out " + ", ".join(out) if out else "")
+    return ", and ".join(filter(None, parts))
 
 
 def repeat(noted: CallRecord, call: Call, model: Any, options: Mapping[str, object] | None = None, **more: Any) -> Run:
@@ -319,13 +337,12 @@ class CallGroup:
         common: dict[str, Any] = {
             "where": self.call.where,
             "as_is": unchanged,
-            "new_tokens": self.call.new_tokens,
-            "prompt_s": self.call.steady_prompt_s,
-            "prompts": 3 if self.settings.cache is False else 2,
-            "saves_in_prompt": name in _SAVES_IN_PROMPT,
-            "own_s": self.like(self.call),
+            "seconds": statistics.median(self.like(self.call)),
+            "usual": _USUAL_SAVING.get(name, _OTHER_SAVING),
         }
-        return Candidate(id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more))
+        return Candidate(
+            group=self, id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more)
+        )
 
 
 def synchronize() -> None:

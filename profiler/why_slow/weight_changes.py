@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterator
@@ -18,15 +17,16 @@ from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError
+from profiler.loading.request import dtype_name
 from profiler.measure.dense_twins import PackedLinear, dense_twins, kernel_of, packed_linears, replaced, times_by_batch
 from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
 from profiler.report.changes import paying_batches
 from profiler.units import scaled
-from profiler.why_slow.call_settings import is_spread, pipelined_devices
 from profiler.why_slow.floor import at_roofs_s
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
+from profiler.why_slow.watched_calls import is_spread, pipelined_devices
 
 # The trial's copy of a model may take at most this share of the free memory.
 _COPY_SHARE = 0.8
@@ -44,7 +44,7 @@ def frozen_weights(group: CallGroup) -> Candidate | None:
         return None
     return group.candidate(
         "frozen-weights", "weights are frozen, so the LM head copies its weight for each last position",
-        "leave out requires_grad_(False): within torch.inference_mode() no gradient is recorded",
+        "call model.get_output_embeddings().requires_grad_(True): within torch.no_grad() no gradient is recorded",
         within=lambda: switched(weight.requires_grad_, True, False),
     )  # fmt: skip
 
@@ -75,12 +75,11 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",
         "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, twins()),
-        where=group.loaded_at, explain=explain,
+        where=group.loaded_at, explain=explain, stand_in="dense linears of random values",
     )  # fmt: skip
 
 
 def _on_copy(group: CallGroup, make: Callable[[], Any]) -> Run:
-    """The call on a copy of its model, which is made at the first run."""
     call, noted = group.middle
     return RepeatedCall(noted, call, functools.cache(make)).as_run
 
@@ -96,6 +95,7 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
         "offload", f"weights are spread over {places}{f': {turns}' if turns else ', and cross a link at every step'}",
         f'device_map={{"": "{model.device}"}}: there is room for all of them',
         _on_copy(group, lambda: _gathered(model)), where=group.loaded_at,
+        stand_in="a copy of the model in one place",
     )  # fmt: skip
 
 
@@ -135,14 +135,14 @@ def cast_once(group: CallGroup) -> Candidate | None:
     """
     noted, device = group.middle[1], torch.device(group.settings.device)
     context, dtype = noted.context, noted.context.autocast
-    weights = [(module._parameters, name, weight) for module in group.model.modules()
-               if not isinstance(module, nn.Embedding) for name, weight in module.named_parameters(recurse=False)
+    weights = [weight for module in group.model.modules() if not isinstance(module, nn.Embedding)
+               for weight in module.parameters(recurse=False)
                if weight.dim() > 1 and weight.is_floating_point() and weight.dtype != dtype]  # fmt: skip
-    kept = context.keeps_casts and all(each.requires_grad and each.dtype == torch.float32 for *_, each in weights)
+    kept = context.keeps_casts and all(each.requires_grad and each.dtype == torch.float32 for each in weights)
     entered = [each.autocast for each in group.recorder.notes if each.name == noted.name]
     if dtype is None or not weights or (kept and len(set(entered)) < len(entered)):
         return None
-    name, where = str(dtype).removeprefix("torch."), noted.autocast[1] or group.call.where
+    name, where = dtype_name(dtype), noted.autocast[1] or group.call.where
     if device.type == "cpu" and not _has_units(name):
         return group.candidate(
             "emulated-dtype", f"torch.autocast computes in {name}, for which this CPU has no matmul units",
@@ -150,30 +150,14 @@ def cast_once(group: CallGroup) -> Candidate | None:
             where=where,
         )  # fmt: skip
 
-    @functools.cache
-    def cast() -> list[nn.Parameter]:
-        _check_room(sum(weight.numel() for *_, weight in weights) * dtype.itemsize, f"a cast to {name}", device)
-        return [nn.Parameter(weight.detach().to(dtype), False) for *_, weight in weights]
-
-    @contextlib.contextmanager
-    def within() -> Iterator[None]:
-        for (owner, key, _), narrow in zip(weights, cast(), strict=True):
-            owner[key] = narrow
-        try:
-            yield
-        finally:
-            for owner, key, weight in weights:
-                owner[key] = weight
-
-    nbytes = scaled(sum(weight.numel() * weight.element_size() for *_, weight in weights), "B")
+    nbytes = scaled(sum(weight.numel() * weight.element_size() for weight in weights), "B")
     return group.candidate(
         "autocast", f"torch.autocast casts {nbytes} of weights to {name} again in each forward",
-        f"cast them once, with model.to({dtype}), and leave out torch.autocast", within=within, where=where,
+        f"call model.to({dtype}) once, after loading", _in_dtype(group, dtype), where=where,
     )  # fmt: skip
 
 
 def _check_room(needs_bytes: float, what: str, device: torch.device) -> None:
-    """Raises RequestError if a trial has no room for what it makes."""
     if needs_bytes > (room_bytes := _COPY_SHARE * available_bytes(device)):
         raise RequestError(f"{what} needs {scaled(needs_bytes, 'B')}, and there is room for {scaled(room_bytes, 'B')}")
 
@@ -187,28 +171,34 @@ def other_dtype(group: CallGroup) -> Candidate | None:
     model, dtype, device = group.model, group.settings.dtype, torch.device(group.settings.device)
     if is_spread(model) or packed_linears(model) or (name := _faster_dtype(device, dtype)) is None:
         return None
-    if any(isinstance(vars(each).get("forward"), FunctionType) for each in model.modules()):
-        raise RequestError("a module's forward was replaced by a function, which in a copy would use its weights")
-    wide, faster = dtype in _WIDE, getattr(torch, name)
-
-    def converted() -> Any:
-        _check_room(sum(each.numel() for each in model.parameters()) * faster.itemsize, f"its copy in {name}", device)
-        # Converted one by one, so that there is never a second model in the wide dtype.
-        narrow = {id(each): nn.Parameter(each.detach().to(faster), each.requires_grad)
-                  for each in model.parameters() if each.is_floating_point()}  # fmt: skip
-        return copy.deepcopy(model, narrow).to(faster)
-
-    about = 0.0
+    wide, faster, about = dtype in _WIDE, getattr(torch, name), 0.0
     if wide and (subject := group.subject) is not None and device.type == "cuda":  # on a CPU, prompts may take longer
         # Half of the bytes, of what is at the roofs: dispatch and slow kernels may take as long in any dtype.
         at_roofs = min(1.0, at_roofs_s(group.call, subject) / max(group.call.steady_s, 1e-9))
         about = at_roofs * (1 - faster.itemsize / getattr(torch, dtype).itemsize)
-    auto = ', or dtype="auto" for the checkpoint\'s own' if wide and name == "bfloat16" else ""
     return group.candidate(
         "wide-dtype" if wide else "emulated-dtype",
         f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
-        f"dtype=torch.{name}{auto}", _on_copy(group, converted), where=group.loaded_at, about=about,
+        f"call model.to(torch.{name}) after loading, or load it with dtype=torch.{name}", _in_dtype(group, faster),
+        where=group.loaded_at, about=about,
     )  # fmt: skip
+
+
+def _in_dtype(group: CallGroup, dtype: torch.dtype) -> Run:
+    """The call on a copy of its model, on which `to(dtype)` is called. Raises RequestError if a copy is none."""
+    model = group.model
+    if any(isinstance(vars(each).get("forward"), FunctionType) for each in model.modules()):
+        raise RequestError("a module's forward was replaced by a function, which in a copy would use its weights")
+
+    def converted() -> Any:
+        needs = sum(each.numel() for each in model.parameters()) * dtype.itemsize
+        _check_room(needs, f"its copy in {dtype_name(dtype)}", torch.device(group.settings.device))
+        # Converted one by one, so that there is never a second model in the wide dtype.
+        narrow = {id(each): nn.Parameter(each.detach().to(dtype), each.requires_grad)
+                  for each in model.parameters() if each.is_floating_point()}  # fmt: skip
+        return copy.deepcopy(model, narrow).to(dtype)
+
+    return _on_copy(group, converted)
 
 
 def _faster_dtype(device: torch.device, dtype: str) -> str | None:
@@ -250,6 +240,7 @@ def merged_adapters(group: CallGroup) -> Candidate | None:
         "unmerged-adapters", f"{len(found)} linears compute an adapter next to their weight ({kinds})",
         "merge them once after loading: model.merge_and_unload() with peft, else add the product to the weight",
         within=lambda: replaced([each for each, _ in found], [base for _, base in found]), where=group.loaded_at,
+        stand_in="the linears without their adapters, whose shapes are those of merged ones",
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from small_models import SIZES
 from traffic import Traffic
 from transformers import AutoConfig, LlamaConfig
 
-from profiler.counting.attention import AttentionCore, Indexer, causal_pairs, compressed_pairs
+from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count, counted_module
 from profiler.counting.grid_count import count_grid
@@ -20,6 +21,7 @@ from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.sparse_attention import Indexer
 from profiler.counting.walk import walk
 from profiler.data.roof_set import roofs_called
 from profiler.engines.caches import quantized_cache
@@ -107,15 +109,6 @@ def test_an_indexer_chooses_keys() -> None:
     assert scores.model_flops == 10_001 * 64 * 2 * (128 + 1)
     assert cache_bytes(work, 1, 10_000) == 10_000 * (576 + 128) * 2
     assert work.dense_instead == ()
-
-
-@pytest.mark.parametrize(("query", "context"), [(1, 0), (1, 37), (20, 0), (7, 13)])
-@pytest.mark.parametrize("top_k", [None, 3])
-def test_pairs_of_blocks(query: int, context: int, top_k: int | None) -> None:
-    limit = top_k or 10**6
-    expected = sum(min((context + place) // 4, limit) for place in range(1, query + 1))
-    assert compressed_pairs(query, context, 4, top_k) == expected
-    assert compressed_pairs(query, context, 1, top_k) == causal_pairs(query, context, top_k)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +216,7 @@ def test_pairs_and_kept_keys_are_those_of_the_library(model_type: str, sizes: di
         cache, context = output.past_key_values, context + query
         if query == 1:
             assert [layer.keys.shape[-2] for layer in cache.layers] == [21, kept]
-            assert [int(core.live(context)) for core in cores] == [21, kept]
+            assert [int(core.cache(PATH).live(context)) for core in cores] == [21, kept]
 
 
 BATCH, PREFIX, PROMPT = 8, 512, 256
@@ -334,7 +327,8 @@ def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dt
     moved = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
     assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
     held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
-    kept = cache_bytes(ModelWork((core,), 0, 0, ()), 2, PROMPT + 3, stored, stored.residual(3))
+    later = replace(path, residual_tokens=stored.residual(3))
+    kept = cache_bytes(ModelWork((core,), 0, 0, ()), 2, PROMPT + 3, later)
     assert kept == pytest.approx(sum(item.nbytes for item in cached_tensors(held)), rel=0.001)
 
 

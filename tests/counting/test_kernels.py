@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from traffic import Traffic
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path, outlier_columns, sdpa_kernel
+from profiler.counting.chosen_kernel import SdpaStep, attention_path, outlier_columns, sdpa_kernel
 from profiler.counting.count import count
 from profiler.counting.crosscheck import CounterDifference, crosscheck
 from profiler.counting.operators import Linear
@@ -110,7 +110,7 @@ def test_masks_and_repeated_heads_are_those_that_transformers_passes(
 def path_on_cpu(core: AttentionCore, step: Step, *, compiled: bool = False) -> ExecutionPath:
     """Return the path of a step on a CPU in float32, from torch and transformers."""
     query, keys = int(step.query), int(step.query + step.context)
-    return attention_path("sdpa", [core], CPU, torch.float32, query=query, keys=keys, compiled=compiled)
+    return attention_path("sdpa", [core], SdpaStep(CPU, torch.float32, query, keys, compiled))
 
 
 def bytes_of_repeated(calls: list[tuple[bool, int, int]], core: AttentionCore) -> list[int]:
@@ -172,7 +172,7 @@ def test_the_kernel_named_is_the_kernel_run(model_name: str, dtype: torch.dtype,
     with Traffic() as recorder, torch.no_grad():
         F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=query > 1 and not masked)
     flash = any("flash_attention" in name for name in recorder.names)
-    assert sdpa_kernel(core, CPU, dtype, query=query, keys=16, masked=masked) == ("flash" if flash else "math")
+    assert sdpa_kernel(core, SdpaStep(CPU, dtype, query, 16), masked=masked) == ("flash" if flash else "math")
 
 
 def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
@@ -245,7 +245,7 @@ def test_slots_and_heads_of_a_static_cache_are_those_that_transformers_passes(
         copied.append(copies.bytes)
     passed = [keys for _, _, keys in calls]
     # For a prompt without a mask, transformers cuts off the empty slots of the cache (sdpa_attention.py).
-    assert passed == [int(core._cache_keys(step, path)) if core.masked(step, path) else step.query for step in steps]
+    assert passed == [int(core.cache(path).keys(step)) if core.masked(step, path) else step.query for step in steps]
     live = [step.query + min(step.context, (window or slots) - 1) for step in steps]
     empty = [keys - tokens for keys, tokens in zip(passed, live, strict=True)]
     unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]

@@ -14,13 +14,14 @@ from loaded import walked
 from small_models import small_model
 
 from profiler import theory
-from profiler.counting.attention import AttentionCore, causal_pairs
+from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
 from profiler.counting.count import count
 from profiler.counting.floor import expected_tokens, pays_from, verifying
 from profiler.counting.grid_count import GridCount, count_grid
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Experts, Linear, ModelWork, padded_work
+from profiler.counting.pairs import causal_pairs
 from profiler.counting.walk import walk
 from profiler.data.roof_set import roofs_called
 from profiler.errors import RequestError
@@ -122,11 +123,11 @@ def test_flops_are_linear_in_batch_and_monotone_in_context(name: str, step: Step
     assert longer.kv_read_bytes >= many.kv_read_bytes
 
 
-@given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)))
-def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None) -> None:
-    """Each query sees the cache, earlier queries and itself, or a window of them."""
-    expected = sum(min(context + i, window or context + i) for i in range(1, query + 1))
-    assert causal_pairs(query, context, window) == expected
+@given(st.integers(1, 300), st.integers(0, 300), st.one_of(st.none(), st.integers(1, 400)), st.sampled_from([1, 4]))
+def test_pairs_are_the_sum_over_queries(query: int, context: int, window: int | None, rate: int) -> None:
+    """Each query sees the cache, earlier queries and itself, or their complete blocks, or a window of them."""
+    expected = sum(min((context + i) // rate, window or context + i) for i in range(1, query + 1))
+    assert causal_pairs(query, context, window, rate=rate) == expected
 
 
 def test_one_head_written_out_stays_below_any_ridge() -> None:
@@ -358,15 +359,6 @@ def test_attention_in_eight_bits_has_twice_the_intensity() -> None:
     assert [step.intensity for step in narrow] == pytest.approx([2 * step.intensity for step in wide])
     step = theory.fused_attention(1, 100_000, 32, 32, 128, "float16", cache="float8_e4m3fn")
     assert step.intensity == pytest.approx(2.0, rel=1e-3)
-
-
-def test_mistral_on_a_t4() -> None:
-    """Two of 8 heads of 128 in 32 layers are 131,072 bytes per token; 14.29 GB at 320 GB/s take 44.65 ms."""
-    numbers = theory.numbers("mistral-7b-v0.1", 512, gpus=["T4"], dtype="float16")
-    assert numbers.kv_bytes_per_token == 131_072
-    assert numbers.gpus[0].linears_compute_bound_from_batch == 204
-    counted = theory.grid("mistral-7b-v0.1", gpus=["T4"], context_lens=[512], dtype="float16")
-    assert counted.gpus[0].floor_s[0] == pytest.approx(44.65e-3, abs=5e-6)
 
 
 def test_a_link_by_name_and_by_numbers() -> None:

@@ -197,6 +197,13 @@ def test_the_copies_of_a_decode_step() -> None:
     assert experts.gathered_bytes(Step(8, 2, 0), path) == experts.gathered_bytes(step, ExecutionPath()) == 0
 
 
+def test_a_token_may_repeat_all_slots_of_a_static_cache() -> None:
+    """4 sequences of 1,024 slots: K and V of 4 heads of 16 in float32, of which the cache has 2."""
+    path = ExecutionPath(cache="static", masked_heads={16: "repeated"})
+    need = memory_need(walk(small_model("Llama")), 0, Step(4, 1, 0), 1023, path)
+    assert need.workspace_bytes == 4 * 1024 * 4 * 2 * 16 * 4
+
+
 @pytest.mark.parametrize(("shared", "top_k"), [(2, 6), (3, 2)])
 def test_every_token_runs_all_shared_experts(shared: int, top_k: int) -> None:
     """Inkling's shared experts are a bank too; each has three matrices of 64 x 32, of 2 bytes."""

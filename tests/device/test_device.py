@@ -22,7 +22,7 @@ from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.loading.cache_argument import argument_name, cache_of, without_cache
-from profiler.why_slow.call_settings import context_len, settings_of
+from profiler.why_slow.watched_calls import context_len, settings_of
 
 MIB = 1 << 20
 

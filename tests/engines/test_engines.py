@@ -22,7 +22,7 @@ import profiler
 from profiler.device.machine import CudaMachine, Machine
 from profiler.engines import transformers
 from profiler.engines.names import CACHES, ENGINE_NAMES
-from profiler.engines.registry import ENGINES, OWNING, check_engine, engines_of_caches, quantized_engines
+from profiler.engines.registry import ENGINES, OWNING, check_engine, engines_of_caches
 from profiler.engines.transformers import CompileEngine, EagerEngine, PaddedEngine
 from profiler.errors import CaptureError, RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
@@ -269,7 +269,7 @@ def model() -> Any:
 def backend(request: pytest.FixtureRequest, model: Any) -> str:
     try:
         engines_of_caches(["eager"], [request.param], model.config)
-        ENGINES[quantized_engines()[request.param]](model, HOST).prefill(torch.ones(1, 1, dtype=torch.long), 2)
+        ENGINES[CACHES[request.param]](model, HOST).prefill(torch.ones(1, 1, dtype=torch.long), 2)
     except RequestError as error:
         pytest.skip(str(error))
     return str(request.param)
@@ -277,12 +277,12 @@ def backend(request: pytest.FixtureRequest, model: Any) -> str:
 
 def test_the_tokens_are_those_of_generate_on_the_same_cache(model: Any, backend: str) -> None:
     prompt, cache = random_prompt(2, 20), QuantizedCache(backend, model.config)
-    tokens = greedy_tokens(ENGINES[quantized_engines()[backend]](model, HOST), prompt, 8)
+    tokens = greedy_tokens(ENGINES[CACHES[backend]](model, HOST), prompt, 8)
     assert torch.equal(tokens, tokens_of_generate(model, prompt, 8, past_key_values=cache))
 
 
 def test_a_filled_cache_stores_as_much_as_a_prefilled_one(model: Any, backend: str) -> None:
-    engine = ENGINES[quantized_engines()[backend]](model, HOST)
+    engine = ENGINES[CACHES[backend]](model, HOST)
     with torch.inference_mode():
         filled, prefilled = engine.fill(2, 30, 40), engine.prefill(torch.zeros(2, 30, dtype=torch.long), 40)
         shapes = [

@@ -48,6 +48,16 @@ def test_float32_runs_under_the_peak_of_float32() -> None:
         forecast_on("llama-3.1-8b", "T4", replace(wanted, dtype="bfloat16"))
 
 
+def test_a_context_equal_to_the_limit_is_not_too_long() -> None:
+    """New tokens count only if they were asked for. The cell has the name of the context that was asked for."""
+    for asked in ({"context_lens": "131072"}, {"prompt_lens": "131072"}):
+        answer = forecast_on("llama-3.1-8b", CARD, ForecastRequest(**asked, batch_sizes="1"))
+        assert cell(answer, "decode").name == "decode 1 x 131072"
+    for more in (ForecastRequest(context_lens="131073"), ForecastRequest(context_lens="131072", new_tokens=8)):
+        with pytest.raises(RequestError, match="limit is 131072"):
+            forecast_on("llama-3.1-8b", CARD, more)
+
+
 def test_what_a_format_leaves_dense_is_in_16_bits() -> None:
     """Gemma-2's checkpoint is in float32, which is not used for the rest of a model with packed linears."""
     assert forecast_on("gemma-2-9b", CARD, ForecastRequest(quant="nf4")).precision == "bfloat16, nf4"

@@ -19,7 +19,7 @@ from profiler.checks.installation import CheckResult, run_check
 from profiler.data.datasheets import gpu_called
 from profiler.device.device import Device
 from profiler.packages import MISSING
-from profiler.why_slow.findings import CallFloor, Why, judge_calls, new_finding, tried_change
+from profiler.why_slow.findings import CallFloor, Finding, TriedChange, Why, judge_calls
 from profiler.why_slow.observations import Call, CallSettings, GraphBreak, LineTime, Load, Observations, OwnLine
 
 
@@ -63,7 +63,7 @@ def why_answer() -> Why:
         waited_s=1.0, warnings=("other processes kept 2 cores busy; times may be too long",),
     )  # fmt: skip
     pairs = ((8.0, 4.0),) * 4
-    trial = partial(tried_change, calls=(0, 1, 2), where="chat.py:21", shape="generate 4 x 512 + 64")
+    trial = partial(TriedChange, calls=(0, 1, 2), where="chat.py:21", shape="generate 4 x 512 + 64")
     trials = [
         trial("cache-off", rounds=pairs, evidence="use_cache=False computes every prompt again", change="remove it"),
         trial("padding", rounds=((8.0, 5.0), (8.0, 9.0), (8.0, 5.0)), evidence="a quarter of the tokens is padding",
@@ -71,10 +71,10 @@ def why_answer() -> Why:
         trial("wide-dtype", rounds=((8.0, 7.0), (8.0, 9.0), (8.0, 7.5)), evidence="a dtype", change="another one"),
     ]  # fmt: skip
     more = [
-        new_finding("offload", 9.0, "chat.py:8", "1.00 GB of 2.00 GB of weights cross a link",
-                "use a GPU with more room", "at most: the bytes that cross the link, at its measured bandwidth"),
-        new_finding("slow-load", 3.0, "chat.py:8", "weights are quantised at each start",
-                "save them once", "measured: the load without it", once=True),
+        Finding("offload", 9.0, "chat.py:8", "1.00 GB of 2.00 GB of weights cross a link",
+                "use a GPU with more room", "at most", "the bytes that cross the link, at its measured bandwidth"),
+        Finding("slow-load", 3.0, "chat.py:8", "weights are quantised at each start",
+                "save them once", "measured", "the load without it", once=True),
     ]  # fmt: skip
     return judge_calls(
         seen, trials, CallFloor(6.0, 2.0, needless_s=3.0), ["beams (chat.py:21): no time was left"], more

@@ -202,6 +202,6 @@ def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
 def test_other_formats_promise_by_their_bits() -> None:
     """nf4 has 4.5 bits and saves 10.06 of 14 ms, as in the table: 11.5 bits fewer than 16. Eight fewer promise 7 ms."""
     step = cell(weights_s=14e-3)
-    found = promised_s([replace(step, levers=tuple(levers(step, SETTING)))])
+    found = promised_s([step], SETTING)
     assert found[ChangeId.FORMAT, "nf4"] == pytest.approx(10.0625e-3)
     assert found[ChangeId.FORMAT, "int8"] == pytest.approx(7e-3)

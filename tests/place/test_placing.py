@@ -95,7 +95,7 @@ def test_llama_cpp_multiplies_packed_weights_in_int8(tmp_path: Path) -> None:
         path.write_text(LLAMA_BENCH.format(precision=precision, size=size))
         found = place(path, "mistral-7b-v0.1", gpu=gpu)
         assert found.rows[0].floor_s == pytest.approx(2 * 6.98e9 * 512 / flops_per_s, rel=0.05)
-        assert found.rows[0].is_above == (gpu == "V100 SXM2 16GB" or precision == "F16")
+        assert (found.rows[0].regime is None) == (gpu == "V100 SXM2 16GB" or precision == "F16")
 
 
 def test_a_figure_above_the_roof_is_not_valid(tmp_path: Path) -> None:
@@ -290,6 +290,50 @@ def test_weights_in_others_bits(model: str, asked: dict[str, Any], gpu: str, gig
     assert row.fits
 
 
+EVAL = "llama_perf_context_print: eval time = 20000.0 ms / 1000 runs ( 20 ms per token)"
+
+
+@pytest.mark.parametrize(
+    ("command", "gigabytes"),
+    [
+        ("llama-cli -m /models/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf -md Llama-3.2-1B-Q8_0.gguf", 7.50 * 4.8944 / 8),
+        ("vllm serve 'nvidia/Llama-3.1-8B-Instruct-NVFP4' --kv-cache-dtype fp8", 6.98 * 4.5 / 8 + 1.05),
+        ("python -m mlx_lm.generate --model=mlx-community/Llama-3.1-8B-4bit -m 512", 7.50 * 4.5 / 8),
+        ("ollama run llama3.1:8b-instruct-q8_0", 7.50 * 8.5008 / 8),
+        ("vllm serve hugging-quants/Meta-Llama-3.1-8B-Instruct-AWQ-INT4", 6.98 * 4.15625 / 8 + 1.05),
+        ("vllm serve meta-llama/Llama-3.1-8B --quantization fp8", 6.98 + 1.05),
+        ("llama-cli -m Llama-3.1-8B-UD-Q4_K_XL.gguf", None), ("vllm serve Llama-3.1-8B-GPTQ-Int8", None),
+        ("llama-cli -m Llama-3.1-8B-Q8_0.gguf; llama-cli -m Llama-3.1-8B-Q4_0.gguf", None),
+    ],
+)  # fmt: skip
+def test_a_format_in_the_name_of_the_model_is_counted(command: str, gigabytes: float | None, tmp_path: Path) -> None:
+    """Linears of 6.98 B and a head of 0.525 B weights, all in the format, or the head in 16 bits.
+
+    Of no format with a known number of bits, or of two, the weights are counted in 16 bits without a regime.
+    """
+    (tmp_path / "f").write_text(f"$ {command}\n{EVAL}\n")
+    found = place(tmp_path / "f", "llama-3.1-8b", gpu="RTX 3090", prompt_lens="1")
+    [row] = found.rows
+    assert row.floor_s * 936 == pytest.approx((gigabytes or 15.01) + 0.066, rel=0.01)
+    assert ("give --bits or --quant" in " ".join(found.warnings)) == (gigabytes is None)
+    assert gigabytes or row.regime == "inconclusive"
+
+
+def test_a_command_above_a_report_names_its_gpus(tmp_path: Path) -> None:
+    report = (FILES / "vllm-serve.txt").read_text()
+    for option, roofs in (("-tp 2", "2 x H200 SXM"), ("--tensor-parallel-size=4", "4 x H200 SXM"), ("", "H200 SXM")):
+        (tmp_path / "f").write_text(f"$ vllm serve Qwen/Qwen3-30B-A3B {option} --port 1\n{report}")
+        assert place(tmp_path / "f", "qwen3-30b-a3b", gpu="H200 SXM").roofs.name == f"{roofs}, datasheet"
+
+
+def test_a_table_may_name_gpu_model_and_quant(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    path.write_text("gpu,model,quant,batch_size,prompt_len,new_tokens,tokens_per_s\nRTX 4090,x,q4_k_m,1,1,1,150\n")
+    found = place(path, "llama-3.1-8b")
+    assert (found.roofs.name, found.quant, found.rows[0].regime) == ("RTX 4090, datasheet", "q4_k_m", "memory-bound")
+    assert "fewer bits per weight, drafts or a larger batch" in found.rows[0].note
+
+
 def test_a_files_bits_apply_to_the_parameters(tmp_path: Path) -> None:
     """Packed bytes are not scaled again: 4.5 bits of Llama-3.1-8B are 7.5 B x 4.5 / 8 bytes, whatever was counted."""
     path = tmp_path / "t"
@@ -399,7 +443,7 @@ def test_what_ran_is_judged_with_its_doubt(tmp_path: Path) -> None:
         path.write_text(head + figure)
         found = place(path, model, gpu=gpu)
         [row] = found.rows
-        assert (row.fits, row.regime) == (fits, regime)
+        assert (row.fits, row.regime, "memory-bound" in row.note) == (fits, regime, regime == "memory-bound")
         assert row.attained == pytest.approx(attained, rel=0.01)
         assert doubt in " ".join(found.warnings)
 

@@ -137,6 +137,22 @@ def test_only_the_gpus_that_ran_count(ran: dict[str, Any], gpus: int, stages: in
     assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
 
 
+@pytest.mark.parametrize(
+    ("lines", "gpu", "stages"),
+    [
+        ("ggml_vulkan: 0 = Radeon 8060S Graphics (RADV GFX1151) (radv) | uma: 1 | fp16: 1 |", "Strix Halo", 1),
+        ("ggml_vulkan: 0 = NVIDIA L4 (NVIDIA) | uma: 0\nggml_vulkan: 1 = NVIDIA L4 (NVIDIA) | uma: 0", "L4", 2),
+        ("ggml_metal_device_init: GPU name:   Apple M4 Max\nggml_metal_device_init: has tensor = false", "M4 Max", 1),
+    ],
+)
+def test_lines_above_a_table_name_its_gpus(lines: str, gpu: str, stages: int, tmp_path: Path) -> None:
+    table = "| model | size | params | ngl | test | t/s |\n| - | - | - | - | - | - |\n"
+    (tmp_path / "f").write_text(f"{lines}\n{table}| llama 8B | 4.58 GiB | 8.03 B | 99 | tg32 | 9.9 ± 0.1 |\n")
+    found = place(tmp_path / "f", "llama-3.1-8b")
+    assert found.roofs.name == f"{gpu}, datasheet"
+    assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
+
+
 def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None:
     """-ngl 0,99 and -dev none: two rows are left out with a warning; a file with only such a row is refused."""
     host = {"avg_ns": 32 * 1e8, "samples_ns": [32 * 1e8] * 5}

@@ -114,16 +114,6 @@ def test_two_rows_that_nothing_distinguishes_are_refused(tmp_path: Path) -> None
         gated(one, written(tmp_path / "c", row(0.1), row(0.2)), "3%")
 
 
-def test_loads_of_a_server_are_distinguished(tmp_path: Path) -> None:
-    """Two loads of one server, one per line: the prefills have one shape, and wait longer under the second load."""
-    loads = [{"max_concurrency": cap, "median_ttft_ms": ttft} for cap, ttft in ((4, 60), (64, 900))]
-    path = changed(tmp_path / "serve.jsonl", "vllm-serve.json", *loads)
-    times = {
-        asked.settings: timed.median_s for asked, timed in read_side(path).cells.items() if asked.phase == "prefill"
-    }
-    assert times == {(("max_concurrency", "4"),): pytest.approx(0.06), (("max_concurrency", "64"),): pytest.approx(0.9)}
-
-
 @pytest.mark.parametrize(("before", "after"), [("1.23 ± 0.00", "1.22 ± 0.00"), ("9.00", "1.00")])
 def test_a_rate_without_a_spread_is_inconclusive(before: str, after: str, tmp_path: Path) -> None:
     """llama-bench's tables have a mean and a standard deviation, which is 0.00 for a single repetition."""

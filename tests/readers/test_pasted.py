@@ -125,13 +125,6 @@ def test_an_unknown_column_is_named(tmp_path: Path) -> None:
     assert file.remarks == ("columns that are not read: luck.",)
 
 
-def test_a_markdown_table_of_our_own_columns_may_have_spreads(tmp_path: Path) -> None:
-    text = "| phase | batch_size | prompt_len | tokens_per_s |\n|---|---|---|---|\n| prefill | 1 | 512 | 1104.9 ± 3 |\n"
-    [figure] = read(text, tmp_path / "f").figures
-    assert figure.time.value == pytest.approx(512 / 1104.9)
-    assert figure.time.spread / figure.time.value == pytest.approx(3 / 1104.9)
-
-
 def test_a_csv_may_have_a_title_and_text_below(tmp_path: Path) -> None:
     rows = "batch_size,prompt_len,new_tokens,tokens_per_s\n1,512,128,104.9\n"
     for text in (
@@ -178,16 +171,6 @@ def test_options_of_a_command_are_read_as_its_parser_does(
     file = read(f"$ vllm bench latency {command}\nAvg{report}", tmp_path / "f")
     [figure] = file.figures
     assert (figure.batch_size, figure.prompt_len, figure.new_tokens, file.gpus) == shape
-
-
-def test_two_printed_reports_are_told_apart(tmp_path: Path) -> None:
-    report = (FILES / "vllm-serve.txt").read_text()
-    other = report.replace("20.00 ", "5.00 ").replace("17.08", "9.08")
-    file = read(f"first\n{report}\nsecond\n{other}", tmp_path / "f")
-    assert [figure.settings for figure in file.figures if figure.covers == "decode"] == [
-        (("request_rate", "20.00"),),
-        (("request_rate", "5.00"),),
-    ]
 
 
 @pytest.mark.parametrize("name", ["guidellm.json", "llama-benchy.json", "trtllm-bench.txt"])
@@ -264,6 +247,17 @@ def test_what_a_server_logs_of_its_model_holds_for_its_requests(tmp_path: Path) 
     assert (first.settings, second.settings) == ((("run", "1"),), (("run", "2"),))
     assert (first.step_tokens, first.query_tokens, second.step_tokens) == (2, 2.5, 1)
     assert file.remarks == ("assumed, as the file does not say it: no token from a cache.",)
+
+
+def test_what_ollama_holds_on_the_cpu_and_slots_are_doubts(tmp_path: Path) -> None:
+    text = (FILES / "ollama.txt").read_text()
+    for above, on_host, unsaid in (("43%/57% CPU/GPU", True, False), ("100% GPU", False, False), ("", False, True)):
+        file = read(f"NAME ID SIZE PROCESSOR\nx 0b28 20 GB {above} 4 minutes\n{text}", tmp_path / "f")
+        assert {figure.held.weights_on_host for figure in file.figures} == {on_host}
+        assert ("all layers on the GPU" in file.remarks[0]) == unsaid
+    text = (FILES / "llama-server-drafts.txt").read_text()
+    file = read(text + text[text.index("0.11") :].replace("id  0", "id  1"), tmp_path / "f")
+    assert "no other request at the same time" in file.remarks[0]
 
 
 def test_lines_of_two_tools_need_a_file_each(tmp_path: Path) -> None:

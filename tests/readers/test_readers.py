@@ -66,6 +66,18 @@ def test_a_step_of_transformers_benchmark_agrees_with_its_end_to_end_time() -> N
         assert decode.time.value / sorted(measurements["inter_token_latency"])[2] == pytest.approx(16 / 15)
 
 
+def test_the_step_of_a_float32_clock_is_its_rounding(tmp_path: Path) -> None:
+    """After 18 hours a float32 has 1/128 s: the prefill steps by it, and the mean of 15 steps by a fifteenth."""
+    prefill, decode, *_ = read_foreign(FILES / "transformers.json").figures
+    assert (prefill.time.rounding, decode.time.rounding) == pytest.approx((1 / 128, 1 / 128 / 15))
+    assert "its clock steps by 7.81 ms" in prefill.notes
+    fine = {"time_to_first_token": [0.0391] * 5, "inter_token_latency": [0.0199] * 5}
+    content = json.loads((FILES / "transformers.json").read_text())
+    result = next(iter(content.values()))
+    (tmp_path / "f").write_text(json.dumps({"x": {**result, "measurements": result["measurements"] | fine}}))
+    assert [each.time.rounding for each in read_foreign(tmp_path / "f").figures] == [0, 0]
+
+
 def test_continuous_batching_stamps_only_tokens(tmp_path: Path) -> None:
     """16 tokens and 15 steps, divided by 15; without it, the streamer's last stamp makes them 16."""
     content = record("transformers.json")
@@ -132,6 +144,7 @@ def answers(**options: int) -> dict[str, object]:
 
 DRAFTS = {"spec_decode_token_weighted_acceptance_length": 3.25, "spec_decode_acceptance_length": 3.0}
 DRAFTS |= {"total_draft_tokens": 32.0, "total_spec_decode_steps": 8.0}
+FP8_CACHE = {"server_info": {"kv_cache_dtype": "fp8_e5m2"}}
 SPECULATED = {name: {"avg": value} for name, value in DRAFTS.items()}
 LOADGEN = {"endpoint": {"model_names": ["m"]}, "loadgen": {"concurrency": 2}}
 PHASES = {"phases": [{"concurrency": 8}, {"concurrency": 1, "exclude_from_results": True}]}
@@ -181,6 +194,7 @@ PERF_ANALYZER = {"model_names": ["m"], "perf_analyzer": {"stimulus": {"concurren
         # 10 ms per token of 3.25 per step, and 32 drafts in 8 steps (docs/metrics-reference.md of AIPerf).
         ("aiperf.json", SPECULATED, "decode", {"step_tokens": 3.25, "query_tokens": 5.0, "seconds": 32.53e-3}, ""),
         ("aiperf.json", {}, "decode", {"step_tokens": None}, ""),
+        ("sglang-serving.jsonl", FP8_CACHE, "decode", {"held": Held(kv_itemsize=1.0)}, ""),
         # One prompt for all four sequences.
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "prefill", {"batch_size": 1}, "once"),
         ("llama-batched-bench.jsonl", {"pl": 4, "is_pp_shared": 1}, "decode", {"batch_size": 4}, "once"),

@@ -17,7 +17,7 @@ from profiler.judge.breakdown import TERMS
 from profiler.report.roofline_data import roof_lines
 from profiler.report.write import html_report, write_reports
 from profiler.store.folder import read_run
-from profiler.why_slow.findings import Why, new_finding
+from profiler.why_slow.findings import Finding, Why
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import html_why
 
@@ -160,11 +160,11 @@ def test_in_a_headless_browser(tmp_path: Path) -> None:
 @pytest.mark.skipif(not BROWSER, reason="no chromium on this machine")
 def test_findings_are_whole_in_a_window_of_900(tmp_path: Path) -> None:
     """A table of findings with sentences as long as those of `why` needs no scrolling."""
-    finding = new_finding(
+    finding = Finding(
         "use-cache-off", 6.2, "summarise_reports.py:31", "use_cache=False computes every earlier token again",
         "call model.eval(), and generate under torch.inference_mode()",
-        "tried: 5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
+        "tried", "5 pairs of 1 x 64 + 32 in turn, on that very model, saved 61 to 70 %",
     )  # fmt: skip
     why = Why(Observations("summarise_reports.py", 9.0, (), (), 0.0, "", 0.01), (finding,), None, ())
-    assert finding.basis in html_why(why).replace("\u00a0", " ")  # between a number and its unit
+    assert finding.how in html_why(why).replace("\u00a0", " ")  # between a number and its unit
     assert dumped(html_why(why), SCROLLED, tmp_path / "why.html", "--window-size=900,900") == "0"

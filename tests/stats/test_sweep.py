@@ -205,6 +205,15 @@ def plain_loop(model: Any) -> dict[str, float]:
     return {"prefill": statistics.median(prefills), "decode": statistics.median(steps[1:])}
 
 
+def test_only_the_very_first_visit_hurries_and_only_later_ones_are_given_up() -> None:
+    """The budget ends at 5 s, and what is late at 6 s; a whole grid has no limit."""
+    first, later = Schedule(Plan(GRID, 5.0, late_s=1.0)), Schedule(Plan(GRID, 5.0, late_s=1.0))
+    later.note(Visit(CORNERS[0], 0, 1.0, (1.0,) * 5, 6.0, (), None, 0.0), 6.0)
+    assert first.limits(CORNERS[0]) == Limits(hurry_s=5.0)
+    assert later.limits(CORNERS[1]) == Limits(deadline_s=6.0)
+    assert Schedule(Plan(GRID, 5.0, late_s=1.0, whole=True)).limits(CORNERS[0]) == Limits()
+
+
 def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
     late, in_time = (
         visit(PlainEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32)), Limits(hurry_s=hurry_s))

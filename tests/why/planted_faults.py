@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -18,7 +19,7 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from profiler import effort
-from profiler.device.clock import CoreClock
+from profiler.device.clock import Clock
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import CallFloor, Untried
 from profiler.why_slow.observations import Call, CallSettings, Observations
@@ -128,6 +129,22 @@ def save_small_llama(folder: Path) -> None:
     LlamaForCausalLM(LlamaConfig(**sizes, **heads, **ends)).to(dtype).save_pretrained(folder)
 
 
+class ProcessClock(Clock):
+    """CPU time of this process, whose forwards may run in another thread."""
+
+    def mark(self) -> int:
+        return time.process_time_ns()
+
+
+def sleep(seconds: float) -> None:
+    """Sleep until this process has worked for so long, at most for twenty times as long."""
+    until_s = time.process_time() + seconds
+    for _ in range(20):
+        time.sleep(seconds)
+        if time.process_time() >= until_s:
+            return
+
+
 @contextlib.contextmanager
 def on_one_core() -> Iterator[None]:
     """A context with one torch thread and one visible core, where `why` measures the CPU time of this process.
@@ -139,9 +156,11 @@ def on_one_core() -> Iterator[None]:
     with (
         patch("os.sched_getaffinity", lambda _process: {0}, create=not hasattr(os, "sched_getaffinity")),
         patch.object(effort, "STANDARD", replace(effort.STANDARD, script_floor=False)),
-        patch("profiler.why_slow.recorder.clock_for", lambda _device: CoreClock()),
+        patch("profiler.why_slow.recorder.clock_for", lambda _device: ProcessClock()),
         patch("profiler.why_slow.recorder.now_s", time.process_time),
+        patch("profiler.why_slow.callbacks.now_s", time.process_time),
         patch("profiler.why_slow.own_lines.now_s", time.process_time),
+        patch("profiler.why_slow.own_lines.time", SimpleNamespace(sleep=sleep)),
         patch("profiler.why_slow.trials.now_s", time.process_time),
         patch("profiler.why_slow.trials.own_s", time.process_time),
     ):

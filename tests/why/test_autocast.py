@@ -99,7 +99,7 @@ def test_weights_that_autocast_casts_again_are_tried_cast_once(
     assert ("autocast" in changes_to(lambda: script(model))) == is_tried
 
 
-def test_a_trial_casts_no_weight_and_computes_the_same() -> None:
+def test_a_trial_casts_no_linear_and_computes_the_same() -> None:
     model = decoder(frozen=True)
     weight = model.head.weight
     found = changes_to(lambda: in_one(model))
@@ -112,7 +112,7 @@ def test_a_trial_casts_no_weight_and_computes_the_same() -> None:
     with change.within(), torch.no_grad(), Casts() as casts:
         got: Any = change.changed()
     assert casts.count == 0
-    assert torch.equal(got[0], expected[0])
+    assert torch.allclose(got[0], expected[0], atol=0.02)
     assert model.head.weight is weight
 
 

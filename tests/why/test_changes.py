@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,24 +19,23 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import DynamicCache
 
 import profiler
-from profiler.device.clock import OwnTime, now_s
+from profiler.device.clock import OwnTime
 from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
-from profiler.why_slow import changes, kernel_changes
-from profiler.why_slow.findings import Untried, is_settled, pairs_agree
+from profiler.why_slow import changes, trials
+from profiler.why_slow.findings import TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
 from profiler.why_slow.repeat_call import (
-    CallGroup,
     Candidate,
     RepeatedCall,
     Run,
-    WeightedRun,
     in_even_sequence,
     repeat,
     with_steps,
 )
-from profiler.why_slow.trials import TrialPlan, plan_trial, run_trial
+from profiler.why_slow.trials import TrialPlan, plan_trial
+from profiler.why_slow.watched_calls import GENERATE, GENERATE_BATCH
 from profiler.why_slow.weight_changes import unmerged_adapters
 
 IDS = torch.ones(2, 8, dtype=torch.long)
@@ -182,6 +175,77 @@ def test_a_change_is_tried(script: Callable[[Any], None], change: str, monkeypat
     assert torch.get_num_threads() + (change == "threads") == cores
 
 
+def assisted(model: Any) -> None:
+    model.generate(IDS[:1], max_new_tokens=3, do_sample=False, assistant_model=tiny_llama())
+
+
+def sampled(model: Any) -> None:
+    for _ in range(4):
+        model.generate(IDS[:1], attention_mask=IDS[:1], max_new_tokens=2, do_sample=True)
+
+
+def loop(model: Any) -> None:
+    for length in range(4, 10):
+        model(torch.ones(1, length, dtype=torch.long), use_cache=False)
+
+
+@pytest.mark.parametrize(
+    ("script", "change"),
+    [
+        (lambda model: generate(model, use_cache=False), "cache-off"),
+        (lambda model: generate(model, output_scores=True, output_logits=True), "extra-outputs"),
+        (lambda model: generate(model, num_beams=3), "beams"),
+        (lambda model: generate(model, num_beams=3, num_return_sequences=2), "beams"),
+        (assisted, "assistant"),
+        (lambda model: model(IDS).logits[:, -1].sum(), "all-logits"),
+        (sampled, "one-by-one"),
+        (loop, "cache-off"),
+    ],
+)
+def test_the_options_that_are_printed_are_those_that_ran(script: Callable[[Any], object], change: str) -> None:
+    model = tiny_llama()
+    found = changes_to(lambda: script(model))[change]
+    ran: list[dict[str, Any]] = []
+    for name in ("generate", "forward"):
+        method = getattr(model, name)
+        setattr(model, name, lambda *args, _of=method, **named: (ran.append(named), _of(*args, **named))[1])
+    found.changed()
+    printed = dict(re.findall(r"(\w+)=(\w+)", found.change))
+    left_out = re.findall(r"leave out (\w+)", found.change)
+    assert printed or left_out
+    assert all(str(ran[0][name]) == value for name, value in printed.items())
+    assert not set(left_out) & set(ran[0])
+
+
+def state(model: Any) -> tuple[object, ...]:
+    config = model.config
+    head = model.get_output_embeddings().weight
+    return model.training, config._attn_implementation, config._experts_implementation, head.requires_grad, model.dtype
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: tiny_llama().train(), "train-mode"),
+        (lambda: tiny_llama(attn_implementation="eager"), "slow-attention"),
+        (lambda: tiny_llama().requires_grad_(False), "frozen-weights"),
+        (tiny_llama, "wide-dtype"),
+    ],
+)
+def test_the_line_that_is_printed_is_the_one_that_ran(make: Callable[[], Any], change: str) -> None:
+    """On another model, the printed code sets what the trial's model has."""
+    model, by_hand = make(), make()
+    seen: list[tuple[object, ...]] = []
+    model.register_forward_pre_hook(lambda each, _args: seen.append(state(each)))
+    found = changes_to(lambda: model(IDS))[change]
+    seen.clear()
+    with found.within(), torch.no_grad():
+        found.changed()
+    line = re.search(r"model\.(?:\w+\([^()]*\)\.?)+", found.change)
+    eval(line[0], {"model": by_hand, "torch": torch})  # a change in place
+    assert seen == [state(by_hand)] != [state(make())]
+
+
 def test_trials_leave_a_model_and_torch_as_the_script_left_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of the model is in eval mode, and the script has set its threads after the call."""
     threads = torch.get_num_threads()
@@ -266,7 +330,7 @@ def test_a_document_is_computed_once_for_all_questions() -> None:
     found = changes_to(lambda: generate_each(model, QUESTIONS))["shared-prefix"]
     # 84 + 86 + 85 + 85 tokens. The second question begins with the four tokens of the first, and so on.
     assert found.evidence == "74 % of the tokens of 4 prompts are those of the prompt before, computed again"
-    assert "copy.deepcopy of their past_key_values" in found.change
+    assert "past_key_values.crop(n)" in found.change
     computed: list[int] = []
     model.get_input_embeddings().register_forward_hook(lambda _module, args, _output: computed.append(args[0].shape[1]))
     found.as_is()
@@ -319,7 +383,7 @@ def test_texts_are_tried_as_one_batch() -> None:
 @pytest.mark.parametrize(
     ("options", "change", "rows"),
     [
-        ({"do_sample": True}, "pass it once, with num_return_sequences=4", 4),
+        ({"do_sample": True}, "pass num_return_sequences=4, and the prompt once", 4),
         ({"do_sample": True, "num_beams": 2}, "pass 4 at a time, padded on the left", 4),
         ({}, "pass it once, and use its answer again: without sampling, all are the same", 1),
     ],
@@ -348,141 +412,81 @@ def test_prompts_of_a_model_that_is_loaded_again_are_no_batch() -> None:
     assert "one-by-one" in changes_to(lambda: [kept[0](ids) for _ in range(4)])
 
 
-HERE = Path(__file__).parent
-
-SCRIPT = """
-import json, sys
-sys.path[:0] = sys.argv[1:]
-import huggingface_hub.constants, torch
-from transformers import modeling_flash_attention_utils as flash
-from planted_faults import changes_to, tiny_llama
-huggingface_hub.constants.HF_HUB_OFFLINE = False
-flash.FLASH_ATTN_KERNEL_DEVICES["kernels-community/flash-attn2"] = ("cpu",)
-model, ids = tiny_llama(num_hidden_layers=2).bfloat16(), torch.arange(8)[None]
-with torch.no_grad():
-    before = model(ids).logits
-found = changes_to(lambda: model(ids))
-answer = {}
-for name in ("hub-attention", "hub-layers"):
-    with found[name].within(), torch.no_grad():
-        answer[name] = [
-            found[name].change,
-            model.config._attn_implementation,
-            sum("forward" in vars(part) for part in model.modules()),
-            torch.allclose(model(ids).logits, before, atol=0.05),
-        ]
-with torch.no_grad():
-    answer["after"] = torch.equal(model(ids).logits, before) and not model.use_kernels
-answer["online"] = not huggingface_hub.constants.HF_HUB_OFFLINE
-print(json.dumps(answer))
-"""
-
-
-@pytest.mark.slow
-def test_a_stand_in_for_the_package_is_tried_and_undone() -> None:
-    """Two layers have five norms with the last one. Nothing may be downloaded while a kernel is loaded."""
-    command = [sys.executable, "-c", SCRIPT, str(HERE / "stand_in"), str(HERE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert not done.returncode, done.stderr[-2000:]
-    name = "kernels-community/flash-attn2"
-    assert json.loads(done.stdout.splitlines()[-1]) == {
-        "hub-attention": [f'attn_implementation="{name}"', name, 0, True],
-        "hub-layers": ["use_kernels=True", "sdpa", 5, True],
-        "after": True,
-        "online": True,
-    }
-
-
-@pytest.mark.skipif(importlib.util.find_spec("kernels") is not None, reason="the package kernels is installed")
-def test_without_the_package_they_are_named_as_untried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a CPU without it they are not named, since hardly any of these kernels runs there."""
-    model, untried = tiny_llama().bfloat16(), Untried()
-    [group] = groups_of(lambda: model(IDS))
-
-    def names() -> set[str]:
-        return {each.id for each in changes.candidates(group, untried)}
-
-    tried = names()
-    assert untried.by_reason == {}
-    monkeypatch.setattr("profiler.why_slow.call_record.CallSettings.on_cpu", False)
-    with monkeypatch.context() as patches:
-        patches.setattr(kernel_changes, "attention_kernel", lambda _: "kernels-community/flash-attn2")
-        assert not {"hub-attention", "hub-layers"} & (names() | tried)
-    reason = "the package `kernels`, in a version that transformers accepts, is not installed"
-    assert [name.split()[0] for name in untried.by_reason[reason]] == ["hub-attention", "hub-layers"]
-
-
 SETTINGS = CallSettings(cache=False)
 
 
-def planned(new_tokens: int, *, batched: bool = False) -> Run:
-    call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, new_tokens, 1.0, "s.py:4", SETTINGS)
-    noted: Any = SimpleNamespace(batched=batched)
+def planned(new_tokens: int, seconds: float = 1.0, prompt_s: float = 0.0, *, batched: bool = False) -> Run:
+    call = Call(0, "generate", "Llama", 1, 8, 0, new_tokens, 1, seconds, "s.py:4", SETTINGS, prompt_s=prompt_s)
+    noted: Any = SimpleNamespace(watched=GENERATE_BATCH if batched else GENERATE)
     return RepeatedCall(noted, call, tiny_llama).as_run
 
 
 def candidate(seconds: float, new_tokens: int = 0, prompt_s: float = 0.0, **more: Any) -> Candidate:
-    run = planned(new_tokens) if new_tokens else Run(lambda: None)
-    return Candidate(
-        "beams", "four beams", "one", "s.py:4", run, run, (seconds,), new_tokens=new_tokens, prompt_s=prompt_s, **more
-    )
+    run = planned(new_tokens, seconds, prompt_s) if new_tokens else Run(lambda: None)
+    group: Any = SimpleNamespace(seconds=100.0, calls=())
+    return Candidate(group, "beams", "four beams", "one", "s.py:4", run, run, seconds, **more)
 
 
-PADDED = replace(candidate(6.0, 16, prompt_s=4.0), saves_in_prompt=True)
 CANDIDATES = {
     "a forward": candidate(1.0),
     "a short forward": candidate(0.1),
     "a forward next to nothing else": candidate(1.0, alone=True),
     "a long generate": candidate(10.9, 100, prompt_s=1.0),
-    "a generate of which much is its prompt": PADDED,
+    "a generate of which much is its prompt": candidate(6.0, 16, prompt_s=4.0),
+    "a compilation": candidate(2.0, 100, prompt_s=0.1, once_s=40.0),
 }
 
 
 def needed_s(tried: Candidate) -> float:
     """The seconds that the fewest pairs are said to need."""
-    return plan_trial(tried, 0.0)
+    return plan_trial(tried, 0.0, 0.0)
 
 
 @pytest.mark.parametrize("tried", CANDIDATES.values(), ids=CANDIDATES)
 def test_a_trial_starts_if_and_only_if_it_has_the_time_that_it_is_said_to_need(tried: Candidate) -> None:
     """A user who gives the named budget gets the trial, and its three pairs fit into every larger one.
 
-    The unchanged sides alone are a lower bound of their time: prompts and planned tokens, or the whole call.
+    The unchanged sides alone are a lower bound of their time: a prompt and some tokens, or the whole call.
     """
-    assert isinstance(plan_trial(tried, 0.99 * needed_s(tried)), float)
-    step_s = (tried.seconds - tried.prompt_s) / max(1, tried.new_tokens - 1)
+    assert isinstance(plan_trial(tried, 1e9, 0.99 * needed_s(tried)), TrialPlan), "its share is for it alone"
+    assert isinstance(plan_trial(tried, 0.0, 0.99 * needed_s(tried)), float)
     for factor in (1.01, 1.5, 2.0, 5.0, 20.0, 200.0):
-        allowed_s = factor * needed_s(tried)
-        plan = plan_trial(tried, allowed_s)
-        assert isinstance(plan, TrialPlan)
-        side_s = tried.prompt_s + (plan.tokens - 1) * step_s if plan.tokens else tried.seconds
-        assert 3 * plan.repeats * side_s <= allowed_s
-        assert plan.least_s <= allowed_s
+        left_s = factor * needed_s(tried)
+        for share_s in (0.0, left_s / 4, left_s):
+            plan = plan_trial(tried, share_s, left_s)
+            assert isinstance(plan, TrialPlan)
+            side_s = sum(part.about_s for part in tried.as_is.shortened(plan.tokens)) if plan.tokens else tried.seconds
+            assert 3 * plan.repeats * side_s * (not tried.alone) + tried.once_s <= left_s
 
 
-class Sleeps:
-    """A `generate` whose prompt takes `prompt_s` and whose other tokens take 0.14 s."""
+def test_what_saves_most_per_second_of_its_trial_is_tried_first_and_nothing_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of equal savings, the shorter trial comes first. A compilation waits until its stand-in has saved."""
+    compiled = replace(CANDIDATES["a compilation"], id="uncompiled")
+    long, short = candidate(9.0), candidate(0.5)
+    stand_in = replace(candidate(2.0), id="uncompiled", stand_in="a graph", closer=compiled)
+    ran = list[Candidate]()
 
-    def __init__(self, prompt_s: float) -> None:
-        self.prompt = lambda: time.sleep(prompt_s)
+    def run(plan: TrialPlan, *_: object) -> object:
+        ran.append(plan.candidate)
+        rounds = ((1.0, 0.5),) * 5
+        return TriedChange(plan.candidate.id, (len(ran),), rounds, "", "", "", "", stand_in=plan.candidate.stand_in)
 
-    def __call__(self) -> object:
-        return self.prompt(), time.sleep(0.14)
+    monkeypatch.setattr(trials, "run_trial", run)
+    monkeypatch.setattr(trials, "candidates", lambda *_: [long, stand_in, short])
+    untried = Untried()
+    done = trials.try_changes([long.group], 0.0, 1000.0, 0.0, untried)
+    assert ran.index(short) < ran.index(long)
+    assert ran.index(stand_in) < ran.index(compiled)
+    assert len(ran) == len(done) == 4
+    assert untried.lines(1000.0) == []
 
-    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
-        return (WeightedRun(1.0, self.prompt if tokens == 1 else self),)
 
-
-def test_in_a_trial_of_the_prompt_the_other_tokens_count_as_unchanged() -> None:
-    """The change halves a prompt of 0.16 s in a call of 0.3 s."""
-    padded = replace(candidate(0.3, 16, prompt_s=0.16), saves_in_prompt=True, as_is=Sleeps(0.16), changed=Sleeps(0.08))
-    plan = plan_trial(padded, 1.02 * needed_s(padded))
-    assert plan.tokens == 1
-    call = Call(0, "generate", "Llama", 8, 64, 0, 16, 16, 0.3, "s.py:4", SETTINGS)
-    noted: Any = SimpleNamespace(arguments=())
-    trial = run_trial(padded, CallGroup([call], [noted], None, "s.py:1", Recorder()), plan, now_s() + 60.0)
-    assert trial.saving == pytest.approx(0.08 / 0.3, rel=0.15)
-    assert trial.shape.endswith("its prompt only")
+def test_a_side_is_expected_to_take_what_its_parts_took_in_the_script() -> None:
+    """Of 100 tokens in 10.9 s, the prompt took 1 s, and each further token 0.1 s. Without a cache, a part is a prompt
+    alone, one a prompt and 11 tokens, and one a prompt again."""
+    assert sum(part.about_s for part in planned(100, 10.9, 1.0).shortened(12)) == pytest.approx(3 * 1.0 + 11 * 0.1)
 
 
 def test_a_shortened_call_stands_for_all_of_its_tokens() -> None:

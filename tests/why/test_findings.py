@@ -26,9 +26,6 @@ TRIES = 3
 WORTH_S = 0.1
 
 HEALTHY = [name for name in SCRIPTS if name.startswith("healthy_")]
-# Its trial does not fit the usual time on a slow machine, or while another test takes a core.
-ALONE = "paged_one_by_one"
-
 
 Ran = Callable[[str, str], Recorder]
 
@@ -54,14 +51,12 @@ def ran(folder: Path, tmp_path: Path) -> Iterator[Ran]:
 
 
 def why(recorder: Recorder, name: str) -> Why:
-    found = explained(recorder, name, budget_s=90 if name == ALONE else None)
+    found = explained(recorder, name)
     assert found is not None
     return found
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.timing] if name == ALONE else []) for name in FAULTS]
-)
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_first_with_what_it_costs(name: str, ran: Ran) -> None:
     """The reported saving equals the measured saving of the fixed script.
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from planted_faults import generate, recorded, script, tiny_llama
 
-from profiler.why_slow.findings import Finding, judge_calls, tried_change
+from profiler.why_slow.findings import Finding, TriedChange, judge_calls
 from profiler.why_slow.observations import Observations
 from profiler.why_slow.render import time_parts
 
 IDS = torch.ones(1, 8, dtype=torch.long)
 FEW = {"max_new_tokens": 4, "do_sample": False}
 NAP_S = 0.06
-half = tried_change("float32", (0,), ((1.0, 0.5),) * 5, "s.py:4", "weights are float32", "another dtype", "one")
+half = TriedChange("float32", (0,), ((1.0, 0.5),) * 5, "s.py:4", "weights are float32", "another dtype", "one")
 
 
 def line_of(function: Callable[..., Any], after: int = 1) -> str:

@@ -12,7 +12,7 @@ from planted_faults import tiny_llama
 from transformers import ViTConfig, ViTModel
 
 import profiler
-from profiler.why_slow import recorder as recording
+from profiler.why_slow import watched_calls
 from profiler.why_slow.render import call_rows, why_document
 
 IDS = torch.ones(1, 8, dtype=torch.long)
@@ -40,9 +40,9 @@ def unreadable(*_: object) -> None:
 
 def test_a_call_that_cannot_be_recorded_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """If recording fails at the second of three calls, the others are recorded. All three return the usual logits."""
-    model, of = tiny_llama(), recording.settings_of
+    model, of = tiny_llama(), watched_calls.forward_settings
     reads = iter([of, unreadable, of])
-    monkeypatch.setattr(recording, "settings_of", lambda *args: next(reads)(*args))
+    monkeypatch.setattr(watched_calls, "forward_settings", lambda *args: next(reads)(*args))
     with torch.no_grad():
         logits = model(IDS).logits
         with profiler.why() as watching:

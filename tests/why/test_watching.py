@@ -35,7 +35,7 @@ from profiler.errors import RequestError
 from profiler.fallbacks import Fallback, cure_of, fallback_of
 from profiler.run import pipeline
 from profiler.why_slow.command import explained, why_script
-from profiler.why_slow.findings import TriedChange, Untried, judge_calls, tried_change
+from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls
 from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
 from profiler.why_slow.observations import CallSettings, Observations
 from profiler.why_slow.patches import watched
@@ -254,7 +254,7 @@ TWO = script(20.0, generate(0, 2.0, settings=SETTINGS), generate(1, 6.0, setting
 
 
 def trial(*rounds: tuple[float, float], calls: tuple[int, ...] = (0, 1)) -> TriedChange:
-    return tried_change("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 8 + 4")
+    return TriedChange("cache-off", calls, rounds, "s.py:4", "use_cache=False <b>", "remove it", "generate 1 x 8 + 4")
 
 
 def test_what_saves_little_or_nothing_gives_no_finding() -> None:
@@ -269,10 +269,26 @@ def test_what_a_change_costs_other_calls_is_subtracted() -> None:
     saves = trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,))
     [finding] = judge_calls(TWO, [saves, trial((1.0, 1.1), (1.0, 1.1), calls=(1,))]).findings
     assert finding.saves_s == pytest.approx(1.5 - 0.6)
-    assert finding.basis.endswith(", less the time that other calls then take longer")
+    assert finding.how.endswith(", less the time that other calls then take longer")
     assert not judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(1,))]).findings
     [finding] = judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(0,))]).findings
     assert finding.saves_s == pytest.approx(1.5), "another trial of the same calls is no cost of others"
+
+
+def test_what_did_not_run_comes_after_what_did() -> None:
+    """A computed saving of 5 s and a bound of 6 s never lead; a stand-in of 2 s is named as one."""
+    pairs = ((1.0, 0.75),) * 5
+    stand_in = TriedChange("uncompiled", (0, 1), pairs, "s.py:4", "slow", "compile", "one", stand_in="a graph")
+    more = [Finding("beams", 5.0, "s.py:4", "beams", "one", "computed", "by the roofs"),
+            Finding("offload", 6.0, "s.py:4", "a link", "none", "at most", "by its bandwidth")]  # fmt: skip
+    found = judge_calls(TWO, [stand_in, trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9))], more=more)
+    assert [(item.basis, round(item.saves_s, 1)) for item in found.findings] == [
+        ("stand-in", 2.0), ("tried", 0.8), ("at most", 6.0), ("computed", 5.0),
+    ]  # fmt: skip
+    assert found.findings[0].how.endswith("; changed: a graph")
+    assert [line.rpartition("[")[2] for line in why_sentences(found) if line[0].isdigit()] == [
+        "stand-in]", "tried]", "at most]", "computed]",
+    ]  # fmt: skip
 
 
 def test_another_dtype_is_no_finding_until_all_calls_of_the_model_are_tried() -> None:

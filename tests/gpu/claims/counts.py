@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.attention_kernel import attention_path
+from profiler.counting.chosen_kernel import SdpaStep, attention_path
 from profiler.counting.walk import walk
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
@@ -58,7 +58,7 @@ def _bytes(bench: Bench) -> Iterator[Check]:
     work = walk(bench.load(folder))
     cores = [op for op in work.operators if isinstance(op, AttentionCore)]
     for phase, query, context in (("decode", 1, _PROMPT + 1), ("prefill", _PROMPT, 0)):
-        path = attention_path("sdpa", cores, bench.device, bench.dtype, query=query, keys=query + context)
+        path = attention_path("sdpa", cores, SdpaStep(bench.device, bench.dtype, query, query + context))
         yield _next_to(phase, work.work(Step(1, query, context), path), of_part[phase])
 
 

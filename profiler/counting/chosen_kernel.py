@@ -1,4 +1,4 @@
-"""Query torch for the attention kernel that it chooses for given shapes and dtypes."""
+"""Ask torch which attention kernel it chooses for given shapes and dtypes, and transformers how it calls it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,24 @@ from profiler.patching import patched
 _BACKENDS = {0: UNFUSED_KERNEL, 1: "flash", 2: "memory-efficient", 3: "cudnn", 4: "overrideable"}
 
 
-def attention_path(
-    attention: str,
-    cores: Sequence[AttentionCore],
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    query: int,
-    keys: int,
-    compiled: bool = False,
-) -> ExecutionPath:
-    """Return how transformers' attention interface of this name executes a step on this device.
+@dataclass(frozen=True)
+class SdpaStep:
+    """A step of one sequence, about whose attention torch and transformers are asked."""
 
-    The libraries are queried, not imitated. Each sequence has `query` new tokens, which see `keys`. If one layer falls
-    back to the math kernel, it counts for all. `compiled` is for a step under torch.compile.
+    device: torch.device
+    dtype: torch.dtype
+    query: int
+    """New tokens."""
+    keys: int
+    """Keys that they see."""
+    compiled: bool = False
+    """Whether it runs under torch.compile."""
+
+
+def attention_path(attention: str, cores: Sequence[AttentionCore], step: SdpaStep) -> ExecutionPath:
+    """Return how transformers' attention interface of this name executes a step.
+
+    The libraries are queried, not imitated. If one layer falls back to the math kernel, it counts for all.
     """
     if attention not in get_args(Attention):
         return ExecutionPath()
@@ -42,17 +46,12 @@ def attention_path(
         return path
 
     def kernel(masked: bool) -> str:
-        kernels = {
-            sdpa_kernel(core, device, dtype, query=query, keys=keys, masked=masked, compiled=compiled) for core in cores
-        }
+        kernels = {sdpa_kernel(core, step, masked=masked) for core in cores}
         return UNFUSED_KERNEL if UNFUSED_KERNEL in kernels else "+".join(sorted(kernels))
 
     def heads(masked: bool) -> dict[int, Heads]:
-        return {
-            core.qk_dim: handed(core, device, dtype, several=query > 1, masked=masked, compiled=compiled).heads
-            for core in cores
-            if core.query_heads > core.kv_heads
-        }
+        grouped = (core for core in cores if core.query_heads > core.kv_heads)
+        return {core.qk_dim: handed(core, step, masked=masked).heads for core in grouped}
 
     return replace(path, kernel=kernel(False), masked_kernel=kernel(True), heads=heads(False), masked_heads=heads(True))
 
@@ -63,7 +62,7 @@ def path_here(
     """Return how a prefill of `query` tokens of a model on meta will run on a device of this machine."""
     attention = getattr(module.config.get_text_config(), "_attn_implementation", None) or "sdpa"
     cores = work.of_kind(AttentionCore)
-    return attention_path(attention, cores, device, dtype, query=query, keys=query)
+    return attention_path(attention, cores, SdpaStep(device, dtype, query, query))
 
 
 # The operands of a query are really allocated. Longer sequences do not change the choice of a kernel; neither do wider
@@ -89,20 +88,18 @@ class _CallSeenError(Exception):
     """Raised instead of making the call."""
 
 
-def handed(
-    core: AttentionCore, device: torch.device, dtype: torch.dtype, *, several: bool, masked: bool, compiled: bool
-) -> SdpaCall:
-    """Return the arguments that transformers passes to `sdpa` for one new token per sequence, or for `several`.
+def handed(core: AttentionCore, step: SdpaStep, *, masked: bool) -> SdpaCall:
+    """Return the arguments that transformers passes to `sdpa` for one new token, or for two if the step has several.
 
     Calls transformers' `sdpa_attention_forward` on a few tokens, with `scaled_dot_product_attention` replaced. Its
-    behaviour depends on the version: `pack_gqa` came after 5.17, and is not used in `compiled` steps. Raises whatever
+    behaviour depends on the version: `pack_gqa` came after 5.17, and is not used in compiled steps. Raises whatever
     transformers raises.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    rows, groups = (2 if several else 1), core.query_heads // core.kv_heads
-    q, k, v = _operands(core, device, dtype, core.query_heads, core.kv_heads, rows, keys=2)
-    mask = torch.ones(1, 1, rows, 2, device=device, dtype=torch.bool) if masked else None
+    rows, groups = min(step.query, 2), core.query_heads // core.kv_heads
+    q, k, v = _operands(core, step, core.query_heads, core.kv_heads, rows, keys=2)
+    mask = torch.ones(1, 1, rows, 2, device=step.device, dtype=torch.bool) if masked else None
     calls: list[SdpaCall] = []
 
     def record(query: torch.Tensor, key: torch.Tensor, _value: torch.Tensor, **options: Any) -> None:
@@ -116,7 +113,7 @@ def handed(
     module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=True)
     with (
         patched(torch.nn.functional, scaled_dot_product_attention=record),
-        patched(torch.compiler, is_compiling=lambda: compiled),
+        patched(torch.compiler, is_compiling=lambda: step.compiled),
         suppress(_CallSeenError),
     ):
         sdpa_attention_forward(module, q, k, v, mask)
@@ -124,37 +121,24 @@ def handed(
 
 
 def _operands(
-    core: AttentionCore, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, rows: int, keys: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    core: AttentionCore, step: SdpaStep, heads: int, kv_heads: int, rows: int, keys: int
+) -> tuple[torch.Tensor, ...]:
     """Return Q, K and V of one sequence, [1, heads, tokens, width] each, with at most about `_MOST_WIDTH` columns."""
     qk_dim, v_dim = (dim if dim <= _MOST_WIDTH else _MOST_WIDTH + dim % 64 for dim in (core.qk_dim, core.v_dim))
-    return (
-        torch.empty(1, heads, rows, qk_dim, device=device, dtype=dtype),
-        torch.empty(1, kv_heads, keys, qk_dim, device=device, dtype=dtype),
-        torch.empty(1, kv_heads, keys, v_dim, device=device, dtype=dtype),
-    )
+    shapes = ((1, heads, rows, qk_dim), (1, kv_heads, keys, qk_dim), (1, kv_heads, keys, v_dim))
+    return tuple(torch.empty(shape, device=step.device, dtype=step.dtype) for shape in shapes)
 
 
-def sdpa_kernel(
-    core: AttentionCore,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    query: int,
-    keys: int,
-    masked: bool,
-    compiled: bool = False,
-) -> str:
+def sdpa_kernel(core: AttentionCore, step: SdpaStep, *, masked: bool) -> str:
     """Return the kernel of `scaled_dot_product_attention` for one sequence: flash, memory-efficient, cudnn or math.
 
     Calls `torch._fused_sdp_choice`, which the attention call uses too, with the arguments that transformers passes.
     Computes nothing.
     """
-    query, keys = min(query, _MOST_TOKENS), min(keys, _MOST_TOKENS)
-    call = handed(core, device, dtype, several=query > 1, masked=masked, compiled=compiled)
-    rows = query if query > 1 else call.rows
-    q, k, v = _operands(core, device, dtype, call.query_heads, call.kv_heads, rows, keys)
-    mask = torch.empty(1, 1, 1, keys, device=device, dtype=torch.bool).expand(1, 1, rows, keys) if masked else None
+    call, keys = handed(core, step, masked=masked), min(step.keys, _MOST_TOKENS)
+    rows = min(step.query, _MOST_TOKENS) if step.query > 1 else call.rows
+    q, k, v = _operands(core, step, call.query_heads, call.kv_heads, rows, keys)
+    mask = torch.empty(1, 1, 1, keys, device=step.device, dtype=torch.bool).expand(1, 1, rows, keys) if masked else None
     choice = torch._fused_sdp_choice(q, k, v, attn_mask=mask, is_causal=call.is_causal, enable_gqa=call.enable_gqa)
     return _BACKENDS.get(int(choice), UNFUSED_KERNEL)
 

@@ -1,0 +1,132 @@
+"""Attention kernels: the scores that a call computes, and its traffic and memory besides Q, K, V and the result.
+
+Amounts are numbers, or arrays with one per step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from profiler.counting.pairs import causal_pairs
+from profiler.facts.step import Step
+
+_BOOL_BYTES = 1
+_FLOAT32_BYTES = 4
+_MOVED_BYTES = 2 * _FLOAT32_BYTES  # a float32 that is written and read
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a kernel as transformers makes it."""
+
+    step: Step
+    keys: Any
+    """Keys per sequence."""
+    masked: bool
+    """Whether it has a mask, instead of the flag that later keys are hidden."""
+    query_heads: int
+    kv_heads: Any
+    """Heads of K and V that it gets."""
+    repeated: Any
+    """Whether transformers has written them out before, once per query head."""
+    repeats: int
+    """How often the kernel must repeat them; 1 if it gets as many, or the queries of a group as rows of one head."""
+    qk_dim: int
+    v_dim: int
+    window: int | None
+    itemsize: int
+    """Bytes of an element."""
+
+    @property
+    def pairs(self) -> Any:
+        """The (query, key) pairs per sequence, seen or hidden."""
+        return self.step.query * self.keys
+
+    @property
+    def scores(self) -> Any:
+        """Scores of all heads."""
+        return self.step.batch * self.query_heads * self.pairs
+
+    @property
+    def narrow(self) -> bool:
+        """Whether float32 is wider than the operands."""
+        return self.itemsize < _FLOAT32_BYTES
+
+    @property
+    def repeated_bytes(self) -> Any:
+        """Bytes of K and V that were repeated per query head before the call."""
+        elements = self.step.batch * self.keys * self.query_heads * (self.qk_dim + self.v_dim)
+        return np.where(self.repeated, elements * self.itemsize, 0)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a call takes."""
+
+    keys: Any
+    """Keys per sequence that it reads."""
+    pairs: Any
+    """The (query, key) pairs per sequence whose scores it computes."""
+    traffic_bytes: Any
+    """Traffic of scores and of copies."""
+    repeating_bytes: Any
+    """Traffic of K and V that are repeated per query head, before the call or in it: written and read."""
+    scratch_bytes: Any
+    """Peak memory, with K and V that were repeated before the call."""
+
+
+def fused(call: Call) -> Cost:
+    """A kernel that keeps its scores on chip. Without a mask it skips causally hidden ones."""
+    pairs = call.pairs if call.masked else causal_pairs(call.step.query, call.step.context, call.window)
+    return Cost(call.keys, pairs, 0, 2 * call.repeated_bytes, call.repeated_bytes)
+
+
+def eager(call: Call) -> Cost:
+    """`eager_attention_forward` of transformers: a product, a softmax in float32, and another product.
+
+    Its memory has the scores in the model's dtype, for 16 bits a float32 copy, and the float32 output of the softmax.
+    """
+    traffic_bytes = call.scores * (4 * call.itemsize + (_MOVED_BYTES if call.narrow else 0))
+    buffer_bytes = call.scores * (call.itemsize + (2 if call.narrow else 1) * _FLOAT32_BYTES)
+    return Cost(call.keys, call.pairs, traffic_bytes, 2 * call.repeated_bytes, call.repeated_bytes + buffer_bytes)
+
+
+def math(call: Call) -> Cost:
+    """`_scaled_dot_product_attention_math` (torch 2.13, aten/src/ATen/native/transformers/attention.cpp).
+
+    It computes in float32: it copies 16-bit Q, K and V, and the result. It repeats grouped heads of K and V, and
+    multiplies Q and K by the square root of the scale. For several queries without a mask it makes a causal mask.
+
+    The first product writes a score, the mask is added in place, the softmax reads and writes it, and the second
+    product reads it. `_safe_softmax` also looks for fully masked rows: it reads the score, writes and reads a byte, and
+    reads and writes the score again. 16-bit scores are copied too, into an unused result.
+
+    Copies, repeated heads, the scaled Q and masks exist until the end. The peak is either at the first product, with
+    the scaled K and the scores, or in the softmax, with the scores, its result and a byte for each. Since PyTorch PR
+    #139613 `_safe_softmax` writes into that result.
+    """
+    step, scores = call.step, call.scores
+    q, result = (step.tokens * call.query_heads * width for width in (call.qk_dim, call.v_dim))
+    k, v = (step.batch * call.keys * call.kv_heads * width for width in (call.qk_dim, call.v_dim))
+    copied = q + k + v if call.narrow else 0
+    repeated = call.repeats * (k + v) if call.repeats > 1 else 0
+    scaled_k = call.repeats * k
+    has_mask = call.masked | np.greater(step.query, 1)
+    score_bytes = 7 * _FLOAT32_BYTES + 2 * _BOOL_BYTES + np.where(has_mask, _MOVED_BYTES, 0)
+    traffic_bytes = _MOVED_BYTES * (q + scaled_k + copied) + scores * score_bytes
+    if call.narrow:
+        traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (_FLOAT32_BYTES + call.itemsize)
+    mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + call.itemsize)  # of one head, for all
+    kept_bytes = _FLOAT32_BYTES * (q + copied + repeated) + np.where(has_mask, mask_bytes, 0)
+    product_bytes = _FLOAT32_BYTES * (scaled_k + scores)
+    softmax_bytes = (2 * _FLOAT32_BYTES + _BOOL_BYTES) * scores
+    return Cost(
+        keys=call.keys,
+        pairs=call.pairs,
+        traffic_bytes=traffic_bytes,
+        repeating_bytes=2 * call.repeated_bytes + _MOVED_BYTES * repeated,
+        scratch_bytes=call.repeated_bytes + kept_bytes + np.maximum(product_bytes, softmax_bytes),
+    )
