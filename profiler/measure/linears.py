@@ -14,6 +14,7 @@ from profiler.counting.walk import LinearKey, linear_key, linear_modules
 from profiler.device.machine import recorded
 from profiler.errors import tolerate_errors
 from profiler.facts.measurements import FormatLinears, LinearsTime
+from profiler.facts.roofs import Ceilings
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.measure.dense_twins import packed_linears
@@ -33,7 +34,9 @@ _LEFT_OUT = ("int8", "fp4")
 Linears = Mapping[LinearKey, Sequence[Any]]
 
 
-def time_formats(subject: Subject, config: Any, room_bytes: float, budget_s: float) -> FormatLinears:
+def time_formats(
+    subject: Subject, config: Any, ceilings: Ceilings, room_bytes: float, budget_s: float
+) -> FormatLinears:
     """Time all linears of a decode step in each format at each of _ROWS, in about `budget_s`, few rows first.
 
     On CUDA they are replayed as graphs: one by one, a slow host's launches would be compared, which took 12.2 ms of nf4
@@ -43,7 +46,8 @@ def time_formats(subject: Subject, config: Any, room_bytes: float, budget_s: flo
     operators = replayable_linears(subject.work, linear_modules(subject.loaded.module))
     whole = {linear_key(op): modules for op, modules in operators.items()}
     formats = _few_of_each(subject, config, whole, room_bytes, end_s - budget_s / 2)
-    each_s, cold_bytes = (end_s - machine.now_s()) / (len(_ROWS) * max(1, len(formats))), cold_bytes_of(subject)
+    each_s = (end_s - machine.now_s()) / (len(_ROWS) * max(1, len(formats)))
+    cold_bytes = cold_bytes_of(subject, ceilings)
     for rows, (name, (dtype, few)) in product(_ROWS, formats.items()):
         if machine.now_s() < end_s:
             seconds = replay_linears(

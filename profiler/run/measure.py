@@ -202,7 +202,8 @@ def compare_formats(session: Session) -> None:
     with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
         room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()
         budget_s = _LINEARS_SHARE * session.budget.part_s(RunPart.TRIALS)
-        session.ledger.add(time_formats(subject, session.prepared.config, room_bytes, budget_s))
+        config, ceilings = session.prepared.config, session.ledger.facts.ceilings
+        session.ledger.add(time_formats(subject, config, ceilings, room_bytes, budget_s))
 
 
 def search_unexplained(session: Session) -> None:

@@ -16,7 +16,6 @@ import torch
 
 from profiler.checks import device
 from profiler.checks import installation as checks
-from profiler.checks.doctor import PresetFit, first_command
 from profiler.checks.installation import CheckResult, Found, run_check
 from profiler.device.machine import Machine
 
@@ -130,12 +129,6 @@ def test_libraries_that_are_too_old_are_named(monkeypatch: pytest.MonkeyPatch) -
     result = checks.packages()
     assert result[0] is False
     assert result[1] == "too old or missing: transformers 4.57.1 (needs >=5.10); pip install 'transformers>=5.10'"
-
-
-def test_the_first_command_is_for_a_model_that_fits() -> None:
-    fits = [PresetFit("small", "float16", 2 * 10**9, True), PresetFit("large", "nf4", 45 * 10**9, False)]
-    assert first_command(fits, on_card=True).startswith("roofscope run small --prompt-lens")
-    assert first_command([], on_card=True) == "roofscope ceilings"
 
 
 def test_a_missing_package_names_its_use_and_its_one_command(monkeypatch: pytest.MonkeyPatch) -> None:

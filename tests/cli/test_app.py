@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -26,8 +27,8 @@ from profiler.report.plots import PLOTS
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 RUN = str(RUNS / "smollm2-135m-zen4")
-SMALL = "smollm2-135m"
-HUGE = str(10**30)
+MISTAKES = list(csv.DictReader(Path(__file__).with_name("mistakes.csv").read_text().splitlines()))
+MISTAKES += [{"command": f"count {'a' * 5000}", "says": "File name too long"}]
 
 
 @pytest.mark.parametrize("name", REMOVED)
@@ -71,64 +72,25 @@ def test_help_and_version_answer_at_once(argument: str) -> None:
     assert fastest_s("-m", "profiler", argument) < 3 * fastest_s("-c", "import typer, typer.core, rich.console")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("run", "smolm2-135m"), "smollm2-135m"),
-        (("run", "gpt2", "--weights", "checkpoint", "--quiet"), "--weights random"),
-        (("run", "--quant", "nf4", "--dtype", "float32"), "--dtype bfloat16"),
-        (("run", "--quant", "int8", "--double-quant"), "--quant nf4 or fp4"),
-        (("run", "--quant", "int3"), "use none, int8, nf4, fp4, int8wo, int4wo, fp8"),
-        (("run", "--device", "cuda:77"), "cuda:77"),
-        (("run", "--budget", "nan"), "--budget"),
-        (("run", "--new-tokens", HUGE), "--new-tokens"),
-        (("count", ""), "no model is named"),
-        (("count", "."), "no config.json"),
-        (("count", "a" * 5000), "File name too long"),
-        (("count", SMALL, "--context", "-1"), "context"),
-        (("count", "llama-3.1-8b", "--phase", "prefill", "--batch", "9999999", "--prompt", "131072"), "more work than"),
-        (("count", SMALL, "--gpu", "H100"), "Which one: H100 PCIe, H100 SXM, H100 NVL?"),
-        (("count", SMALL, "--quant", "nvpf4"), "Did you mean nvfp4"),
-        (("count", SMALL, "--plot", "roofline", "--batch-sizes", "1"), "needs a GPU"),
-        (("count", "llama-3.1-70b", "--batch-sizes", "1024", "--prompt-lens", "131071"), "64-bit integers"),
-        (("forecast", SMALL), "is not a run folder"),
-        (("compare", RUN, RUN, RUN), "compare compares two runs, not 3"),
-        (("gate", RUN), "Missing argument 'NEW'"),
-        (("rent", SMALL, "--price", "T4=0.35EUR"), "not USD per hour"),
-        (("rent", SMALL, "--engine", "vllm"), "use compiled, eager"),
-        (("rent", "llama-3.1-70b", "--engine", "eager", "--price", "T4=1,P100 PCIe 16GB=1"), "needs 142 GB"),
-        (("count", SMALL, "--gpu", "card.json"), "profiles of GPUs were removed; name a GPU"),
-        (("plot", RUN, "roofline", "--out", "x.gif"), ".png or .svg"),
-        (("plot", RUN, "rooflines"), "called 'rooflines'; use roofline, map, split, throughput, doubling,"),
-        (("explore", SMALL, "--gpu", "H1000"), "no GPU is called"),
-        (("fly",), "fly"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkeypatch, arguments, says: str) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[mistake["says"] for mistake in MISTAKES])
+def test_a_mistake_is_one_line_and_exit_code_2(roofscope, tmp_path: Path, monkeypatch, mistake: dict[str, str]) -> None:  # type: ignore[no-untyped-def]
+    """`RUN` is a recorded run."""
     monkeypatch.chdir(tmp_path)
-    done = roofscope(*arguments)
+    done = roofscope(*(RUN if word == "RUN" else word for word in shlex.split(mistake["command"])))
     assert done.code == 2
-    assert says in done.err
+    assert mistake["says"] in done.err
     assert done.err.count("\n") == 1
     assert "Traceback" not in done.err
     assert done.out == ""
     assert list(tmp_path.rglob("*.jsonl")) == [], "nothing remains"
 
 
-WRONG = (
-    ("run", "--quant", "int5"), ("run", "--quant", "none,int5"), ("run", "--engine", "eager,warp"),
-    ("run", "--cache", "int2"), ("run", "--device", "cpu,tpu"), ("run", "--dtype", "float"), ("run", "--attn", "x"),
-    ("run", "--batch-sizes", "8..4"), ("run", "--new-tokens", "1"), ("run", "--budget", "0"), ("run", "--tp", "0"),
-    ("batch-test", "--phase", "training"), ("batch-test", "--prompt", "-1"), ("ceilings", "--device", "tpu"),
-    ("ceilings", "--link", "1"), ("count", SMALL, "--phase", "training"), ("count", SMALL, "--dtype", "float"),
-    ("count", SMALL, "--bits", "99"), ("forecast", "A", "--dtype", "float"), ("forecast", "A", "--quant", "int5"),
-    ("place", "A", "--model", SMALL, "--quant", "int5"), ("rent", SMALL, "--quant", "int5"),
-)  # fmt: skip
+BEFORE_TORCH = [mistake for mistake in MISTAKES if mistake.get("before_torch")]
 """Names that do not exist, and values out of range."""
 EACH = f"""
 import sys
 from profiler.cli.app import main
-for arguments in {WRONG}:
+for arguments in {[shlex.split(mistake["command"]) for mistake in BEFORE_TORCH]}:
     sys.argv = ["roofscope", *arguments]
     try:
         main()
@@ -141,7 +103,8 @@ print("torch" in sys.modules)
 def test_options_check_themselves_before_torch_is_imported() -> None:
     done = subprocess.run([sys.executable, "-c", EACH], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
-    assert all(flag in line for (*_, flag, _), line in zip(WRONG, done.stderr.splitlines(), strict=True))
+    lines = zip(BEFORE_TORCH, done.stderr.splitlines(), strict=True)
+    assert all(mistake["says"] in line for mistake, line in lines)
 
 
 def test_an_output_folder_that_cannot_be_written(roofscope, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from sides import asked, side, timed, witness
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import NOT_TOLD, CellTime, MatchKey, Side, differences, side_of_run
-from profiler.comparison.text import change_words, changes_table, difference_lines
+from profiler.comparison.text import change_words, difference_lines
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
-from profiler.report.terminal import rich_table
 from profiler.store.folder import read_run
 
 ROOT = Path(__file__).parents[2]
@@ -192,13 +189,3 @@ def test_a_variable_of_the_environment_that_differs_is_named() -> None:
         comparison = compare_sides(*map(side_of_run, pair))
         assert comparison.comparable
         assert difference_lines(comparison)[0] == f"differs: {name} {said}"
-
-
-@pytest.mark.parametrize("before", [REFERENCE, AGAIN])
-@pytest.mark.parametrize("columns", [80, 100])
-def test_a_table_with_reasons_tears_no_word(before: Path, columns: int) -> None:
-    """nf4 is two to five times as slow on that CPU: arithmetic and dispatch moved, and some cells had one visit."""
-    table, stream = changes_table(compared(before, AGAIN.with_name("nf4"))), io.StringIO()
-    Console(file=stream, width=columns).print(rich_table(table, columns))
-    assert {*" ".join(map(" ".join, table.rows)).split()} <= {*stream.getvalue().split()}
-    assert "arithmetic" in stream.getvalue()

@@ -22,7 +22,7 @@ from profiler.device.device import describe
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.loading.cache_argument import argument_name, cache_of, without_cache
-from profiler.why_slow.watched_calls import context_len, settings_of
+from profiler.why_slow.watched_calls import context_len, forward_settings
 
 MIB = 1 << 20
 
@@ -177,7 +177,7 @@ def test_a_watched_forward_accepts_either_name(name: str) -> None:
     cache.update(torch.zeros(1, 1, 7, 16), torch.zeros(1, 1, 7, 16), 0)
     named = {"use_cache": True, name: cache}
     assert context_len(named) == 7
-    settings = settings_of("forward", model, {**named, name: SimpleNamespace()})
+    settings = forward_settings(model, {**named, name: SimpleNamespace()})
     assert settings.cache_class == "SimpleNamespace"
     assert without_cache({**named, "streamer": None}) == {"use_cache": True, "streamer": None}
 

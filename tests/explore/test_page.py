@@ -94,22 +94,16 @@ def document() -> ExploreDocument:
 def test_figures_by_hand(document: ExploreDocument) -> None:
     """Mistral-7B keeps 131,072 bytes per token in 16 bits: 2 x 32 layers x 8 heads x 128 x 2.
 
-    A decode step of one sequence streams 7.11 B weights of two bytes, without the table of embeddings: at 3.35 TB/s of
-    an H100 at least 4.24 ms. 2 x 7.24 GB fit a T4's 14.9 GB once, and not with 8 sequences of 1,024 tokens.
+    Its 2 x 7.24 GB fit a T4's 14.9 GB, but not with 8 sequences of 1,024 tokens.
     """
     page = Page(document)
-    one, eight = (document.batches.index(batch) for batch in (1, 8))
-    context = document.contexts.index(1024)
-    shown = page.ask(f"figuresAt(data, 0, 1, {eight}, {context})")
+    shown = page.ask(f"figuresAt(data, 0, 0, {document.batches.index(8)}, {document.contexts.index(1024)})")
     assert shown["cache_bytes"] == pytest.approx(8 * 1025 * 131_072, rel=1e-5)
     assert shown["weight_bytes"] == pytest.approx(2 * 7_241_732_096, rel=1e-6)
-    alone = page.ask(f"figuresAt(data, 0, 1, {one}, 0)")["decode"]
-    assert alone["floor_s"] == pytest.approx(14.22e9 / 3.35e12, rel=2e-3)
-    assert alone["limit"] == "m"
-    on_t4 = page.ask(f"figuresAt(data, 0, 0, {eight}, {context})")
-    assert (on_t4["decode"]["floor_s"], on_t4["decode"]["limit"]) == (None, "-")
-    assert on_t4["needs_bytes"] > gpu_called("T4").room_bytes
-    assert page.ask(f"LIMITS[{json.dumps(on_t4['decode']['limit'])}]") == "no room"
+    assert (shown["decode"]["floor_s"], page.ask(f"LIMITS[{json.dumps(shown['decode']['limit'])}]")) == (
+        None,
+        "no room",
+    )
 
 
 def test_it_snaps_to_the_grid(document: ExploreDocument) -> None:
@@ -135,9 +129,6 @@ def test_it_opens_offline(document: ExploreDocument) -> None:
     assert {item.quant for item in document.formats} >= {"none", "nf4", "int8", "fp8"}
     assert not re.search(r"https?://(?!www\.w3\.org)|@import|url\(|fetch\(|XMLHttpRequest|\beval\b|new Function", page)
     assert "default-src 'none'" in html.unescape(page)
-    # 4-bit weights with their scales: 4.5 bits per weight in the linears of the blocks, and a head in 16.
-    weights = {item.quant: item.weight_bytes for item in document.formats}
-    assert 3.2 < weights["none"] / weights["nf4"] < 3.8
 
 
 @pytest.mark.parametrize("model", slow_except(("qwen2.5-0.5b",), preset_names()))

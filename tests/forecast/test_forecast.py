@@ -185,21 +185,6 @@ def test_a_forecast_that_contradicts_larger_cells_is_refused(known: RunFacts) ->
         assert np.isinf(half_width).any() == refused
 
 
-def test_a_disturbed_twin_counts_only_for_cells_that_bound_it() -> None:
-    """In this run the twin took 30 ms and later 20; batches 2 and 4 have the first figure only, and no visit.
-
-    The steps of batches 1 and 8 took 21.7 and 20.6 ms, and prefills dispatch as much.
-    """
-    folder = REFERENCE / "mistral-7b-h200-default"
-    known = run_facts(folder)
-    assert known.facts.dispatch["eager", "prefill", 2].step_s > 0.030
-    steps = StepArrays.of(make_grid("64", "1,2,4,8", 32).keys)
-    assert (known.trained.fitted.device.dispatched(steps).step_s < 0.022).all()
-    forecast, _ = known.trained.forecast(known.demanded(steps))
-    decode_s = forecast.latency_s[~steps.prefill]
-    assert decode_s == pytest.approx([0.0212] * 4, rel=0.05)
-
-
 @pytest.mark.parametrize("slower", [1.0, 2.0])
 def test_the_twin_of_a_batch_without_a_cell_changes_no_forecast(slower: float) -> None:
     """An H100's run without its cells of batch 4: the decode steps took 24.1 and 26.2 ms, whatever its twin took."""

@@ -35,7 +35,7 @@ def model(**parts: Any) -> ModelFacts:
 
 def facts(
     operators: Sequence[OperatorWork], replays: Mapping[str, Replay] | None = None, *, flops_per_s: float,
-    bytes_per_s: float, kind: str = "cuda", host_s: float | None = None, waits: bool = False, **of_model: Any,
+    bytes_per_s: float, kind: str = "cuda", host_s: float | None = None, **of_model: Any,
 ) -> Facts:  # fmt: skip
     """Return the facts of one cell on a device with these roofs."""
     return Facts(
@@ -45,6 +45,6 @@ def facts(
         ceilings=Ceilings({"float16": roof(flops_per_s)}, {READ: roof(bytes_per_s)}, 1, True),
         operators={KEY: operators},
         predicted_peak_bytes={CELL: 1},
-        dispatch={} if host_s is None else {("eager", "decode", 1): Dispatch(host_s, 0.0, waits=waits)},
+        dispatch={} if host_s is None else {("eager", "decode", 1): Dispatch(host_s, 0.0)},
         replays={KEY: replays or {}},
     )

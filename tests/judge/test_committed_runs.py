@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from pathlib import Path
@@ -12,12 +13,13 @@ from profiler.errors import RunError
 from profiler.facts.change_ids import ChangeId
 from profiler.judge.cells import CellEvidence, CellResult, Lever
 from profiler.judge.demand import TRAFFIC_TOLERANCE
-from profiler.report.roofline_data import roof_lines
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_run
 
 REFERENCE = Path(__file__).parents[2] / "runs/reference"
 FOLDERS = sorted(file.parent for file in REFERENCE.glob("**/run.json"))
+EXPERT = {row["run"]: row for row in csv.DictReader(Path(__file__).with_name("expert.csv").read_text().splitlines())}
+"""The labels by phase that an expert on these machines would agree with, and the reason."""
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(REFERENCE)))
@@ -38,28 +40,24 @@ def test_a_committed_run_is_judged_as_it_is_stored(folder: Path, tmp_path: Path)
         assert getattr(judged.document, part) == getattr(stored.document, part)
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: str(folder.relative_to(REFERENCE)))
-def test_a_committed_run_advises_nothing(folder: Path) -> None:
-    """They executed no line; and `generate` compiles no model of bitsandbytes, for which a static line was printed."""
-    document = read_run(folder).document
-    assert document.advised == ()
-    if document.model.quant == "nf4" and document.device.kind == "cuda":
-        assert "static" not in " ".join(document.answer)
-        ids = {lever.id for item in document.evidence for lever in item.levers}
-        assert not ids & {ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD}
+def explained(folder: Path) -> list[CellResult]:
+    return [row for row in read_run(folder).measured if abs(row.unexplained_s) <= 0.20 * row.latency_s]
 
 
-def test_an_answer_of_a_default_run_has_facts_before_what_was_not_tried() -> None:
-    """A new length costs 59.1 ms on an H200; a graph was measured, of which nobody can write a line."""
-    _, _, new_length, graph, batch, static, *_ = read_run(REFERENCE / "mistral-7b-h200-default").answer
-    assert new_length.startswith("The first time at each KV length a step takes 59.1 ms, not 21.7 ms")
-    assert "Not tried: torch.backends.cuda.enable_cudnn_sdp(False)" in new_length
-    assert graph.startswith("Measured, not as a line: with a static cache and one CUDA graph per step")
-    assert graph.endswith("takes 7.86 ms.")
-    assert batch == "8 sequences a step: 389 instead of 46.1 tokens/s, at 8 x 512 and 1 x 64."
-    assert static.startswith('Not tried: model.generate(..., cache_implementation="static").')
-    assert "takes 4.62 ms to 5.40 ms" in static
-    assert "It compiles for about 60 s once, for which --budget 360 has time." in static
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_an_explained_cell_is_never_inconclusive(folder: Path) -> None:
+    """A run without operators.csv was judged by older rules."""
+    old = not (folder / "operators.csv").exists()
+    assert old or not [row.key.name for row in explained(folder) if row.regime == "inconclusive"]
+
+
+@pytest.mark.parametrize("name", EXPERT)
+def test_labels_are_those_of_an_expert(name: str) -> None:
+    rows, expert = explained(REFERENCE / name), EXPERT[name]
+    assert len(rows) > 5
+    wrong = {row.key.name: row.regime for row in rows if row.regime not in expert[row.phase].split("|")}
+    # One cell in ten may be close to another label.
+    assert len(wrong) <= len(rows) / 10, wrong
 
 
 def lever_of(evidence: CellEvidence, change: ChangeId) -> Lever:
@@ -74,8 +72,6 @@ def test_an_h100s_figures_are_its_own() -> None:
     evidence = {(item.phase, item.batch_size, item.prompt_len): item for item in run.document.evidence}
     decodes = [row for row in run.measured if row.phase == "decode"]
     assert {row.regime for row in decodes} == {"overhead-bound"}
-    # The label is the same at both ends of an interval of 25 %, so this cell is noisy and not unusable.
-    assert (cells["decode", 1, 64].noise, cells["decode", 1, 64].confidence) == ("noisy", "medium")
     # A decode step of 200 to 300 W is at no limit of 700 W, and the probe's memory part moved by 0.9 %.
     assert not any("power-capped" in evidence["decode", row.batch_size, row.prompt_len].flags for row in decodes)
     assert not any("drifted" in why for item in run.document.evidence for why in item.noise_reasons)
@@ -89,15 +85,7 @@ def test_an_h100s_figures_are_its_own() -> None:
     ceilings = run.document.ceilings
     assert ceilings.compute["bfloat16"].per_s == pytest.approx(700e12, rel=0.01)
     assert ceilings.full_clock["bfloat16"] == pytest.approx(780e12, rel=0.01)
-    assert [line.label for line in roof_lines(run) if line.label.startswith("until")] == [
-        "until the power limit: 778 TFLOP/s bfloat16"
-    ]
     assert cells["prefill", 4, 512].kernel_s > 0
-    # Nothing was traced, so nothing is known of small kernels in a prefill.
-    whole = [lever.because for item in run.document.evidence for lever in item.levers
-             if lever.id is ChangeId.COMPILED_FORWARD]  # fmt: skip
-    assert whole
-    assert all(because.endswith("of the host") for because in whole)
     compiled = lever_of(evidence["decode", 1, 64], ChangeId.COMPILED_STEP)
     assert compiled.at_least_s is not None
     fastest_s, slowest_s = (
@@ -150,54 +138,6 @@ def test_fusing_saves_at_most_what_a_trace_leaves() -> None:
     fusing = lever_of(evidence, ChangeId.COMPILED_FORWARD)
     assert fusing.at_most
     assert 110.8e-3 - 74.0e-3 - 2e-3 - 5.1e-3 < fusing.saves_s < 32e-3
-
-
-def test_the_host_of_a_step_has_one_figure_with_its_range() -> None:
-    """The twin of an H200's host took 18.5 ms at its fastest, and steps of the cell 20.4 ms or more in its best visit.
-
-    A measurement of 30 ms in a disturbed minute, and the 15.4 ms in which the GPU idles, are no second figure.
-    """
-    document = read_run(REFERENCE / "mistral-7b-h200-default").document
-    assert "the host needs 18.5 ms to 20.4 ms" in document.answer[0]
-    of_step = [*document.answer[:1], *document.warnings]
-    of_host = [text for text in of_step if "host" in text or "dispatch" in text]
-    assert not re.search(r"\b(30\.1|19\.9|15\.4) ms", " ".join(of_host))
-
-
-def test_a_compiled_step_takes_at_most_its_graph() -> None:
-    """The same run replayed the step of its own kernels as a graph, in 7.41 ms."""
-    run = read_run(REFERENCE / "mistral-7b-h200-engines")
-    [eager] = [row for row in run.measured if (row.phase, row.engine) == ("decode", "eager")]
-    [compiled] = [lever_of(item, ChangeId.COMPILED_STEP) for item in run.document.evidence if item.key == eager.key]
-    assert compiled.at_least_s is not None
-    assert eager.latency_s - compiled.at_least_s == pytest.approx(7.41e-3, rel=2e-3)
-
-
-def test_a_full_window_has_a_change_with_its_bound() -> None:
-    """Beyond a window of 4096 tokens, 16 sequences copy it in 26.2 ms and repeat its heads in 36.3, of 77.3 ms.
-
-    The host takes 18 to 22 ms for a step, so a step cannot save all 62.
-    """
-    answer = " ".join(read_run(REFERENCE / "mistral-7b-h200-window").answer)
-    found = re.search(
-        r"Not tried: model\.config\.sliding_window = None\. .* of 16 x 4096 it would save at most ([\d.]+) ms",
-        answer,
-    )
-    assert found is not None
-    assert 77.3 - 22 < float(found[1]) < 62.5
-    assert "26.2 ms copy windows, 36.3 ms repeat heads" in answer
-
-
-def test_a_peak_with_foreign_tensors_says_so() -> None:
-    """14.48 GB of weights were loaded, and the allocator held 18.97 in every cell; other runs are within a tenth."""
-    texts = {
-        folder.name: [text for text in read_run(folder).document.warnings if "foreign tensors" in text]
-        for folder in FOLDERS
-    }
-    said = {name: text for name, found in texts.items() for text in found}
-    assert said == {
-        "mistral-7b-h100-engines": "a peak of 19.0 GB held 4.44 GB of foreign tensors: a step needs 14.5 GB."
-    }
 
 
 def test_counters_whose_samples_are_old_give_no_warning() -> None:

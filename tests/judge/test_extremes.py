@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -16,6 +15,7 @@ from profiler.facts.run_facts import DeviceFacts, Facts
 from profiler.facts.telemetry import Reading
 from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
+from profiler.judge.cells import JudgedCell
 from profiler.judge.demand import extreme_shares, moved, weight_read_share
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.regimes import Flag
@@ -87,19 +87,13 @@ def judged(base: Facts) -> tuple[Judgement, list[str]]:
     return found, [*run_remarks(base, found.judged), *run_warnings(base, found.judged)]
 
 
-def signals(found: Judgement, key: CellKey) -> Mapping[str, float]:
-    [item] = [item for item in found.evidence if item.key == key]
-    return {signal.signal: signal.value for signal in item.signals}
+def cell_of(found: Judgement, key: CellKey = DECODE) -> JudgedCell:
+    return next(cell for cell in found.judged if cell.key == key)
 
 
 def verdict(found: Judgement, key: CellKey) -> tuple[str, str, bool]:
-    [cell] = [cell for cell in found.judged if cell.key == key]
-    return cell.verdict.regime, cell.verdict.confidence, Flag.UNSTEADY in cell.verdict.flags
-
-
-def flags(found: Judgement, key: CellKey = DECODE) -> set[Flag]:
-    [cell] = [cell for cell in found.judged if cell.key == key]
-    return {*cell.verdict.flags}
+    of = cell_of(found, key).verdict
+    return of.regime, of.confidence, Flag.UNSTEADY in of.flags
 
 
 STEADY = facts(decode_s=12.5e-3, prefill_s=120e-3)
@@ -127,7 +121,9 @@ def test_a_cache_does_not_excuse_a_roof_measured_too_low(rates: tuple[float, ...
     curve = tuple(CurvePoint(1 << power, share * W) for power, share in enumerate(rates, 29))
     base = facts(decode_s=GB / (1.6 * W), prefill_s=120e-3)
     found, warnings = judged(replace(base, ceilings=replace(base.ceilings, curve=curve)))
-    assert {Flag.CACHE_RESIDENT, Flag.ABOVE_ROOF} & flags(found) == {Flag.CACHE_RESIDENT if hidden else Flag.ABOVE_ROOF}
+    assert {Flag.CACHE_RESIDENT, Flag.ABOVE_ROOF} & {*cell_of(found).verdict.flags} == {
+        Flag.CACHE_RESIDENT if hidden else Flag.ABOVE_ROOF
+    }
     if not hidden:
         assert verdict(found, DECODE)[1] == "low"
         assert any("a roof is too low or a count too high" in warning for warning in warnings)
@@ -154,7 +150,6 @@ def test_a_label_that_changes_between_the_roofs_says_so() -> None:
     found, warnings = judged(moved)
     assert verdict(found, DECODE) == ("memory-bound", "low", True)
     named = "memory-bound under the roofs measured first, inconclusive under the highest"
-    assert named in signals(found, DECODE)
     [line] = [line for line in warnings if "label" in line]
     assert line.startswith(f"{2 if verdict(found, PREFILL)[2] else 1} cell")
     assert named in line
@@ -178,8 +173,10 @@ def test_replays_that_take_longer_than_their_step_are_named() -> None:
 def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
     """A step reads 10 ms of bytes in 8 ms. At the end memory reaches 150 GB/s, so the first roof was disturbed."""
     above = facts(decode_s=8e-3)
-    assert Flag.ABOVE_ROOF in flags(judge_run(above))
-    assert Flag.ABOVE_ROOF not in flags(judge_run(replace(above, roofs_again=(later_roofs(memory=1.5),))))
+    assert Flag.ABOVE_ROOF in cell_of(judge_run(above)).verdict.flags
+    assert (
+        Flag.ABOVE_ROOF not in cell_of(judge_run(replace(above, roofs_again=(later_roofs(memory=1.5),)))).verdict.flags
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,20 +206,19 @@ def test_a_card_at_half_its_clock_is_compute_bound() -> None:
     """0.1 TFLOP at 1 TFLOP/s take 100 ms, and at half the clock 200 of the measured 210 ms."""
     throttled = replace(facts(decode_s=12.5e-3, prefill_s=210e-3, kind="cuda"), readings=HALF_CLOCK)
     found, _ = judged(throttled)
-    [cell] = [cell for cell in found.judged if cell.key == PREFILL]
+    cell = cell_of(found, PREFILL)
     assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 0.5)
     assert Flag.THROTTLED in cell.verdict.flags
     assert cell.split.compute_s == pytest.approx(200e-3)
     assert abs(cell.split.unexplained_s) < 0.06 * 210e-3
     assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer.sentences)
-    [decode] = [cell for cell in found.judged if cell.key == DECODE]
-    assert decode.split.weights_s == pytest.approx(10e-3), "the memory has another clock"
+    assert cell_of(found).split.weights_s == pytest.approx(10e-3), "the memory has another clock"
 
 
 def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> None:
     """At half the clock 0.1 TFLOP take 200 ms. The measured 125 ms are 80 % of the roof at the whole clock."""
     misread = replace(facts(decode_s=12.5e-3, prefill_s=125e-3, kind="cuda"), readings=HALF_CLOCK)
-    [cell] = [cell for cell in judged(misread)[0].judged if cell.key == PREFILL]
+    cell = cell_of(judge_run(misread), PREFILL)
     assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 1.0)
     assert not {Flag.ABOVE_ROOF, Flag.THROTTLED} & {*cell.verdict.flags}
     assert cell.split.compute_s == pytest.approx(100e-3)

@@ -136,23 +136,10 @@ def test_one_mode_is_not_two(many_cells: Facts, scatter: float, apart: float) ->
     assert sum(bool(mode_words(run)) for run in runs) <= 1
 
 
-def test_of_the_committed_runs_one_has_a_host_with_two_modes() -> None:
-    named = {}
-    for folder in Path("runs/reference").glob("*"):
-        if (folder / "operators.csv").exists():
-            document = read_document(folder)
-            named |= {folder.name: mode_words(read_facts(folder, document, read_gathered(folder, document)))}
-    assert [name for name, words in named.items() if words] == ["mistral-7b-h200-default"]
-    assert "takes 21.9 ms in one and 33.3 ms in the other" in named["mistral-7b-h200-default"][0]
-
-
-def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share() -> None:
+def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share(many_cells: Facts) -> None:
     """Every second round takes a tenth longer, and the probe does not show it. A time's interval includes that."""
-    folder = Path("runs/reference/smollm2-135m-epyc")
-    document = read_document(folder)
-    facts = read_facts(folder, document, read_gathered(folder, document))
-    round_s = 2.0 * len(facts.visits)
-    drifted = judge_run(on_machine(facts, lambda at_s: 1.1 if int(at_s / round_s) % 2 else 1.0, steady))
+    round_s = 2.0 * len(many_cells.visits)
+    drifted = judge_run(on_machine(many_cells, lambda at_s: 1.1 if int(at_s / round_s) % 2 else 1.0, steady))
     for test in drifted.scaling:
         spans = {
             getattr(cell, SIZE_OF[test.axis]): math.log(cell.latency_high_s / cell.latency_low_s)

@@ -113,11 +113,6 @@ def test_overhead_hides_the_bytes() -> None:
     assert result.knee_measured is None
 
 
-def test_a_wide_interval_decides_nothing() -> None:
-    wide = [stepped(batch, 1e-3, 2, *decode(batch, 16)) for batch in (1, 2)]
-    assert scaling(wide, "batch").doublings[0].side == "undecided"
-
-
 @pytest.mark.parametrize(
     ("slopes", "knee", "between"),
     [

@@ -57,14 +57,12 @@ def test_ranges_cover_nine_in_ten_figures_of_sources_that_they_have_not_seen() -
 
 
 def test_mixtures_of_experts_have_a_range_of_their_own() -> None:
-    """Forty figures of eight models; the range of compiled engines is twice as wide as that of their 16 bits.
+    """The range of compiled engines is twice as wide as that of their 16 bits.
 
     By hand, bytes that 8 tokens of Qwen3-30B-A3B stream in 16 bits: 1.23 B weights of all tokens, and of 28.99 B of
     routed ones those that any of 8 tokens chose: 1 - (1 - 8 / 128)**8 = 40.3 %.
     """
     mixtures = [point for point in published() if point.form == "mixture"]
-    assert len(mixtures) >= 40
-    assert len({point.model for point in mixtures}) >= 8
     [compiled] = [row for row in coverages() if (row.kind, row.form, row.phase) == ("compiled", "mixture", "decode")]
     [dense] = [row for row in coverages() if (row.kind, row.form, row.phase) == ("compiled", "dense", "decode")]
     assert compiled.inside >= 0.9 * compiled.checked
@@ -94,25 +92,12 @@ def test_the_table_of_coverages_is_computed_from_the_figures() -> None:
 
 @pytest.mark.slow
 def test_ranges_of_16_bits_are_narrower_than_those_of_fewer_bits() -> None:
-    """Upper over lower end: below 2.2 for compiled engines, below 2.6 for plain transformers.
-
-    Hosts of plain transformers differ: 16-bit models take 0.6 ms per layer with one source's H20, and 0.9 ms with
-    another's A100. These are Qwen's two speed benchmarks, of transformers 4.51 and 4.46.
-    """
+    """Upper over lower end: below 2.2 for compiled engines, below 2.6 for plain transformers."""
     compiled, eager = inside_and_width(decodes("compiled", "dense"))[1], inside_and_width(decodes("eager", "dense"))[1]
     assert 1.2 < compiled < 2.2
     assert compiled < eager < 2.6
     assert compiled < inside_and_width(decodes("compiled", "int4wo", "int8wo"))[1] < 2.6
     assert eager < inside_and_width(decodes("eager", "nf4"))[1]
-    layers = {
-        gpu: statistics.median(
-            one.latency_s / one.layers
-            for one in published()
-            if one.gpu == gpu and one.kind == "eager" and one.format == "dense" and one.model.startswith("Qwen")
-        )
-        for gpu in ("H20", "A100 80GB SXM")
-    }
-    assert layers["A100 80GB SXM"] / layers["H20"] == pytest.approx(1.46, abs=0.05)
 
 
 @pytest.mark.slow
@@ -140,12 +125,9 @@ def test_no_figure_beats_its_datasheet() -> None:
     """A step below the lower bound of its GPU would be a wrong row, a wrong format or a wrong peak.
 
     Of mixtures, it excludes the routed experts of several tokens, since all may choose the same.
-    gpt-fast's authors give 104.9 tokens/s of Llama-2-7B on an A100 as 1397 GB/s, 69 % of 2039 (gpt-fast, README).
     """
     for point in published():
         assert point.latency_s > 0.98 * steps_of([point]).bound_s()[0], point
-    [gpt_fast] = [point for point in published() if math.isclose(1 / point.latency_s, 104.9, rel_tol=1e-4)]
-    assert gpt_fast.weight_bytes / gpt_fast.latency_s == pytest.approx(1397e9, rel=0.02)
 
 
 def test_a_range_is_above_the_floor_and_includes_the_host() -> None:

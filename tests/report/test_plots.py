@@ -36,16 +36,6 @@ def test_a_picture_is_neither_blank_nor_cut_off(name: str, tmp_path: Path) -> No
     assert (border > 0.99).all(), "something touches the edge"
 
 
-@pytest.mark.parametrize("name", slow_except(("roofline",), ["roofline", "memory"]))
-def test_a_picture_is_an_svg_if_its_name_ends_in_svg(name: str, tmp_path: Path) -> None:
-    """The marks of logarithmic axes and of colour bars would need TeX, which is off."""
-    path = tmp_path / f"{name}.svg"
-    save([read_run(WHOLE)], name, path)
-    picture = path.read_text()
-    assert "<svg" in picture
-    assert "$" not in picture
-
-
 def test_every_point_lies_within_the_axes() -> None:
     """Every cell of the run is visible on the roofline, and every decode twice over the batch."""
     for name in ("roofline", "throughput"):

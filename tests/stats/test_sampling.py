@@ -74,16 +74,6 @@ def test_the_freedom_of_a_spread_counts_only_the_other_cells() -> None:
     assert spread_of([pair] * 4).freedom == spread_of([]).freedom + 3
 
 
-def test_a_drift_of_the_machine_is_the_common_drift_of_all_cells() -> None:
-    """Twelve cells that rise by 2 % per round: 1, 1.02, 1.04, 1.06 have a standard deviation of 2.5 % of their mean."""
-    rng = np.random.default_rng(8)
-    ramp = np.array([1.00, 1.02, 1.04, 1.06])
-    drifting = [by_round(*(level * ramp * rng.normal(1.0, 0.003, 4))) for level in range(1, 13)]
-    assert spread_of(drifting).drift == pytest.approx(0.0251, rel=0.1)
-    calm = [by_round(*rng.normal(1.0, 0.02, 4)) for _ in range(12)]
-    assert spread_of(calm).drift < 0.01
-
-
 def test_the_drift_of_few_cells_is_limited_by_the_drift_probe() -> None:
     """Visits of a single cell from 0.97 to 1.03 are drift up to the change of the probe, and else chance."""
     cell = by_round(0.97, 0.99, 1.01, 1.03)

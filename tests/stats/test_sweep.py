@@ -126,15 +126,6 @@ def test_one_cell_or_a_whole_grid_twice_is_visited_however_short_the_budget() ->
     assert cells == dict.fromkeys(GRID.cells, 2)
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError, pytest.param(RuntimeError, marks=pytest.mark.slow)])
-def test_out_of_memory_is_a_row_and_larger_cells_are_skipped(error: type[Exception]) -> None:
-    outcomes = run(PlainEngine(fits=lambda batch, tokens: batch * tokens < 8, error=error))
-    gaps = {outcome.cell: outcome.status for outcome in outcomes if isinstance(outcome, Gap)}
-    tried, larger = (CORNERS[1], CORNERS[2], Cell(1, 8, 6)), (CORNERS[3], Cell(2, 8, 6))  # than 2 x 4
-    assert gaps == dict.fromkeys(tried, "oom") | dict.fromkeys(larger, "skipped")
-    assert {outcome.cell for outcome in outcomes if isinstance(outcome, Visit)} == {Cell(1, 4, 6)}
-
-
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_later_visit_that_fails_is_repeated_once(failures: int) -> None:
     """A passing fault, such as an event that is not ready, costs a visit; a lasting one ends the cell's visits."""

@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import torch
 from cases import slow_except
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -28,7 +29,6 @@ from machines import CPU
 from plain_engine import PlainEngine
 from raw_samples import read_records
 
-import profiler
 from profiler import effort
 from profiler.cli import app as cli
 from profiler.comparison.compare import compare_sides
@@ -48,7 +48,7 @@ from profiler.readers.detect import read_foreign
 from profiler.report.progress import QuietListener
 from profiler.report.write import write_reports
 from profiler.run.judge_folder import judge_folder
-from profiler.store.folder import read_document, read_run
+from profiler.store.folder import Run, read_document, read_run
 from profiler.store.operators_csv import OPERATOR_COLUMNS, read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 from profiler.store.writer import RunStore, replace_file
@@ -73,10 +73,11 @@ def measure_into(folder: Path, *, resume: bool, grid: Grid = GRID) -> None:
             store.append(outcome)
 
 
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
 @pytest.mark.parametrize("cell", GRID.cells)
-def test_out_of_memory_at_any_cell(cell: Cell) -> None:
+def test_out_of_memory_at_any_cell(cell: Cell, error: type[Exception]) -> None:
     """That cell is `oom`, cells at least as large in both directions have no number, and all others are measured."""
-    engine = PlainEngine(fits=lambda batch, tokens: batch < cell.batch_size or tokens < cell.prompt_len)
+    engine = PlainEngine(fits=lambda batch, tokens: batch < cell.batch_size or tokens < cell.prompt_len, error=error)
     results = list(outcomes(engine))
     gaps = {outcome.cell: outcome.status for outcome in results if isinstance(outcome, Gap)}
     larger = {
@@ -159,14 +160,11 @@ STAGES = ("loading", "timing", "roofs", "dispatch", "replaying", "writing the re
 
 
 @pytest.mark.parametrize("stage", slow_except(STAGES[:2], STAGES))
-def test_ctrl_c_in_each_stage(tiny_folder: Path, tmp_path: Path, stage: str) -> None:
+def test_ctrl_c_in_each_stage(profile_tiny: Callable[..., Run], tmp_path: Path, stage: str) -> None:
     """Before the first cell no folder is left, or it reads as interrupted; later the measured cells are saved."""
     folder = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        profiler.profile(
-            str(tiny_folder), prompt_lens=[16], batch_sizes=[1], new_tokens=8, budget_s=0.5, weights="random",
-            out=folder, listener=Interrupting(stage),
-        )  # fmt: skip
+        profile_tiny(budget_s=0.5, weights="random", listener=Interrupting(stage))
     if stage in ("loading", "roofs", "dispatch"):
         assert not folder.exists()
         return

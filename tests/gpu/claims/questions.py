@@ -16,10 +16,11 @@ from profiler.device.machine import recorded
 from profiler.device.telemetry import Watch
 from profiler.loading.config import load_config
 from profiler.loading.load import load
-from profiler.loading.request import ModelRequest
+from profiler.loading.request import ModelRequest, dtype_name
 from profiler.loading.source import resolve
 from profiler.measure.linears import time_formats
 from profiler.measure.subject import Subject
+from profiler.roofs.measure import measure
 from profiler.run.options import Options
 from profiler.run.validate import prepare
 
@@ -117,7 +118,8 @@ def _linears(bench: Bench) -> Iterator[Check]:
     loaded = load(ModelRequest(source, bench.device, bench.dtype), config)
     prepared = prepare(Options(model=bench.model, weights="random", device=str(bench.device)))
     subject = Subject(bench.machine, loaded, walk(loaded.module), {}, {}, prepared.grid, prepared.prompts)
-    found = time_formats(subject, config, 0.5 * bench.machine.available_bytes(), _LINEARS_S[bench.cuda])
+    ceilings = measure(bench.machine, [], model_dtype=dtype_name(bench.dtype), budget_s=_LINEARS_S[bench.cuda] / 4)
+    found = time_formats(subject, config, ceilings, 0.5 * bench.machine.available_bytes(), _LINEARS_S[bench.cuda])
     for item in found.times:
         graphs = item.graph == bench.cuda
         yield Check(f"linears: {item.format}, {item.rows} rows", graphs, asdict(item.time), "a graph on a card")
