@@ -93,9 +93,9 @@ def resolve(model: str) -> ModelSource:
         return ModelSource("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
-    if model.lower() in preset_names():
-        preset = load_preset(model.lower())
-        return ModelSource("card", model.lower(), hub_id=preset.hub_id, preset=preset)
+    if name := _preset_called(model.lower()):
+        preset = load_preset(name)
+        return ModelSource("card", name, hub_id=preset.hub_id, preset=preset)
     if model.count("/") == 1 and all(model.split("/")):
         presets = (preset for preset in map(load_preset, preset_names()) if preset.hub_id.lower() == model.lower())
         return ModelSource("hub", model, hub_id=model, preset=next(presets, None))
@@ -103,6 +103,13 @@ def resolve(model: str) -> ModelSource:
         f"unknown model {model!r}.{near_misses(model, preset_names())}"
         " Pass a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
     )
+
+
+def _preset_called(name: str) -> str | None:
+    """The preset of this name, or whose hub id ends with it: `mixtral-8x7b-v0.1` is `mixtral-8x7b`."""
+    if name in preset_names():
+        return name
+    return next((each for each in preset_names() if load_preset(each).hub_id.lower().endswith(f"/{name}")), None)
 
 
 def _resolve_folder(path: Path) -> ModelSource:

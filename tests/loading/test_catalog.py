@@ -52,6 +52,7 @@ def test_presets_survive_the_config_class() -> None:
 
 def test_names_are_resolved_without_regard_to_case() -> None:
     assert resolve("SmolLM2-135M").kind == "card"
+    assert resolve("Mixtral-8x7B-v0.1").name == "mixtral-8x7b", "the name on the hub"
     hub = resolve("mistralai/Mistral-7B-v0.1")
     assert (hub.kind, hub.preset and hub.preset.params) == ("hub", 7_241_732_096)
 
