@@ -514,8 +514,9 @@ class TrialResult:
 
 
 def trial_results(trials: Sequence[Trial]) -> Iterator[TrialResult]:
-    """The results of a step's trials."""
-    for trial in trials:
+    """The results of a step's trials, of each line the one with the most layers."""
+    by_layers = sorted(trials, key=lambda trial: trial.layers)
+    for trial in {(trial.form, trial.line): trial for trial in by_layers}.values():
         before, after = (whole_step(each, trial.of_layers / trial.layers) for each in (trial.before, trial.after))
         found = difference(before, after, None)
         half_width = max(found.high - found.change, found.change - found.low)

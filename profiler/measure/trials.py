@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -56,6 +56,12 @@ _MOST_SHARE = 0.5
 _MEMORY_SHARE = 0.3
 """Share of the free memory that a model of fewer layers may take."""
 _FLOAT32_BYTES = 4
+_SECOND_MODEL_SHARE = 0.5
+"""A second whole model may take this share of the free memory."""
+_LOADING_AGAIN = 2.0
+"""Loading a model with a change takes at most about so many times as long as loading it was."""
+_MOST_CONFIRMING = 0.6
+"""The best change is tried again on the whole model, if that takes at most this share of the trials' time."""
 _AN_UNKNOWN_SAVES = 0.05
 """Share of the step that a change is expected to save of which nothing is computed."""
 _NO_KERNEL = "No available kernel"
@@ -227,10 +233,10 @@ class Workshop:
         Few layers would stay in a cache from step to step, which the whole model's do not.
         """
         pattern = self._pattern
-        loading = sum(change.loads for change in self._changes)
-        if pattern is None or not loading or not self.cells:
+        short = sum(self.is_short(change) for change in self._changes)
+        if pattern is None or not short or not self.cells:
             return 0
-        share = self._budget_s / (_LOADING_SHARES + loading) / self._calls_s(self.cells[0])
+        share = self._budget_s / (_LOADING_SHARES + short) / self._calls_s(self.cells[0])
         stack = stack_of(self._subject.loaded.module, self._subject.loaded.config.get_text_config())
         assert stack is not None, "a pattern is one of a list of layers"
         layer_bytes = sum(part.numel() for part in stack.parameters()) * _FLOAT32_BYTES / len(stack)
@@ -248,10 +254,24 @@ class Workshop:
         unknown_s = _AN_UNKNOWN_SAVES * self._latencies_s[CellKey("decode", cell)]
         return self._savings_s.get((change.id, change.value), unknown_s) / self.cost_s(change, cell)
 
-    def cost_s(self, change: Change, cell: Cell) -> float:
+    def is_short(self, change: Change) -> bool:
+        """Whether a change is first tried on fewer layers: if a model is loaded for it, and on a CPU in any case."""
+        return self._pattern is not None and (change.loads or not self._subject.machine.is_cuda)
+
+    def fits_whole(self, change: Change) -> bool:
+        """Whether there is room for a second whole model, if the change needs one."""
+        return (
+            not change.loads
+            or self._subject.model_bytes < _SECOND_MODEL_SHARE * self._subject.machine.available_bytes()
+        )
+
+    def cost_s(self, change: Change, cell: Cell, *, whole: bool = False) -> float:
         """Return the expected seconds of a change's trial at a cell."""
-        share = self.layers / self._pattern.layers if change.loads and self._pattern else 1.0
-        loading = _LOADING_SHARES / _TURNS if change.loads else 0.0
+        if whole:
+            return _LOADING_AGAIN * self._subject.loaded.load_s * change.loads + self._calls_s(cell)
+        share, loading = 1.0, _LOADING_SHARES / _TURNS if change.loads else 0.0
+        if self._pattern is not None and self.is_short(change):
+            share = self.layers / self._pattern.layers
         return change.preparing_s + share * self._calls_s(cell) * (1 + loading)
 
     def _calls_s(self, cell: Cell) -> float:
@@ -270,10 +290,26 @@ class Workshop:
         """Tokens of a call, which does not go beyond the cell's own last one: a table of positions may end there."""
         return max(2, min(_TOKENS, cell.new_tokens))
 
-    def trial(self, change: Change, cell: Cell) -> Iterator[Trial]:
+    def confirming_s(self, cell: Cell) -> float:
+        """Return the seconds to keep for the best change on the whole model; 0 if that takes too much of the time."""
+        costs_s = [self.cost_s(change, cell, whole=True) for change in self._changes if self.is_short(change)]
+        longest_s = max(costs_s, default=0.0)
+        return longest_s if longest_s <= _MOST_CONFIRMING * self._budget_s else 0.0
+
+    def best_of(self, trials: Sequence[Trial]) -> Change | None:
+        """Return the change that saved most of a step; None if that was on the whole model, or if it has no room."""
+        ratios = {trial.line: _ratio(trial) for trial in trials if trial.line}
+        line = min(ratios, key=lambda each: ratios[each], default="")
+        is_whole = any(trial.line == line and trial.layers == trial.of_layers for trial in trials)
+        change = next((each for each in self._changes if each.line == line and not each.preparing_s), None)
+        if change is None or is_whole or ratios[line] > 1 - _AN_UNKNOWN_SAVES or not self.fits_whole(change):
+            return None
+        return change
+
+    def trial(self, change: Change, cell: Cell, *, whole: bool = False) -> Iterator[Trial]:
         """Yield the prefill and the decode step of a cell, before and after a change."""
         tokens = self._new_tokens(cell)
-        plain, other = self.sides(change)
+        plain, other = self.sides(change, whole)
         with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):
             ids = self._ids(cell, change, tokens)
             if (id(plain.loaded), cell) not in self._warm:
@@ -295,7 +331,9 @@ class Workshop:
         alike = not change.loads and not change.new_lengths
         same = _same_tokens(turns[0][0].tokens, turns[0][1].tokens) if alike else 0
         of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
-        layers = of_layers if other.first is None or self._pattern is None else self.layers - other.first
+        layers = of_layers
+        if not whole and self._pattern is not None and self.is_short(change):
+            layers = self.layers - (other.first or self._pattern.first)
         for key, calls in ((CellKey("prefill", cell), [*turns, *prefills]), (CellKey("decode", cell), turns)):
             before, after = (_together(key.phase, [call[side] for call in calls]) for side in (0, 1))
             yield Trial(
@@ -311,27 +349,37 @@ class Workshop:
             longer = (1 + number) * tokens + cell.new_tokens if change.new_lengths else 0
             yield torch.cat([ids, ids[:, :1].expand(-1, longer)], dim=1)
 
-    def sides(self, change: Change) -> tuple[Side, Side]:
+    def sides(self, change: Change, whole: bool) -> tuple[Side, Side]:
         """Return a model as it is and with a change: the loaded one, or one of fewer layers."""
-        loaded = self._subject.loaded
-        if not change.loads:
-            return Side(loaded, self._subject), Side(loaded, self._subject, change)
-        first = self._pattern.cold(self.layers) if self._pattern else None
-        return Side(self._short, self._subject, None, first), Side(self._loaded(change), self._subject, change, first)
+        subject = self._subject
+        if whole or self._pattern is None or not self.is_short(change):
+            other = self._loaded(change, self._config) if change.loads else subject.loaded
+            return Side(subject.loaded, subject), Side(other, subject, change)
+        plain = self._short
+        other = self._loaded(change, shortened(self._config, self.layers)) if change.loads else plain
+        # Compiled code has no hooks: its steps are not cut, nor are those next to it.
+        first = None if change.preparing_s else self._pattern.cold(self.layers)
+        return Side(plain, subject, None, first), Side(other, subject, change, first)
 
     @cached_property
     def _short(self) -> LoadedModel:
-        return self._loaded(None)
+        return self._loaded(None, shortened(self._config, self.layers))
 
-    def _loaded(self, change: Change | None) -> LoadedModel:
-        """A model of fewer layers from the same source, loaded with a change's arguments."""
-        config, request = shortened(self._config, self.layers) if self._pattern else self._config, self._subject.request
+    def _loaded(self, change: Change | None, config: Any) -> LoadedModel:
+        """A model of this config from the same source, loaded with a change's arguments."""
+        request = self._subject.request
         if change is not None:
             arguments = arguments_of(change.loading)
             dtype = DTYPES.get(change.dtype, request.dtype)
             quant = change.value if change.id is ChangeId.FORMAT else "none"
             request = replace(request, dtype=dtype, quant=quant, arguments=arguments)
         return load(request, copy.deepcopy(config))
+
+
+def _ratio(trial: Trial) -> float:
+    """How many times as long a step takes with the change, by the layers that were stepped."""
+    after_s, before_s = (undisturbed(each.layers_s).quartile_s for each in (trial.after, trial.before))
+    return after_s / before_s if before_s else math.inf
 
 
 def _times(before: Call, after: Call, phase: str) -> float:
@@ -364,38 +412,49 @@ def try_changes(
     changes: Sequence[Change],
     budget_s: float,
     on_failure: Callable[[str, Exception], object] = lambda change, error: None,
-    known: Collection[tuple[CellKey, str, str]] = (),
+    earlier: Sequence[Trial] = (),
     savings_s: Mapping[tuple[ChangeId, str], float] = {},
 ) -> Iterator[Trial | NotTried]:
-    """Yield the trials of changes within a budget: at the smallest cell, then at the largest; then what was left out.
+    """Yield the trials of changes within a budget: at the smallest cell, then at the largest; and what was left out.
 
-    `latencies_s` are measured steps, from which the costs follow. `known` trials, by cell, phrase and line, are not
-    repeated. `savings_s` are computed savings: what promises most per second of its trial comes first.
+    `latencies_s` are measured steps, from which the costs follow. `earlier` trials are not repeated. `savings_s` are
+    computed savings: what promises most per second of its trial comes first. What saved most of the smallest step on
+    few layers is tried again on the whole model before the largest cell.
 
     A change that does not load or run here is left out, after a call of `on_failure` if that is an error and not an
     unsupported request.
     """
-    shop = Workshop(subject, config, latencies_s, changes, savings_s, budget_s)
-    deadline_s = subject.machine.now_s() + budget_s
+    shop, machine = Workshop(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
+    deadline_s = machine.now_s() + budget_s
+    trials = list(earlier)
 
     def failed(change: Change, error: Exception) -> None:
-        subject.machine.recover(change.phrase)
+        machine.recover(change.phrase)
         unavailable = isinstance(error, (RoofscopeError, ImportError, NotImplementedError))
         if not unavailable and _NO_KERNEL not in str(error):
             on_failure(change.phrase, error)
 
+    def tried(change: Change, cell: Cell, *, whole: bool = False) -> Iterator[Trial]:
+        with tolerate_errors(partial(failed, change)):
+            for trial in shop.trial(change, cell, whole=whole):
+                trials.append(trial)
+                yield trial
+        if change.id in (ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD):
+            torch._dynamo.reset()  # it holds the memory of its graphs
+
     for number, cell in enumerate(shop.cells):
+        known = {(trial.form, trial.line) for trial in trials if trial.key.cell == cell}
+        reserved_s = 0.0 if number else shop.confirming_s(cell)
         for change in shop.ranked():
-            if (CellKey("decode", cell), change.phrase, change.line) in known or change.line in shop.clearly_slower:
+            if (change.phrase, change.line) in known or change.line in shop.clearly_slower:
                 continue
             if number and change.preparing_s:
                 continue  # code is compiled or captured for every shape: the first represents all of them
             needs_s = shop.cost_s(change, cell)
-            if subject.machine.now_s() + needs_s > deadline_s:
-                if not number and change.line:
-                    yield NotTried(change.phrase, change.line, change.id, needs_s)
-                continue
-            with tolerate_errors(partial(failed, change)):
-                yield from shop.trial(change, cell)
-            if change.id in (ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD):
-                torch._dynamo.reset()  # it holds the memory of its graphs
+            if machine.now_s() + needs_s <= deadline_s - reserved_s:
+                yield from tried(change, cell)
+            elif not number and change.line:
+                yield NotTried(change.phrase, change.line, change.id, needs_s)
+        best = None if number else shop.best_of([trial for trial in trials if trial.key == CellKey("decode", cell)])
+        if best is not None and machine.now_s() + shop.cost_s(best, cell, whole=True) <= deadline_s:
+            yield from tried(best, cell, whole=True)

@@ -186,7 +186,7 @@ def try_changes(session: Session, budget_s: float) -> None:
             possible_changes(circumstances_here(subject, circumstances_of(ledger.facts))),
             budget_s,
             on_failure,
-            known={(trial.key, trial.form, trial.line) for trial in trials},
+            earlier=trials,
             savings_s=promised_s(judge_run(ledger.facts).judged, setting_of(ledger.facts)),
         )
         ledger.extend(tried)
