@@ -38,9 +38,9 @@ STUDENT_95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.
 WORKER = """
 import json, re, sys, time
 import torch, transformers
-from transformers import *
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, LogitsProcessorList, QuantizedCache, TorchAoConfig
 try:
-    from torchao.quantization import *
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
     from torchao.prototype.quantization.int4 import PrototypeInt4WeightOnlyConfig
 except ImportError:
     pass
@@ -122,7 +122,9 @@ def real_savings(folder: Path, run: Run, line: str, shape: Shape, turns: int) ->
 @contextmanager
 def worker(asked: Sequence[Any]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, "-c", WORKER, json.dumps(asked)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
             raise RuntimeError(f"the process of {asked[3] or 'the model as it is'} ended")
