@@ -101,7 +101,7 @@ class Call:
     tokens: torch.Tensor
     wall_s: float
     longer_s: float
-    """What its first steps took longer than the later ones. It is paid once per call, as the prefill is."""
+    """What its first steps took longer than the later ones, as to record a graph: paid once per call, like a prefill."""
 
 
 @dataclass(frozen=True)
@@ -335,7 +335,8 @@ class Workshop:
         if not whole and self._pattern is not None and self.is_short(change):
             layers = self.layers - (other.first or self._pattern.first)
         for key, calls in ((CellKey("prefill", cell), [*turns, *prefills]), (CellKey("decode", cell), turns)):
-            before, after = (_together(key.phase, [call[side] for call in calls]) for side in (0, 1))
+            prepares = bool(change.preparing_s) and key.phase == "prefill"
+            before, after = (_together(key.phase, [call[side] for call in calls], prepares) for side in (0, 1))
             yield Trial(
                 key, change.phrase, layers, of_layers, before, after, change.line, change.id,
                 change.value, once_s,
@@ -389,9 +390,9 @@ def _times(before: Call, after: Call, phase: str) -> float:
     return after_s / before_s if before_s else math.inf
 
 
-def _together(phase: Phase, calls: Sequence[Call]) -> StepSamples:
-    """The samples of a phase; a prefill includes what the first steps of a call take longer."""
-    longer_s = median(call.longer_s for call in calls if call.decode.layers_s) if phase == "prefill" else 0.0
+def _together(phase: Phase, calls: Sequence[Call], prepares: bool) -> StepSamples:
+    """The samples of a phase; with `prepares`, including what the first steps of a call take longer."""
+    longer_s = median(call.longer_s for call in calls if call.decode.layers_s) if prepares else 0.0
     samples = [getattr(call, phase) for call in calls]
     return StepSamples(
         layers_s=tuple(seconds for each in samples for seconds in each.layers_s),
