@@ -104,4 +104,6 @@ def _advice(cell: JudgedCell, result: TrialResult, twin: JudgedCell | None) -> A
 def _effect(cell: JudgedCell, result: TrialResult) -> Effect:
     latency_s = cell.split.latency_s
     before_s, after_s = result.steps_s(latency_s)
-    return Effect(before_s, after_s, before_s * result.half_width_at(latency_s))
+    # The turns of a trial do not show how much the machine's speed changes until the next minute.
+    half_width = math.hypot(result.half_width_at(latency_s), cell.spread * (1 - result.ratio))
+    return Effect(before_s, after_s, before_s * half_width)

@@ -448,6 +448,8 @@ class JudgedCell:
     """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
     undisturbed_s: float | None = None
     """Lower quartile of the fastest visit: what a quiet host would take."""
+    spread: float = 0.0
+    """Half width of the interval of its time, as a share of it: by how much visits a minute apart differ."""
     usable: bool = True
     """Whether its time is known well enough for a headline."""
     levers: tuple[Lever, ...] = ()

@@ -329,6 +329,7 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         first_use_s=first_use_s(visits) if key.phase == "decode" else None,
         undisturbed_s=min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples),
         tried=tuple(trial_results(facts.trials.get(key, ()))),
+        spread=half_width_s / time_s.median_s,
         usable=noise.grade != "unusable",
     )
     judged_row = replace(

@@ -101,7 +101,7 @@ class Call:
     tokens: torch.Tensor
     wall_s: float
     longer_s: float
-    """What its first steps took longer than the later ones, as to record a graph: paid once per call, like a prefill."""
+    """What its first steps took longer than later ones, as to record a graph: paid once per call, like a prefill."""
 
 
 @dataclass(frozen=True)
