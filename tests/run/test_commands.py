@@ -249,7 +249,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
 ) -> None:
     """The batch of one is measured, judged and reported, although other parts of the run fail.
 
-    The model raises AttributeError at a batch of two, variants raise unexpected errors, the roofs cannot be measured
+    The model raises AttributeError at a batch of two, changes raise unexpected errors, the roofs cannot be measured
     again, and the disk is full at a picture.
     """
     prefill = EagerEngine.prefill
@@ -264,16 +264,16 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
         raise KeyError("what nobody foresaw")
 
     monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
-    monkeypatch.setattr(trials, "interleaved_steps", lambda *given: tried.append(given) or unforeseen())
+    monkeypatch.setattr(trials.Side, "call", lambda *given: tried.append(given) or unforeseen())
     monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
     full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
     monkeypatch.setattr("profiler.report.write.html_report", full)
     with_effort(monkeypatch, shares=STANDARD.shares | {"trials": 15.0}, roofs_again_s=0.5)
-    run = profile_tiny(batch_sizes=[1, 2], no_levers=False)
+    run = profile_tiny(batch_sizes=[1, 2], no_levers=False, fresh=True)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
-    assert tried, "a variant was tried and then skipped"
+    assert tried, "a change was tried and then skipped"
     missing = {part.what: part.why for part in run.document.missing}
     assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"

@@ -80,7 +80,7 @@ def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
             mock.patch("claims.times._INTERLEAVED", 2),
             mock.patch("profiler.checks.doctor.preset_fits", of_one_preset),
             mock.patch("profiler.report.write.write_reports"),
-            mock.patch("profiler.run.measure._LEVERS_LEAST_S", math.inf),
+            mock.patch("profiler.run.measure._TRIALS_LEAST_S", math.inf),
         ):
             yield acceptance
     finally:
