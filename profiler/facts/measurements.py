@@ -148,7 +148,7 @@ class Trial(Fact, kind="trial"):
     value: str = ""
     """Which of this kind of change it is, such as the name of a format."""
     once_s: float = 0.0
-    """Seconds by which its first call took longer than a later one, as for compiling; of a format also its loading."""
+    """Seconds by which its first call took longer than a later one, and loading a format longer than without it."""
     tokens: int = 0
     """Greedy tokens of a sequence in one call; 0 if the weights of both sides differ at random."""
     same_tokens: int = 0

@@ -100,9 +100,10 @@ _CAPTURING_S = 1.5
 _STATIC = 'cache_implementation="static"'
 
 
-def dtype_change(name: str) -> Change:
-    """Return the change to unquantised weights of a dtype."""
-    return Change(ChangeId.DTYPE, f"{name} weights", loading=f"dtype=torch.{name}", value=name, dtype=name)
+def dtype_change(name: str, quant: str = "none") -> Change:
+    """Return the change to unquantised weights of a dtype, from those of the format `quant`."""
+    loading = f"dtype=torch.{name}" + ("" if quant == "none" else ", quantization_config=None")
+    return Change(ChangeId.DTYPE, f"{name} weights", loading=loading, value=name, dtype=name)
 
 
 def format_change(name: str, dtype: str, here: Circumstances) -> Change:
@@ -119,7 +120,7 @@ def format_change(name: str, dtype: str, here: Circumstances) -> Change:
 
 def _weights(here: Circumstances) -> Iterator[Change]:
     dtypes = here.sixteen_bits if here.on_gpu else ("bfloat16", "float16", "float32")
-    yield from (dtype_change(name) for name in dtypes if (name, "none") != (here.dtype, here.quant))
+    yield from (dtype_change(name, here.quant) for name in dtypes if (name, "none") != (here.dtype, here.quant))
     if not here.packs:
         return
     dtype = here.sixteen_bits[0] if here.dtype == "float32" else here.dtype

@@ -327,7 +327,7 @@ class Workshop:
                     break
         later_s = turns[-1][1].wall_s
         once_s = first_s - later_s if first_s > _FIRST_IS_LONGER * later_s else 0.0
-        once_s += other.loaded.load_s if change.id is ChangeId.FORMAT else 0.0
+        once_s += max(0.0, other.loaded.load_s - plain.loaded.load_s) if change.id is ChangeId.FORMAT else 0.0
         alike = not change.loads and not change.new_lengths
         same = _same_tokens(turns[0][0].tokens, turns[0][1].tokens) if alike else 0
         of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first

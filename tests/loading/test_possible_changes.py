@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from profiler.facts.change_ids import ChangeId
 from profiler.loading.changes import Circumstances, possible_changes
 from profiler.quant.registry import FORMATS
 
@@ -89,3 +90,11 @@ def test_generate_compiles_the_formats_whose_quantizer_says_so(name: str) -> Non
     method = "torchao" if FORMATS[name].package == "torchao" else f"bitsandbytes_{FORMATS[name].bits:.0f}bit"
     quantizer = object.__new__(auto.AUTO_QUANTIZER_MAPPING[method])
     assert FORMATS[name].compileable == bool(quantizer.is_compileable)
+
+
+def test_unquantised_weights_are_asked_for_in_a_quantised_script() -> None:
+    """A script that passes a quantization_config would keep it with the dtype alone."""
+    dense, nf4 = (possible_changes(replace(H100, quant=quant)) for quant in ("none", "nf4"))
+    lines = [{item.value: item.line for item in each if item.id is ChangeId.DTYPE} for each in (dense, nf4)]
+    assert lines[0]["float16"] == "from_pretrained(..., dtype=torch.float16)"
+    assert lines[1]["float16"] == "from_pretrained(..., dtype=torch.float16, quantization_config=None)"
