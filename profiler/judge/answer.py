@@ -150,7 +150,7 @@ def _not_tried(
     Of a decode step at the largest batch only what a full window costs, which grows with the batch.
     """
     found: list[tuple[JudgedCell, Lever]] = []
-    taken: set[str] = {item.line for item in advised}
+    taken = {item.line for cell in (*decodes, *prefills) for item in cell.tried}  # also if at another cell
     saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
     for cell in (*decodes[:1], *prefills[-1:], *decodes[1:][-1:]):
         for lever in not_tried(cell)[:1]:
