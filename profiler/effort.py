@@ -11,31 +11,31 @@ class Effort:
     """Rounds, budgets and warm-up. Shares are of the run's budget."""
 
     rounds: int = 30
-    """Most visits of a cell."""
+    """Most repetitions of a cell."""
     whole_grid: bool = False
-    """Whether every cell is visited twice, whatever the budget."""
+    """Whether every cell is timed twice, whatever the budget."""
     warm_up_s: float = 1.0
     """Most seconds of untimed prefills before a new shape."""
     more_prefills_s: float = 0.8
-    """Seconds of further prefills in each visit."""
+    """Seconds of further prefills in each repetition."""
     tail_share: float = 0.05
     """Most of the budget for the 20 prefills of a cell of the answer that give its time to first token a p95."""
     drift_calls: int = 7
     """Calls per burst of the drift probe."""
     drift_bursts: int = 6
     """Most bursts until two in a row agree."""
-    checks_kept_roofs: bool = True
-    """Whether roofs kept from an earlier run are checked against the device before they are used."""
-    roof_s: float = 1.5
-    """Seconds for each roof outside of a run, such as in `ceilings`."""
-    roofs_again_s: float = 0.5
-    """Most seconds for each roof at the end of a run; 0: none is measured again."""
+    checks_kept_ceilings: bool = True
+    """Whether ceilings kept from an earlier run are checked against the device before they are used."""
+    ceiling_s: float = 1.5
+    """Seconds for each ceiling outside of a run, such as in `ceilings`."""
+    ceilings_again_s: float = 0.5
+    """Most seconds for each ceiling at the end of a run; 0: none is measured again."""
     shares: Mapping[str, float] = field(
         default_factory=lambda: {
             "ceilings": 0.10,
             "overhead": 0.06,
             "timing": 0.50,
-            "roofs again": 0.01,
+            "ceilings again": 0.01,
             "replays": 0.06,
             "replays between cells": 0.01,
             "generate": 0.01,

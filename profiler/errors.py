@@ -48,7 +48,7 @@ class CaptureError(RequestError):
     """Work that cannot be recorded as a CUDA graph."""
 
 
-class NoRoomError(RequestError):
+class NoFreeMemoryError(RequestError):
     """Work that needs more memory than is available."""
 
 

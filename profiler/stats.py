@@ -17,13 +17,14 @@ from profiler.units import several
 Noise = Literal["quiet", "noisy", "unusable"]
 
 TARGET_HALF_WIDTH = 0.02
-"""Half-width of a 95 % interval, as a share of its median, at which a cell needs no further visit."""
+"""Half-width of a 95 % interval, as a share of its median, at which a cell needs no further repetition."""
 
-LEAST_VISITS = 4
-"""Least visits before a cell is done; stopping at two or three would select visits that agree by chance."""
+LEAST_REPETITIONS = 4
+"""Least repetitions before a cell is done; stopping at two or three would select repetitions that agree by chance."""
 
-CLAIM_VISITS = 2
-"""Least visits of each side of a claimed difference; one visit does not show how much visits of a cell differ."""
+CLAIM_REPETITIONS = 2
+"""Least repetitions of each side of a claimed difference; one repetition does not show how much repetitions of a cell
+differ."""
 
 BLOCK_STEPS = 8
 """Decode steps of one loop that are resampled as a block, since neighbours are not independent."""
@@ -31,11 +32,11 @@ BLOCK_STEPS = 8
 LEAST_SAMPLES = 6
 """Least samples with a distribution-free 95 % interval of the median (order statistics: 2 x 0.5^6 = 3 %)."""
 
-VISITED_ONCE = "visited once, so its interval covers only that visit"
-"""The reason for noise if differences between visits are unknown."""
+TIMED_ONCE = "timed once, so its interval covers only that repetition"
+"""The reason for noise if differences between repetitions are unknown."""
 
 RESAMPLES = 1000
-# So many samples narrow a bootstrap interval far below the spread of visits; then the interval of medians decides.
+# So many samples narrow a bootstrap interval far below the spread of repetitions; then the interval of medians decides.
 _MANY_SAMPLES = 20_000
 _RESAMPLES_OF_MANY = 100
 # Samples processed together over all resamples; more do not fit a cache.
@@ -47,17 +48,18 @@ _ONE_SIGMA = 0.683
 NORMAL_90, NORMAL_95 = 1.645, 1.96
 MAD_TO_SIGMA = 1.4826
 """Standard deviation of a normal distribution / its median absolute deviation."""
-# Six visits with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution). In six runs on two
-# cores of a shared Xeon, that of visits of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had up to 3.
-_USUAL_VISITS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
+# Six repetitions with a standard deviation of 1 % (evenly spaced quantiles of a normal distribution). In six runs on
+# two cores of a shared Xeon, that of repetitions of a cell was 0.8 to 2.0 %, half of them below 1.2; other machines had
+# up to 3.
+_USUAL_REPETITIONS = 0.01 * np.array([-1.38, -0.67, -0.21, 0.21, 0.67, 1.38])
 # Degrees of freedom of the usual spread; machines differ in it by a factor of three.
 _USUAL_FREEDOM = 2.0
 # Most degrees of freedom from a run's other cells, since not all cells scatter alike.
 _MOST_FREEDOM = 10.0
-# Spread of the median of normal visits over that of their mean: 1.09 for four, 1.14 for six, and this in the limit.
-# For one and two visits both are the same, and two visits do not determine their spread.
+# Spread of the median of normal repetitions over that of their mean: 1.09 for four, 1.14 for six, and this in the
+# limit. For one and two repetitions both are the same, and two repetitions do not determine their spread.
 _MEDIAN_OVER_MEAN = math.sqrt(math.pi / 2)
-_FEW_VISITS = 3
+_FEW_REPETITIONS = 3
 # From this many cells on, a run shows the common drift of its cells.
 _DRIFT_CELLS = 8
 # Distance of the rounds' mean from the middle of a slow drift, in standard deviations between rounds. If a run covers
@@ -96,19 +98,20 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class VisitSpread:
-    """The spread between visits of one cell in a run, as shares of its time."""
+class RepetitionSpread:
+    """The spread between repetitions of one cell in a run, as shares of its time."""
 
-    visit: float
-    """One standard deviation between visits."""
+    repetition: float
+    """One standard deviation between repetitions."""
     freedom: float
-    """Degrees of freedom of `visit`, in addition to those of the cell's visits."""
+    """Degrees of freedom of `repetition`, in addition to those of the cell's repetitions."""
     drift: float = 0.0
-    """One standard deviation of the common drift of all cells between rounds; more visits do not average it away."""
+    """One standard deviation of the common drift of all cells between rounds; more repetitions do not average it
+    away."""
 
 
-def visit_modes(of_cells: Iterable[Mapping[int, float]]) -> tuple[float, float] | None:
-    """Return the two modes of a machine in each cell's medians by round, relative to the cell's fastest visit."""
+def repetition_modes(of_cells: Iterable[Mapping[int, float]]) -> tuple[float, float] | None:
+    """Return the two modes of a machine in each cell's medians by round, relative to the cell's fastest repetition."""
     ratios = [median / min(cell.values()) for cell in of_cells if len(cell) > 1 for median in cell.values()]
     return machine_modes(np.array(ratios), share=0.1, fewest=8)
 
@@ -135,40 +138,41 @@ def two_modes(
 
 
 machine_modes = partial(two_modes, apart=0.4, spreads=6.0)
-"""Two modes of a whole machine, by stricter limits: by chance, visits that differ by 10 % have them in 1 % of runs."""
+"""Two modes of a whole machine, by stricter limits: by chance, repetitions that differ by 10 % have them in 1 % of
+runs."""
 
 
-def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> VisitSpread:
-    """Return the spread of visits in a run, from each cell's medians by round.
+def spread_of(of_cells: Iterable[Mapping[int, float]], swing: float = 0.0) -> RepetitionSpread:
+    """Return the spread of repetitions in a run, from each cell's medians by round.
 
-    The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few visits, but the run has many. It is the
-    distance from the mean within which two thirds of the visits are, so a few disturbed cells do not widen the others.
-    A few virtual visits with the usual spread prevent two real ones from deciding for all. Two modes of the machine
-    count with their distance, since the few visits of a cell may have met only one.
+    The spread is a pooled estimate (JCGM 100:2008, 4.2.4): each cell has few repetitions, but the run has many. It is
+    the distance from the mean within which two thirds of the repetitions are, so a few disturbed cells do not widen the
+    others. A few virtual repetitions with the usual spread prevent two real ones from deciding for all. Two modes of
+    the machine count with their distance, since the few repetitions of a cell may have met only one.
 
-    Eight or more cells show a drift of the machine as the common part of their visits. Fewer cells cannot distinguish
-    drift from the spread of visits, so their drift counts only as far as the drift probe shows it. `swing` is the
-    probe's change over the run, as a share.
+    Eight or more cells show a drift of the machine as the common part of their repetitions. Fewer cells cannot
+    distinguish drift from the spread of repetitions, so their drift counts only as far as the drift probe shows it.
+    `swing` is the probe's change over the run, as a share.
     """
     of_cells = [medians for medians in of_cells if len(medians) > 1]
     cells = list(map(deviations, of_cells))
     values = [np.fromiter(cell.values(), dtype=np.float64) for cell in cells]
     scaled = [value * math.sqrt(value.size / (value.size - 1)) for value in values]
-    visit = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_VISITS])), _ONE_SIGMA))
-    if modes := visit_modes(of_cells):
-        visit = max(visit, (modes[1] - modes[0]) / (modes[1] + modes[0]))  # of two equally frequent times
+    repetition = float(np.quantile(np.abs(np.concatenate([*scaled, _USUAL_REPETITIONS])), _ONE_SIGMA))
+    if modes := repetition_modes(of_cells):
+        repetition = max(repetition, (modes[1] - modes[0]) / (modes[1] + modes[0]))  # of two equally frequent times
     free = [value.size - 1 for value in values]
     others = sum(free) - max(free, default=0)
-    return VisitSpread(visit, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, visit, swing))
+    return RepetitionSpread(repetition, min(_MOST_FREEDOM, _USUAL_FREEDOM + others), _drift(cells, repetition, swing))
 
 
 def deviations(medians: Mapping[int, float]) -> dict[int, float]:
-    """Return each visit's median relative to the mean of all medians, minus 1, by round."""
+    """Return each repetition's median relative to the mean of all medians, minus 1, by round."""
     mean = sum(medians.values()) / len(medians)
     return {number: median / mean - 1 for number, median in medians.items()}
 
 
-def _drift(cells: Sequence[Mapping[int, float]], visit: float, swing: float) -> float:
+def _drift(cells: Sequence[Mapping[int, float]], repetition: float, swing: float) -> float:
     by_round: dict[int, list[float]] = {}
     for cell in cells:
         for number, deviation in cell.items():
@@ -180,30 +184,30 @@ def _drift(cells: Sequence[Mapping[int, float]], visit: float, swing: float) -> 
         return min(common, swing / 2)
     # Even without drift the median of many cells has a variance, of this share of one cell's.
     chance = math.pi / 2 / len(cells)
-    return math.sqrt(max(0.0, common**2 - chance * visit**2) / (1 - chance))
+    return math.sqrt(max(0.0, common**2 - chance * repetition**2) / (1 - chance))
 
 
 NO_OTHERS = spread_of([])
 """The spread for a cell without other cells."""
 
 
-def estimate(visits: Sequence[Sequence[float]], spread: VisitSpread = NO_OTHERS) -> Estimate:
-    """Return the median over all samples, with a 95 % interval that reflects the spread between visits.
+def estimate(repetitions: Sequence[Sequence[float]], spread: RepetitionSpread = NO_OTHERS) -> Estimate:
+    """Return the median over all samples, with a 95 % interval that reflects the spread between repetitions.
 
-    The interval is the union of two. One is a bootstrap over visits and over blocks of BLOCK_STEPS samples within them
-    (Kalibera & Jones, ISMM'13: replicate at the level that varies; Hoefler & Belli, SC'15: medians with nonparametric
-    intervals). The other is Student's t of the visits' medians. Its variance is moderated by that of the run's other
-    cells (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004), since two visits may agree by chance. From three visits on,
-    it is at least the cell's own variance. A common drift of all cells is not averaged away.
+    The interval is the union of two. One is a bootstrap over repetitions and over blocks of BLOCK_STEPS samples within
+    them (Kalibera & Jones, ISMM'13: replicate at the level that varies; Hoefler & Belli, SC'15: medians with
+    nonparametric intervals). The other is Student's t of the repetitions' medians. Its variance is moderated by that of
+    the run's other cells (Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004), since two repetitions may agree by chance.
+    From three repetitions on, it is at least the cell's own variance. A common drift of all cells is not averaged away.
 
     Raises ValueError without samples.
     """
-    blocks = _blocks(visits)
+    blocks = _blocks(repetitions)
     if not blocks:
         raise ValueError("no samples to estimate from")
-    everything = np.concatenate([block for visit in blocks for block in visit])
+    everything = np.concatenate([block for repetition in blocks for block in repetition])
     median = float(np.median(everything))
-    if sum(len(visit) for visit in blocks) == 1:
+    if sum(len(repetition) for repetition in blocks) == 1:
         low, high = float(everything.min()), float(everything.max())
     else:
         resamples = RESAMPLES if everything.size < _MANY_SAMPLES else _RESAMPLES_OF_MANY
@@ -226,9 +230,9 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     return float(np.percentile(samples, percent)) if len(samples) >= samples_for(percent) else math.nan
 
 
-def narrow_enough(time_s: Estimate, visits: int, half_width: float = TARGET_HALF_WIDTH) -> bool:
-    """Return whether a cell's interval after `visits` visits needs no further one."""
-    return visits >= LEAST_VISITS and time_s.half_width <= half_width and time_s.samples >= LEAST_SAMPLES
+def narrow_enough(time_s: Estimate, repetitions: int, half_width: float = TARGET_HALF_WIDTH) -> bool:
+    """Return whether a cell's interval after `repetitions` repetitions needs no further one."""
+    return repetitions >= LEAST_REPETITIONS and time_s.half_width <= half_width and time_s.samples >= LEAST_SAMPLES
 
 
 def student_t(freedom: float, share: float = 0.95) -> float:
@@ -248,40 +252,43 @@ def student_t(freedom: float, share: float = 0.95) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
-def _half_width(visits: Sequence[Sequence[NDArray[np.float64]]], spread: VisitSpread) -> float:
-    """Half-width of the interval as a share of the median: the part that more visits reduce, and the drift."""
-    medians = np.array([statistics.median(np.concatenate(blocks).tolist()) for blocks in visits])
+def _half_width(repetitions: Sequence[Sequence[NDArray[np.float64]]], spread: RepetitionSpread) -> float:
+    """Half-width of the interval as a share of the median: the part that more repetitions reduce, and the drift."""
+    medians = np.array([statistics.median(np.concatenate(blocks).tolist()) for blocks in repetitions])
     free = medians.size - 1
     freedom = spread.freedom + free
     own = float(np.var(medians, ddof=1)) / float(np.median(medians)) ** 2 if free else 0.0
-    moderated = (spread.freedom * spread.visit**2 + free * own) / freedom
-    few = medians.size < _FEW_VISITS
+    moderated = (spread.freedom * spread.repetition**2 + free * own) / freedom
+    few = medians.size < _FEW_REPETITIONS
     variance, inefficiency = (moderated, 1.0) if few else (max(own, moderated), _MEDIAN_OVER_MEAN)
     error = math.sqrt(max(0.0, variance - spread.drift**2) / medians.size)
     return math.hypot(student_t(freedom) * inefficiency * error, _DRIFT_COVERAGE * spread.drift)
 
 
-def _blocks(visits: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
-    """The samples of each visit, in blocks of neighbours; visits without samples are left out.
+def _blocks(repetitions: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
+    """The samples of each repetition, in blocks of neighbours; repetitions without samples are left out.
 
-    Samples of a visit with less than a block are separate, like its prefills: as one block, their own spread would be
-    in no interval.
+    Samples of a repetition with less than a block are separate, like its prefills: as one block, their own spread would
+    be in no interval.
     """
 
-    def of(visit: Sequence[float]) -> list[NDArray[np.float64]]:
-        size = BLOCK_STEPS if len(visit) >= BLOCK_STEPS else 1
-        return [np.asarray(visit[start : start + size], dtype=np.float64) for start in range(0, len(visit), size)]
+    def of(repetition: Sequence[float]) -> list[NDArray[np.float64]]:
+        size = BLOCK_STEPS if len(repetition) >= BLOCK_STEPS else 1
+        return [
+            np.asarray(repetition[start : start + size], dtype=np.float64) for start in range(0, len(repetition), size)
+        ]
 
-    return [of(visit) for visit in visits if len(visit)]
+    return [of(repetition) for repetition in repetitions if len(repetition)]
 
 
-def _resampled_medians(visits: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:
-    """Medians of resamples: visits drawn with replacement, and from each drawn visit as many blocks as it has."""
-    blocks = [block for visit in visits for block in visit]
-    counts = np.array([len(visit) for visit in visits])
+def _resampled_medians(repetitions: Sequence[Sequence[NDArray[np.float64]]], resamples: int) -> NDArray[np.float64]:
+    """Medians of resamples: repetitions drawn with replacement, and from each drawn repetition as many blocks as it
+    has."""
+    blocks = [block for repetition in repetitions for block in repetition]
+    counts = np.array([len(repetition) for repetition in repetitions])
     firsts = np.cumsum(counts) - counts
     rng = np.random.default_rng(_SEED)
-    drawn = rng.integers(0, len(visits), size=(resamples, len(visits)))
+    drawn = rng.integers(0, len(repetitions), size=(resamples, len(repetitions)))
     many = counts[drawn][:, :, None]
     picked = firsts[drawn][:, :, None] + rng.integers(0, 1 << 30, size=(*drawn.shape, int(counts.max()))) % many
     taken = np.arange(counts.max()) < many
@@ -310,32 +317,32 @@ class NoiseReport:
 
 
 def noise_report(
-    visits: Sequence[Sequence[float]],
+    repetitions: Sequence[Sequence[float]],
     time_s: Estimate,
     *,
     foreign_cores: float | None = None,
     throttled: Sequence[str] = (),
     machine_drift: float = 0.0,
 ) -> NoiseReport:
-    """Grade a cell by the width of its interval, drift between its visits, modes, outliers and disturbances.
+    """Grade a cell by the width of its interval, drift between its repetitions, modes, outliers and disturbances.
 
-    `time_s` is the `estimate` of these visits; `machine_drift` is the drift probe's change over the run, as a share. A
-    disturbed cell keeps all its samples.
+    `time_s` is the `estimate` of these repetitions; `machine_drift` is the drift probe's change over the run, as a
+    share. A disturbed cell keeps all its samples.
     """
     half_width = time_s.half_width
     reasons = []
-    count = sum(len(visit) for visit in visits)
-    if len(visits) == 1:
-        reasons.append(VISITED_ONCE)
+    count = sum(len(repetition) for repetition in repetitions)
+    if len(repetitions) == 1:
+        reasons.append(TIMED_ONCE)
     elif half_width > _QUIET_HALF_WIDTH:
         reasons.append(f"time known to within {100 * half_width:.1f} %")
     if count < LEAST_SAMPLES:
         reasons.append("a single sample" if count == 1 else f"only {count} samples")
-    medians = [statistics.median(visit) for visit in visits if len(visit)]
+    medians = [statistics.median(repetition) for repetition in repetitions if len(repetition)]
     drift = max(medians) / min(medians) - 1
     if drift > _DRIFT:
         reasons.append(f"drift of {100 * drift:.0f} % between rounds")
-    samples = np.concatenate([np.asarray(visit, dtype=np.float64) for visit in visits])
+    samples = np.concatenate([np.asarray(repetition, dtype=np.float64) for repetition in repetitions])
     if (modes := two_modes(samples)) is not None:
         reasons.append(f"two modes, {1e3 * modes[0]:.3g} and {1e3 * modes[1]:.3g} ms")
     outlier_count = outliers(samples)

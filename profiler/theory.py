@@ -1,10 +1,10 @@
-"""What the roofs allow, before anything runs: kernels, models and GPUs for notebooks and scripts.
+"""What the ceilings allow, before anything runs: kernels, models and GPUs for notebooks and scripts.
 
     from profiler import theory
     theory.matmul(1, 4096, 4096, "bfloat16").intensity  # 1.0 FLOP/byte
     theory.gpu("H100 SXM").ridge_flops_per_byte("bfloat16")  # 295 FLOP/byte
 
-Kernels are matrix products, element-wise kernels and attention, with their FLOPs, bytes and arithmetic intensity.
+Kernels are matmuls, element-wise kernels and attention, with their FLOPs, bytes and arithmetic intensity.
 Nothing here measures, downloads or needs a GPU. `profiler.profile` measures.
 """
 
@@ -24,11 +24,11 @@ from profiler.counting.grid_count import GridCount, check_countable, count_grid
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.pairs import causal_pairs
+from profiler.data.ceiling_set import ceilings_called
 from profiler.data.datasheets import gpu_called as gpu
 from profiler.data.datasheets import gpus
 from profiler.data.links import bus_share
 from profiler.data.links import link_called as link
-from profiler.data.roof_set import roofs_called
 from profiler.errors import RequestError, near_misses
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.source import resolve
@@ -77,7 +77,7 @@ class Kernel:
         return min(peak_flops_per_s, self.intensity * bytes_per_s)
 
     def floor_s(self, peak_flops_per_s: float, bytes_per_s: float) -> float:
-        """Return the least seconds on a device with these two roofs."""
+        """Return the least seconds on a device with these two ceilings."""
         return floor_s(self.flops, self.bytes, peak_flops_per_s, bytes_per_s)
 
 
@@ -108,7 +108,7 @@ _BITS = {
 
 
 def matmul(m: int, n: int, k: int, dtype: str, weights: str = "") -> Kernel:
-    """Return the product [m, k] x [k, n] of a dtype: 2mnk FLOPs; both operands are read once, the result written once.
+    """Return the matmul [m, k] x [k, n] of a dtype: 2mnk FLOPs; both operands are read once, the result written once.
 
     `weights` is another dtype of the second operand, such as `nf4`. Raises RequestError for an unknown dtype.
     """
@@ -149,7 +149,7 @@ def fused_attention(
     """Return attention of one sequence as one kernel, which reads Q, K, V once, writes O once, and stores no scores.
 
     Q and O are [query, heads, head_dim], K and V [context + query, kv_heads, head_dim]; `cache` is another dtype of K
-    and V. FLOPs are those of the two matrix products, over the pairs of causal attention, or over all pairs without it.
+    and V. FLOPs are those of the two matmuls, over the pairs of causal attention, or over all pairs without it.
     """
     keys = context + query
     pairs = int(causal_pairs(query, context)) if causal else query * keys
@@ -187,7 +187,7 @@ def grid(
         batch_sizes=batch_sizes,
         prompt_lens=prompt_lens,
         context_lens=context_lens,
-        gpus=[roofs_called(name) for name in gpus],
+        gpus=[ceilings_called(name) for name in gpus],
     )
     check_countable(counts, counted.work)
     return counts
@@ -202,7 +202,7 @@ def numbers(
     ModelError.
     """
     counted = counted_model(resolve(model), dtype, quant)
-    return model_numbers(counted, context_len, tuple(roofs_called(name) for name in gpus))
+    return model_numbers(counted, context_len, tuple(ceilings_called(name) for name in gpus))
 
 
 def picture(counted: GridCount, name: str) -> Figure:

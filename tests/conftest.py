@@ -145,8 +145,8 @@ def roofscope(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 @pytest.fixture
 def profile_tiny(tiny_folder: Path, tmp_path: Path) -> Callable[..., profiler.Run]:
     """Profile the tiny Llama into `tmp_path`/run: a prompt of 8 tokens and 8 new ones, unless options say otherwise."""
-    asked = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 8, "budget_s": 1, "no_levers": True}
-    return lambda **options: profiler.profile(str(tiny_folder), **{**asked, "out": tmp_path / "run", **options})
+    requested = {"prompt_lens": [8], "batch_sizes": [1], "new_tokens": 8, "budget_s": 1, "no_trials": True}
+    return lambda **options: profiler.profile(str(tiny_folder), **{**requested, "out": tmp_path / "run", **options})
 
 
 @pytest.fixture(scope="session")

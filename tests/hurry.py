@@ -12,11 +12,11 @@ import pytest
 from profiler import effort
 
 HURRIED = replace(
-    effort.STANDARD, rounds=2, whole_grid=True, roof_s=0.1, warm_up_s=0.1, more_prefills_s=0.1, drift_calls=1,
-    drift_bursts=1, checks_kept_roofs=False, roofs_again_s=0.0, neighbours_share=0.0,
+    effort.STANDARD, rounds=2, whole_grid=True, ceiling_s=0.1, warm_up_s=0.1, more_prefills_s=0.1, drift_calls=1,
+    drift_bursts=1, checks_kept_ceilings=False, ceilings_again_s=0.0, neighbours_share=0.0,
     shares={**effort.STANDARD.shares, "ceilings": 0.02},
 )  # fmt: skip
-"""Reuse cached roofs, do not wait for other processes, visit each cell twice, and measure briefly."""
+"""Reuse cached ceilings, do not wait for other processes, repetition each cell twice, and measure briefly."""
 
 
 def hurry(patch: pytest.MonkeyPatch, *, pictures: bool = False, **settings: object) -> None:

@@ -15,15 +15,15 @@ from torch.utils._pytree import tree_leaves
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device
 from profiler.device.machine import Machine, machine_for
-from profiler.facts.roofs import Roof
+from profiler.facts.ceilings import Ceiling
 
 CPU = torch.device("cpu")
 HOST = machine_for(CPU)
 
 
-def roof(per_s: float) -> Roof:
-    """A roof that is known exactly."""
-    return Roof(per_s, per_s, per_s, 9, "given")
+def ceiling(per_s: float) -> Ceiling:
+    """A ceiling that is known exactly."""
+    return Ceiling(per_s, per_s, per_s, 9, "given")
 
 
 class FakeClock:
@@ -46,7 +46,7 @@ class FakeClock:
 
 
 class SmallMachine(Machine):
-    """This CPU with an assumed cache of 1 MiB and 3 GiB of memory, so its roofs are measured on small buffers."""
+    """This CPU with an assumed cache of 1 MiB and 3 GiB of memory, so its ceilings are measured on small buffers."""
 
     @cached_property
     def info(self) -> Device:

@@ -91,7 +91,7 @@ _PRIOR = {
     "compiled": Shares(0.75, 0.60, layer_cycles=1e5),
     "llama.cpp": Shares(0.75, 0.60, layer_cycles=1e5),
 }
-"""The shares assumed without any point: what healthy GPUs reach in copies and large products (gpus.csv).
+"""The shares assumed without any point: what healthy GPUs reach in copies and large matmuls (gpus.csv).
 
 Eager engines launch about 40 kernels per layer from Python, at 10 to 20 us each. Graphs and C++ launch about ten
 kernels per layer, which take 5 us each to start and drain at 2 GHz. An engine is limited by one of the two, so the

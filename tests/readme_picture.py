@@ -28,7 +28,7 @@ def bars() -> dict[str, dict[str, float]]:
     graph, compiled = _decode("mistral-7b-h200-engines", "graph"), _decode("mistral-7b-h200-compile", "compile")
     evidence = json.loads((RUNS / "mistral-7b-h200-default/run.json").read_text(encoding="utf-8"))["evidence"]
     first = next(1e3 * item["first_use_s"] for item in evidence if item.get("first_use_s"))
-    step = {"works": eager["latency_s"] - eager["dispatch_s"], "waits": eager["dispatch_s"]}
+    step = {"works": eager["latency_s"] - eager["overhead_s"], "waits": eager["overhead_s"]}
     return {
         "first use of a length": {**step, "plans": first - eager["latency_s"]},
         "eager, as it runs by default": step,
@@ -42,7 +42,7 @@ def _decode(run: str, engine: str) -> dict[str, float]:
     """The times of a run's smallest decode step, in ms."""
     with (RUNS / run / "cells.csv").open(encoding="utf-8", newline="") as file:
         row = next(row for row in csv.DictReader(file) if (row["phase"], row["engine"]) == ("decode", engine))
-    return {name: 1e3 * float(row[name]) for name in ("latency_s", "dispatch_s", "weights_s", "kv_s")}
+    return {name: 1e3 * float(row[name]) for name in ("latency_s", "overhead_s", "weights_s", "kv_s")}
 
 
 def picture() -> str:

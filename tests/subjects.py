@@ -1,20 +1,20 @@
-"""Subjects for tests of probes: a small model on this CPU, and roofs with a cache of known size."""
+"""Subjects for tests of probes: a small model on this CPU, and ceilings with a cache of known size."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from machines import HOST, roof
+from machines import HOST, ceiling
 
 from profiler.counting.walk import walk
-from profiler.facts.roofs import READ, Ceilings, CurvePoint
+from profiler.facts.ceilings import READ, Ceilings, CurvePoint
 from profiler.loading.load import load
 from profiler.measure.subject import Subject, execution_paths
 from profiler.run.options import Options
 from profiler.run.setup import make_engines
 from profiler.run.validate import prepare
 
-PLANTED = roof(1e10)
+PLANTED = ceiling(1e10)
 MEMORY = Ceilings({}, {READ: PLANTED}, 1 << 20, beyond_cache=True)
 
 

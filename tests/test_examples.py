@@ -73,7 +73,7 @@ KEYS = {
     "place": ("rows.floor_s", "rows.attained", "rows.note"),
     "judge": (
         "answer", "warnings", "remarks", "cells.latency_s", "cells.regime", "cells.confidence", "cells.status",
-        "advised", "not_tried.how", "not_tried.preparing_s", "evidence.levers.change", "evidence.levers.basis",
+        "advised", "not_tried.how", "not_tried.preparing_s", "evidence.changes.change", "evidence.changes.basis",
     ),
     "compare": ("comparable", "cells.change", "cells.low", "cells.high", "cells.verdict"),
     "forecast": ("error", "cells.latency_s", "cells.low_s", "cells.high_s", "cells.basis"),

@@ -86,12 +86,12 @@ def gate(given: Gated, output: GateOutput) -> None:
 
 @dataclass(frozen=True)
 class Placed:
-    """What `place` compares with the roofs."""
+    """What `place` compares with the ceilings."""
 
     path: Path = argument("Another tool's result file, or a table.", "FILE")
     model: str = option(MISSING, "The model that ran: hub id, folder, .gguf file, or a preset's name.")
     gpu: str = option("", "The GPU that it ran on, such as 'H100 SXM'.")
-    here: bool = option(False, "Measure and use the roofs of this device.")
+    here: bool = option(False, "Measure and use the ceilings of this device.")
     quant: str = option("none", f"{quant_help(counted=True)}.")
     bits: float = option(0.0, "In place of --quant: mean bits of all weights, such as 4.85.", shown="as the file says")
     tp: int = option(0, "GPUs that shared each step; default: as the file says, or 1.")
@@ -108,9 +108,9 @@ class Placed:
 
 @asks()
 def place(given: Placed, output: LongOutput) -> None:
-    """Compare another tool's results with the roofs.
+    """Compare another tool's results with the ceilings.
 
-    Prints the floor of each result, the share of the roof that it attains, and doubts about it.
+    Prints the floor of each result, the share of the ceiling that it attains, and doubts about it.
     """
     from profiler.place import command
     from profiler.place.place import placed_section

@@ -40,7 +40,7 @@ class Resume:
 def run(options: Options, interrupted: Resume, progress: Progress, output: LongOutput) -> None:
     """Profile a model, and report what limits prefill and decode.
 
-    Measures the roofs of the device, and every combination of prompt length and batch size.
+    Measures the ceilings of the device, and every combination of prompt length and batch size.
     """
     start_s, resume = time.time(), interrupted.resume
     if len(listed(options.quant)) > 1 or len(listed(options.device)) > 1:
@@ -213,7 +213,7 @@ def batch_test(options: Options, test: BatchTest, progress: Progress, output: Ou
 
 @dataclass(frozen=True)
 class OfLink:
-    """The link that `ceilings` measures in place of the roofs."""
+    """The link that `ceilings` measures in place of the ceilings."""
 
     link_ranks: int = option(0, "Measure all-reduces between so many ranks instead, one per GPU.", flag="link")
 
@@ -224,7 +224,7 @@ class OfLink:
 
 @asks()
 def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
-    """Measure the roofs of this device.
+    """Measure the ceilings of this device.
 
     Measures matmuls in every dtype, memory bandwidth over sizes, links and launches. With --link, measures latency and
     bandwidth between ranks (NCCL on GPUs, gloo on a CPU); starts torchrun if needed.
@@ -240,27 +240,27 @@ def ceilings(on: OnDevice, between: OfLink, output: Output) -> None:
     from profiler.roofs.bandwidth import measure_links
     from profiler.roofs.gemm import measurable_dtypes
     from profiler.roofs.measure import measure
-    from profiler.run.warnings import busy_words, device_warnings, missing_roofs, roof_warnings
+    from profiler.run.warnings import busy_words, ceiling_warnings, device_warnings, missing_ceilings
 
     machine, foreign = machine_for(resolve_device(on.device)), ForeignLoad()
     info, dtypes = machine.info, measurable_dtypes(machine.device)
     model_dtype = "bfloat16" if machine.is_cuda else "float32"
-    roofs = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
+    ceilings = measure(machine, dtypes, model_dtype=model_dtype).only(dtypes, model_dtype)
     links, missing = measure_links(machine.links, machine)
-    roofs = replace(roofs, links=links, missing={**roofs.missing, **missing})
+    ceilings = replace(ceilings, links=links, missing={**ceilings.missing, **missing})
     sheet = info.datasheet
     peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes} if sheet else {}
     sheet_per_s = {**peaks, **({"bandwidth": sheet.bandwidth_bytes_per_s} if sheet else {})}
     warnings = [
         *busy_words(info.host_threads, foreign),
         *device_warnings(info),
-        *health_warnings(info.datasheet, roofs),
-        *missing_roofs(roofs),
-        *roof_warnings(roofs),
+        *health_warnings(info.datasheet, ceilings),
+        *missing_ceilings(ceilings),
+        *ceiling_warnings(ceilings),
     ]
     output.answer(
-        lambda: ceilings_document(info, roofs, sheet_per_s, warnings),
-        lambda: [ceilings_section(info, roofs, sheet_per_s, warnings)],
+        lambda: ceilings_document(info, ceilings, sheet_per_s, warnings),
+        lambda: [ceilings_section(info, ceilings, sheet_per_s, warnings)],
     )
 
 
@@ -306,14 +306,14 @@ class GpuNames:
 
 
 @asks()
-def gpus(asked: GpuNames, output: Output) -> None:
+def gpus(requested: GpuNames, output: Output) -> None:
     """List GPU datasheets: dense peaks, bandwidth and ridge points."""
     from profiler.data import datasheets
     from profiler.report.blocks import Section
     from profiler.report.device import gpu_columns, gpu_rows, gpus_table
 
-    sheets = [datasheets.gpu_called(name) for name in asked.names or ()] or list(datasheets.gpus())
-    table = gpu_columns if asked.names else gpus_table
+    sheets = [datasheets.gpu_called(name) for name in requested.names or ()] or list(datasheets.gpus())
+    table = gpu_columns if requested.names else gpus_table
     output.answer(lambda: gpu_rows(sheets), lambda: [Section("", [table(sheets)])])
 
 

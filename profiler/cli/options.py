@@ -107,7 +107,7 @@ class RunFolder:
 def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator: on the command line, a command takes the options in the classes that it takes.
 
-    `only` names the fields of the first class that are asked for (default: all), and `defaults` replaces defaults.
+    `only` names the fields of the first class that are requested (default: all), and `defaults` replaces defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -119,10 +119,10 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
             if not is_dataclass(kind):  # as typer.Context
                 parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
                 continue
-            asked = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
-            groups[name] = kind, [item.name for item in asked]
+            requested = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
+            groups[name] = kind, [item.name for item in requested]
             kinds = typing.get_type_hints(kind)
-            for item in asked:
+            for item in requested:
                 parameters.append(_parameter(item, kinds[item.name], defaults.get(item.name, item.default)))
 
         def from_command_line(**given: Any) -> None:

@@ -19,7 +19,7 @@ from profiler.rent.options import RentOptions
 
 if TYPE_CHECKING:
     from profiler.counting.grid_count import GridCount
-    from profiler.data.roof_set import RoofSet
+    from profiler.data.ceiling_set import CeilingSet
 
 _PLOTS = ("roofline", "kv")
 _DEFAULT_BATCHES, _DEFAULT_LENS = "1..32*2", "128..2048*2"
@@ -95,16 +95,16 @@ def count(options: CountOptions, output: CountOutput) -> None:
 
     Counts one step, or a grid with --batch-sizes, --prompt-lens, --context-lens or --plot.
     """
-    from profiler.data.roof_set import roofs_called
+    from profiler.data.ceiling_set import ceilings_called
 
-    gpus = {name: roofs_called(name) for name in listed(options.gpu)}
+    gpus = {name: ceilings_called(name) for name in listed(options.gpu)}
     if options.is_grid:
         _count_grid(options, list(gpus.values()), output)
     else:
         _count_step(options, gpus, output)
 
 
-def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOutput) -> None:
+def _count_step(options: CountOptions, gpus: dict[str, CeilingSet], output: CountOutput) -> None:
     from profiler.count.step import count_csv, count_document, count_sections
     from profiler.counting.count import count
     from profiler.counting.model_numbers import model_numbers
@@ -122,7 +122,7 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
             quant=options.stored_as,
             attn=options.attn,
             census=options.gemm_census,
-            gpu_names=",".join(name for name, roofs in gpus.items() if roofs.name.endswith("datasheet")),
+            gpu_names=",".join(name for name, ceilings in gpus.items() if ceilings.name.endswith("datasheet")),
             second_opinion=options.crosscheck,
             tp=options.tp,
             trust_remote_code=options.trust_remote_code,
@@ -131,15 +131,15 @@ def _count_step(options: CountOptions, gpus: dict[str, RoofSet], output: CountOu
         words = f"a {options.phase} of --batch {options.batch} is more work than 64-bit integers can count."
         raise RequestError(words) from None
     depth = options.prompt if options.context is None else options.context
-    whole, roofs = counted.whole, tuple(gpus.values())
-    numbers = model_numbers(whole, max(1, depth), roofs, options.prefix) if whole else None
+    whole, ceilings = counted.whole, tuple(gpus.values())
+    numbers = model_numbers(whole, max(1, depth), ceilings, options.prefix) if whole else None
     if output.format == "csv":
         print(count_csv(counted), end="")
     else:
         output.answer(lambda: count_document(counted, numbers), lambda: count_sections(counted, numbers))
 
 
-def _count_grid(options: CountOptions, gpus: list[RoofSet], output: CountOutput) -> None:
+def _count_grid(options: CountOptions, gpus: list[CeilingSet], output: CountOutput) -> None:
     from profiler.count.grid import grid_document, grid_frame, grid_sections
     from profiler.counting.cache import counted_model
     from profiler.counting.grid_count import check_countable, count_grid

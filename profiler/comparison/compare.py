@@ -21,18 +21,18 @@ from profiler.comparison.side import (
 )
 from profiler.json_document import HIDDEN
 from profiler.judge.breakdown import TERMS
-from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_visits
+from profiler.judge.difference import ChangeVerdict, Difference, difference, has_claim_repetitions
 from profiler.stats import MOST_FOREIGN_CORES, estimate
 
-Witness = Literal["sentinel", "roofs"]
+DriftSource = Literal["sentinel", "roofs"]
 # A term that gained a smaller share of a change than this did not move it, however precisely it is known.
 _LEAST_MOVED = 0.25
 # Terms of the time breakdown that grow with slower memory, and with slower cores.
-_MEMORY_TERMS = ("weights_s", "kv_s", "avoidable_s")
+_MEMORY_TERMS = ("weights_s", "kv_s", "redundant_s")
 _COMPUTE_TERMS = ("compute_s", "kernel_s", "dequantise_s")
-# Settings that move the roofs: if one of them changed, a lower roof does not mean a slower machine.
+# Settings that move the ceilings: if one of them changed, a lower ceiling does not mean a slower machine.
 _PRECISION = "precision"
-_SETTINGS_OF_ROOFS = (
+_SETTINGS_OF_CEILINGS = (
     "threads", "torch_threads", "allowed_cores", "cgroup_cpu_quota", "clock", _PRECISION, "instructions",
     "ONEDNN_MAX_CPU_ISA", "NVIDIA_TF32_OVERRIDE",
 )  # fmt: skip
@@ -44,15 +44,15 @@ class Shift:
 
     resource: Resource
     ratio: float
-    """Time after / time before, from the drift probe (sentinel) if both runs have one, else from the roofs."""
+    """Time after / time before, from the drift probe if both runs have one, else from the ceilings."""
     half_width: float
     """Half width of the 95 % interval of the ratio's logarithm."""
     roof_ratio: float | None
-    """Time ratio from the measured roofs; None if both runs share one measurement of them."""
-    told_by: Witness
-    """What measured it: the drift probe (`sentinel`) or the roofs."""
+    """Time ratio from the measured ceilings; None if both runs share one measurement of them."""
+    told_by: DriftSource
+    """What measured it: the drift probe (`sentinel`) or the ceilings."""
     claimed: bool
-    """Whether it exceeds its interval, and roofs that were measured again moved in the same direction."""
+    """Whether it exceeds its interval, and ceilings that were measured again moved in the same direction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,9 @@ class Change(MatchKey):
     """Seconds that each term gained; they add up to `after - before`."""
     machine: float
     """The part that was divided out: 0.04 if the machine itself was 4 % slower."""
-    before_visits: int
-    """Visits of the cell, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
-    after_visits: int
+    before_repetitions: int
+    """Repetitions of the cell, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
+    after_repetitions: int
     """The same of the second side."""
     difference: Annotated[Difference, HIDDEN]
     before: Annotated[CellTime, HIDDEN]
@@ -90,9 +90,9 @@ class Change(MatchKey):
     """Half width of the 95 % interval of `machine`, as a logarithm; all cells of a comparison share this error."""
 
     @property
-    def visits(self) -> int:
-        """Visits of the side with fewer."""
-        return min(self.before_visits, self.after_visits)
+    def repetitions(self) -> int:
+        """Repetitions of the side with fewer."""
+        return min(self.before_repetitions, self.after_repetitions)
 
     @property
     def is_claim(self) -> bool:
@@ -139,19 +139,21 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     """Compare two sides cell by cell. If they are not comparable, every verdict is `inconclusive`."""
     found = differences(before, after)
     comparable = not any(item.weight == "refuses" for item in found)
-    roof_settings = {item.name for item in found if item.name in _SETTINGS_OF_ROOFS}
-    shifts = _shifts(before.witness, after.witness, roof_settings) if comparable else ()
-    roof_factors = _roof_factors(before.witness, after.witness, shifts, roof_settings) if comparable else {}
-    divided_out = [shift for shift in shifts if shift.claimed and not roof_settings]
+    ceiling_settings = {item.name for item in found if item.name in _SETTINGS_OF_CEILINGS}
+    shifts = _shifts(before.drift_probe, after.drift_probe, ceiling_settings) if comparable else ()
+    ceiling_factors = (
+        _ceiling_factors(before.drift_probe, after.drift_probe, shifts, ceiling_settings) if comparable else {}
+    )
+    divided_out = [shift for shift in shifts if shift.claimed and not ceiling_settings]
     lefts, rights = aligned([before, after])
 
     def change(key: MatchKey) -> Change:
         first, second = lefts[key], rights[key]
         machine, half_width = _machine_part(first, divided_out, before.is_cpu)
-        visits = min(first.visits, second.visits)
+        repetitions = min(first.repetitions, second.repetitions)
         because = _because(first, second) if comparable else "not comparable"
-        found = difference(first, second, visits, machine=machine, machine_half_width=half_width, because=because)
-        terms = _gained(first.terms, second.terms, roof_factors)
+        found = difference(first, second, repetitions, machine=machine, machine_half_width=half_width, because=because)
+        terms = _gained(first.terms, second.terms, ceiling_factors)
         return Change(
             **vars(key),
             before_s=first.median_s,
@@ -164,8 +166,8 @@ def compare_sides(before: Side, after: Side) -> Comparison:
             moved=_moved(first, second, terms, found),
             terms=terms,
             machine=math.expm1(machine),
-            before_visits=first.visits,
-            after_visits=second.visits,
+            before_repetitions=first.repetitions,
+            after_repetitions=second.repetitions,
             difference=found,
             before=first,
             after=second,
@@ -185,43 +187,45 @@ def compare_sides(before: Side, after: Side) -> Comparison:
 
 def _because(before: CellTime, after: CellTime) -> str:
     """Why two times allow no verdict; empty if they allow one."""
-    if not (before.visits and after.visits):
+    if not (before.repetitions and after.repetitions):
         return "spread unknown"
-    if not has_claim_visits(min(before.visits, after.visits)):
-        both = not has_claim_visits(max(before.visits, after.visits))
-        once = "one run" if before.is_foreign and after.is_foreign else "one visit"
+    if not has_claim_repetitions(min(before.repetitions, after.repetitions)):
+        both = not has_claim_repetitions(max(before.repetitions, after.repetitions))
+        once = "one run" if before.is_foreign and after.is_foreign else "one repetition"
         return f"{once} each" if both else f"{once} on one side"
     cores = max(before.foreign_cores, after.foreign_cores)
     return f"others kept {cores:.1f} cores busy" if cores > MOST_FOREIGN_CORES else ""
 
 
-def _shifts(before: MachineState | None, after: MachineState | None, roof_settings: set[str]) -> tuple[Shift, ...]:
-    """How the machine itself shifted between two runs, by its drift probe and its roofs.
+def _shifts(before: MachineState | None, after: MachineState | None, ceiling_settings: set[str]) -> tuple[Shift, ...]:
+    """How the machine itself shifted between two runs, by its drift probe and its ceilings.
 
-    The compute roofs of two precisions are not the same roof, so they say nothing about the machine.
+    The compute ceilings of two precisions are not the same ceiling, so they say nothing about the machine.
     """
     if before is None or after is None:
         return ()
     shifts = []
     resources: tuple[Resource, ...] = ("memory", "compute")
     for resource in resources:
-        same_roof = resource == "memory" or _PRECISION not in roof_settings
-        new_roofs = before.roofs_at_unix_s != after.roofs_at_unix_s and same_roof
-        (first_per_s, first_share), (second_per_s, second_share) = before.roofs[resource], after.roofs[resource]
+        same_ceiling = resource == "memory" or _PRECISION not in ceiling_settings
+        new_ceilings = before.ceilings_at_unix_s != after.ceilings_at_unix_s and same_ceiling
+        (first_per_s, first_share), (second_per_s, second_share) = before.ceilings[resource], after.ceilings[resource]
         roof_ratio = first_per_s / second_per_s
-        if len(before.looks) > 1 and len(after.looks) > 1:
-            looks = [tuple(getattr(look, resource) for look in side.looks) for side in (before, after)]
-            (first, first_half), (second, second_half) = (_probe_median(values) for values in looks)
+        if len(before.drift_readings) > 1 and len(after.drift_readings) > 1:
+            drift_readings = [
+                tuple(getattr(look, resource) for look in side.drift_readings) for side in (before, after)
+            ]
+            (first, first_half), (second, second_half) = (_probe_median(values) for values in drift_readings)
             half_width = math.hypot(first_half, second_half)
-            shifts.append(_shift(resource, second / first, half_width, roof_ratio if new_roofs else None))
-        elif new_roofs:
+            shifts.append(_shift(resource, second / first, half_width, roof_ratio if new_ceilings else None))
+        elif new_ceilings:
             half_width = math.hypot(first_share, second_share)
             shifts.append(_shift(resource, roof_ratio, half_width, roof_ratio, "roofs"))
     return tuple(shifts)
 
 
 def _shift(
-    resource: Resource, ratio: float, half_width: float, roof_ratio: float | None, told_by: Witness = "sentinel"
+    resource: Resource, ratio: float, half_width: float, roof_ratio: float | None, told_by: DriftSource = "sentinel"
 ) -> Shift:
     moved = math.log(ratio)
     agrees = roof_ratio is None or math.log(roof_ratio) * moved > 0
@@ -230,7 +234,8 @@ def _shift(
 
 @cache
 def _probe_median(values: tuple[float, ...]) -> tuple[float, float]:
-    """(median of a drift probe's readings, half width of its 95 % interval as a share); each reading is a visit."""
+    """(median of a drift probe's readings, half width of its 95 % interval as a share); each reading is a
+    repetition."""
     time_s = estimate([[value] for value in values])
     return time_s.median_s, (time_s.high_s - time_s.low_s) / 2 / time_s.median_s
 
@@ -241,42 +246,42 @@ def _machine_part(before: CellTime, shifts: Sequence[Shift], is_cpu: bool) -> tu
         return 0.0, 0.0
     total = sum(before.terms.values())
     memory = min(1.0, max(0.0, sum(before.terms[name] for name in _MEMORY_TERMS) / total))
-    # On a CPU everything but memory traffic runs on the cores; dispatch to a GPU does not run on the GPU.
+    # On a CPU everything but memory traffic runs on the cores; overhead to a GPU does not run on the GPU.
     on_cores = 1.0 - memory if is_cpu else sum(before.terms[name] for name in _COMPUTE_TERMS) / total
     shares = {"memory": memory, "compute": min(1.0, max(0.0, on_cores))}
     moved = sum(shares[shift.resource] * math.log(shift.ratio) for shift in shifts)
     return moved, math.hypot(*(shares[shift.resource] * shift.half_width for shift in shifts))
 
 
-def _roof_factors(
-    before: MachineState | None, after: MachineState | None, shifts: Sequence[Shift], roof_settings: set[str]
+def _ceiling_factors(
+    before: MachineState | None, after: MachineState | None, shifts: Sequence[Shift], ceiling_settings: set[str]
 ) -> dict[str, float]:
-    """Factor per term that restates the later time breakdown under the roofs of the earlier one.
+    """Factor per term that restates the later time breakdown under the ceilings of the earlier one.
 
-    Two measurements of one roof differ by some percent, which would move time between terms. If a roof has really
-    moved, so have the terms under it, and they keep their seconds. They also keep them if one of `roof_settings`
-    changed; a changed precision moves only the compute roof.
+    Two measurements of one ceiling differ by some percent, which would move time between terms. If a ceiling has really
+    moved, so have the terms under it, and they keep their seconds. They also keep them if one of `ceiling_settings`
+    changed; a changed precision moves only the compute ceiling.
     """
-    if before is None or after is None or roof_settings - {_PRECISION}:
+    if before is None or after is None or ceiling_settings - {_PRECISION}:
         return {}
     moved = {shift.resource for shift in shifts if shift.claimed}
-    memory = 1.0 if "memory" in moved else after.roofs["memory"][0] / before.roofs["memory"][0]
-    keeps = "compute" in moved or _PRECISION in roof_settings
-    compute = 1.0 if keeps else after.roofs["compute"][0] / before.roofs["compute"][0]
+    memory = 1.0 if "memory" in moved else after.ceilings["memory"][0] / before.ceilings["memory"][0]
+    keeps = "compute" in moved or _PRECISION in ceiling_settings
+    compute = 1.0 if keeps else after.ceilings["compute"][0] / before.ceilings["compute"][0]
     return {**dict.fromkeys(_MEMORY_TERMS, memory), "compute_s": compute}
 
 
 def _gained(
-    before: Mapping[str, float], after: Mapping[str, float], roof_factors: Mapping[str, float]
+    before: Mapping[str, float], after: Mapping[str, float], ceiling_factors: Mapping[str, float]
 ) -> dict[str, float]:
     """The seconds that each term gained; empty without both time breakdowns."""
     if not before or not after:
         return {}
-    restated = {name: after[name] * roof_factors.get(name, 1.0) for name in TERMS}
-    # Replayed kernels were timed as a whole, so a roof's part moves to or from the kernel term.
+    restated = {name: after[name] * ceiling_factors.get(name, 1.0) for name in TERMS}
+    # Replayed kernels were timed as a whole, so a ceiling's part moves to or from the kernel term.
     moved_s = sum(after[name] - restated[name] for name in ("weights_s", "kv_s", "compute_s"))
     restated["kernel_s" if after["kernel_s"] else "unexplained_s"] += moved_s
-    restated["unexplained_s"] += after["avoidable_s"] - restated["avoidable_s"]
+    restated["unexplained_s"] += after["redundant_s"] - restated["redundant_s"]
     return {name: restated[name] - before[name] for name in TERMS}
 
 

@@ -52,7 +52,7 @@ class GateDocument(ComparisonDocument):
     line: str
     """The outcome in one line."""
     more_s: Finite
-    """Seconds of further visits, per run, that would decide all open cells; null if no budget would."""
+    """Seconds of further repetitions, per run, that would decide all open cells; null if no budget would."""
     phases: Sequence[PhaseGate]
     """The decision about each phase."""
     cells: Sequence[GatedCell]

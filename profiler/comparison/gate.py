@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 from profiler.comparison.compare import Change, Comparison
 from profiler.grid.cells import PHASES, Phase
 from profiler.json_document import HIDDEN, Finite
-from profiler.judge.difference import has_claim_visits
-from profiler.stats import LEAST_VISITS, MAD_TO_SIGMA
+from profiler.judge.difference import has_claim_repetitions
+from profiler.stats import LEAST_REPETITIONS, MAD_TO_SIGMA
 
 Decision = Literal["pass", "slower", "open"]
 Outcome = Literal["pass", "slower", "inconclusive", "not comparable"]
@@ -25,8 +25,8 @@ ALONE = 2.0
 _LEAST_POOLED = 4
 # Fewer cells do not show how far single cells scatter in these two runs.
 _LEAST_SCATTERED = 8
-# A cell that needs more than a hundred times its visits is at the threshold itself.
-_MOST_VISITS = 100.0
+# A cell that needs more than a hundred times its repetitions is at the threshold itself.
+_MOST_REPETITIONS = 100.0
 # exp(700) is near the largest float64.
 _MOST_LOGARITHM = 700.0
 
@@ -42,13 +42,14 @@ class GatedCell(Change):
     pooled_high: Finite
     """95 % interval of `pooled`; null is infinite."""
     alone_high: Finite
-    """Upper end of the 95 % interval from the cell's own visits only; null is infinite."""
+    """Upper end of the 95 % interval from the cell's own repetitions only; null is infinite."""
     more_s: Finite
-    """Seconds of further visits, per run, that would decide the cell; null if no budget would.
+    """Seconds of further repetitions, per run, that would decide the cell; null if no budget would.
 
-    0 if it is decided, or if the time of a visit is unknown."""
+    0 if it is decided, or if the time of a repetition is unknown."""
     drifted: Annotated[bool, HIDDEN]
-    """Whether only the machine's own drift makes `more_s` infinite: on a stable machine further visits would decide."""
+    """Whether only the machine's own drift makes `more_s` infinite: on a stable machine further repetitions would
+    decide."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class Gate:
 
     @property
     def more_s(self) -> float:
-        """Seconds of further visits, per run, that would decide all open cells; infinite if no budget would."""
+        """Seconds of further repetitions, per run, that would decide all open cells; infinite if no budget would."""
         return sum(cell.more_s for cell in self.cells)
 
 
@@ -129,8 +130,9 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
         half_width = _COVERAGE * math.sqrt(variance + shared**2)
         own_half_width = _COVERAGE * math.sqrt(scatter**2 * own_variance + shared**2)
         decision: Decision = "open"
-        # Among many cells, one with a few visits looks slower by chance: then the estimate must rest on all of them.
-        if not item.disturbed and (item.visits >= LEAST_VISITS or weight < 0.5):
+        # Among many cells, one with a few repetitions looks slower by chance: then the estimate must rest on all of
+        # them.
+        if not item.disturbed and (item.repetitions >= LEAST_REPETITIONS or weight < 0.5):
             if mean - half_width > limit:
                 decision = "slower"
             elif mean + half_width <= limit and own + own_half_width <= limit_alone:
@@ -161,8 +163,8 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
         half_width = _COVERAGE * math.sqrt(pool.variance + shared**2)
         middle = math.expm1(pool.mean)
         low, high = math.expm1(pool.mean - half_width), _share(pool.mean + half_width)
-    # The mean of few cells is a claim only if each has enough visits.
-    is_claim = len(fair) >= _LEAST_POOLED or all(has_claim_visits(item.visits) for item in fair)
+    # The mean of few cells is a claim only if each has enough repetitions.
+    is_claim = len(fair) >= _LEAST_POOLED or all(has_claim_repetitions(item.repetitions) for item in fair)
     decided = _phase_decision(cells, mean_is_slower=is_claim and low > threshold)
     return PhaseGate(phase, threshold, middle, low, high, decided, tuple(cells))
 
@@ -170,9 +172,9 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
 def _phase_decision(cells: Sequence[GatedCell], *, mean_is_slower: bool) -> Decision:
     """Slower if one cell, or the mean of all, is slower than allowed with 95 % confidence.
 
-    A pass requires two things of every cell: its pooled change is at most the threshold, and its own visits exclude
-    twice the threshold. All cells must meet both, so a slower cell passes no more often among many than by itself
-    (an intersection-union test: Berger, Technometrics 24, 1982, 295-300).
+    A pass requires two things of every cell: its pooled change is at most the threshold, and its own repetitions
+    exclude twice the threshold. All cells must meet both, so a slower cell passes no more often among many than by
+    itself (an intersection-union test: Berger, Technometrics 24, 1982, 295-300).
     """
     if mean_is_slower or any(cell.gate == "slower" for cell in cells):
         return "slower"
@@ -187,10 +189,10 @@ def _share(logarithm: float) -> float:
 def _scatter(changes: Sequence[Change]) -> float:
     """Scatter of cells about their median, in units of their own standard deviations; 1 for fewer than eight cells.
 
-    Four visits give wide intervals, because they say little about their own spread; many cells together show it. The
-    scatter is taken about the median, so a few cells that did change do not count (an empirical null: Efron, Journal
-    of the American Statistical Association 99, 2004, 96-104; small-sample factor: Croux and Rousseeuw, COMPSTAT 1992,
-    411-428). At most 1: cells that did change do not widen an interval.
+    Four repetitions give wide intervals, because they say little about their own spread; many cells together show it.
+    The scatter is taken about the median, so a few cells that did change do not count (an empirical null: Efron,
+    Journal of the American Statistical Association 99, 2004, 96-104; small-sample factor: Croux and Rousseeuw, COMPSTAT
+    1992, 411-428). At most 1: cells that did change do not widen an interval.
     """
     count = len(changes)
     if count < _LEAST_SCATTERED:
@@ -245,12 +247,14 @@ def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, f
 
 
 def _more_s(change: Change, gap: float, half_width: float, fixed: float) -> float:
-    """Seconds of further visits that would narrow a cell's half width to `gap`, its distance from the threshold.
+    """Seconds of further repetitions that would narrow a cell's half width to `gap`, its distance from the threshold.
 
-    `fixed` is the part of the half width that no visit narrows: the machine's own change and its drift.
+    `fixed` is the part of the half width that no repetition narrows: the machine's own change and its drift.
     """
-    visits = max(1, change.visits)
+    repetitions = max(1, change.repetitions)
     factor = (half_width**2 - fixed**2) / (gap**2 - fixed**2) if gap > fixed else math.inf
-    if factor > _MOST_VISITS:
+    if factor > _MOST_REPETITIONS:
         return math.inf
-    return max(1.0, visits * factor - visits, LEAST_VISITS - visits) * max(change.before.visit_s, change.after.visit_s)
+    return max(1.0, repetitions * factor - repetitions, LEAST_REPETITIONS - repetitions) * max(
+        change.before.repetition_s, change.after.repetition_s
+    )

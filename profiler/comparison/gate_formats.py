@@ -71,8 +71,8 @@ def budget_words(gate: Gate) -> str:
         cells = several(len(disturbed), "cell was", "cells were")
         cores = max(cell.foreign_cores for cell in disturbed)
         return f"{cells} measured while others kept up to {cores:.1f} cores busy: measure again on a quiet machine"
-    without_spread = sum(not cell.visits for cell in open_cells)
-    open_cells = [cell for cell in open_cells if cell.visits]
+    without_spread = sum(not cell.repetitions for cell in open_cells)
+    open_cells = [cell for cell in open_cells if cell.repetitions]
     budgets_s = [cell.more_s for cell in open_cells if 0 < cell.more_s < math.inf]
     # Another tool's file does not say how long a repetition takes.
     untimed = sum(not cell.more_s for cell in open_cells)
@@ -94,7 +94,7 @@ def budget_words(gate: Gate) -> str:
         parts.append(
             f"in {cells} the machine itself drifted by as much as is allowed: measure again on a quiet machine"
         )
-    return ", ".join(parts) or "too few visits to decide a single cell"
+    return ", ".join(parts) or "too few repetitions to decide a single cell"
 
 
 def gate_rows(gate: Gate) -> list[list[str]]:
@@ -104,7 +104,7 @@ def gate_rows(gate: Gate) -> list[list[str]]:
         for cell in phase.cells:
             word = _WORDS[cell.gate]
             if cell.gate == "open" and cell.pooled_low > phase.max_slowdown:
-                word = "open: disturbed" if cell.disturbed else "open: few visits"
+                word = "open: disturbed" if cell.disturbed else "open: few repetitions"
             interval = _interval(cell.pooled, cell.pooled_low, cell.pooled_high)
             rows.append([cell.name, *times_and_change(cell), interval, word])
     return rows

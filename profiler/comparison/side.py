@@ -11,8 +11,8 @@ from typing import Literal
 
 from profiler.device.device import ENVIRONMENT
 from profiler.errors import RequestError
-from profiler.facts.roofs import DriftReading, swing
-from profiler.facts.visits import Visit, foreign_cores, phase_samples, visit_spreads
+from profiler.facts.ceilings import DriftReading, swing
+from profiler.facts.repetitions import Repetition, foreign_cores, phase_samples, repetition_spreads
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.readers.detect import read_foreign
@@ -79,33 +79,33 @@ class CellTime:
     low_s: float
     high_s: float
     """95 % interval; both ends equal the median if its spread is unknown."""
-    visits: int
-    """Visits, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
+    repetitions: int
+    """Repetitions, or another tool's repetitions: 2 if only their spread is known, 0 if neither is."""
     terms: Mapping[str, float] = field(default_factory=dict)
     """Time breakdown in seconds; empty if it is not known."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
     """Half width of each term's 95 % interval."""
     drift: float = 0.0
     """Standard deviation of the drift that all cells of the run share, as a share; more cells do not average it out."""
-    visit_s: float = 0.0
-    """Wall time of one visit; 0 if it is not known."""
+    repetition_s: float = 0.0
+    """Wall time of one repetition; 0 if it is not known."""
     foreign_cores: float = 0.0
-    """CPU cores that other processes kept busy during the visits."""
+    """CPU cores that other processes kept busy during the repetitions."""
     is_foreign: bool = False
-    """Whether another tool measured it, whose repetitions are runs, not visits."""
+    """Whether another tool measured it, whose repetitions are runs, not repetitions."""
     new_tokens: int | None = None
     """Tokens per sequence that another tool generated; None if its file does not say."""
 
 
 @dataclass(frozen=True)
 class MachineState:
-    """The measured roofs of a run's machine, and the readings of its drift probe."""
+    """The measured ceilings of a run's machine, and the readings of its drift probe."""
 
-    roofs: Mapping[Resource, tuple[float, float]]
+    ceilings: Mapping[Resource, tuple[float, float]]
     """Units per second, and the half width of their 95 % interval as a share."""
-    roofs_at_unix_s: float
-    """When the roofs were measured; two runs of one day may share them."""
-    looks: tuple[DriftReading, ...] = ()
+    ceilings_at_unix_s: float
+    """When the ceilings were measured; two runs of one day may share them."""
+    drift_readings: tuple[DriftReading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class Side:
     """Settings that two sides may differ in, by name, the most important first."""
     cells: Mapping[MatchKey, CellTime]
     clock_hz: float | None = None
-    witness: MachineState | None = None
+    drift_probe: MachineState | None = None
     is_cpu: bool = True
     command: str = ""
     """The command that repeats a run; empty for another tool's file."""
@@ -222,7 +222,9 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    cells = _timed_cells(gathered.visits, swing(gathered.looks, on_gpu=document.device.kind == "cuda"), busy)
+    cells = _timed_cells(
+        gathered.repetitions, swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda"), busy
+    )
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}
@@ -230,12 +232,12 @@ def side_of_run(run: Run) -> Side:
             terms["unexplained_s"] += timed.median_s - row.latency_s
             complete = terms if all(map(math.isfinite, terms.values())) else {}
             cells[match_key(row.key)] = replace(timed, terms=complete, half_widths_s=half_widths.get(row.key, {}))
-    ceilings, dtype, witness = document.ceilings.ceilings, document.model.dtype, None
+    ceilings, dtype, drift_probe = document.ceilings.ceilings, document.model.dtype, None
     if ceilings.judges:
-        memory = ceilings.memory_bytes_per_s, ceilings.memory_roof.half_width
-        compute = ceilings.compute_flops_per_s(dtype), ceilings.compute_roof(dtype).half_width
-        roofs: dict[Resource, tuple[float, float]] = {"memory": memory, "compute": compute}
-        witness = MachineState(roofs, ceilings.measured_at_unix_s, tuple(gathered.looks))
+        memory = ceilings.memory_bytes_per_s, ceilings.memory_ceiling.half_width
+        compute = ceilings.compute_flops_per_s(dtype), ceilings.compute_ceiling(dtype).half_width
+        speeds: dict[Resource, tuple[float, float]] = {"memory": memory, "compute": compute}
+        drift_probe = MachineState(speeds, ceilings.measured_at_unix_s, tuple(gathered.drift_readings))
     return Side(
         name=str(run.folder),
         created=document.created,
@@ -243,7 +245,7 @@ def side_of_run(run: Run) -> Side:
         settings=_settings(document),
         cells=cells,
         clock_hz=readings.clock_hz.median if readings and readings.clock_hz else None,
-        witness=witness,
+        drift_probe=drift_probe,
         is_cpu=document.device.kind == "cpu",
         command=document.command,
     )
@@ -256,27 +258,27 @@ def match_key(key: CellKey) -> MatchKey:
 
 
 def _timed_cells(
-    visits: Mapping[Cell, Sequence[Visit]], swung: float, busy_elsewhere: float
+    repetitions: Mapping[Cell, Sequence[Repetition]], swung: float, busy_elsewhere: float
 ) -> dict[MatchKey, CellTime]:
-    """The time of every cell, estimated from its visits, without a time breakdown.
+    """The time of every cell, estimated from its repetitions, without a time breakdown.
 
     `swung` is the drift probe's swing. `busy_elsewhere` is the number of cores that other processes kept busy over the
-    whole run. It is used for visits that were too short to measure that themselves.
+    whole run. It is used for repetitions that were too short to measure that themselves.
     """
-    samples = {key: phase_samples(key.phase, rows) for cell, rows in visits.items() if rows for key in cell.keys}
-    spreads = visit_spreads(samples, visits, swung)
+    samples = {key: phase_samples(key.phase, rows) for cell, rows in repetitions.items() if rows for key in cell.keys}
+    spreads = repetition_spreads(samples, repetitions, swung)
     cells = {}
     for key, cell_samples in samples.items():
         if any(cell_samples):
-            rows, spread = visits[key.cell], spreads[key.phase]
+            rows, spread = repetitions[key.cell], spreads[key.phase]
             time_s, busy_cores = estimate(cell_samples, spread), foreign_cores(rows)
             cells[match_key(key)] = CellTime(
                 median_s=time_s.median_s,
                 low_s=time_s.low_s,
                 high_s=time_s.high_s,
-                visits=len(cell_samples),
+                repetitions=len(cell_samples),
                 drift=spread.drift,
-                visit_s=sum(visit.wall_s for visit in rows) / len(rows),
+                repetition_s=sum(repetition.wall_s for repetition in rows) / len(rows),
                 foreign_cores=busy_elsewhere if busy_cores is None else busy_cores,
             )
     return cells
@@ -368,27 +370,27 @@ def _figure_id(figure: Figure) -> MatchKey:
 
 
 def _foreign(figure: Figure) -> CellTime:
-    """The time of another tool's figure, per token for a decode; each repetition counts as a visit.
+    """The time of another tool's figure, per token for a decode; each repetition counts as a repetition.
 
     The spread comes only from the repetitions, so Student's t widens the interval of two or three that agree by chance
     (Biometrika 6, 1908, 1-25). A spread without them proves at least two, and two give the widest interval. A figure
-    without a spread gets the interval of one visit with the usual spread. Rounding adds half of the last digit.
+    without a spread gets the interval of one repetition with the usual spread. Rounding adds half of the last digit.
     """
     time = figure.time
-    middle, visits, samples_s = time.value, int(time.repeats == 1), time.values
+    middle, repetitions, samples_s = time.value, int(time.repeats == 1), time.values
     low, high = middle * _ONCE.low_s, middle * _ONCE.high_s
     if time.spread:
         spread_s = min(time.spread, _WIDEST * middle)
         samples_s = (middle - spread_s, middle + spread_s)
     if len(samples_s) > 1:
         time_s = estimate([[value] for value in samples_s])
-        middle, visits = time_s.median_s, len(samples_s)
-        half = student_t(visits - 1) * stdev(samples_s) / math.sqrt(visits)
+        middle, repetitions = time_s.median_s, len(samples_s)
+        half = student_t(repetitions - 1) * stdev(samples_s) / math.sqrt(repetitions)
         low, high = min(time_s.low_s, middle - half), max(time_s.high_s, middle + half)
     low, high = max(low - time.rounding, 0.01 * middle), high + time.rounding
     tokens = figure.step_tokens or 1.0
     times = (middle / tokens, low / tokens, high / tokens)
-    return CellTime(*times, visits, is_foreign=True, new_tokens=figure.new_tokens)
+    return CellTime(*times, repetitions, is_foreign=True, new_tokens=figure.new_tokens)
 
 
 # A standard deviation as large as the mean is no narrower interval.

@@ -44,7 +44,7 @@ def signed(share: float) -> str:
 
 
 def change_words(change: Change) -> str:
-    """`7.1 % (5.9 to 8.3) slower: dispatch +2.10 ms of +2.30 ms`, or `inconclusive (one visit each)`."""
+    """`7.1 % (5.9 to 8.3) slower: overhead +2.10 ms of +2.30 ms`, or `inconclusive (one repetition each)`."""
     if not change.is_claim:
         return f"{change.verdict} ({change.because or interval_words(change)})"
     sign = 1 if change.verdict == "slower" else -1
@@ -55,7 +55,7 @@ def change_words(change: Change) -> str:
 
 
 def moved_words(change: Change) -> str:
-    """`dispatch +2.10 ms`; empty without a claimed change or a time breakdown."""
+    """`overhead +2.10 ms`; empty without a claimed change or a time breakdown."""
     if change.moved is None:
         return "no term stands out" if change.terms and change.is_claim else ""
     return f"{TERM_NAMES[change.moved]} {signed_duration(change.terms[change.moved])}"
@@ -109,10 +109,10 @@ def shared_sentences(comparison: Comparison) -> list[str]:
             by = f"{percent(abs(shift.ratio - 1))} {word}"
             roof_ratio = shift.roof_ratio if shift.told_by == "sentinel" else None
             source = "drift probe" if shift.told_by == "sentinel" else "roofs"
-            roofs = f" ({percent(abs(roof_ratio - 1))} by its roof)" if roof_ratio else ""
+            ceilings = f" ({percent(abs(roof_ratio - 1))} by its ceiling)" if roof_ratio else ""
             divided = any(item.machine for item in comparison.changes)
             effect = "changes exclude this, times include it" if divided else "changes and times include it"
-            sentences.append(f"The machine itself was {by} at {shift.resource} by its {source}{roofs}; {effect}.")
+            sentences.append(f"The machine itself was {by} at {shift.resource} by its {source}{ceilings}; {effect}.")
     return sentences
 
 
@@ -146,7 +146,7 @@ def changes_table(comparison: Comparison) -> TextTable:
     for item in comparison.changes:
         # The interval of another tool's single run is only what such runs usually have.
         least = 2 if item.before.is_foreign and item.after.is_foreign else 1
-        interval = interval_words(item) if item.visits >= least and item.low < item.high else "-"
+        interval = interval_words(item) if item.repetitions >= least and item.low < item.high else "-"
         verdict = item.verdict if comparison.comparable else "-"
         rows.append([item.name, *times_and_change(item), interval, verdict])
     reasons = [moved_words(item) or (item.because if comparison.comparable else "") for item in comparison.changes]

@@ -10,8 +10,8 @@ import numpy as np
 
 from profiler.counting.floor import IN_CHUNKS, MOST, NEEDS_LESS, TIGHT
 from profiler.counting.model_numbers import ModelNumbers
-from profiler.data.roof_set import sustained_words
-from profiler.data.room import SURE_SHARE
+from profiler.data.ceiling_set import sustained_words
+from profiler.data.free_memory import SURE_SHARE
 from profiler.json_document import Document
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
@@ -49,10 +49,10 @@ def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
     tables: list[Block] = [text_table(_WORK_COLUMNS, work, groups=starts)]
     for gpu, of_gpu in zip(grid.gpus, floors, strict=True):
         rows = [[*work[n][:3], *of_gpu[n]] for n in points]
-        tables.append(Lines(["", f"{gpu.roofs.name}: {scaled(gpu.roofs.bytes_per_s, 'B/s')}"]))
+        tables.append(Lines(["", f"{gpu.ceilings.name}: {scaled(gpu.ceilings.bytes_per_s, 'B/s')}"]))
         tables.append(text_table(_GPU_COLUMNS, rows, texts=("bound by",), groups=starts))
         tables.append(Lines(_memory_notes(gpu)))
-    names = (gpu.roofs.name.removesuffix(", datasheet") for gpu in grid.gpus[:_MOST_GPUS])
+    names = (gpu.ceilings.name.removesuffix(", datasheet") for gpu in grid.gpus[:_MOST_GPUS])
     brief = text_table(
         (*_WORK_COLUMNS[:5], *names),
         [[*work[n][:5], *(of_gpu[n][0] for of_gpu in floors[:_MOST_GPUS])] for n in points],
@@ -67,7 +67,7 @@ def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
 
 
 def _memory_notes(gpu: GpuFloors) -> list[str]:
-    room_bytes, needs_bytes = gpu.roofs.room_bytes, gpu.need.peak_bytes
+    room_bytes, needs_bytes = gpu.ceilings.room_bytes, gpu.need.peak_bytes
     if room_bytes is None:
         return []
     notes = []
@@ -111,7 +111,7 @@ def grid_frame(grid: GridCount) -> pd.DataFrame:
         return points
     frames = [
         points.assign(
-            gpu=gpu.roofs.name,
+            gpu=gpu.ceilings.name,
             needs_bytes=gpu.need.peak_bytes,
             safe_bytes=gpu.need.safe_bytes,
             fits=gpu.fits,

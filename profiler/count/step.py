@@ -12,7 +12,7 @@ from profiler.counting.crosscheck import Crosscheck
 from profiler.counting.floor import IN_CHUNKS, TIGHT, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import ModelWork
-from profiler.data.room import SURE_SHARE
+from profiler.data.free_memory import SURE_SHARE
 from profiler.facts.operators import GemmShape
 from profiler.facts.step import bytes_by_kind, plain_number
 from profiler.json_document import view
@@ -57,8 +57,8 @@ def _totals(counted: StepCount) -> list[str]:
         for name, value in moved.items()
         if value and name != "total"
     )
-    avoidable = ", ".join(
-        f"{cause} {scaled(float(value), 'B')}" for cause, value in work.avoidable_bytes.items() if value
+    redundant = ", ".join(
+        f"{cause} {scaled(float(value), 'B')}" for cause, value in work.redundant_bytes.items() if value
     )
     return [
         f"{counted.model}: {short_count(counted.params)} parameters, {counted.dtype}{quant};"
@@ -69,7 +69,7 @@ def _totals(counted: StepCount) -> list[str]:
         f" intensity {significant(float(work.intensity), 4)} FLOP/byte",
         f"            {parts}",
         f"executed:   {plain_number(work.executed_flops):,} FLOPs over up to {scaled(float(work.executed_bytes), 'B')}"
-        + (f"; avoidable: {avoidable}" if avoidable else ""),
+        + (f"; redundant: {redundant}" if redundant else ""),
         *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
         *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
         *(_prefix(counted.prefix, int(step.batch)) if counted.prefix else []),

@@ -134,18 +134,18 @@ class AttentionCore(Operator):
             kv_read_bytes=elements * cache.stored_bytes(chosen) - again_bytes,
             kv_write_bytes=elements * cache.written_bytes(step) if self.keeps else 0,
             activation_bytes=step.tokens * self.query_heads * (self.qk_dim + self.v_dim) * self.itemsize,
-            avoidable_flops={
+            redundant_flops={
                 Cause.MASKED_SCORES: (step.batch * cost.pairs - pairs) * flops_per_pair,
                 Cause.LATENT_EXPANDED: by_heads - needed,  # negative: `kv_b_proj` counts the expansion
             },
-            avoidable_bytes={**self._avoidable_bytes(step, cache, cost), Cause.SHARED_READS: again_bytes},
+            redundant_bytes={**self._redundant_bytes(step, cache, cost), Cause.SHARED_READS: again_bytes},
         )
 
     def _needed_flops(self, by_heads: Any, pairs: Any, cached_tokens: Any) -> Any:
         """Return the FLOPs of the algorithm; `by_heads` are those of `pairs` if each head has its own keys."""
         return by_heads
 
-    def _avoidable_bytes(self, step: Step, cache: Cache, cost: Cost) -> dict[Cause, Count]:
+    def _redundant_bytes(self, step: Step, cache: Cache, cost: Cost) -> dict[Cause, Count]:
         """Return the traffic beyond reading the live cache once and writing the new tokens once, by cause."""
         elements = step.batch * self.cached_elements
         token_bytes = elements * self.itemsize
@@ -183,7 +183,7 @@ class LatentCore(AttentionCore):
         """Return the FLOPs of the cheaper method.
 
         DeepSeek-V2 (arXiv:2405.04434, section 2.1.2): either the cached latents are expanded to heads first, or the
-        expansion is absorbed into query and output. With absorption, each pair is a product with the latent and its
+        expansion is absorbed into query and output. With absorption, each pair is a matmul with the latent and its
         rotary part, and one with the latent. The absorbed matrices cost as much on new tokens as their expansion,
         which the linear `kv_b_proj` counts. Both methods read only the latents.
         """

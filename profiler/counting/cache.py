@@ -43,8 +43,10 @@ def counted_model(
         return preset
     config, path = _config(source), None
     if config is not None:
-        asked = [dtype, quant, rented, ranks]
-        path = cache_path("walks", {"config": config, "asked": asked, "rules": rules_digest(), **library_versions()})
+        requested = [dtype, quant, rented, ranks]
+        path = cache_path(
+            "walks", {"config": config, "requested": requested, "rules": rules_digest(), **library_versions()}
+        )
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):  # no file, or one of no use
             return from_json(json.loads(path.read_bytes()))
     from profiler.counting.count import counted_on_meta

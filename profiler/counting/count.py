@@ -112,7 +112,7 @@ class ExecutedBytes:
     """Executed bytes beyond model bytes."""
 
     activations: Number
-    avoidable: Mapping[str, Number]
+    redundant: Mapping[str, Number]
     """By cause."""
     total: Number
 
@@ -141,7 +141,7 @@ class CountDocument(Document):
     bytes: Mapping[str, Number]
     """Model bytes by kind, and their total."""
     executed_bytes: ExecutedBytes
-    avoidable_flops: Mapping[str, Number]
+    redundant_flops: Mapping[str, Number]
     """By cause."""
     intensity: float
     """Model FLOPs per model byte."""
@@ -246,9 +246,9 @@ def count(
         vector_flops=plain_number(whole.vector_flops),
         bytes=bytes_by_kind(whole),
         executed_bytes=ExecutedBytes(
-            plain_number(whole.activation_bytes), _plain(whole.avoidable_bytes), plain_number(whole.executed_bytes)
+            plain_number(whole.activation_bytes), _plain(whole.redundant_bytes), plain_number(whole.executed_bytes)
         ),
-        avoidable_flops=_plain(whole.avoidable_flops),
+        redundant_flops=_plain(whole.redundant_flops),
         intensity=float(whole.intensity),
         coverage=work.coverage,
         unknown=work.unknown,
@@ -291,7 +291,7 @@ def _gpu_row(
         operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
         return replace(floor_on(gpu, operators, counted.dtype, needs_bytes, safe_bytes), in_chunks=in_chunks)
 
-    row, one_s = row_of(step), row_of(replace(step, query=1, asked=1)).floor_s
+    row, one_s = row_of(step), row_of(replace(step, query=1, requested=1)).floor_s
     if not verify or row.floor_s is None or one_s is None:
         return row
     return replace(row, one_token_floor_s=one_s, pays_from=pays_from(row.floor_s / one_s, verify))

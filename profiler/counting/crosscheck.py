@@ -42,7 +42,7 @@ class Crosscheck:
     differences: tuple[CounterDifference, ...]
     left_out: tuple[CounterDifference, ...]
     """Modules whose matmuls are not model work, and what the second counter has for them. Recurrences and convolutions
-    run in chunks with padding. transformers (5.17 and before) computes the angles of rotary embeddings as a product."""
+    run in chunks with padding. transformers (5.17 and before) computes the angles of rotary embeddings as a matmul."""
 
 
 def crosscheck(model: Any, step: Step) -> Crosscheck:
@@ -108,7 +108,7 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
             if cache is None:
                 raise ValueError(f"{type(model).__name__} has no cache, so it has no decode step")
             options[argument_name(model)] = cache
-        counter = FlopCounterMode(display=False, custom_mapping=_grouped_products())
+        counter = FlopCounterMode(display=False, custom_mapping=_grouped_matmuls())
         with counter:
             model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
     totals = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name != "Global"}
@@ -116,8 +116,8 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     return {name.removeprefix(root).lstrip("."): flops for name, flops in _without_children(totals).items() if flops}
 
 
-def _grouped_products() -> dict[Any, Any]:
-    """Return FLOP formulas of grouped products, [rows, in] x [experts, in, out], for which FlopCounterMode has none."""
+def _grouped_matmuls() -> dict[Any, Any]:
+    """Return FLOP formulas of grouped matmuls, [rows, in] x [experts, in, out], for which FlopCounterMode has none."""
 
     def flops(input_shape: Any, weight_shape: Any, *_args: Any, **_kwargs: Any) -> int:
         return 2 * int(input_shape[0]) * int(weight_shape[-2]) * int(weight_shape[-1])

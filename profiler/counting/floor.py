@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.operators import Collective, Experts, Linear, ModelWork, Operator
+from profiler.data.ceiling_set import CeilingSet
 from profiler.data.datasheets import Datasheet
+from profiler.data.free_memory import SURE_SHARE
 from profiler.data.links import Link
-from profiler.data.roof_set import RoofSet
-from profiler.data.room import SURE_SHARE
 from profiler.facts.operators import OperatorWork
 from profiler.facts.step import Count, ExecutionPath, Step
 from profiler.units import scaled
@@ -37,7 +37,7 @@ def where(condition: Any, value: A) -> A:
 
 
 def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float) -> A:
-    """Return max(F/P, B/W), the least seconds for this work under two roofs; for numbers or arrays.
+    """Return max(F/P, B/W), the least seconds for this work under two ceilings; for numbers or arrays.
 
     S. Williams, A. Waterman, D. Patterson: Roofline, Communications of the ACM 52(4), 2009.
     """
@@ -46,7 +46,8 @@ def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float)
 
 @dataclass(frozen=True)
 class StepFloor:
-    """The least time of a step under two roofs: the sum of its operators' floors, by the roof that limits each."""
+    """The least time of a step under two ceilings: the sum of its operators' floors, by the ceiling that limits
+    each."""
 
     compute_s: float
     memory_s: float
@@ -57,7 +58,7 @@ class StepFloor:
 
     @property
     def bound(self) -> Literal["compute", "memory"]:
-        """The roof that limits the larger part."""
+        """The ceiling that limits the larger part."""
         return "compute" if self.compute_s > self.memory_s else "memory"
 
 
@@ -119,7 +120,7 @@ class GpuRow:
     floor_s: float | None
     """Sum over operators of max(FLOPs / peak, bytes / bandwidth); null if the model does not fit or has no rate."""
     bound: Literal["compute", "memory"] | None
-    """The roof that limits the larger part of the floor."""
+    """The ceiling that limits the larger part of the floor."""
     needs_bytes: float
     """Weights, KV cache and workspace: all tensors at their peak."""
     safe_bytes: float
@@ -177,10 +178,10 @@ DENSE_BYTES = 2.0
 """Bytes per weight below which weights are packed."""
 
 
-def roof_times(
+def ceiling_times(
     work: ModelWork,
     step: Step,
-    under: RoofSet,
+    under: CeilingSet,
     dtype: str,
     width: _Array | float = 0.0,
     kv: _Array | float = 0.0,
@@ -236,11 +237,11 @@ def collectives_s(work: ModelWork, step: Step, path: ExecutionPath, link: Link) 
 
 
 def verifying(batch: Count, drafted: int, context: Count) -> Step:
-    """Return the step that verifies `drafted` tokens per sequence: they and one more run, and all logits are asked for.
+    """Return the step that verifies `drafted` tokens per sequence: they and one more run, and all logits are requested.
 
     Without drafts it is a decode step.
     """
-    return Step(batch, 1 + drafted, context, asked=1 + drafted)
+    return Step(batch, 1 + drafted, context, requested=1 + drafted)
 
 
 def expected_tokens(acceptance: float, drafted: int) -> float:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.counting.floor import roof_times
+from profiler.counting.floor import ceiling_times
 from profiler.counting.memory_need import MemoryNeed, memory_need, need_in_chunks, path_on
 from profiler.counting.operators import ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.stored_bits import stored_note
-from profiler.data.roof_set import RoofSet
+from profiler.data.ceiling_set import CeilingSet
 from profiler.errors import RequestError
 from profiler.facts.step import Step
 from profiler.grid.cells import Phase
@@ -26,9 +26,9 @@ MOST_GRID_POINTS = 1_000_000
 
 @dataclass(frozen=True)
 class GpuFloors:
-    """The floors of all points of a grid under the roofs of one GPU."""
+    """The floors of all points of a grid under the ceilings of one GPU."""
 
-    roofs: RoofSet
+    ceilings: CeilingSet
     compute_s: _Floats
     memory_s: _Floats
     """Seconds [n] of the operators that compute and memory limit, respectively. They add up to the floor."""
@@ -39,7 +39,7 @@ class GpuFloors:
 
     @property
     def _room_bytes(self) -> float:
-        return np.inf if self.roofs.room_bytes is None else self.roofs.room_bytes
+        return np.inf if self.ceilings.room_bytes is None else self.ceilings.room_bytes
 
     @property
     def fits(self) -> NDArray[np.bool_]:
@@ -68,7 +68,7 @@ class GpuFloors:
 
     @property
     def bound(self) -> NDArray[np.str_]:
-        """`compute` or `memory` [n]: the roof that limits the larger part of the floor."""
+        """`compute` or `memory` [n]: the ceiling that limits the larger part of the floor."""
         return np.where(self.compute_s > self.memory_s, "compute", "memory")
 
 
@@ -127,7 +127,7 @@ def count_grid(
     prompt_lens: Sequence[int],
     context_lens: Sequence[int],
     prefix: int = 0,
-    gpus: Sequence[RoofSet] = (),
+    gpus: Sequence[CeilingSet] = (),
 ) -> GridCount:
     """Count the prefill of every prompt length and the decode step after every context, at every batch size.
 
@@ -175,12 +175,12 @@ def count_grid(
         note="; ".join(filter(None, (stored_note(quant, counted), beyond))),
         gpus=tuple(
             GpuFloors(
-                roofs,
-                *roof_times(counted.work, step, roofs, counted.dtype),
-                needs(fuses=roofs.fuses_grouped_heads),
+                ceilings,
+                *ceiling_times(counted.work, step, ceilings, counted.dtype),
+                needs(fuses=ceilings.fuses_grouped_heads),
                 served_bytes,
             )
-            for roofs in gpus
+            for ceilings in gpus
         ),
     )
 

@@ -85,7 +85,7 @@ def fused(call: Call) -> Cost:
 
 
 def eager(call: Call) -> Cost:
-    """`eager_attention_forward` of transformers: a product, a softmax in float32, and another product.
+    """`eager_attention_forward` of transformers: a matmul, a softmax in float32, and another matmul.
 
     Its memory has the scores in the model's dtype, for 16 bits a float32 copy, and the float32 output of the softmax.
     """
@@ -100,11 +100,11 @@ def math(call: Call) -> Cost:
     It computes in float32: it copies 16-bit Q, K and V, and the result. It repeats grouped heads of K and V, and
     multiplies Q and K by the square root of the scale. For several queries without a mask it makes a causal mask.
 
-    The first product writes a score, the mask is added in place, the softmax reads and writes it, and the second
+    The first matmul writes a score, the mask is added in place, the softmax reads and writes it, and the second
     product reads it. `_safe_softmax` also looks for fully masked rows: it reads the score, writes and reads a byte, and
     reads and writes the score again. 16-bit scores are copied too, into an unused result.
 
-    Copies, repeated heads, the scaled Q and masks exist until the end. The peak is either at the first product, with
+    Copies, repeated heads, the scaled Q and masks exist until the end. The peak is either at the first matmul, with
     the scaled K and the scores, or in the softmax, with the scores, its result and a byte for each. Since PyTorch PR
     #139613 `_safe_softmax` writes into that result.
     """
@@ -121,12 +121,12 @@ def math(call: Call) -> Cost:
         traffic_bytes = traffic_bytes + _MOVED_BYTES * result + scores * (_FLOAT32_BYTES + call.itemsize)
     mask_bytes = step.tokens * call.keys * (_BOOL_BYTES + call.itemsize)  # of one head, for all
     kept_bytes = _FLOAT32_BYTES * (q + copied + repeated) + np.where(has_mask, mask_bytes, 0)
-    product_bytes = _FLOAT32_BYTES * (scaled_k + scores)
+    matmul_bytes = _FLOAT32_BYTES * (scaled_k + scores)
     softmax_bytes = (2 * _FLOAT32_BYTES + _BOOL_BYTES) * scores
     return Cost(
         keys=call.keys,
         pairs=call.pairs,
         traffic_bytes=traffic_bytes,
         repeating_bytes=2 * call.repeated_bytes + _MOVED_BYTES * repeated,
-        scratch_bytes=call.repeated_bytes + kept_bytes + np.maximum(product_bytes, softmax_bytes),
+        scratch_bytes=call.repeated_bytes + kept_bytes + np.maximum(matmul_bytes, softmax_bytes),
     )

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.sparse_attention import Indexer
-from profiler.data.room import SURE_SHARE
+from profiler.data.free_memory import SURE_SHARE
 from profiler.facts.step import UNFUSED_KERNEL, Attention, Count, ExecutionPath, Heads, Step
 
 _FLOAT32_BYTES = 4
-# Tensors of the hidden size during a matrix product: the embeddings, the layer's input, its sum and the normalised sum.
+# Tensors of the hidden size during a matmul: the embeddings, the layer's input, its sum and the normalised sum.
 _LIVE_HIDDEN = 4
 # Tensors of the hidden size during attention: the embeddings, the layer's input and its normalised copy.
 _LIVE_HIDDEN_OF_ATTENTION = 3
 _LOST_OUTPUTS = 2.5
-"""Free memory at the peak that is not in one piece, in outputs of the widest matrix product.
+"""Free memory at the peak that is not in one piece, in outputs of the widest matmul.
 
 torch's allocator takes a segment per large tensor. Tensors that live longer, such as a layer's sum and its cache, are
 put into free segments, which then hold no second tensor of the first size and do not return to the driver
@@ -105,7 +105,7 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     A prefix that `prefill` shares is cached before, once. All sequences are prefilled in one step, unless there are
-    more `sequences` than the prefill has. The peak is in its matrix products, its experts, its attention, its indexer
+    more `sequences` than the prefill has. The peak is in its matmuls, its experts, its attention, its indexer
     or its logits, or in the last decode step: its attention, its indexer, copies of experts, or a layer's cache. A
     dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer.
     `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
@@ -132,7 +132,7 @@ def memory_need(
 
 
 def _prefill_peaks(work: ModelWork, prefill: Step, path: ExecutionPath, sequences: Count) -> list[Any]:
-    """Return the bytes of a prefill in its matrix products, its experts, its attention, its indexers and its logits."""
+    """Return the bytes of a prefill in its matmuls, its experts, its attention, its indexers and its logits."""
     tokens, cores, itemsize = prefill.tokens, work.of_kind(AttentionCore), _itemsize(work)
     widths = [(op.weight.in_features, op.weight.out_features) for op in _inner_linears(work)]
     widest = max((ins + 2 * max(ins, outs) for ins, outs in widths), default=0)

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from profiler.counting.attention import AttentionCore
-from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, roof_times
+from profiler.counting.floor import MOST, StepFloor, ceiling_times, compute_bound_from, least
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.sparse_attention import Compressor
-from profiler.data.roof_set import RoofSet
+from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import ExecutionPath, Step
 
 
@@ -36,7 +36,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class GpuNumbers:
-    """Limits of a model on one GPU, by its roofs and its memory."""
+    """Limits of a model on one GPU, by its ceilings and its memory."""
 
     gpu: str
     bytes_per_s: float
@@ -91,7 +91,7 @@ class ModelNumbers:
 
 
 def model_numbers(
-    counted: CountedModel, context_len: int, gpus: tuple[RoofSet, ...] = (), prefix: int = 0
+    counted: CountedModel, context_len: int, gpus: tuple[CeilingSet, ...] = (), prefix: int = 0
 ) -> ModelNumbers:
     """Return the numbers of a model whose sequences have `context_len` cached tokens, the first `prefix` in common."""
     work = counted.work
@@ -124,16 +124,16 @@ def model_numbers(
         state_bytes_per_sequence=state,
         kv_equals_weights_at=least(lambda tokens: kv_bytes(tokens) >= counted.weight_bytes),
         attention_is_half_at=least(lambda context: _attention_share(work, context) >= 0.5),
-        gpus=tuple(_on_gpu(counted, context_len, roofs, prefix) for roofs in gpus),
+        gpus=tuple(_on_gpu(counted, context_len, ceilings, prefix) for ceilings in gpus),
     )
 
 
-def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet, prefix: int) -> GpuNumbers:
+def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefix: int) -> GpuNumbers:
     work, one = counted.work, Step(1, 1, context_len, prefix)
     linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
-    path = path_on(work, counted.attention, fuses_grouped_heads=roofs.fuses_grouped_heads)
+    path = path_on(work, counted.attention, fuses_grouped_heads=ceilings.fuses_grouped_heads)
 
-    room_bytes = math.inf if roofs.room_bytes is None else roofs.room_bytes
+    room_bytes = math.inf if ceilings.room_bytes is None else ceilings.room_bytes
 
     def fits(batch: int, tokens: int) -> bool:
         common = min(prefix, tokens - 1)
@@ -148,12 +148,12 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet, prefix: int
     largest = _most(lambda batch: fits(batch, prompt))
     served = _most(lambda batch: fits_in_chunks(batch, prompt))
     return GpuNumbers(
-        gpu=roofs.name,
-        bytes_per_s=roofs.bytes_per_s,
-        sustained_bytes_per_s=roofs.sustained_bytes_per_s,
-        tokens_per_s_at_most=1 / floor_under(work, one, roofs, counted.dtype).total_s if largest or served else None,
-        linears_compute_bound_from_batch=compute_bound_from_batch(linears, one, roofs, counted.dtype),
-        compute_bound_from_batch=compute_bound_from_batch(work, one, roofs, counted.dtype),
+        gpu=ceilings.name,
+        bytes_per_s=ceilings.bytes_per_s,
+        sustained_bytes_per_s=ceilings.sustained_bytes_per_s,
+        tokens_per_s_at_most=1 / floor_under(work, one, ceilings, counted.dtype).total_s if largest or served else None,
+        linears_compute_bound_from_batch=compute_bound_from_batch(linears, one, ceilings, counted.dtype),
+        compute_bound_from_batch=compute_bound_from_batch(work, one, ceilings, counted.dtype),
         largest_batch=largest,
         largest_batch_one_by_one=served,
         longest_prompt=_most(lambda tokens: fits(1, tokens)),
@@ -161,15 +161,15 @@ def _on_gpu(counted: CountedModel, context_len: int, roofs: RoofSet, prefix: int
     )
 
 
-def floor_under(work: ModelWork, step: Step, roofs: RoofSet, dtype: str) -> StepFloor:
+def floor_under(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> StepFloor:
     """Return the floor of a step of scalars; `dtype` is the model's."""
-    compute_s, memory_s = roof_times(work, step, roofs, dtype)
+    compute_s, memory_s = ceiling_times(work, step, ceilings, dtype)
     return StepFloor(float(compute_s), float(memory_s))
 
 
-def compute_bound_from_batch(work: ModelWork, step: Step, roofs: RoofSet, dtype: str) -> int | None:
+def compute_bound_from_batch(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> int | None:
     """Return the smallest batch from which such a step is compute-bound (`compute_bound_from`), or None."""
-    return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=batch), roofs, dtype))
+    return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=batch), ceilings, dtype))
 
 
 def _most(condition: Callable[[int], bool]) -> int:

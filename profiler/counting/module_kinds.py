@@ -171,15 +171,15 @@ def row_elements(experts: nn.Module, matrices: Sequence[tuple[int, int]], dtype:
     the weighted result in two orders: in float32 if the router's weights are. MXFP4's kernel gates its own product.
     """
     hidden, outputs = matrices[0][0], sum(outs for _, outs in matrices)
-    products = outputs - hidden if len(matrices) > 1 else outputs
+    matmuls = outputs - hidden if len(matrices) > 1 else outputs
     if formats.triton_mxfp4_matrices(experts) or any(bank.dim() == 4 for bank in expert_banks(experts).values()):
-        return products // 2 + hidden
+        return matmuls // 2 + hidden
     gate = getattr(type(experts), "_apply_gate", None)
     is_plain = gate is None or gate.__qualname__ in ("_default_apply_gate", "FP8Experts._apply_gate")
     clamps = not is_plain or first_of(experts, "limit", "swiglu_limit") is not None
     copies = (5 if clamps else 2) + (2 if hasattr(experts, "gate_up_proj_bias") else 0)
     weighted = 1 if dtype.itemsize == 4 or _ROUTES_IN_16_BITS.search(type(experts).__name__) else 2
-    return max(hidden + products + copies * products // 2, 2 * (1 + weighted) * hidden)
+    return max(hidden + matmuls + copies * matmuls // 2, 2 * (1 + weighted) * hidden)
 
 
 def gathers(experts: nn.Module) -> bool:

@@ -38,7 +38,7 @@ class Operator(abc.ABC):
 
     name: str
     dtype: torch.dtype
-    """The dtype of the operator's matmuls, which decides its compute roof."""
+    """The dtype of the operator's matmuls, which decides its compute ceiling."""
     group: OperatorGroup = field(default="other", kw_only=True)
     count: int = field(default=1, kw_only=True)
     repeats: int = field(default=0, kw_only=True)
@@ -62,8 +62,8 @@ class Operator(abc.ABC):
         if not self.repeats:
             return work
         again_bytes = each.weight_bytes * self.repeats
-        avoidable_bytes = {**work.avoidable_bytes, Cause.REREAD_WEIGHTS: again_bytes}
-        return replace(work, weight_bytes=work.weight_bytes - again_bytes, avoidable_bytes=avoidable_bytes)
+        redundant_bytes = {**work.redundant_bytes, Cause.REREAD_WEIGHTS: again_bytes}
+        return replace(work, weight_bytes=work.weight_bytes - again_bytes, redundant_bytes=redundant_bytes)
 
     def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
         """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.
@@ -82,7 +82,7 @@ class Operator(abc.ABC):
         return step.last_positions if self.only_last else step
 
     def gemms(self, step: Step) -> Sequence[GemmShape]:
-        """Return the matrix products with weights in a step of scalars."""
+        """Return the matmuls with weights in a step of scalars."""
         return ()
 
 
@@ -104,22 +104,22 @@ class Linear(Operator):
         itemsize = self.activation_dtype.itemsize
         outputs = executed * w.out_features * itemsize
         outliers = path.outlier_columns.get(self.name, 0.0)
-        avoidable_flops = {cause: (executed - rows) * flops_per_row, **w.conversion_flops(executed, outliers)}
-        avoidable_bytes = dict(w.conversion_bytes(executed, self.activation_dtype, outliers))
+        redundant_flops = {cause: (executed - rows) * flops_per_row, **w.conversion_flops(executed, outliers)}
+        redundant_bytes = dict(w.conversion_bytes(executed, self.activation_dtype, outliers))
         logits = 0
         if self.group == "lm_head":
             logits = rows * w.out_features * itemsize
-            avoidable_bytes[cause] = outputs - logits
+            redundant_bytes[cause] = outputs - logits
             if path.upcasts_logits:
-                avoidable_bytes[Cause.UPCAST_LOGITS] = rows * w.out_features * (itemsize + 2 * _FLOAT32_BYTES)
+                redundant_bytes[Cause.UPCAST_LOGITS] = rows * w.out_features * (itemsize + 2 * _FLOAT32_BYTES)
         return Work(
             model_flops=rows * flops_per_row,
             vector_flops=rows * w.out_features if w.bias_bytes else 0,
             weight_bytes=w.weight_bytes + w.bias_bytes,
             logits_bytes=logits,
             activation_bytes=executed * w.in_features * itemsize + (0 if self.group == "lm_head" else outputs),
-            avoidable_flops=avoidable_flops,
-            avoidable_bytes=avoidable_bytes,
+            redundant_flops=redundant_flops,
+            redundant_bytes=redundant_bytes,
         )
 
     def executed(self, step: Step, path: ExecutionPath) -> Any:
@@ -154,7 +154,7 @@ class Experts(Operator):
     runs_all: bool = False
     """Whether the library runs every expert on every token and discards the results that the router did not choose."""
     loops: bool = False
-    """Whether it runs one expert after the other, instead of all in one product."""
+    """Whether it runs one expert after the other, instead of all in one matmul."""
     gathers: bool = False
     """Whether a decode step copies their weights where the path `gathers_experts`."""
 
@@ -174,15 +174,15 @@ class Experts(Operator):
         idle = self.num_experts - self.per_token if self.runs_all else 0
         used_bytes = self.touched(tokens) * self.expert_bytes
         unchosen_bytes = self.num_experts * self.expert_bytes - used_bytes if self.runs_all else 0
-        avoidable_bytes = {Cause.UNCHOSEN_EXPERTS: unchosen_bytes}
+        redundant_bytes = {Cause.UNCHOSEN_EXPERTS: unchosen_bytes}
         if path.gathers_experts and self.gathers:  # a copy is read, written and read again
-            avoidable_bytes = {Cause.GATHERED_EXPERTS: np.maximum(3 * self.gathered_bytes(step, path) - used_bytes, 0)}
+            redundant_bytes = {Cause.GATHERED_EXPERTS: np.maximum(3 * self.gathered_bytes(step, path) - used_bytes, 0)}
         return Work(
             model_flops=2 * tokens * self.per_token * weights,
             weight_bytes=used_bytes,
             activation_bytes=tokens * self.per_token * operands * self.activation_dtype.itemsize,
-            avoidable_flops={Cause.UNCHOSEN_EXPERTS: 2 * tokens * idle * weights},
-            avoidable_bytes=avoidable_bytes,
+            redundant_flops={Cause.UNCHOSEN_EXPERTS: 2 * tokens * idle * weights},
+            redundant_bytes=redundant_bytes,
         )
 
     def gathered_bytes(self, step: Step, path: ExecutionPath) -> Any:
@@ -374,7 +374,7 @@ class ModelWork:
         return names
 
     def gemm_census(self, step: Step) -> tuple[GemmShape, ...]:
-        """Return every distinct matrix product with weights in one step of scalars, with its count."""
+        """Return every distinct matmul with weights in one step of scalars, with its count."""
         counts = Counter[GemmShape]()
         for shape in (shape for operator in self.operators for shape in operator.gemms(step)):
             counts[replace(shape, count=1)] += shape.count
@@ -383,7 +383,7 @@ class ModelWork:
 
 def _rows(rule: Rows, step: Step) -> Any:
     if rule == "last":
-        return step.batch * step.asked
+        return step.batch * step.requested
     if rule == "context":
         return step.batch * (step.context + step.query)
     return step.tokens
@@ -393,7 +393,7 @@ def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionP
     """Return the work of an operator in a step of a batch that is padded to its longest prompt.
 
     Model work is that of each prompt at its real length; the weights are read once for all prompts. The rest of the
-    padded shape is avoidable: FLOPs of padded positions, and their keys and values, which every step reads.
+    padded shape is redundant: FLOPs of padded positions, and their keys and values, which every step reads.
     """
     padded = operator.work(Step.of(key), path)
     lens = np.array([request.prompt_len for request in batch], dtype=np.int64)
@@ -415,8 +415,8 @@ def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionP
         kv_read_bytes=read_bytes,
         kv_write_bytes=write_bytes,
         embedding_bytes=total(useful.embedding_bytes),
-        avoidable_flops={**padded.avoidable_flops, Cause.PADDING: padded.model_flops - flops},
-        avoidable_bytes={**padded.avoidable_bytes, Cause.PADDING: padding_bytes},
+        redundant_flops={**padded.redundant_flops, Cause.PADDING: padded.model_flops - flops},
+        redundant_bytes={**padded.redundant_bytes, Cause.PADDING: padding_bytes},
     )
 
 
@@ -426,7 +426,7 @@ def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath
 
 
 def as_value(operator: Operator, name: str, work: Work, step: Step | None = None) -> OperatorWork:
-    """Return work in scalars as a value for a run folder, with its matrix products in a step of scalars."""
+    """Return work in scalars as a value for a run folder, with its matmuls in a step of scalars."""
     bus_bytes: Amount = 0
     if isinstance(operator, Collective):
         bus_bytes = plain_number(work.link_bytes * bus_share(operator.kind, operator.ranks))
@@ -440,8 +440,8 @@ def as_value(operator: Operator, name: str, work: Work, step: Step | None = None
         kv_bytes=plain_number(work.kv_read_bytes + work.kv_write_bytes + work.state_bytes),
         activation_bytes=plain_number(work.activation_bytes),
         bus_bytes=bus_bytes,
-        avoidable_flops=_amounts(work.avoidable_flops),
-        avoidable_bytes=_amounts(work.avoidable_bytes),
+        redundant_flops=_amounts(work.redundant_flops),
+        redundant_bytes=_amounts(work.redundant_bytes),
         gemms=" ".join(map(str, operator.gemms(step))) if step else "",
     )
 

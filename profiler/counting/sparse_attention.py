@@ -29,7 +29,7 @@ class Indexer(Operator):
     rate: int = 1
     """Tokens per score."""
     weighted: bool = True
-    """Whether the heads are added up with weights of their own, in a product."""
+    """Whether the heads are added up with weights of their own, in a matmul."""
     kept_elements: int = 0
     """Elements that it keeps per token; 0 if a `Compressor` keeps its keys."""
 
@@ -42,8 +42,8 @@ class Indexer(Operator):
             model_flops=step.batch * pairs * flops_per_pair,
             kv_read_bytes=step.batch * self.kept_bytes(step.context) - again_bytes,
             kv_write_bytes=step.batch * self.kept_bytes(step.query),
-            avoidable_flops={Cause.MASKED_SCORES: step.batch * (scored - pairs) * flops_per_pair},
-            avoidable_bytes={Cause.SHARED_READS: again_bytes},
+            redundant_flops={Cause.MASKED_SCORES: step.batch * (scored - pairs) * flops_per_pair},
+            redundant_bytes={Cause.SHARED_READS: again_bytes},
         )
 
     @property
@@ -96,8 +96,8 @@ class Compressor(Operator):
             model_flops=step.batch * pairs * flops_per_pair,
             kv_read_bytes=step.batch * read * self.width * self.dtype.itemsize - again_bytes,
             kv_write_bytes=step.batch * written * self.width * self.dtype.itemsize,
-            avoidable_flops={Cause.MASKED_SCORES: step.batch * (step.query * entries - pairs) * flops_per_pair},
-            avoidable_bytes={Cause.SHARED_READS: again_bytes},
+            redundant_flops={Cause.MASKED_SCORES: step.batch * (step.query * entries - pairs) * flops_per_pair},
+            redundant_bytes={Cause.SHARED_READS: again_bytes},
         )
 
     def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:

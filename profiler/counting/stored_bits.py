@@ -26,18 +26,18 @@ def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
 
 
 def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: bool) -> Operator:
-    """Return an operator with its weights as `form`; its products are in the dtype of the form, else in the model's."""
-    products = Dtype(form.products or dtype)
+    """Return an operator with its weights as `form`; its matmuls are in the dtype of the form, else in the model's."""
+    matmuls = Dtype(form.matmuls or dtype)
     if isinstance(operator, Experts):
         weights = sum(ins * outs for ins, outs in operator.matrices)
-        return replace(operator, expert_bytes=round(weights * form.bits / 8), dtype=products)
+        return replace(operator, expert_bytes=round(weights * form.bits / 8), dtype=matmuls)
     stays = operator.group == "lm_head" or (form.packs == "experts" and is_mixture)
     if not isinstance(operator, Linear) or (form.packs != "all" and stays):
         return operator
     stored = operator.weight
     nbytes = round(stored.in_features * stored.out_features * form.bits / 8)
     weight = replace(stored, format=form.name, weight_bytes=nbytes, dense_from_rows=None, fused_rows=())
-    return replace(operator, weight=weight, dtype=products)
+    return replace(operator, weight=weight, dtype=matmuls)
 
 
 def _weight_bytes(operator: Operator) -> int:

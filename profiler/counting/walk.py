@@ -248,7 +248,7 @@ class _Visitor:
             self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
 
     def _loose(self, short: str, weight: nn.Parameter) -> Linear:
-        """Return a product with a matrix that is no module: that of hyper-connections (arXiv:2409.19606) and others."""
+        """Return a matmul with a matrix that is no module: that of hyper-connections (arXiv:2409.19606) and others."""
         ins = weight.shape[-1]  # those of one block, if it has several: [blocks, out, in]
         outs = weight.numel() // ins
         name = str(weight.dtype).removeprefix("torch.")

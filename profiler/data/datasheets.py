@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from profiler.data import rows_of
-from profiler.data.room import idle_room_bytes
+from profiler.data.free_memory import idle_room_bytes
 from profiler.errors import RequestError, near_misses
 
 # A card reports up to 12 % less memory than its datasheet (ECC, firmware, the driver's share).
@@ -73,7 +73,7 @@ class Datasheet:
     small_host: Flag
     """Whether it is mostly rented with a few cores of an older server (`predict.published_efficiency`)."""
     sustained_flops_per_s: Known
-    """What a healthy card holds in large products of `sustained_dtype` once it has settled at its power limit, `tdp_w`.
+    """What a healthy card holds in large matmuls of `sustained_dtype` once it has settled at its power limit, `tdp_w`.
 
     In its first tens of milliseconds a card may be much faster: an H100 SXM reaches 780 TFLOP/s, and holds 680."""
     sustained_copy_bytes_per_s: Known

@@ -65,7 +65,7 @@ _NOT_OFFERED = ("Not Supported", "Function Not Found", "Insufficient Permissions
 
 _LEAST_COUNTED_S, _QUIET_S = 0.5, 0.15
 """The shortest interval that counters describe, and how long the GPU idles at both its ends: a sample is up to 0.1 s
-old. An H100's said 38 % of a product that kept it busy for 0.1 s."""
+old. An H100's said 38 % of a matmul that kept it busy for 0.1 s."""
 
 
 class NvmlSource(TelemetrySource):

@@ -32,7 +32,7 @@ class Engine(Protocol):
     hookable: ClassVar[bool] = True
     """Whether a step runs the Python code of the modules, so that hooks on them work without other effects."""
     eager_phases: ClassVar[tuple[Phase, ...]] = PHASES
-    """Phases in which the hollow twin has the dispatch of the model; compiled code would differ."""
+    """Phases in which the overhead model has the overhead of the model; compiled code would differ."""
     replays_as_graph: ClassVar[bool] = False
     """Whether a decode step is one launch of a captured graph. It needs a device that captures, and a model without a
     sliding window that the host moves."""
@@ -81,6 +81,6 @@ class Engine(Protocol):
     def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
         """Return the seconds of a prefill and of decode steps, in place of marks, if the engine owns its model.
 
-        The first decode step is one that readers leave out (`Visit.decode_s`).
+        The first decode step is one that readers leave out (`Repetition.decode_s`).
         """
         raise RuntimeError(f"the steps of {self.name} are timed by marks")

@@ -26,14 +26,14 @@ _WARM_STEPS = 3
 
 _KEPT_SHARE = 0.05
 """Share of free memory for the caches of other shapes' graphs and compiled code; predictions of peak memory are no
-more precise. Shapes beyond it are captured or prepared again at every visit."""
+more precise. Shapes beyond it are captured or prepared again at every repetition."""
 
 _COMPILED_REGION = "Torch-Compiled Region"
 """The name in torch's profiler of each entry into compiled code (torch/_dynamo/convert_frame.py)."""
 
 
 class EagerEngine(Engine):
-    """transformers without changes: eager dispatch and the model's default cache (DynamicCache)."""
+    """transformers without changes: eager launches and the model's default cache (DynamicCache)."""
 
     name: ClassVar[str] = "eager"
 
@@ -82,7 +82,7 @@ class EagerEngine(Engine):
 
 
 class StaticEngine(EagerEngine):
-    """Eager dispatch on transformers' StaticCache: one buffer of all slots, written in place and read to its end."""
+    """Eager launches on transformers' StaticCache: one buffer of all slots, written in place and read to its end."""
 
     name = "static"
     cache = "static"
@@ -92,7 +92,7 @@ class StaticEngine(EagerEngine):
 
 
 class QuantizedEngine(EagerEngine):
-    """Eager dispatch on transformers' QuantizedCache, which converts the whole cache in every step."""
+    """Eager launches on transformers' QuantizedCache, which converts the whole cache in every step."""
 
     cache = "quantized"
     cache_format: ClassVar[CacheFormat]
@@ -339,8 +339,8 @@ class PaddedState(DecodeState):
 class PaddedEngine(EagerEngine):
     """Eager steps with an attention mask and position ids, as `generate` makes them (generation/utils.py, 5.23).
 
-    The announced cell gives the length of each prompt. For any other shape (a twin, a short model) the first prompt is
-    half as long as the others, so that the mask is effective there as well.
+    The announced cell gives the length of each prompt. For any other shape (an overhead model, a short model) the first
+    prompt is half as long as the others, so that the mask is effective there as well.
     """
 
     name = PADDED_ENGINE

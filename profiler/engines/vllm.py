@@ -18,7 +18,7 @@ import torch
 
 from profiler.device.machine import Machine
 from profiler.engines.base import Engine
-from profiler.errors import NoRoomError, RequestError, first_line
+from profiler.errors import NoFreeMemoryError, RequestError, first_line
 from profiler.facts.run_facts import OwnedModel
 from profiler.facts.step import CacheKind
 from profiler.grid.cells import Grid, Phase
@@ -30,7 +30,7 @@ from profiler.quant.storage import model_storage_bytes
 
 _ITERATIONS = "vllm:iteration_tokens_total"
 _LOOPS, _LOOPS_S = 3, 2.0
-"""Most decode loops of a visit, and the seconds after which no further one begins."""
+"""Most decode loops of a repetition, and the seconds after which no further one begins."""
 
 
 class VllmEngine(Engine):
@@ -83,8 +83,8 @@ class VllmEngine(Engine):
         is a call for all tokens minus one for one token. Both find the prompts in vLLM's prefix cache, so what each
         call costs, and the noise of a long prefill, are in no difference. Where vLLM caches no prefix, both prefill:
         the difference is as right, and less certain. In a prefill in chunks, early sequences also end early; the loop
-        has all their steps. Raises NoRoomError if the loop has more iterations than steps, or fewer cached prompts: the
-        cache was too small to step all sequences together.
+        has all their steps. Raises NoFreeMemoryError if the loop has more iterations than steps, or fewer cached
+        prompts: the cache was too small to step all sequences together.
         """
         marks: list[float] = []
         self.call(ids_BS, 1, lambda: marks.append(self._now_s()))
@@ -94,7 +94,7 @@ class VllmEngine(Engine):
             _, all_s, most, still_cached = self._generate(ids_BS, new_tokens)
             if (most - least, still_cached) != (steps, cached):
                 ran = f"vLLM ran {most - least} iterations for {steps} steps of {len(ids_BS)} sequences"
-                raise NoRoomError(f"{ran}: some waited for others or were preempted, since its cache was full.")
+                raise NoFreeMemoryError(f"{ran}: some waited for others or were preempted, since its cache was full.")
             if all_s <= one_s:
                 raise RuntimeError(f"vLLM's {steps} steps take less than the noise of its calls; use more --new-tokens")
             loops_s.append((all_s - one_s) / steps)

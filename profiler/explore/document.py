@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from profiler.counting.cache import counted_model
 from profiler.counting.grid_count import GpuFloors, GridCount, count_grid
 from profiler.counting.preset_counts import CountedModel
-from profiler.data.roof_set import RoofSet, roofs_called
+from profiler.data.ceiling_set import CeilingSet, ceilings_called
 from profiler.errors import ModelError, RequestError
 from profiler.loading.source import resolve
 from profiler.quant.registry import FORMATS, known_quant
@@ -24,7 +24,7 @@ _LEAST_CONTEXT = 16
 
 @dataclass(frozen=True)
 class Gpu:
-    """The roofs of a GPU, for the roofline."""
+    """The ceilings of a GPU, for the roofline."""
 
     name: str
     room_bytes: int | None
@@ -84,7 +84,7 @@ def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Seq
 
     Raises RequestError or ModelError.
     """
-    source, roofs = resolve(model), [roofs_called(name) for name in gpus]
+    source, ceilings = resolve(model), [ceilings_called(name) for name in gpus]
     counted: dict[str, CountedModel] = {}
     for quant in map(known_quant, quants or FORMATS):
         with suppress(*(() if quants or quant == "none" else (RequestError, ModelError))):
@@ -96,10 +96,10 @@ def explore_document(model: str, gpus: Sequence[str] = DEFAULT_GPUS, quants: Seq
     formats = []
     for quant, each in counted.items():
         grid = count_grid(
-            source.name, each, quant, batch_sizes=batches, prompt_lens=contexts, context_lens=contexts, gpus=roofs
+            source.name, each, quant, batch_sizes=batches, prompt_lens=contexts, context_lens=contexts, gpus=ceilings
         )
         formats.append(_format(grid, columns))
-    grid_of = (source.name, first.dtype, batches, contexts, [_gpu(each, first.dtype) for each in roofs], formats)
+    grid_of = (source.name, first.dtype, batches, contexts, [_gpu(each, first.dtype) for each in ceilings], formats)
     return ExploreDocument(*grid_of, list(columns), first.max_positions)
 
 
@@ -110,9 +110,9 @@ def grid_values(least: int, most: int) -> list[int]:
     return sorted({value for value in (*powers, *between) if least <= value < most} | {most})
 
 
-def _gpu(roofs: RoofSet, dtype: str) -> Gpu:
-    rated = dtype if dtype in roofs.flops_per_s else "float16"
-    return Gpu(roofs.device, roofs.room_bytes, roofs.bytes_per_s, rated, roofs.peak(dtype, dtype))
+def _gpu(ceilings: CeilingSet, dtype: str) -> Gpu:
+    rated = dtype if dtype in ceilings.flops_per_s else "float16"
+    return Gpu(ceilings.device, ceilings.room_bytes, ceilings.bytes_per_s, rated, ceilings.peak(dtype, dtype))
 
 
 class _Columns(dict[str, int]):

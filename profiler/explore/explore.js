@@ -80,7 +80,7 @@ if (typeof document !== "undefined") {
     svg.replaceChildren();
     shape(svg, "rect", { x: left, y: top, width: x(ridge) - left, height: bottom - top, class: "memory" });
     shape(svg, "rect", { x: x(ridge), y: top, width: right - x(ridge), height: bottom - top, class: "compute" });
-    shape(svg, "path", { class: "roof", d: `M ${x(xs[0])} ${y(xs[0] * gpu.bytes_per_s)} L ${x(ridge)} ${y(gpu.flops_per_s)} H ${right}` });
+    shape(svg, "path", { class: "ceiling", d: `M ${x(xs[0])} ${y(xs[0] * gpu.bytes_per_s)} L ${x(ridge)} ${y(gpu.flops_per_s)} H ${right}` });
     for (let value = 1; value <= 1e4; value *= 10) shape(svg, "text", { x: x(value), y: bottom + 16, "text-anchor": "middle" }, value);
     for (let value = 10 ** Math.ceil(Math.log10(ys[0])); value < ys[1]; value *= 10)
       shape(svg, "text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, scaled(value, "").replace(/\.0+ /, " "));

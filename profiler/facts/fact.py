@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 from profiler.grid.cells import Cell, CellKey, Phase
 
 if TYPE_CHECKING:
-    from profiler.facts.dispatch import Dispatch
+    from profiler.facts.ceilings import CeilingsRemeasured, DriftReading
     from profiler.facts.measurements import (
         Activity,
         ForecastTime,
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
         Replay,
         Trial,
     )
-    from profiler.facts.roofs import DriftReading, RoofsRemeasured
+    from profiler.facts.overhead import Overhead
+    from profiler.facts.repetitions import Gap, Repetition
     from profiler.facts.telemetry import Reading
-    from profiler.facts.visits import Gap, Visit
 
 
 class Fact:
@@ -61,15 +61,15 @@ class MergedFacts:
     """All facts of a run so far, whether read from a folder or just measured."""
 
     predicted_peak_bytes: dict[Cell, int] = field(default_factory=dict)
-    dispatch: dict[tuple[str, Phase, int], Dispatch] = field(default_factory=dict)
+    overhead: dict[tuple[str, Phase, int], Overhead] = field(default_factory=dict)
     """By engine, phase and batch size; empty if not measured."""
     generate_steps: dict[Cell, GenerateSteps] = field(default_factory=dict)
-    visits: dict[Cell, list[Visit]] = field(default_factory=dict)
+    repetitions: dict[Cell, list[Repetition]] = field(default_factory=dict)
     gaps: dict[Cell, Gap] = field(default_factory=dict)
     forecasts: dict[CellKey, ForecastTime] = field(default_factory=dict)
-    looks: list[DriftReading] = field(default_factory=list)
-    roofs_again: list[RoofsRemeasured] = field(default_factory=list)
-    """The roofs at the end of the run (of each part of a resumed one); empty in runs of older versions."""
+    drift_readings: list[DriftReading] = field(default_factory=list)
+    ceilings_again: list[CeilingsRemeasured] = field(default_factory=list)
+    """The ceilings at the end of the run (of each part of a resumed one); empty in runs of older versions."""
     readings: list[Reading] = field(default_factory=list)
     replays: dict[CellKey, dict[str, Replay]] = field(default_factory=dict)
     """By cell and operator."""

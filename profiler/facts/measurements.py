@@ -214,7 +214,7 @@ class Quality(Fact, kind="quality"):
 
 @dataclass(frozen=True)
 class DraftFloor:
-    """The least seconds of decode steps at one batch with and without drafts, by the run's roofs."""
+    """The least seconds of decode steps at one batch with and without drafts, by the run's ceilings."""
 
     batch: int
     drafted: int
@@ -227,7 +227,7 @@ class DraftFloor:
     """The steps of the draft model that make them; 0 without one."""
 
     def speedup(self, tokens_per_step: float) -> float:
-        """Return how many times faster decode is with drafts that give so many tokens per step, at these roofs."""
+        """Return how many times faster decode is with drafts that give so many tokens per step, at these ceilings."""
         return tokens_per_step * self.one_token_s / (self.verifying_s + self.drafting_s)
 
 

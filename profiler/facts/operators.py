@@ -1,4 +1,4 @@
-"""The work of one operator, and the causes of avoidable work."""
+"""The work of one operator, and the causes of redundant work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Amount = int | float
 """FLOPs or bytes; whole numbers stay whole."""
 
 NO_AMOUNTS: Mapping[Cause, Amount] = {}
-"""The avoidable work of most operators; one shared object, since a large run has hundreds of thousands."""
+"""The redundant work of most operators; one shared object, since a large run has hundreds of thousands."""
 
 
 _TILE = 128
@@ -20,7 +20,7 @@ _ROW_BITS = 128
 
 @dataclass(frozen=True)
 class GemmShape:
-    """A matrix product [m, k] x [k, n] that runs `count` times per step."""
+    """A matmul [m, k] x [k, n] that runs `count` times per step."""
 
     m: int
     n: int
@@ -29,7 +29,7 @@ class GemmShape:
     count: int
 
     def __str__(self) -> str:
-        """As operators.csv has it: `32*16x4096x1024` is 32 products with m = 16, n = 4096 and k = 1024."""
+        """As operators.csv has it: `32*16x4096x1024` is 32 matmuls with m = 16, n = 4096 and k = 1024."""
         return f"{self.count}*{self.m}x{self.n}x{self.k}"
 
     @classmethod
@@ -38,7 +38,7 @@ class GemmShape:
         count, shape = text.split("*")
         m, n, k = map(int, shape.split("x"))
         if min(m, n, k, int(count)) < 1:
-            raise ValueError(f"{text!r} is no matrix product")
+            raise ValueError(f"{text!r} is no matmul")
         return cls(m, n, k, dtype, int(count))
 
     @property
@@ -65,7 +65,7 @@ class OperatorWork:
     group: str
     count: int
     dtype: str
-    """The dtype of its arithmetic, which selects its compute roof."""
+    """The dtype of its arithmetic, which selects its compute ceiling."""
     flops: Amount
     """Model FLOPs: the minimum of the algorithm."""
     weight_bytes: Amount
@@ -74,12 +74,12 @@ class OperatorWork:
     """Cache read and written."""
     activation_bytes: Amount
     """Operands and intermediates written and read between kernels; an upper bound."""
-    avoidable_flops: Mapping[Cause, Amount] = field(default_factory=dict)
-    avoidable_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
+    redundant_flops: Mapping[Cause, Amount] = field(default_factory=dict)
+    redundant_bytes: Mapping[Cause, Amount] = field(default_factory=dict)
     bus_bytes: Amount = 0
     """For a collective: the bytes that cross each rank's link, message x the factor of nccl-tests."""
     gemms: str = ""
-    """Its matrix products with weights, each as `GemmShape` writes it; empty for others, and in older runs."""
+    """Its matmuls with weights, each as `GemmShape` writes it; empty for others, and in older runs."""
 
     @property
     def model_bytes(self) -> Amount:
@@ -88,12 +88,12 @@ class OperatorWork:
 
     @property
     def executed_flops(self) -> Amount:
-        return self.flops + sum(self.avoidable_flops.values())
+        return self.flops + sum(self.redundant_flops.values())
 
     @property
     def executed_bytes(self) -> Amount:
         """Bytes that the library moves if no intermediate stays in a cache."""
-        return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
+        return self.model_bytes + self.activation_bytes + sum(self.redundant_bytes.values())
 
 
 COLLECTIVE = "collective"
@@ -104,7 +104,7 @@ REST = "all other kernels"
 
 
 class Cause(StrEnum):
-    """Causes of avoidable work, by the names that counts, reports and levers use."""
+    """Causes of redundant work, by the names that counts, reports and changes use."""
 
     MASKED_SCORES = "masked scores"
     CACHE_COPIES = "cache copies"
@@ -136,7 +136,7 @@ class Cause(StrEnum):
     """Counted in pages, not in bytes."""
     DEQUANTISATION = "dequantisation round trip"
     INT8_INPUTS = "int8 inputs"
-    INT32_PRODUCTS = "int32 products"
+    INT32_MATMULS = "int32 matmuls"
     OUTLIERS = "int8 outlier columns"
 
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 
-from profiler.data.room import idle_room_bytes
+from profiler.data.free_memory import idle_room_bytes
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings
+from profiler.facts.repetitions import phase_samples
 from profiler.facts.telemetry import Timeline
-from profiler.facts.visits import phase_samples
 from profiler.grid.cells import CellKey, Grid
 
 
@@ -31,7 +31,7 @@ class ModelFacts:
     quant: str
     double_quant: bool
     compute_dtype: str
-    """The dtype of quantised products."""
+    """The dtype of quantised matmuls."""
     weights: str
     """`checkpoint` or `random`."""
     storage_bytes: int
@@ -99,8 +99,8 @@ class DeviceFacts:
         return idle_room_bytes(self.kind, self.memory_bytes)
 
     @property
-    def overlaps_dispatch(self) -> bool:
-        """Whether the host can run ahead of the device, which then hides dispatch."""
+    def hides_overhead(self) -> bool:
+        """Whether the host can run ahead of the device, which then hides overhead."""
         return self.kind == "cuda"
 
 
@@ -128,11 +128,11 @@ class Facts(MergedFacts):
     @property
     def measured(self) -> list[CellKey]:
         """Keys of the measured cells, in the order of the table's rows."""
-        return [key for key in self.grid.keys if self.visits.get(key.cell)]
+        return [key for key in self.grid.keys if self.repetitions.get(key.cell)]
 
     def medians_s(self) -> dict[CellKey, float]:
         """Return the median seconds of every measured step."""
         return {
-            key: statistics.median(chain.from_iterable(phase_samples(key.phase, self.visits[key.cell])))
+            key: statistics.median(chain.from_iterable(phase_samples(key.phase, self.repetitions[key.cell])))
             for key in self.measured
         }

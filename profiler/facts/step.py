@@ -43,16 +43,16 @@ class Step:
     context: Count
     shared: Count = 0
     """The first of the cached tokens, which all sequences share: they are kept once, and need to be read only once."""
-    asked: Count = 1
-    """The last of the new tokens, whose logits are asked for: one, or all that speculative decoding verifies."""
+    requested: Count = 1
+    """The last of the new tokens, whose logits are requested: one, or all that speculative decoding verifies."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "query", "context", "shared", "asked"):
+        for name in ("batch", "query", "context", "shared", "requested"):
             value = np.asarray(getattr(self, name))
             least = 0 if name in ("context", "shared") else 1
             if value.size and (value < least).any():
                 raise ValueError(f"a step's {name} must be {least} or more, not {value.min()}")
-        if np.any(np.asarray(self.shared) > self.context) or np.any(np.asarray(self.asked) > self.query):
+        if np.any(np.asarray(self.shared) > self.context) or np.any(np.asarray(self.requested) > self.query):
             raise ValueError("a step shares at most its cached tokens, and asks at most for the logits of its new ones")
 
     @classmethod
@@ -67,8 +67,8 @@ class Step:
 
     @property
     def last_positions(self) -> Step:
-        """The step that runs only the new tokens whose logits are asked for, after all others."""
-        return replace(self, query=self.asked, context=self.context + self.query - self.asked)
+        """The step that runs only the new tokens whose logits are requested, after all others."""
+        return replace(self, query=self.requested, context=self.context + self.query - self.requested)
 
     def decoding(self, batch: Count, new_tokens: Count) -> Step:
         """The last of `new_tokens` decode steps of `batch` sequences after this prefill."""
@@ -85,7 +85,7 @@ Attention = Literal["sdpa", "eager", "flash_attention_2", "flex_attention"]
 
 @dataclass(frozen=True)
 class ExecutionPath:
-    """How the library executes a step; the difference to the algorithm's minimum is avoidable work."""
+    """How the library executes a step; the difference to the algorithm's minimum is redundant work."""
 
     attention: Attention = "sdpa"
     kernel: str = "fused"
@@ -112,7 +112,7 @@ class ExecutionPath:
     gathers_experts: bool = False
     """True if decode steps copy the chosen experts' weights (`batched_mm`), as in transformers' `generate` on a GPU."""
     outlier_columns: Mapping[str, float] = field(default_factory=dict)
-    """Columns that LLM.int8() multiplies in 16 bits next to its int8 product, by operator; they depend on the data."""
+    """Columns that LLM.int8() multiplies in 16 bits next to its int8 matmul, by operator; they depend on the data."""
 
     @property
     def fused(self) -> bool:
@@ -129,7 +129,7 @@ class ExecutionPath:
 class Work:
     """The work of a step. FLOPs count a multiply-add as 2; bytes are as stored.
 
-    Model work is the algorithm's minimum. `avoidable_*` is the excess of the execution path, by cause. Vector FLOPs
+    Model work is the algorithm's minimum. `redundant_*` is the excess of the execution path, by cause. Vector FLOPs
     (softmax, norms, rotary, activations, residuals) are separate and do not count towards MFU.
     """
 
@@ -146,8 +146,8 @@ class Work:
     """Operands and intermediates written and read between kernels; an upper bound, since a cache may serve them."""
     link_bytes: Count = 0
     """Messages between ranks: S of nccl-tests, the whole result of each collective; not part of memory traffic."""
-    avoidable_flops: Mapping[Cause, Count] = field(default_factory=dict)
-    avoidable_bytes: Mapping[Cause, Count] = field(default_factory=dict)
+    redundant_flops: Mapping[Cause, Count] = field(default_factory=dict)
+    redundant_bytes: Mapping[Cause, Count] = field(default_factory=dict)
 
     @property
     def model_bytes(self) -> Count:
@@ -157,12 +157,12 @@ class Work:
 
     @property
     def executed_flops(self) -> Count:
-        return self.model_flops + sum(self.avoidable_flops.values())
+        return self.model_flops + sum(self.redundant_flops.values())
 
     @property
     def executed_bytes(self) -> Count:
         """Bytes that this path moves if no intermediate stays in a cache."""
-        return self.model_bytes + self.activation_bytes + sum(self.avoidable_bytes.values())
+        return self.model_bytes + self.activation_bytes + sum(self.redundant_bytes.values())
 
     @property
     def intensity(self) -> Any:
@@ -199,7 +199,7 @@ def bytes_by_kind(work: Work) -> dict[str, int | float]:
     }
 
 
-_BY_CAUSE = ("avoidable_flops", "avoidable_bytes")
+_BY_CAUSE = ("redundant_flops", "redundant_bytes")
 _AMOUNTS = tuple(item.name for item in fields(Work) if item.name not in _BY_CAUSE)
 
 
@@ -214,7 +214,7 @@ class StoredWeight:
     """Packed weights with scales, absmax, zero points and code books."""
     bias_bytes: int
     compute_dtype: torch.dtype
-    """The dtype of the product."""
+    """The dtype of the matmul."""
     dense_from_rows: int | None = None
     """Rows (tokens) from which the kernel first writes a dequantised copy and then multiplies; None: never."""
     fused_rows: tuple[tuple[int, int], ...] = ()
@@ -252,7 +252,7 @@ class StoredWeight:
         cast = 0 if str(activations) == "torch.float16" else activations.itemsize + 2 * _FLOAT16_BYTES
         amounts: dict[Cause, Count] = {
             Cause.INT8_INPUTS: rows * self.in_features * (cast + 2),
-            Cause.INT32_PRODUCTS: rows * self.out_features * 2 * _INT32_BYTES,
+            Cause.INT32_MATMULS: rows * self.out_features * 2 * _INT32_BYTES,
         }
         if outlier_columns:
             weight_column = self.out_features * (2 + 1 + 2 * _FLOAT32_BYTES + 2 * activations.itemsize)
@@ -262,7 +262,7 @@ class StoredWeight:
         return amounts
 
     def conversion_flops(self, rows: Count, outlier_columns: float) -> dict[Cause, Count]:
-        """Return the FLOPs of LLM.int8()'s 16-bit product of outlier columns; its int8 product has zeros there."""
+        """Return the FLOPs of LLM.int8()'s 16-bit matmul of outlier columns; its int8 matmul has zeros there."""
         if self.format != "int8" or not outlier_columns:
             return {}
         return {Cause.OUTLIERS: 2 * rows * outlier_columns * self.out_features}

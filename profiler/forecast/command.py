@@ -77,7 +77,7 @@ def run_facts(folder: Path, engine: str = "") -> RunFacts:
         work = walk(module)
     paths: dict[Phase, ExecutionPath] = {phase: document.counting.paths[f"{chosen} {phase}"] for phase in PHASES}
     if not facts.ceilings.judges:
-        raise RunError(f"{folder} has no roof of memory or of arithmetic: there is nothing to forecast under.")
+        raise RunError(f"{folder} has no ceiling of memory or of arithmetic: there is nothing to forecast under.")
 
     def count(keys: Sequence[CellKey]) -> OperatorArrays:
         return operator_arrays(work, StepArrays.of(keys), paths, facts.model.storage_bytes)
@@ -123,7 +123,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
             " GPU."
         )
     grid = _requested_grid(basis, request)
-    # New tokens that were not asked for make no sequence too long.
+    # New tokens that were not requested make no sequence too long.
     check_positions(basis.max_positions, grid.longest_context - (not request.new_tokens) * grid.new_tokens, SHORTER)
     facts, trained, steps = basis.facts, basis.trained, StepArrays.of(grid.keys)
     if phase := too_few(trained, steps):
@@ -134,7 +134,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         raise RequestError(f"the forecast of {name} contradicts smaller or larger cells; {_measuring(basis, grid)}")
     forms = _forms(basis, request)
     factor, off = _factors(basis, forms, steps)
-    how = "from the time breakdown of its measured cells: roofs, replayed kernels, dispatch and the unexplained rest"
+    how = "from the time breakdown of its measured cells: ceilings, replayed kernels, overhead and the unexplained rest"
     if forms:
         how += f"; {' and '.join(forms)} as tried on a few layers"
     return ForecastDocument(
@@ -180,8 +180,8 @@ def _measuring(basis: RunFacts, grid: Grid) -> str:
     """The end of a sentence: the command that measures the cells of a grid as the run was measured."""
     command = re.sub(r" --(budget|prompt-lens|batch-sizes|context-lens) [^ ]+", "", basis.run.document.command)
     sizes = {"prompt-lens": grid.prompt_lens, "context-lens": grid.context_lens, "batch-sizes": grid.batch_sizes}
-    asked = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
-    return f"measure them: {' '.join([command, *asked])}"
+    requested = [f"--{name} {','.join(map(str, values))}" for name, values in sizes.items() if values]
+    return f"measure them: {' '.join([command, *requested])}"
 
 
 def _factors(

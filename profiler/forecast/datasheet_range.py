@@ -65,7 +65,7 @@ def in_range(
 def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
     """The time breakdown of each step: its floor by the datasheet, and the rest.
 
-    The rest is dispatch where the host is slower than the device, else kernels below their roof.
+    The rest is overhead where the host is slower than the device, else kernels below their ceiling.
     """
     floor_s = gpu_steps.floor_s()
     zeros = np.zeros(len(floor_s))
@@ -74,8 +74,8 @@ def _terms(gpu_steps: CardSteps, times: Range) -> Terms:
     lost_s = times.typical_s - floor_s
     return StepTerms(
         weights_s=np.where(by_compute, 0.0, floor_s), kv_s=zeros, compute_s=np.where(by_compute, floor_s, 0.0),
-        dequantise_s=zeros, kernel_s=np.where(times.is_host, 0.0, lost_s), avoidable_s=zeros, padding_s=zeros,
-        link_s=zeros, dispatch_s=np.where(times.is_host, lost_s, 0.0),
+        dequantise_s=zeros, kernel_s=np.where(times.is_host, 0.0, lost_s), redundant_s=zeros, padding_s=zeros,
+        link_s=zeros, overhead_s=np.where(times.is_host, lost_s, 0.0),
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What is asked of `forecast`: the cells and the variant."""
+"""What is requested of `forecast`: the cells and the variant."""
 
 from __future__ import annotations
 

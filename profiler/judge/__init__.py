@@ -1,1 +1,1 @@
-"""From facts to verdicts: the time breakdown, regimes, levers, scaling, the answer; pure functions."""
+"""From facts to verdicts: the time breakdown, regimes, changes, scaling, the answer; pure functions."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from profiler.facts.change_ids import ChangeId, exclude
 from profiler.judge.cells import JudgedCell, TrialResult
-from profiler.judge.levers import saves_clearly
+from profiler.judge.changes import saves_clearly
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,9 @@ def advice_for(cells: Sequence[JudgedCell], every: Sequence[JudgedCell]) -> list
     """
     found: list[Advice] = []
     for cell in cells:
-        twin = next((each for each in every if each.key.cell == cell.key.cell and each.key != cell.key), None)
+        other_phase = next((each for each in every if each.key.cell == cell.key.cell and each.key != cell.key), None)
         clear = [item for item in cell.tried if item.line and item.change and saves_clearly(cell, item)]
-        found += [_advice(cell, item, twin) for item in sorted(clear, key=lambda item: item.ratio)]
+        found += [_advice(cell, item, other_phase) for item in sorted(clear, key=lambda item: item.ratio)]
     kept: list[Advice] = []
     for advice in found:
         if not any(exclude(advice.change, each.change) for each in kept):
@@ -78,13 +78,13 @@ def advice_for(cells: Sequence[JudgedCell], every: Sequence[JudgedCell]) -> list
     return kept
 
 
-def _advice(cell: JudgedCell, result: TrialResult, twin: JudgedCell | None) -> Advice:
-    """The advice of a trial at a cell; `twin` is the other phase of its shape."""
+def _advice(cell: JudgedCell, result: TrialResult, other_phase: JudgedCell | None) -> Advice:
+    """The advice of a trial at a cell; `overhead model` is the other phase of its shape."""
     assert result.change is not None
-    same = [item for item in (twin.tried if twin else ()) if item.line == result.line]
+    same = [item for item in (other_phase.tried if other_phase else ()) if item.line == result.line]
     effects = {cell.key.phase: _effect(cell, result)}
-    if twin is not None and same:
-        effects[twin.key.phase] = _effect(twin, same[0])
+    if other_phase is not None and same:
+        effects[other_phase.key.phase] = _effect(other_phase, same[0])
     return Advice(
         result.change,
         result.form,

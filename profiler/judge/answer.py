@@ -13,9 +13,9 @@ from profiler.facts.measurements import NotTried
 from profiler.facts.operators import COLLECTIVE
 from profiler.judge.advice import Advice, Effect, advice_for
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.cells import ChangeEffect, EngineDifference, JudgedCell, TrialResult
+from profiler.judge.changes import Setting, not_tried, saves_clearly
 from profiler.judge.engine_differences import causes_of
-from profiler.judge.levers import Setting, not_tried, saves_clearly
 from profiler.judge.regimes import PACED_SHARE, Flag
 from profiler.judge.scaling import best_of
 from profiler.loading.changes import WITHOUT_CUDNN
@@ -27,8 +27,8 @@ _MOST_CHANGES, _MOST_ADVISED = 5, 2
 _NAMED_ONCE_S = 1.0
 # Terms below this share of a step are not named.
 _LEAST_STEP_SHARE = 0.1
-# Within a model, the best streams and matrix products of GPUs reach 0.8 to 0.95 of their roofs.
-_NEAR_ROOF = 0.8
+# Within a model, the best streams and matmuls of GPUs reach 0.8 to 0.95 of their ceilings.
+_NEAR_CEILING = 0.8
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Answer:
     """The most useful first; empty if nothing was measured."""
     advised: tuple[Advice, ...] = ()
     """The changes that the sentences advise, in their order."""
-    not_tried: tuple[Lever, ...] = ()
+    not_tried: tuple[ChangeEffect, ...] = ()
     """The computed savings that they name."""
 
 
@@ -90,11 +90,11 @@ def answer_of(
     without_time = _cut_sentences(cut)
     changes = [*changes[: _MOST_CHANGES - len(without_time)], *without_time]
     untried = _not_tried(decodes, prefills, advised)[: _MOST_CHANGES - len(changes)]
-    changes += [_not_tried_sentence(cell, lever, cut) for cell, lever in untried]
+    changes += [_not_tried_sentence(cell, effect, cut) for cell, effect in untried]
     if not changes:
         changes = [_no_change(decodes[0] if decodes else prefills[0])]
     engines = _engine_sentences(decodes[0], differences) if decodes else []
-    return Answer((*sentences, *changes, *engines), tuple(advised), tuple(lever for _, lever in untried))
+    return Answer((*sentences, *changes, *engines), tuple(advised), tuple(effect for _, effect in untried))
 
 
 def change_sentence(advice: Advice, beginning: str) -> str:
@@ -144,33 +144,33 @@ def _measured_without_a_line(decodes: Sequence[JudgedCell]) -> list[str]:
 
 def _not_tried(
     decodes: Sequence[JudgedCell], prefills: Sequence[JudgedCell], advised: Sequence[Advice]
-) -> list[tuple[JudgedCell, Lever]]:
+) -> list[tuple[JudgedCell, ChangeEffect]]:
     """The largest computed saving of the smallest step, and of the largest prefill, if it may beat what was tried.
 
     Of a decode step at the largest batch only what a full window costs, which grows with the batch.
     """
-    found: list[tuple[JudgedCell, Lever]] = []
+    found: list[tuple[JudgedCell, ChangeEffect]] = []
     taken = {item.line for cell in (*decodes, *prefills) for item in cell.tried}  # also if at another cell
     saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
     for cell in (*decodes[:1], *prefills[-1:], *decodes[1:][-1:]):
-        for lever in not_tried(cell)[:1]:
-            is_known = lever.how in taken or (cell in decodes[:1] and lever.saves_s <= saves_s)
-            if not is_known and (cell not in decodes[1:] or lever.id is ChangeId.UNWINDOWED):
-                taken.add(lever.how)
-                found.append((cell, lever))
+        for effect in not_tried(cell)[:1]:
+            is_known = effect.how in taken or (cell in decodes[:1] and effect.saves_s <= saves_s)
+            if not is_known and (cell not in decodes[1:] or effect.id is ChangeId.UNWINDOWED):
+                taken.add(effect.how)
+                found.append((cell, effect))
     return found
 
 
-def _not_tried_sentence(cell: JudgedCell, lever: Lever, cut: Sequence[NotTried]) -> str:
+def _not_tried_sentence(cell: JudgedCell, effect: ChangeEffect, cut: Sequence[NotTried]) -> str:
     step = "step" if cell.key.phase == "decode" else "prefill"
     once = ""
-    if lever.preparing_s:
-        is_said = any(item.line == lever.how for item in cut)
-        budget = "" if is_said else f", for which --budget {budget_for(lever.preparing_s)} has time"
-        once = f" It compiles for about {lever.preparing_s:.0f} s once{budget}."
+    if effect.preparing_s:
+        is_said = any(item.line == effect.how for item in cut)
+        budget = "" if is_said else f", for which --budget {budget_for(effect.preparing_s)} has time"
+        once = f" It compiles for about {effect.preparing_s:.0f} s once{budget}."
     return (
-        f"Not tried: {lever.how}. Of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
-        f" {lever.amount} (computed: {lever.because}).{once}"
+        f"Not tried: {effect.how}. Of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
+        f" {effect.amount} (computed: {effect.because}).{once}"
     )
 
 
@@ -214,17 +214,17 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
         return (
             f"memory-bound{kv}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.bytes_per_s / cell.roof_bytes_per_s)} of the {scaled(cell.roof_bytes_per_s, 'B/s')}"
+            f" {percent(cell.bytes_per_s / cell.ceiling_bytes_per_s)} of the {scaled(cell.ceiling_bytes_per_s, 'B/s')}"
             f" {_source(setting)}{cached}{_largest_other_term(s)}"
         )
     if regime == "compute-bound":
         return (
             f"compute-bound{_throttled(cell)}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.flops_per_s / cell.roof_flops_per_s)} of the {_compute_roof(cell, setting)}"
+            f" {percent(cell.flops_per_s / cell.ceiling_flops_per_s)} of the {_compute_ceiling(cell, setting)}"
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
-    if regime == "kernel-bound":
+    if regime == "slow-kernels":
         lost_s = s.kernel_s + s.dequantise_s
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
         longest = "".join(
@@ -232,8 +232,8 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             for kernel in cell.longest[:1]
         )
         return (
-            f"kernel-bound: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
-            f" roofs{how}{longest}"
+            f"slow-kernels: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
+            f" ceilings{how}{longest}"
         )
     if regime == "link-bound":
         is_split = any(item.group == COLLECTIVE for item in cell.operators)
@@ -247,42 +247,47 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
             f" {duration(s.latency_s)}; the machine's speed changed in between"
         )
     where = (
-        ", far from every roof" if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags else ""
+        ", far from every ceiling"
+        if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
+        else ""
     )
     paced = ""
     if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
-        paced = f"; its host takes {duration(cell.host_pace_s)} to dispatch it, so both set its pace"
+        paced = f"; its host takes {duration(cell.host_pace_s)} to launch it, so both set its pace"
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
 
 
 def _source(setting: Setting) -> str:
-    """Where the roofs come from, in words that follow a roof."""
+    """Where the ceilings come from, in words that follow a ceiling."""
     return "measured here" if setting.measured else "expected"
 
 
-def _compute_roof(cell: JudgedCell, setting: Setting) -> str:
-    """A cell's compute roof: at its clock, with the range of the measured one if the clock was another then."""
-    roof, at_clock = scaled(cell.roof_flops_per_s / cell.clock_share, "FLOP/s"), scaled(cell.roof_flops_per_s, "FLOP/s")
+def _compute_ceiling(cell: JudgedCell, setting: Setting) -> str:
+    """A cell's compute ceiling: at its clock, with the range of the measured one if the clock was another then."""
+    ceiling, at_clock = (
+        scaled(cell.ceiling_flops_per_s / cell.clock_share, "FLOP/s"),
+        scaled(cell.ceiling_flops_per_s, "FLOP/s"),
+    )
     ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
-    sustained = f"{ends} under load" if " to " in ends else f"{roof} {_source(setting)}"
-    return sustained if roof == at_clock else f"{at_clock} at its clock ({sustained})"
+    sustained = f"{ends} under load" if " to " in ends else f"{ceiling} {_source(setting)}"
+    return sustained if ceiling == at_clock else f"{at_clock} at its clock ({sustained})"
 
 
 def _overhead(cell: JudgedCell, setting: Setting) -> str:
     s = cell.split
     graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
-    if s.generate_s > max(s.dispatch_s, s.engine_s):
+    if s.generate_s > max(s.overhead_s, s.engine_s):
         return f"generate itself takes {duration(s.generate_s)}"
-    if s.engine_s > s.dispatch_s:
+    if s.engine_s > s.overhead_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
-    if setting.here.on_gpu:  # the rest of dispatch overlaps with the GPU's work
+    if setting.here.on_gpu:  # the rest of overhead overlaps with the GPU's work
         ends_s = cell.host_least_s or cell.host_pace_s, max(cell.host_pace_s, cell.undisturbed_s or 0.0)
         host = " to ".join(dict.fromkeys(map(duration, ends_s)))
-        graph = f"; the same work as one graph saves {duration(graph_saves_s)}" if graph_saves_s > s.dispatch_s else ""
+        graph = f"; the same work as one graph saves {duration(graph_saves_s)}" if graph_saves_s > s.overhead_s else ""
         return f"the host needs {host}, in which the GPU works {duration(s.busy_s)}{graph}"
-    if s.dispatch_s > s.latency_s:  # measured minutes apart
-        return f"dispatch takes all ({duration(s.dispatch_s)} when measured by itself)"
-    return f"dispatch takes {duration(s.dispatch_s)}"
+    if s.overhead_s > s.latency_s:  # measured minutes apart
+        return f"overhead takes all ({duration(s.overhead_s)} when measured by itself)"
+    return f"overhead takes {duration(s.overhead_s)}"
 
 
 def _throttled(cell: JudgedCell) -> str:
@@ -302,7 +307,7 @@ def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
 
 def _largest_other_term(s: TimeBreakdown) -> str:
     """The largest term besides weights, KV cache and arithmetic, if it is a tenth of the step."""
-    terms = ("dispatch_s", "generate_s", "dequantise_s", "kernel_s", "avoidable_s", "padding_s")
+    terms = ("overhead_s", "generate_s", "dequantise_s", "kernel_s", "redundant_s", "padding_s")
     term = max(terms, key=lambda name: getattr(s, name))
     if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
         return ""
@@ -320,31 +325,29 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
     best = max(prefills, key=lambda cell: cell.flops_per_s)
     others = [cell.key.tokens for cell in prefills if cell.verdict.regime != "compute-bound"]
     bound = [cell for cell in prefills if cell.key.tokens > max(others, default=0)]
-    if Flag.ABOVE_ROOF in best.verdict.flags:
+    if Flag.ABOVE_CEILING in best.verdict.flags:
         return (
-            f"Prefill at batch {best.key.cell.name} is faster than a measured roof allows"
+            f"Prefill at batch {best.key.cell.name} is faster than a measured ceiling allows"
             f" ({significant(best.tokens_per_s)} tokens/s): {WHY_TOO_FAST}."
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
-        share = best.flops_per_s / best.roof_flops_per_s
+        share = best.flops_per_s / best.ceiling_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {_compute_roof(best, setting)},"
+            f" of the {_compute_ceiling(best, setting)},"
             f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
 
 
 def _no_change(cell: JudgedCell) -> str:
-    """The sentence for a step that no change shortens: it is near its roof, or its time is partly unexplained."""
-    if Flag.ABOVE_ROOF in cell.verdict.flags:
-        return (
-            f"No advice: the step is faster than a measured roof allows, so {WHY_TOO_FAST}. Measure again with --fresh."
-        )
+    """The sentence for a step that no change shortens: it is near its ceiling, or its time is partly unexplained."""
+    if Flag.ABOVE_CEILING in cell.verdict.flags:
+        return f"No advice: the step is faster than a measured ceiling allows, so {WHY_TOO_FAST}. Measure again with --fresh."
     s, tried = cell.split, [item.form for item in cell.tried if item.line]
     at = f"this step is at {percent(s.attained)} of its roofline"
-    if s.attained >= _NEAR_ROOF:
+    if s.attained >= _NEAR_CEILING:
         return f"Nothing to gain but a faster device: {at}, and no change saves 5 % of it."
     share = s.unexplained_s / s.latency_s
     unknown = f", and {percent(share)} of it is unexplained" if share > _LEAST_STEP_SHARE else ""

@@ -1,4 +1,4 @@
-"""The time breakdown of a step: terms that add up to its time, from the roofs of its operators."""
+"""The time breakdown of a step: terms that add up to its time, from the ceilings of its operators."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Generic
 import numpy as np
 
 from profiler.counting.floor import A, floor_s, larger, where
-from profiler.facts.dispatch import Dispatch
+from profiler.facts.overhead import Overhead
 
 _LAYERED = ("attention", "state")
 """Groups with one operator per layer, besides the rotary embedding of attention."""
@@ -29,7 +29,7 @@ class Demand(Generic[A]):
     """Weights, embedding rows and logits."""
     kv_bytes: A
     compute_flops_per_s: float
-    """The compute roof of the operator's dtype."""
+    """The compute ceiling of the operator's dtype."""
     replayed_s: A | None = None
     """Measured time of its kernels in isolation at this shape; None if they were not replayed."""
     replayed_half_width_s: float = 0.0
@@ -37,14 +37,14 @@ class Demand(Generic[A]):
     """The part of `replayed_s` that only converts between formats; it is timed separately."""
     dequantise_half_width_s: float = 0.0
 
-    def roof_s(self, memory_bytes_per_s: A) -> A:
-        """Seconds at the operator's roof: the longer of its arithmetic and its traffic."""
+    def ceiling_s(self, memory_bytes_per_s: A) -> A:
+        """Seconds at the operator's ceiling: the longer of its arithmetic and its traffic."""
         nbytes = self.weight_bytes + self.kv_bytes
         return floor_s(self.flops, nbytes, self.compute_flops_per_s, memory_bytes_per_s)
 
     def alone_s(self, memory_bytes_per_s: A) -> A:
-        """Seconds of its kernels in isolation: as replayed, else at their roof."""
-        return self.roof_s(memory_bytes_per_s) if self.replayed_s is None else self.replayed_s
+        """Seconds of its kernels in isolation: as replayed, else at their ceiling."""
+        return self.ceiling_s(memory_bytes_per_s) if self.replayed_s is None else self.replayed_s
 
     def compute_bound(self, memory_bytes_per_s: A) -> Any:
         """Whether its arithmetic takes at least as long as its traffic: bool, or bool[n]."""
@@ -52,14 +52,14 @@ class Demand(Generic[A]):
 
 
 @dataclass(frozen=True)
-class StepRoofs:
-    """The measured roofs of a step."""
+class StepCeilings:
+    """The measured ceilings of a step."""
 
     memory_bytes_per_s: float
-    dispatch: Dispatch | None
+    overhead: Overhead | None
     """None if it was not measured."""
     overlaps: bool
-    """Whether the host runs ahead of the device (CUDA), so dispatch hides under device time."""
+    """Whether the host runs ahead of the device (CUDA), so overhead hides under device time."""
     fetch_s: float = 0.0
     """Seconds per step in which offloaded weights and the results of ranks cross their links."""
     issue_s: float | None = None
@@ -68,19 +68,19 @@ class StepRoofs:
     idle_share: float = 0.0
     """See the function `idle_share`; 0 in a decode, where the step before keeps the device busy at the start."""
     idle_most: float = 0.0
-    """See the function `idle_most`: the largest share of dispatch for which the device may idle."""
+    """See the function `idle_most`: the largest share of overhead for which the device may idle."""
     copy_share: float = 1.0
-    """Share of the memory roof that a copy reaches."""
+    """Share of the memory ceiling that a copy reaches."""
     memory_half_width: float = 0.0
     compute_half_width: float = 0.0
-    """Half widths of the two roofs' intervals, as shares of the roofs."""
+    """Half widths of the two ceilings' intervals, as shares of the ceilings."""
     measured: bool = True
     """Whether both were measured beyond all caches. A datasheet's peak, or a cache, is faster than the memory."""
 
     @property
-    def dispatch_s(self) -> float | None:
-        """Seconds to dispatch the whole step."""
-        return self.dispatch.step_s if self.dispatch else None
+    def overhead_s(self) -> float | None:
+        """Seconds to launch the whole step."""
+        return self.overhead.step_s if self.overhead else None
 
 
 def is_layer(group: str, operator: str) -> bool:
@@ -89,19 +89,19 @@ def is_layer(group: str, operator: str) -> bool:
 
 
 def idle_share(layers: int) -> float:
-    """Lower bound on exposed dispatch in a prefill on an overlapping device, as a share of all dispatch.
+    """Lower bound on exposed overhead in a prefill on an overlapping device, as a share of all overhead.
 
-    Nothing was issued before, so the device idles while the host prepares masks, positions and the first products.
+    Nothing was issued before, so the device idles while the host prepares masks, positions and the first matmuls.
     That is about the work of one layer.
     """
     return 1 / (layers + 1)
 
 
 def idle_most(layers: int, waits: bool) -> float:
-    """Upper bound on exposed dispatch on an overlapping device, as a share of all dispatch.
+    """Upper bound on exposed overhead on an overlapping device, as a share of all overhead.
 
     It is 1 if the host waits for the device within the step: LLM.int8() asks for outliers in each linear, and a new
-    static cache copies numbers to the GPU. Otherwise it is twice `idle_share`: the host is ahead once a product takes
+    static cache copies numbers to the GPU. Otherwise it is twice `idle_share`: the host is ahead once a matmul takes
     longer than its preparation, which happens within one more layer. It is 0 in a decode (no `layers`) without waits.
     """
     return 1.0 if waits else 2 * idle_share(layers) if layers else 0.0
@@ -116,30 +116,30 @@ class StepTerms(Generic[A]):
     compute_s: A
     dequantise_s: A
     kernel_s: A
-    avoidable_s: A
+    redundant_s: A
     padding_s: A
     link_s: A
-    dispatch_s: A
+    overhead_s: A
 
     @property
     def device_s(self) -> A:
-        """Sum over operators of max(F/P, B/W): the time that the work needs at the roofs."""
+        """Sum over operators of max(F/P, B/W): the time that the work needs at the ceilings."""
         return self.weights_s + self.kv_s + self.compute_s
 
     @property
     def busy_s(self) -> A:
-        """All terms but dispatch. A layer waits for its offloaded weights, so the link's time is included."""
+        """All terms but overhead. A layer waits for its offloaded weights, so the link's time is included."""
         own_s = self.device_s + self.dequantise_s + self.kernel_s
-        return own_s + self.avoidable_s + self.padding_s + self.link_s
+        return own_s + self.redundant_s + self.padding_s + self.link_s
 
     @property
     def total_s(self) -> A:
-        return self.busy_s + self.dispatch_s
+        return self.busy_s + self.overhead_s
 
 
 @dataclass(frozen=True, slots=True)
 class HostTime(Generic[A]):
-    """Seconds that the host spends on one step, or on each of [n] steps; see `Dispatch`."""
+    """Seconds that the host spends on one step, or on each of [n] steps; see `Overhead`."""
 
     step_s: A
     in_kernels_s: A
@@ -151,23 +151,23 @@ def step_terms(
     memory_bytes_per_s: A,
     host: HostTime[A],
     *,
-    avoidable_s: A,
+    redundant_s: A,
     padding_s: A,
     link_s: A,
     overlaps: bool,
     idle_share: A,
 ) -> StepTerms[A]:
-    """Break steps down into operators' roofs, losses of kernels, avoidable work and dispatch.
+    """Break steps down into operators' ceilings, losses of kernels, redundant work and overhead.
 
-    weights + KV + compute are the operators' roofs. `kernel` is the time of replayed kernels beyond their roofs and
-    their dequantisation. Dispatch adds to the step without overlap (CPU). With overlap (CUDA), only the part that
+    weights + KV + compute are the operators' ceilings. `kernel` is the time of replayed kernels beyond their ceilings
+    and their dequantisation. Overhead adds to the step without overlap (CPU). With overlap (CUDA), only the part that
     exceeds the device's time does, and at least `idle_share` of it. In a prefill, the last operator starts only after
     the host has issued all others.
     """
     weights_s = kv_s = compute_s = kernel_s = dequantise_s = last_s = 0.0 * host.step_s
     replayed = False
     for demand in demands:
-        by_compute, roof_s = demand.compute_bound(memory_bytes_per_s), demand.roof_s(memory_bytes_per_s)
+        by_compute, ceiling_s = demand.compute_bound(memory_bytes_per_s), demand.ceiling_s(memory_bytes_per_s)
         by_memory = np.logical_not(by_compute)
         compute_s = compute_s + where(by_compute, demand.flops / demand.compute_flops_per_s)
         weights_s = weights_s + where(by_memory, demand.weight_bytes / memory_bytes_per_s)
@@ -175,23 +175,23 @@ def step_terms(
         if demand.replayed_s is not None:
             replayed = True
             dequantise_s = dequantise_s + demand.dequantise_s
-            kernel_s = kernel_s + (demand.replayed_s - roof_s - demand.dequantise_s)
+            kernel_s = kernel_s + (demand.replayed_s - ceiling_s - demand.dequantise_s)
         if demand.group == LAST:
             last_s = last_s + demand.alone_s(memory_bytes_per_s)
     if replayed:
-        # Replays include the host's calls, which are part of the step's dispatch too. Calls and conversions are
+        # Replays include the host's calls, which are part of the step's overhead too. Calls and conversions are
         # measured separately, so the calls of a short conversion may seem longer than the conversion.
         calls_s = -larger(-host.in_conversions_s, -dequantise_s)
         dequantise_s = dequantise_s - calls_s
         kernel_s = kernel_s - (host.in_kernels_s - calls_s)
     terms = StepTerms(
-        weights_s, kv_s, compute_s, dequantise_s, kernel_s, avoidable_s, padding_s, link_s, dispatch_s=host.step_s
+        weights_s, kv_s, compute_s, dequantise_s, kernel_s, redundant_s, padding_s, link_s, overhead_s=host.step_s
     )
     if not overlaps:
         return terms
     waits_s = host.step_s + where(idle_share > 0, last_s)
     exposed_s = larger(larger(0.0, idle_share * host.step_s), waits_s - terms.busy_s)
-    return replace(terms, dispatch_s=exposed_s)
+    return replace(terms, overhead_s=exposed_s)
 
 
 @dataclass(frozen=True)
@@ -216,16 +216,16 @@ class Term:
     @property
     def short(self) -> str:
         """Its name where a line has little room, which the glossary explains."""
-        return self.name.removesuffix(" below the roof")
+        return self.name.removesuffix(" below the ceiling")
 
 
-WHY_TOO_FAST = "a roof is too low or a count too high"
-"""Why a step takes less than its bytes and FLOPs at the roofs, so that a negative part is left unexplained."""
+WHY_TOO_FAST = "a ceiling is too low or a count too high"
+"""Why a step takes less than its bytes and FLOPs at the ceilings, so that a negative part is left unexplained."""
 
 TERMS = {
     "weights_s": Term(
         "weights", "weights need", "#0072B2", "", "blue", "blue",
-        "the time to read the weights at the measured roofs; a term of the time breakdown.",
+        "the time to read the weights at the measured ceilings; a term of the time breakdown.",
     ),
     "kv_s": Term(
         "KV cache", "the KV cache needs", "#56B4E9", "//", "sky", "cyan",
@@ -233,18 +233,18 @@ TERMS = {
     ),
     "compute_s": Term(
         "arithmetic", "arithmetic needs", "#E69F00", "", "amber", "yellow",
-        "the time of operators that the compute roof limits; a term of the time breakdown.",
+        "the time of operators that the compute ceiling limits; a term of the time breakdown.",
     ),
     "dequantise_s": Term(
         "dequantisation", "dequantising takes", "#009E73", "oo", "green", "green",
         "converting between formats inside a matmul (dense copies of packed weights, scaled int32), timed separately.",
     ),
     "kernel_s": Term(
-        "kernels below the roof", "kernels lose", "#D55E00", "\\\\", "vermilion", "red",
-        "the time of the library's kernels above their own roofs at these shapes, measured by replaying each of them.",
+        "kernels below the ceiling", "kernels lose", "#D55E00", "\\\\", "vermilion", "red",
+        "the time of the library's kernels above their own ceilings at these shapes, measured by replaying each of them.",
     ),
-    "avoidable_s": Term(
-        "avoidable work", "avoidable work takes", "#F0E442", "", "yellow", "bright_yellow",
+    "redundant_s": Term(
+        "redundant work", "redundant work takes", "#F0E442", "", "yellow", "bright_yellow",
         "the library's work beyond the algorithm's minimum: copies, conversions, newly allocated memory.",
     ),
     "padding_s": Term(
@@ -255,12 +255,12 @@ TERMS = {
         "link", "the link takes", "#000000", "--", "ink", "default",
         "the connection between the device and the host, the disk or another GPU.",
     ),
-    "dispatch_s": Term(
-        "dispatch", "dispatch takes", "#CC79A7", "..", "pink", "magenta",
-        "the time of Python, transformers and torch to start a step's operators; measured on the hollow twin.",
+    "overhead_s": Term(
+        "dispatch", "overhead takes", "#CC79A7", "..", "pink", "magenta",
+        "the time of Python, transformers and torch to start a step's operators; measured on the overhead model.",
     ),
     "generate_s": Term(
-        "generate tax", "generate adds", "#882255", "oo", "wine", "bright_magenta",
+        "overhead of generate", "generate adds", "#882255", "oo", "wine", "bright_magenta",
         "the extra time of a step in transformers' own generate over the same step of our loop, measured in turns.",
     ),
     "engine_s": Term(
@@ -285,40 +285,40 @@ class TimeBreakdown:
     kv_s: float
     compute_s: float
     dequantise_s: float
-    """Converting between formats: dense copies of packed weights, quantised inputs, scaled products."""
+    """Converting between formats: dense copies of packed weights, quantised inputs, scaled matmuls."""
     kernel_s: float
-    avoidable_s: float
-    dispatch_s: float
-    """Time that the host adds: all dispatch on a CPU, the part that the device does not hide on CUDA."""
+    redundant_s: float
+    overhead_s: float
+    """Time that the host adds: all overhead on a CPU, the part that the device does not hide on CUDA."""
     unexplained_s: float
     device_s: float
-    """Sum over operators of max(F/P, B/W): the time that the work needs at the roofs."""
+    """Sum over operators of max(F/P, B/W): the time that the work needs at the ceilings."""
     floor_s: float
-    """Lower bound of this step on this device, from its roofs and its dispatch."""
+    """Lower bound of this step on this device, from its ceilings and its overhead."""
     padding_s: float = 0.0
     """Positions of a padded batch that hold no token of any prompt."""
     generate_s: float = 0.0
     """Overhead of transformers' `generate` over a step of the profiler's loop; 0 if it was not called."""
     engine_s: float = 0.0
-    """Time beyond the roofs in an engine that loads the model itself; 0 for other engines."""
+    """Time beyond the ceilings in an engine that loads the model itself; 0 for other engines."""
     link_s: float = 0.0
     """Transfer of offloaded weights to the device, and of results between ranks."""
     replayed_share: float = 0.0
     """Share of `device_s` whose operators were replayed; the losses of other kernels are unknown."""
     host_pace_s: float = 0.0
-    """Least seconds of a step by its host, if a device overlaps it: all dispatch, and a prefill's last operator."""
+    """Least seconds of a step by its host, if a device overlaps it: all overhead, and a prefill's last operator."""
     half_widths_s: Mapping[str, float] = field(default_factory=dict)
     """Half width of the interval (about 95 %) of each of TERMS, from the spread of its measurements."""
 
     @property
     def attained(self) -> float:
-        """Attained share of the roofline: the time that the work needs at the roofs over the measured time."""
+        """Attained share of the roofline: the time that the work needs at the ceilings over the measured time."""
         return (self.device_s + self.link_s) / self.latency_s
 
     @property
     def busy_s(self) -> float:
         """Seconds for which the device and its link are known to be busy."""
-        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.avoidable_s + self.padding_s
+        return self.device_s + self.link_s + self.dequantise_s + self.kernel_s + self.redundant_s + self.padding_s
 
 
 ADDS_UP = 0.2
@@ -367,7 +367,7 @@ def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
     """The breakdown for an engine that loads the model itself: the unexplained rest becomes the engine's term.
 
     It includes its scheduler, its sampler, its launches and the losses of its kernels. It is 0 for a step above its
-    roof.
+    ceiling.
     """
     rest_s, off_s = parts.unexplained_s, parts.half_widths_s.get("unexplained_s", 0.0)
     off_s_by_term = {**parts.half_widths_s, "engine_s": off_s}
@@ -377,87 +377,91 @@ def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
 def break_down(
     latency_s: float,
     demands: Sequence[Demand[float]],
-    avoidable_s: float,
-    roofs: StepRoofs,
+    redundant_s: float,
+    ceilings: StepCeilings,
     latency_half_width_s: float = 0.0,
     padding_s: float = 0.0,
 ) -> TimeBreakdown:
     """Break a measured step down into terms that add up to it.
 
-    measured = weights + KV + compute + dequantisation + kernel + avoidable + padding + link + dispatch + unexplained.
-    `avoidable_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
+    measured = weights + KV + compute + dequantisation + kernel + redundant + padding + link + overhead + unexplained.
+    `redundant_s` is work outside of replayed calls that the algorithm does not need. `padding_s` is work on positions
     without a token, which no other term includes. If the step took longer than its parts, an overlapping device may
-    have idled for up to `StepRoofs.idle_most` of its dispatch, or for all of it if it takes longer than the parts, and
-    not for longer than the rest. Where the host sets the pace, it idled while the host issued this very step, which
-    may have been slower than the hollow twin's.
+    have idled for up to `StepCeilings.idle_most` of its overhead, or for all of it if it takes longer than the parts,
+    and not for longer than the rest. Where the host sets the pace, it idled while the host issued this very step, which
+    may have been slower than the overhead model's.
     """
-    dispatch = roofs.dispatch or Dispatch(0.0, 0.0)
-    host_s = dispatch.step_s
+    overhead = ceilings.overhead or Overhead(0.0, 0.0)
+    host_s = overhead.step_s
     terms = step_terms(
         demands,
-        roofs.memory_bytes_per_s,
-        HostTime(host_s, dispatch.in_kernels_s, dispatch.in_conversions_s),
-        avoidable_s=avoidable_s,
+        ceilings.memory_bytes_per_s,
+        HostTime(host_s, overhead.in_kernels_s, overhead.in_conversions_s),
+        redundant_s=redundant_s,
         padding_s=padding_s,
-        link_s=roofs.fetch_s,
-        overlaps=roofs.overlaps,
-        idle_share=roofs.idle_share,
+        link_s=ceilings.fetch_s,
+        overlaps=ceilings.overlaps,
+        idle_share=ceilings.idle_share,
     )
-    if roofs.overlaps:
+    if ceilings.overlaps:
         left_s = max(0.0, latency_s - terms.busy_s)
-        most = max(roofs.idle_most, host_s > terms.busy_s) if roofs.idle_most else 0.0
-        idle_s = max(terms.dispatch_s, min(most * host_s, left_s))
-        if roofs.issue_s is not None and host_s > terms.busy_s:
-            idle_s = max(idle_s, min(roofs.issue_s, latency_s) - terms.busy_s)
-        terms = replace(terms, dispatch_s=min(idle_s, left_s) if roofs.idle_most else idle_s)
+        most = max(ceilings.idle_most, host_s > terms.busy_s) if ceilings.idle_most else 0.0
+        idle_s = max(terms.overhead_s, min(most * host_s, left_s))
+        if ceilings.issue_s is not None and host_s > terms.busy_s:
+            idle_s = max(idle_s, min(ceilings.issue_s, latency_s) - terms.busy_s)
+        terms = replace(terms, overhead_s=min(idle_s, left_s) if ceilings.idle_most else idle_s)
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
-    seconds["unexplained_s"] = latency_s - terms.busy_s - terms.dispatch_s
-    replayed_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None)
-    required_s = terms.device_s + roofs.fetch_s
-    # The twin of a recorded graph has kernels in its dispatch; its issue shows that its host is done at once.
-    pace_s = min(host_s, host_s if roofs.issue_s is None else roofs.issue_s)
-    if roofs.idle_share:
-        pace_s += sum(demand.alone_s(roofs.memory_bytes_per_s) for demand in demands if demand.group == LAST)
+    seconds["unexplained_s"] = latency_s - terms.busy_s - terms.overhead_s
+    replayed_s = sum(
+        demand.ceiling_s(ceilings.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None
+    )
+    required_s = terms.device_s + ceilings.fetch_s
+    # The overhead model of a recorded graph has kernels in its overhead; its issue shows that its host is done at once.
+    pace_s = min(host_s, host_s if ceilings.issue_s is None else ceilings.issue_s)
+    if ceilings.idle_share:
+        pace_s += sum(demand.alone_s(ceilings.memory_bytes_per_s) for demand in demands if demand.group == LAST)
     return TimeBreakdown(
         latency_s=latency_s,
         **seconds,
         device_s=terms.device_s,
-        floor_s=max(required_s, host_s) if roofs.overlaps else required_s + host_s,
-        host_pace_s=pace_s if roofs.overlaps else 0.0,
+        floor_s=max(required_s, host_s) if ceilings.overlaps else required_s + host_s,
+        host_pace_s=pace_s if ceilings.overlaps else 0.0,
         replayed_share=replayed_s / terms.device_s if terms.device_s else 0.0,
-        half_widths_s=_half_widths(seconds, demands, roofs, latency_half_width_s),
+        half_widths_s=_half_widths(seconds, demands, ceilings, latency_half_width_s),
     )
 
 
 def _half_widths(
-    terms: Mapping[str, float], demands: Sequence[Demand[float]], roofs: StepRoofs, latency_half_width_s: float
+    terms: Mapping[str, float], demands: Sequence[Demand[float]], ceilings: StepCeilings, latency_half_width_s: float
 ) -> dict[str, float]:
-    """Half width of each term in seconds: independent errors add in quadrature, errors of one roof add linearly.
+    """Half width of each term in seconds: independent errors add in quadrature, errors of one ceiling add linearly.
 
-    The time of a replayed operator is measured, so an error of its roof only moves time between its terms. The residual
-    has the errors of the replays, of operators known by their roof only, of dispatch and of the step.
+    The time of a replayed operator is measured, so an error of its ceiling only moves time between its terms. The
+    residual has the errors of the replays, of operators known by their ceiling only, of overhead and of the step.
     """
-    memory, compute = roofs.memory_half_width, roofs.compute_half_width
+    memory, compute = ceilings.memory_half_width, ceilings.compute_half_width
     replays = [demand for demand in demands if demand.replayed_s is not None]
     replay_s = math.hypot(*(demand.replayed_half_width_s for demand in replays))
     dequantise_s = math.hypot(*(demand.dequantise_half_width_s for demand in replays))
-    roof_s = sum(_roof_half_width_s(demand, roofs) for demand in replays)
-    unreplayed_s = sum(_roof_half_width_s(demand, roofs) for demand in demands if demand.replayed_s is None)
-    dispatch_s = roofs.dispatch.half_width_s if roofs.dispatch and terms["dispatch_s"] else 0.0
-    avoidable_s = memory * terms["avoidable_s"]
+    ceiling_s = sum(_ceiling_half_width_s(demand, ceilings) for demand in replays)
+    unreplayed_s = sum(_ceiling_half_width_s(demand, ceilings) for demand in demands if demand.replayed_s is None)
+    overhead_s = ceilings.overhead.half_width_s if ceilings.overhead and terms["overhead_s"] else 0.0
+    redundant_s = memory * terms["redundant_s"]
     return {
         **dict.fromkeys(TERMS, 0.0),
         "weights_s": memory * terms["weights_s"],
         "kv_s": memory * terms["kv_s"],
         "compute_s": compute * terms["compute_s"],
         "dequantise_s": dequantise_s,
-        "kernel_s": math.hypot(replay_s, roof_s, dequantise_s),
-        "avoidable_s": avoidable_s,
-        "dispatch_s": dispatch_s,
-        "unexplained_s": math.hypot(latency_half_width_s, replay_s, unreplayed_s + avoidable_s, dispatch_s),
+        "kernel_s": math.hypot(replay_s, ceiling_s, dequantise_s),
+        "redundant_s": redundant_s,
+        "overhead_s": overhead_s,
+        "unexplained_s": math.hypot(latency_half_width_s, replay_s, unreplayed_s + redundant_s, overhead_s),
     }
 
 
-def _roof_half_width_s(demand: Demand[float], roofs: StepRoofs) -> float:
-    share = roofs.compute_half_width if demand.compute_bound(roofs.memory_bytes_per_s) else roofs.memory_half_width
-    return share * demand.roof_s(roofs.memory_bytes_per_s)
+def _ceiling_half_width_s(demand: Demand[float], ceilings: StepCeilings) -> float:
+    share = (
+        ceilings.compute_half_width if demand.compute_bound(ceilings.memory_bytes_per_s) else ceilings.memory_half_width
+    )
+    return share * demand.ceiling_s(ceilings.memory_bytes_per_s)

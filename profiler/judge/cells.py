@@ -1,4 +1,4 @@
-"""The result of one cell: its row of cells.csv, its evidence and its levers."""
+"""The result of one cell: its row of cells.csv, its evidence and its changes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, Literal
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import KernelTime, StepSamples, Trial
 from profiler.facts.operators import Cause, OperatorWork
+from profiler.facts.repetitions import Repetition, Status, median_issue_s, phase_samples
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import Status, Visit, median_issue_s, phase_samples
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.difference import Difference, difference, is_claim
@@ -76,19 +76,19 @@ class CellResult:
     attained: float = _UNKNOWN
     """Attained share of the measured roofline."""
     floor_s: float = _UNKNOWN
-    """Lower bound of the step on this device, from the operators' roofs and dispatch."""
+    """Lower bound of the step on this device, from the operators' ceilings and overhead."""
     weights_s: float = _UNKNOWN
-    """Term: reading the weights at the memory roof."""
+    """Term: reading the weights at the memory ceiling."""
     kv_s: float = _UNKNOWN
-    """Term: reading and writing the KV cache at the memory roof."""
+    """Term: reading and writing the KV cache at the memory ceiling."""
     compute_s: float = _UNKNOWN
-    """Term: arithmetic at the compute roof."""
+    """Term: arithmetic at the compute ceiling."""
     kernel_s: float = _UNKNOWN
-    """Term: time of the library's kernels beyond their roofs at these shapes."""
-    avoidable_s: float = _UNKNOWN
+    """Term: time of the library's kernels beyond their ceilings at these shapes."""
+    redundant_s: float = _UNKNOWN
     """Term: traffic and arithmetic that the algorithm does not need, outside of replayed kernels."""
-    dispatch_s: float = _UNKNOWN
-    """Term: the host's dispatch, as far as the device does not hide it."""
+    overhead_s: float = _UNKNOWN
+    """Term: the host's overhead, as far as the device does not hide it."""
     unexplained_s: float = _UNKNOWN
     """Term: the rest of the measured time; negative if the other terms are too large."""
     regime: Regime | None = None
@@ -114,7 +114,7 @@ class CellResult:
     joules_per_token: float = _UNKNOWN
     """Energy of the device per token, over all sequences."""
     device_memory_bytes: float = _UNKNOWN
-    """Device memory in use after the visits, by all processes (CUDA)."""
+    """Device memory in use after the repetitions, by all processes (CUDA)."""
     stopped: str | None = None
     """Reason for the end of sampling: `interval` or `budget`."""
     dequantise_s: float = _UNKNOWN
@@ -124,17 +124,17 @@ class CellResult:
     generate_s: float = _UNKNOWN
     """Term: overhead of transformers' `generate` over a step of the profiler's loop."""
     engine_s: float = _UNKNOWN
-    """Term: time beyond the roofs in an engine that loads the model itself."""
+    """Term: time beyond the ceilings in an engine that loads the model itself."""
     padding_s: float = _UNKNOWN
     """Term: positions of a padded batch that hold no token of any prompt."""
     padding: float = _UNKNOWN
     """Share of a padded batch's positions that hold no token."""
     mask_s: float = _UNKNOWN
-    """Time that the mask of a padded batch adds, compared with the same shape without a mask, visited in turn."""
+    """Time that the mask of a padded batch adds, compared with the same shape without a mask, timed in turn."""
     waiting_s: float = _UNKNOWN
     """Part of a decode step spent on ended sequences that wait for the last one of their batch."""
-    visits: int | None = None
-    """Number of visits. The interval of a single visit covers only the variation within it."""
+    repetitions: int | None = None
+    """Number of repetitions. The interval of a single repetition covers only the variation within it."""
     ttft_p90_s: float = _UNKNOWN
     """90th percentile of the time to first token (prefill); missing with fewer than 10 samples."""
     ttft_p99_s: float = _UNKNOWN
@@ -162,8 +162,8 @@ class CellResult:
 
 def difference_of(before: CellResult, after: CellResult) -> Difference:
     """The difference of a cell's times in two runs."""
-    visits = [row.visits for row in (before, after) if row.visits is not None]
-    return difference(before.time, after.time, min(visits) if len(visits) == 2 else None)
+    repetitions = [row.repetitions for row in (before, after) if row.repetitions is not None]
+    return difference(before.time, after.time, min(repetitions) if len(repetitions) == 2 else None)
 
 
 CELL_COLUMNS = tuple(item.name for item in fields(CellResult))
@@ -189,7 +189,9 @@ def timed_row(facts: Facts, key: CellKey, time_s: Estimate | None) -> CellResult
     """The row of a cell's work and its measured or forecast time, without a time breakdown."""
     if time_s is not None:
         row = _with_time(facts, key, "ok", time_s.median_s, time_s.low_s, time_s.high_s)
-        return replace(row, samples=time_s.samples, visits=len(phase_samples(key.phase, facts.visits[key.cell])))
+        return replace(
+            row, samples=time_s.samples, repetitions=len(phase_samples(key.phase, facts.repetitions[key.cell]))
+        )
     gap, forecast = facts.gaps.get(key.cell), facts.forecasts.get(key)
     if gap is None and forecast is not None:
         return _with_time(facts, key, "forecast", forecast.latency_s, forecast.low_s, forecast.high_s)
@@ -208,19 +210,19 @@ def _with_time(facts: Facts, key: CellKey, status: Status, latency_s: float, low
     )
 
 
-def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellResult:
-    """The row with percentiles, memory and energy of its visits; NaN if not measured or of the other phase."""
-    samples = list(chain.from_iterable(phase_samples(key.phase, visits)))
-    peaks = [visit.peak_memory_bytes for visit in visits if visit.peak_memory_bytes is not None]
+def with_repetitions(row: CellResult, key: CellKey, repetitions: Sequence[Repetition]) -> CellResult:
+    """The row with percentiles, memory and energy of its repetitions; NaN if not measured or of the other phase."""
+    samples = list(chain.from_iterable(phase_samples(key.phase, repetitions)))
+    peaks = [repetition.peak_memory_bytes for repetition in repetitions if repetition.peak_memory_bytes is not None]
     row = replace(
         row,
         p90_s=percentile(samples, 90),
         p99_s=percentile(samples, 99),
         peak_memory_bytes=max(peaks) if peaks else None,
-        device_memory_bytes=or_nan(_median([visit.device_memory_bytes for visit in visits])),
+        device_memory_bytes=or_nan(_median([repetition.device_memory_bytes for repetition in repetitions])),
     )
     if key.phase == "prefill":
-        first_s = [ttft_s for visit in visits for ttft_s in visit.ttfts_s]
+        first_s = [ttft_s for repetition in repetitions for ttft_s in repetition.ttfts_s]
         return replace(
             row,
             ttft_s=or_nan(_median(first_s)),
@@ -231,25 +233,25 @@ def with_visits(row: CellResult, key: CellKey, visits: Sequence[Visit]) -> CellR
         )
     return replace(
         row,
-        first_step_s=or_nan(_median([visit.decode_s[0] for visit in visits])),
-        issue_s=or_nan(median_issue_s(visits)),
-        joules_per_token=or_nan(joules_a_token(visits)),
+        first_step_s=or_nan(_median([repetition.decode_s[0] for repetition in repetitions])),
+        issue_s=or_nan(median_issue_s(repetitions)),
+        joules_per_token=or_nan(joules_a_token(repetitions)),
     )
 
 
-def joules_a_token(visits: Sequence[Visit]) -> float | None:
-    """Joules per generated token over all visits; None if the energy counter is too coarse for their length.
+def joules_a_token(repetitions: Sequence[Repetition]) -> float | None:
+    """Joules per generated token over all repetitions; None if the energy counter is too coarse for their length.
 
-    A visit that had little time generated fewer tokens than its cell has.
+    A repetition that had little time generated fewer tokens than its cell has.
 
-    A GPU updates its counter a few times per second. So a visit may be charged no tick, or one too many: the sum over n
-    visits is off by about sqrt(n) / 2 ticks.
+    A GPU updates its counter a few times per second. So a repetition may be charged no tick, or one too many: the sum
+    over n repetitions is off by about sqrt(n) / 2 ticks.
     """
-    metered = [(visit, visit.energy_j) for visit in visits if visit.energy_j is not None]
-    seconds = sum(visit.wall_s for visit, _ in metered)
+    metered = [(repetition, repetition.energy_j) for repetition in repetitions if repetition.energy_j is not None]
+    seconds = sum(repetition.wall_s for repetition, _ in metered)
     if not metered or math.sqrt(len(metered)) / 2 * _ENERGY_TICK_S > _ENERGY_TOLERANCE * seconds:
         return None
-    generated = sum(visit.cell.batch_size * (1 + len(visit.decode_s)) for visit, _ in metered)
+    generated = sum(repetition.cell.batch_size * (1 + len(repetition.decode_s)) for repetition, _ in metered)
     return sum(joules for _, joules in metered) / generated
 
 
@@ -310,21 +312,22 @@ class EngineDifference(KeyedRecord):
     terms: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each term in this engine minus those in the first; empty if one of the breakdowns does not add up."""
     causes: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of each cause of avoidable work in this engine minus those in the first."""
-    visits: int = 2
-    """Visits of the engine with fewer. A single visit does not show how much visits of one cell differ."""
+    """Seconds of each cause of redundant work in this engine minus those in the first."""
+    repetitions: int = 2
+    """Repetitions of the engine with fewer. A single repetition does not show how much repetitions of one cell
+    differ."""
 
     @property
     def is_claim(self) -> bool:
-        """Whether both engines have enough visits and the whole interval is on one side of 0."""
-        return is_claim(self.low_s, self.high_s, self.visits)
+        """Whether both engines have enough repetitions and the whole interval is on one side of 0."""
+        return is_claim(self.low_s, self.high_s, self.repetitions)
 
 
 Basis = Literal["tried", "measured", "computed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Lever:
+class ChangeEffect:
     """A change, and the time that it saves on one cell."""
 
     change: str
@@ -338,7 +341,7 @@ class Lever:
     half_width_s: float = 0.0
     """Half width of the interval of `saves_s`."""
     at_most: bool = False
-    """Whether `saves_s` is an upper bound; other computed levers are estimates."""
+    """Whether `saves_s` is an upper bound; other computed changes are estimates."""
     at_least_s: float | None = None
     """Lower end of a computed saving, of which `saves_s` is the upper end; None if there is only one figure."""
     how: str = ""
@@ -369,15 +372,15 @@ class Lever:
         """Whether the sign of the saving is certain."""
         return abs(self.saves_s) > self.half_width_s and (self.at_least_s is None or self.at_least_s > 0)
 
-    def limited_to(self, most_s: float) -> Lever:
-        """The lever where no change saves more than `most_s` seconds."""
+    def limited_to(self, most_s: float) -> ChangeEffect:
+        """The change where no change saves more than `most_s` seconds."""
         least_s = None if self.at_least_s is None else min(self.at_least_s, most_s)
         return replace(self, saves_s=min(self.saves_s, most_s), at_least_s=least_s)
 
 
 @dataclass(frozen=True, slots=True)
 class CellEvidence(KeyedRecord):
-    """The evidence of a verdict, and the levers of its cell."""
+    """The evidence of a verdict, and the changes of its cell."""
 
     regime: Regime
     """The limit of the cell."""
@@ -395,7 +398,7 @@ class CellEvidence(KeyedRecord):
     """Why the measurement is noisy; empty if it is not."""
     predicted_peak_memory_bytes: int
     """Peak memory by the memory model."""
-    levers: tuple[Lever, ...] = ()
+    changes: tuple[ChangeEffect, ...] = ()
     """Changes that would save time, the largest saving first."""
     first_use_s: float | None = None
     """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
@@ -405,37 +408,37 @@ class CellEvidence(KeyedRecord):
 
 @dataclass(frozen=True, slots=True)
 class JudgedCell:
-    """A measured and judged cell, from which levers and the answer are derived."""
+    """A measured and judged cell, from which changes and the answer are derived."""
 
     key: CellKey
     tokens_per_s: float
     flops_per_s: float
     bytes_per_s: float
-    roof_bytes_per_s: float
-    """The memory roof with which it was judged; that of a cache if the working set fits one."""
-    roof_flops_per_s: float
-    """The compute roof, from the dtypes of its products."""
+    ceiling_bytes_per_s: float
+    """The memory ceiling with which it was judged; that of a cache if the working set fits one."""
+    ceiling_flops_per_s: float
+    """The compute ceiling, from the dtypes of its matmuls."""
     split: TimeBreakdown
     verdict: Verdict
     operators: Sequence[OperatorWork] = ()
     memory_bytes: float = 0.0
     """Predicted peak memory, which another GPU must have."""
-    avoidable_s: Mapping[Cause, float] = field(default_factory=dict)
-    """Seconds of avoidable work by cause: traffic at the measured bandwidth, and page faults."""
+    redundant_s: Mapping[Cause, float] = field(default_factory=dict)
+    """Seconds of redundant work by cause: traffic at the measured bandwidth, and page faults."""
     tried: tuple[TrialResult, ...] = ()
     """Changes that were tried at this shape."""
     engines: tuple[EngineDifference, ...] = ()
     """Other engines that were measured on this cell, compared with its own."""
     lost_s: Mapping[str, float] = field(default_factory=dict)
-    """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
+    """By replayed operator: seconds of its kernels beyond its ceiling and its conversions."""
     small_kernels_s: float | None = None
-    """Seconds that all kernels besides products, attention and experts lose; None if they were not replayed."""
+    """Seconds that all kernels besides matmuls, attention and experts lose; None if they were not replayed."""
     traced_small_s: float = 0.0
     """At most the seconds of these kernels in the trace of a prefill; 0 without one."""
     host_pace_s: float = 0.0
-    """Dispatch of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
+    """Overhead of a host that runs ahead of the device: a lower bound of the step, whatever the device's work."""
     host_least_s: float = 0.0
-    """The fastest step of the hollow twin on such a host."""
+    """The fastest step of the overhead model on such a host."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
     waits: bool = False
@@ -443,16 +446,16 @@ class JudgedCell:
     graph_step_s: float | None = None
     """Seconds of the step replayed as a CUDA graph; None if none was recorded."""
     clock_share: float = 1.0
-    """The GPU's clock over that of its compute roof."""
+    """The GPU's clock over that of its compute ceiling."""
     first_use_s: float | None = None
     """Seconds of a decode step at a KV length that is new to the process; None if it takes no longer."""
     undisturbed_s: float | None = None
-    """Lower quartile of the fastest visit: what a quiet host would take."""
+    """Lower quartile of the fastest repetition: what a quiet host would take."""
     spread: float = 0.0
-    """Half width of the interval of its time, as a share of it: by how much visits a minute apart differ."""
+    """Half width of the interval of its time, as a share of it: by how much repetitions a minute apart differ."""
     usable: bool = True
     """Whether its time is known well enough for a headline."""
-    levers: tuple[Lever, ...] = ()
+    changes: tuple[ChangeEffect, ...] = ()
     """Changes that would save time, the largest saving first; empty until all cells of the run are judged."""
 
 

@@ -1,4 +1,5 @@
-"""The time breakdown of a cell from the facts of its run, the range of its roofs, and what the GPU's counters say."""
+"""The time breakdown of a cell from the facts of its run, the range of its ceilings, and what the GPU's counters
+say."""
 
 from __future__ import annotations
 
@@ -9,18 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from profiler.counting.floor import floor_s
-from profiler.facts.dispatch import Dispatch
+from profiler.facts.ceilings import AGREE, RESIDENT_GAIN, Ceiling, Ceilings, CeilingsRemeasured, agree, memory_ceiling
 from profiler.facts.measurements import Activity, Replay
 from profiler.facts.operators import COLLECTIVE, COPIES, OUTSIDE, REST, Cause, OperatorWork
-from profiler.facts.roofs import AGREE, RESIDENT_GAIN, Ceilings, Roof, RoofsRemeasured, agree, memory_roof
+from profiler.facts.overhead import Overhead
+from profiler.facts.repetitions import Repetition, median_issue_s, phase_medians
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import HardwareCounters
-from profiler.facts.visits import Visit, median_issue_s, phase_medians
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.breakdown import (
     EXCEEDS,
     Demand,
-    StepRoofs,
+    StepCeilings,
     TimeBreakdown,
     break_down,
     exceeds_step,
@@ -35,13 +36,13 @@ from profiler.stats import Estimate
 
 _JOINS = "CatArrayBatchedCopy"
 """torch's kernels of `cat` (aten/src/ATen/native/cuda/Shape.cu)."""
-_PRODUCTS = re.compile("nvjet|gemm|^Kernel2?$")
-"""Kernels of matrix products as cuBLAS and CUTLASS call them, without their namespaces."""
-_LEAST_PRODUCTS = 32
-"""Products of one step that show a ceiling to be wrong: one in each of the layers of a model of 7 B."""
-_LEAST_ROOF_WIDTH = 0.01
-"""Half width of a roof, as a share, at the least. Samples of one measurement agree within 0.01 % on a GPU, and three
-measurements of an H100's memory gave 3.10 to 3.11 TB/s; the model's own matrices are not the streams of the roof."""
+_MATMULS = re.compile("nvjet|gemm|^Kernel2?$")
+"""Kernels of matmuls as cuBLAS and CUTLASS call them, without their namespaces."""
+_LEAST_MATMULS = 32
+"""Matmuls of one step that show a ceiling to be wrong: one in each of the layers of a model of 7 B."""
+_LEAST_CEILING_WIDTH = 0.01
+"""Half width of a ceiling, as a share, at the least. Samples of one measurement agree within 0.01 % on a GPU, and three
+measurements of an H100's memory gave 3.10 to 3.11 TB/s; the model's own matrices are not the streams of the ceiling."""
 
 
 def total_work(operators: Sequence[OperatorWork]) -> tuple[float, float]:
@@ -57,32 +58,32 @@ def breakdown_of(
     faults: float = 0.0,
     tax: Estimate | None = None,
 ) -> tuple[TimeBreakdown, dict[Cause, float]]:
-    """The breakdown of a cell's time, and the seconds of its avoidable work by cause.
+    """The breakdown of a cell's time, and the seconds of its redundant work by cause.
 
-    The time of a replayed operator includes the avoidable work inside its call. That work is not part of the avoidable
+    The time of a replayed operator includes the redundant work inside its call. That work is not part of the redundant
     term; its causes are reported as parts of the kernel's loss. `faults` is the number of page faults in the step, and
     `tax` the overhead of `generate`.
     """
-    replays, roofs = facts.replays.get(key, {}), roofs_of(facts, key)
+    replays, ceilings = facts.replays.get(key, {}), ceilings_of(facts, key)
     demands: list[Demand[float]] = []
     outside_s: dict[Cause, float] = {}
     inside_s: dict[Cause, float] = {}
     padding_s = 0.0
     items = [(item, step_demand(facts, item, replays.get(item.operator))) for item in facts.operators[key]]
-    padding_factor = _padding_factor(items, roofs, latency_s)
+    padding_factor = _padding_factor(items, ceilings, latency_s)
     for item, demand in items:
-        padded_s = padding_factor * _padding_s(item, demand, roofs)
+        padded_s = padding_factor * _padding_s(item, demand, ceilings)
         padding_s += padded_s
         if demand.replayed_s is not None:
             demand = replace(demand, replayed_s=demand.replayed_s - padded_s)
         demands.append(demand)
-        seconds = _avoidable_s(item, demand, roofs)
+        seconds = _redundant_s(item, demand, ceilings)
         if demand.replayed_s is None:
             _add(outside_s, seconds)
         else:
             _add(outside_s, {cause: value for cause, value in seconds.items() if cause in OUTSIDE})
             inside = {cause: value for cause, value in seconds.items() if cause not in OUTSIDE}
-            lost_s = max(0.0, demand.replayed_s - demand.roof_s(roofs.memory_bytes_per_s))
+            lost_s = max(0.0, demand.replayed_s - demand.ceiling_s(ceilings.memory_bytes_per_s))
             share = min(1.0, lost_s / (sum(inside.values()) or 1.0))
             # A product reads its input and writes its output, however it is fused.
             inside.pop(Cause.OPERANDS, None)
@@ -90,9 +91,9 @@ def breakdown_of(
     faults_s = faults * facts.ceilings.page_fault_s
     if REST in replays:
         _as_traced(outside_s, facts.activity.get(key))
-        demands.append(_small_kernels(replays[REST], demands, outside_s, roofs, faults_s))
+        demands.append(_small_kernels(replays[REST], demands, outside_s, ceilings, faults_s))
     outside_s[Cause.PAGE_FAULTS] = faults_s
-    parts = break_down(latency_s, demands, sum(outside_s.values()), roofs, half_width_s, padding_s)
+    parts = break_down(latency_s, demands, sum(outside_s.values()), ceilings, half_width_s, padding_s)
     if REST not in replays and facts.device.kind == "cuda" and (traced := facts.activity.get(key)) is not None:
         parts = with_trace(parts, traced.busy_s)
     if tax is not None:
@@ -107,25 +108,25 @@ def breakdown_of(
 
 
 def lost_s(facts: Facts, key: CellKey) -> dict[str, float]:
-    """By replayed operator: seconds of its kernels beyond its roof and its conversions."""
-    replays, memory = facts.replays.get(key, {}), roofs_of(facts, key).memory_bytes_per_s
+    """By replayed operator: seconds of its kernels beyond its ceiling and its conversions."""
+    replays, memory = facts.replays.get(key, {}), ceilings_of(facts, key).memory_bytes_per_s
     demands = [
         step_demand(facts, item, replays[item.operator]) for item in facts.operators[key] if item.operator in replays
     ]
-    return {each.name: (each.replayed_s or 0.0) - each.roof_s(memory) - each.dequantise_s for each in demands}
+    return {each.name: (each.replayed_s or 0.0) - each.ceiling_s(memory) - each.dequantise_s for each in demands}
 
 
 @dataclass(frozen=True)
-class Products:
-    """Products of one step in the model's dtype that the compute roof limits, as a trace or replays timed them."""
+class Matmuls:
+    """Matmuls of one step in the model's dtype that the compute ceiling limits, as a trace or replays timed them."""
 
     where: str
     count: int
     flops_per_s: float
 
 
-def _products_of(facts: Facts, key: CellKey) -> dict[str, tuple[int, float, float]]:
-    """By such a product: its number, its FLOPs and its seconds in replays, or at its roof without one."""
+def _matmuls_of(facts: Facts, key: CellKey) -> dict[str, tuple[int, float, float]]:
+    """By such a matmul: its number, its FLOPs and its seconds in replays, or at its ceiling without one."""
     replays, memory_per_s, found = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s, {}
     for item in facts.operators.get(key, ()):
         demand = step_demand(facts, item, replays.get(item.operator))
@@ -134,27 +135,27 @@ def _products_of(facts: Facts, key: CellKey) -> dict[str, tuple[int, float, floa
     return found
 
 
-def traced_products(facts: Facts, key: CellKey) -> Products | None:
-    """The products of a step as its trace has them; None unless all of them are among its longest kernels."""
+def traced_matmuls(facts: Facts, key: CellKey) -> Matmuls | None:
+    """The matmuls of a step as its trace has them; None unless all of them are among its longest kernels."""
     longest = facts.activity[key].longest if key in facts.activity else ()
-    kernels = [kernel for kernel in longest if _PRODUCTS.search(kernel.name)]
-    products, count = _products_of(facts, key).values(), sum(kernel.calls for kernel in kernels)
-    if not count or count != sum(each[0] for each in products):
+    kernels = [kernel for kernel in longest if _MATMULS.search(kernel.name)]
+    matmuls, count = _matmuls_of(facts, key).values(), sum(kernel.calls for kernel in kernels)
+    if not count or count != sum(each[0] for each in matmuls):
         return None
-    flops, seconds = sum(each[1] for each in products), sum(kernel.seconds for kernel in kernels)
-    return Products(f"{key.name} (traced)", count, flops / seconds)
+    flops, seconds = sum(each[1] for each in matmuls), sum(kernel.seconds for kernel in kernels)
+    return Matmuls(f"{key.name} (traced)", count, flops / seconds)
 
 
-def faster_products(facts: Facts) -> tuple[Products, float] | None:
-    """The fastest 32 or more products of one trace or replay that beat the ceiling, and the ceiling; else None."""
-    roof = facts.ceilings.compute_roof(facts.model.dtype)
-    ceiling_per_s = roof.per_s * (roof.at_full_clock if facts.device.kind == "cuda" else 1.0)
-    found = [traced_products(facts, key) for key in facts.activity]
+def faster_matmuls(facts: Facts) -> tuple[Matmuls, float] | None:
+    """The fastest 32 or more matmuls of one trace or replay that beat the ceiling, and the ceiling; else None."""
+    ceiling = facts.ceilings.compute_ceiling(facts.model.dtype)
+    ceiling_per_s = ceiling.per_s * (ceiling.at_full_clock if facts.device.kind == "cuda" else 1.0)
+    found = [traced_matmuls(facts, key) for key in facts.activity]
     for key in facts.replays:
-        fast = [each for each in _products_of(facts, key).values() if each[1] > ceiling_per_s * each[2]]
+        fast = [each for each in _matmuls_of(facts, key).values() if each[1] > ceiling_per_s * each[2]]
         count, flops, seconds = (sum(each[index] for each in fast) for index in range(3))
-        found.append(Products(f"{key.name} (replayed)", int(count), flops / seconds) if fast else None)
-    many = (each for each in found if each is not None and each.count >= _LEAST_PRODUCTS)
+        found.append(Matmuls(f"{key.name} (replayed)", int(count), flops / seconds) if fast else None)
+    many = (each for each in found if each is not None and each.count >= _LEAST_MATMULS)
     best = max(many, key=lambda each: each.flops_per_s, default=None)
     return (best, ceiling_per_s) if best is not None and best.flops_per_s > (1 + AGREE) * ceiling_per_s else None
 
@@ -163,44 +164,46 @@ def over_the_run(facts: Facts) -> Facts:
     """The facts with the compute ceiling of the model's dtype as the whole run shows it.
 
     On a GPU its quartiles are those of all its measurements, since each met another clock. A ceiling that the run's own
-    products beat is wrong: their rate takes its place, at full clock on a GPU that reports it. Replays of products may
+    matmuls beat is wrong: their rate takes its place, at full clock on a GPU that reports it. Replays of matmuls may
     run into a power limit that the step's trace did not reach; then they take as long as there.
     """
     dtype, on_gpu = facts.model.dtype, facts.device.kind == "cuda"
-    roof, found = facts.ceilings.compute.get(dtype), faster_products(facts)
-    if roof is None or not roof.measured:
+    ceiling, found = facts.ceilings.compute.get(dtype), faster_matmuls(facts)
+    if ceiling is None or not ceiling.measured:
         return facts
-    every = [roof, *(look.compute[dtype] for look in facts.roofs_again if on_gpu and dtype in look.compute)]
-    roof = replace(roof, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
+    every = [ceiling, *(look.compute[dtype] for look in facts.ceilings_again if on_gpu and dtype in look.compute)]
+    ceiling = replace(ceiling, low_per_s=min(x.low_per_s for x in every), high_per_s=max(x.high_per_s for x in every))
     if found is not None:
         per_s = found[0].flops_per_s
-        roof = replace(roof, burst_per_s=per_s) if on_gpu and roof.clock_hz else roof.times(per_s / roof.per_s)
+        ceiling = (
+            replace(ceiling, burst_per_s=per_s) if on_gpu and ceiling.clock_hz else ceiling.times(per_s / ceiling.per_s)
+        )
     replays = dict(facts.replays)
     for key, replayed in facts.replays.items():
-        products, traced = _products_of(facts, key), traced_products(facts, key)
-        if traced is not None and products.keys() <= replayed.keys():
-            flops, seconds = (sum(each[index] for each in products.values()) for index in (1, 2))
+        matmuls, traced = _matmuls_of(facts, key), traced_matmuls(facts, key)
+        if traced is not None and matmuls.keys() <= replayed.keys():
+            flops, seconds = (sum(each[index] for each in matmuls.values()) for index in (1, 2))
             share = min(1.0, flops / traced.flops_per_s / seconds)
-            faster = {name: tuple(share * each for each in replayed[name].seconds) for name in products}
+            faster = {name: tuple(share * each for each in replayed[name].seconds) for name in matmuls}
             replays[key] = replayed | {name: replace(replayed[name], seconds=own_s) for name, own_s in faster.items()}
-    compute = {**facts.ceilings.compute, dtype: roof}
+    compute = {**facts.ceilings.compute, dtype: ceiling}
     return replace(facts, ceilings=replace(facts.ceilings, compute=compute), replays=replays)
 
 
-def small_kernels_s(facts: Facts, key: CellKey, parts: TimeBreakdown, avoidable_s: Mapping[Cause, float]) -> float:
+def small_kernels_s(facts: Facts, key: CellKey, parts: TimeBreakdown, redundant_s: Mapping[Cause, float]) -> float:
     """At most the seconds of small kernels in a prefill's trace, which other kernels leave; 0 without one."""
-    copied_s = sum(seconds for cause, seconds in avoidable_s.items() if cause in OUTSIDE)
+    copied_s = sum(seconds for cause, seconds in redundant_s.items() if cause in OUTSIDE)
     large_s = parts.device_s + parts.dequantise_s + sum(max(0.0, seconds) for seconds in lost_s(facts, key).values())
     is_traced = key.phase == "prefill" and key in facts.activity
     return max(0.0, facts.activity[key].busy_s - large_s - copied_s) if is_traced else 0.0
 
 
 def as_served(facts: Facts, key: CellKey, latency_s: float) -> Facts:
-    """The facts with the roof of a cache, for a step clearly faster than memory can deliver its bytes.
+    """The facts with the ceiling of a cache, for a step clearly faster than memory can deliver its bytes.
 
     Its working set is between two sizes of the bandwidth curve, the smaller inside a cache and the larger beyond it.
     Only the step's time shows which of the two applies. If no cache ends there, the facts are unchanged: the step is
-    above its roof, and its verdict says so.
+    above its ceiling, and its verdict says so.
     """
     _, nbytes = total_work(facts.operators[key])
     from_memory_s = nbytes / facts.ceilings.memory_bytes_per_s_for(nbytes)
@@ -221,7 +224,11 @@ def _as_traced(outside_s: dict[Cause, float], traced: Activity | None) -> None:
 
 
 def _small_kernels(
-    rest: Replay, others: Sequence[Demand[float]], outside_s: dict[Cause, float], roofs: StepRoofs, faults_s: float
+    rest: Replay,
+    others: Sequence[Demand[float]],
+    outside_s: dict[Cause, float],
+    ceilings: StepCeilings,
+    faults_s: float,
 ) -> Demand[float]:
     """The loss of all small kernels, which are replayed together: their time beyond their traffic and page faults.
 
@@ -229,7 +236,7 @@ def _small_kernels(
     page faults. If the replay takes less than the counted traffic, because a cache passes data between the kernels,
     `outside_s` is scaled down in place.
     """
-    unreplayed_s = sum(each.roof_s(roofs.memory_bytes_per_s) for each in others if each.replayed_s is None)
+    unreplayed_s = sum(each.ceiling_s(ceilings.memory_bytes_per_s) for each in others if each.replayed_s is None)
     beyond_s = rest.whole.median_s - unreplayed_s
     counted_s = sum(outside_s.values())
     if counted_s > beyond_s:
@@ -239,49 +246,51 @@ def _small_kernels(
     return Demand(REST, "other", 0.0, 0.0, 0.0, 1.0, lost_s, rest.whole.half_width_s)
 
 
-def _avoidable_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) -> dict[Cause, float]:
-    """Seconds of an operator's avoidable work by cause, each by the roof that limits it."""
-    nbytes = {Cause.OPERANDS: item.activation_bytes, **item.avoidable_bytes}
-    memory = roofs.memory_bytes_per_s
+def _redundant_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> dict[Cause, float]:
+    """Seconds of an operator's redundant work by cause, each by the ceiling that limits it."""
+    nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
+    memory = ceilings.memory_bytes_per_s
     return {
         cause: floor_s(
-            float(item.avoidable_flops.get(cause, 0)),
+            float(item.redundant_flops.get(cause, 0)),
             float(nbytes.get(cause, 0)),
             demand.compute_flops_per_s,
-            roofs.copy_share * memory if cause in COPIES else memory,
+            ceilings.copy_share * memory if cause in COPIES else memory,
         )
-        for cause in {**nbytes, **item.avoidable_flops}
+        for cause in {**nbytes, **item.redundant_flops}
         if cause is not Cause.PADDING
     }
 
 
-def _padding_factor(items: Sequence[tuple[OperatorWork, Demand[float]]], roofs: StepRoofs, latency_s: float) -> float:
+def _padding_factor(
+    items: Sequence[tuple[OperatorWork, Demand[float]]], ceilings: StepCeilings, latency_s: float
+) -> float:
     """The factor, at most 1, by which the seconds of padding are scaled down.
 
     An operator may run slower in isolation than within the step, which overestimates its padding. So padding takes at
-    most the share of the step that it takes of the operators' roofs.
+    most the share of the step that it takes of the operators' ceilings.
     """
-    padding_s = sum(_padding_s(item, demand, roofs) for item, demand in items)
+    padding_s = sum(_padding_s(item, demand, ceilings) for item, demand in items)
     if not padding_s:
         return 1.0
-    at_roofs = [(item, replace(demand, replayed_s=None)) for item, demand in items]
-    padding_roof_s = sum(_padding_s(item, demand, roofs) for item, demand in at_roofs)
-    useful_roof_s = sum(demand.roof_s(roofs.memory_bytes_per_s) for _, demand in at_roofs)
-    return min(1.0, latency_s * padding_roof_s / (useful_roof_s + padding_roof_s) / padding_s)
+    at_ceilings = [(item, replace(demand, replayed_s=None)) for item, demand in items]
+    padding_ceiling_s = sum(_padding_s(item, demand, ceilings) for item, demand in at_ceilings)
+    useful_ceiling_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for _, demand in at_ceilings)
+    return min(1.0, latency_s * padding_ceiling_s / (useful_ceiling_s + padding_ceiling_s) / padding_s)
 
 
-def _padding_s(item: OperatorWork, demand: Demand[float], roofs: StepRoofs) -> float:
+def _padding_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> float:
     """Seconds that an operator spends on padding.
 
-    It is the difference of the operator's roofs with and without padding. A replay was timed at the padded shape, and
-    its kernel is assumed to be equally far below both roofs.
+    It is the difference of the operator's ceilings with and without padding. A replay was timed at the padded shape,
+    and its kernel is assumed to be equally far below both ceilings.
     """
-    flops, nbytes = (float(amounts.get(Cause.PADDING, 0)) for amounts in (item.avoidable_flops, item.avoidable_bytes))
+    flops, nbytes = (float(amounts.get(Cause.PADDING, 0)) for amounts in (item.redundant_flops, item.redundant_bytes))
     if not flops and not nbytes:
         return 0.0
-    useful_s = demand.roof_s(roofs.memory_bytes_per_s)
+    useful_s = demand.ceiling_s(ceilings.memory_bytes_per_s)
     padded = replace(demand, flops=demand.flops + flops, kv_bytes=demand.kv_bytes + nbytes)
-    padded_s = padded.roof_s(roofs.memory_bytes_per_s)
+    padded_s = padded.ceiling_s(ceilings.memory_bytes_per_s)
     if demand.replayed_s is None:
         return padded_s - useful_s
     return demand.replayed_s * (1 - useful_s / padded_s)
@@ -292,38 +301,38 @@ def _add(total_s: dict[Cause, float], more_s: Mapping[Cause, float]) -> None:
         total_s[cause] = total_s.get(cause, 0.0) + seconds
 
 
-def dispatch_at(facts: Facts, key: CellKey) -> Dispatch | None:
-    """The dispatch of a cell's step; None if it was not measured."""
-    return facts.dispatch.get((key.cell.engine, key.phase, key.cell.batch_size))
+def overhead_at(facts: Facts, key: CellKey) -> Overhead | None:
+    """The overhead of a cell's step; None if it was not measured."""
+    return facts.overhead.get((key.cell.engine, key.phase, key.cell.batch_size))
 
 
-def was_disturbed(dispatch: Dispatch | None) -> bool:
-    """Whether the hollow twin's step took clearly longer than whole steps of the model."""
-    return dispatch is not None and dispatch.disturbed_s > (1 + EXCEEDS) * dispatch.step_s
+def was_disturbed(overhead: Overhead | None) -> bool:
+    """Whether the overhead model's step took clearly longer than whole steps of the model."""
+    return overhead is not None and overhead.disturbed_s > (1 + EXCEEDS) * overhead.step_s
 
 
-def roofs_of(facts: Facts, key: CellKey) -> StepRoofs:
-    """The roofs of a cell's step."""
+def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
+    """The ceilings of a cell's step."""
     ceilings = facts.ceilings
     _, working_set_bytes = total_work(facts.operators[key])
-    dispatch = dispatch_at(facts, key)
-    waits = dispatch is not None and dispatch.waits
-    runs_ahead = key.phase == "decode" and facts.device.overlaps_dispatch and not waits
+    overhead = overhead_at(facts, key)
+    waits = overhead is not None and overhead.waits
+    runs_ahead = key.phase == "decode" and facts.device.hides_overhead and not waits
     in_prefill = facts.operators[key] if key.phase == "prefill" else ()
     layers = sum(item.count for item in in_prefill if is_layer(item.group, item.operator))
-    compute = ceilings.compute_roof(facts.model.dtype)
+    compute = ceilings.compute_ceiling(facts.model.dtype)
     spread = (compute.high_per_s - compute.low_per_s) / 2 / compute.per_s if compute.measured else 0.0
-    return StepRoofs(
+    return StepCeilings(
         memory_bytes_per_s=ceilings.memory_bytes_per_s_for(working_set_bytes),
-        dispatch=dispatch,
-        overlaps=facts.device.overlaps_dispatch,
+        overhead=overhead,
+        overlaps=facts.device.hides_overhead,
         copy_share=ceilings.copy_share,
-        memory_half_width=max(_LEAST_ROOF_WIDTH, ceilings.memory_roof.half_width),
+        memory_half_width=max(_LEAST_CEILING_WIDTH, ceilings.memory_ceiling.half_width),
         compute_half_width=max(
-            _LEAST_ROOF_WIDTH, compute.half_width, spread if facts.device.overlaps_dispatch else 0.0
+            _LEAST_CEILING_WIDTH, compute.half_width, spread if facts.device.hides_overhead else 0.0
         ),
         measured=ceilings.measured(facts.model.dtype) and ceilings.beyond_cache,
-        issue_s=median_issue_s(facts.visits.get(key.cell, ())) if runs_ahead else None,
+        issue_s=median_issue_s(facts.repetitions.get(key.cell, ())) if runs_ahead else None,
         fetch_s=ceilings.fetch_s(facts.model.offloaded_bytes) + exchanged_s(facts, key),
         idle_share=idle_share(layers) if layers else 0.0,
         # Without a replay of the small kernels, the rest of the step may be their time instead of an idle device.
@@ -340,11 +349,11 @@ def exchanged_s(facts: Facts, key: CellKey) -> float:
     return sum(item.count * link.alpha_s + float(item.bus_bytes) / link.bus_bytes_per_s for item in collectives)
 
 
-def faults_of(phase: Phase, visits: Sequence[Visit]) -> float:
-    """Page faults per prefill or per decode step, the median over visits."""
+def faults_of(phase: Phase, repetitions: Sequence[Repetition]) -> float:
+    """Page faults per prefill or per decode step, the median over repetitions."""
     if phase == "prefill":
-        return statistics.median(visit.prefill_faults for visit in visits)
-    return statistics.median(visit.decode_faults / max(1, len(visit.decode_s)) for visit in visits)
+        return statistics.median(repetition.prefill_faults for repetition in repetitions)
+    return statistics.median(repetition.decode_faults / max(1, len(repetition.decode_s)) for repetition in repetitions)
 
 
 def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Demand[float]:
@@ -369,16 +378,16 @@ def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Dema
     )
 
 
-def cells_of_disturbed_dispatch(facts: Facts) -> list[Cell]:
-    """Measured cells whose hollow twin took clearly longer than whole steps of the model."""
-    return list(dict.fromkeys(key.cell for key in facts.measured if was_disturbed(dispatch_at(facts, key))))
+def cells_of_disturbed_overhead(facts: Facts) -> list[Cell]:
+    """Measured cells whose overhead model took clearly longer than whole steps of the model."""
+    return list(dict.fromkeys(key.cell for key in facts.measured if was_disturbed(overhead_at(facts, key))))
 
 
 def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:
     """Measured cells whose parts, each measured by itself, took clearly longer than the whole step."""
     cells: dict[Cell, None] = {}
     for key in facts.measured:
-        medians_s = phase_medians(key.phase, facts.visits[key.cell]).values()
+        medians_s = phase_medians(key.phase, facts.repetitions[key.cell]).values()
         latency_s = statistics.median(medians_s) if medians_s else math.inf
         if exceeds_step(breakdown_of(facts, key, latency_s)[0]):
             cells[key.cell] = None
@@ -420,32 +429,36 @@ def counted_traffic(facts: Facts, key: CellKey) -> CountedTraffic | None:
     step: then its bytes do not come from memory.
     """
     operators, peak = facts.operators.get(key, ()), facts.device.datasheet_bytes_per_s
-    counted = [visit for visit in facts.visits.get(key.cell, ()) if visit.decode_counters and visit.loop_s]
+    counted = [
+        repetition
+        for repetition in facts.repetitions.get(key.cell, ())
+        if repetition.decode_counters and repetition.loop_s
+    ]
     if key.phase != "decode" or not counted or peak is None or any(each.other_processes for each in facts.readings):
         return None
     least_bytes = float(sum(item.model_bytes for item in operators))
     if facts.ceilings.cache_resident(least_bytes):
         return None
-    counters = [visit.decode_counters for visit in counted if visit.decode_counters]
+    counters = [repetition.decode_counters for repetition in counted if repetition.decode_counters]
     middle = HardwareCounters(
         *(statistics.median(getattr(each, name) for each in counters) for name in ("sm", "tensor", "dram"))
     )
-    steps_per_s = statistics.median(len(visit.decode_s) / (visit.loop_s or 1.0) for visit in counted)
+    steps_per_s = statistics.median(len(repetition.decode_s) / (repetition.loop_s or 1.0) for repetition in counted)
     executed_bytes = float(sum(item.executed_bytes for item in operators))
     return CountedTraffic(middle, middle.dram * peak, steps_per_s * least_bytes, steps_per_s * executed_bytes)
 
 
 def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
-    """The `lowest` and `highest` (memory, compute) roofs of a run, as shares of the roofs measured first.
+    """The `lowest` and `highest` (memory, compute) ceilings of a run, as shares of the ceilings measured first.
 
-    Pairs of (1, 1) are left out. Memory may be slower for the model's weights than for a stream, and both roofs may
+    Pairs of (1, 1) are left out. Memory may be slower for the model's weights than for a stream, and both ceilings may
     have changed until the end of the run.
     """
     ceilings = facts.ceilings
     memory, compute = [1.0, weight_read_share(ceilings)], [1.0]
-    for look in facts.roofs_again:
-        memory.append(_share(memory_roof(look.memory), memory_roof(ceilings.memory)))
-        compute += [_share(later, first) for _, later, first in _products(ceilings, look)]
+    for look in facts.ceilings_again:
+        memory.append(_share(memory_ceiling(look.memory), memory_ceiling(ceilings.memory)))
+        compute += [_share(later, first) for _, later, first in _matmuls(ceilings, look)]
     sides = {"lowest": (min(memory), min(compute)), "highest": (max(memory), max(compute))}
     return {name: shares for name, shares in sides.items() if shares != (1.0, 1.0)}
 
@@ -453,35 +466,35 @@ def extreme_shares(facts: Facts) -> Mapping[str, tuple[float, float]]:
 def weight_read_share(ceilings: Ceilings) -> float:
     """Read bandwidth of the model's weights over that of a stream in pieces of the same sizes; 1 if the two agree.
 
-    Older runs have no such stream. For them it is the memory roof for that number of bytes.
+    Older runs have no such stream. For them it is the memory ceiling for that number of bytes.
     """
-    if (witness := ceilings.weights) is None:
+    if (drift_probe := ceilings.weights) is None:
         return 1.0
-    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(witness.nbytes), ceilings.memory_roof.half_width
-    if witness.stream is not None:
-        stream_per_s, half_width = witness.stream.per_s, witness.stream.half_width
-    own = witness.roof
+    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(drift_probe.nbytes), ceilings.memory_ceiling.half_width
+    if drift_probe.stream is not None:
+        stream_per_s, half_width = drift_probe.stream.per_s, drift_probe.stream.half_width
+    own = drift_probe.ceiling
     return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
 
 
-def moved(ceilings: Ceilings, look: RoofsRemeasured) -> Iterator[tuple[str, str, Roof, Roof]]:
-    """(name, unit, first, later) of each roof that differs in a later measurement."""
-    pairs = [("memory", "B/s", memory_roof(ceilings.memory), memory_roof(look.memory))]
-    pairs += [(f"{dtype} products", "FLOP/s", first, later) for dtype, later, first in _products(ceilings, look)]
+def moved(ceilings: Ceilings, look: CeilingsRemeasured) -> Iterator[tuple[str, str, Ceiling, Ceiling]]:
+    """(name, unit, first, later) of each ceiling that differs in a later measurement."""
+    pairs = [("memory", "B/s", memory_ceiling(ceilings.memory), memory_ceiling(look.memory))]
+    pairs += [(f"{dtype} matmuls", "FLOP/s", first, later) for dtype, later, first in _matmuls(ceilings, look)]
     for name, unit, first, later in pairs:
         if _share(later, first) != 1.0:
             yield name, unit, first, later
 
 
-def _products(ceilings: Ceilings, look: RoofsRemeasured) -> list[tuple[str, Roof, Roof]]:
-    """(dtype, later, first) of the products that were measured both times."""
+def _matmuls(ceilings: Ceilings, look: CeilingsRemeasured) -> list[tuple[str, Ceiling, Ceiling]]:
+    """(dtype, later, first) of the matmuls that were measured both times."""
     return [
         (dtype, later, ceilings.compute[dtype]) for dtype, later in look.compute.items() if dtype in ceilings.compute
     ]
 
 
-def _share(later: Roof, first: Roof) -> float:
-    """One roof over another of the same kind, at equal clocks if known; 1 if they agree, or one was not measured.
+def _share(later: Ceiling, first: Ceiling) -> float:
+    """One ceiling over another of the same kind, at equal clocks if known; 1 if they agree, or one was not measured.
 
     They agree if the rates do, as measured or at equal clocks. A GPU at its power limit changes its clock within
     milliseconds, and a few readings miss that.

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from profiler.facts.roofs import AGREE, Ceilings
+from profiler.facts.ceilings import AGREE, Ceilings
 from profiler.judge.cells import CellResult, difference_of
 from profiler.units import percent
 
@@ -35,24 +35,24 @@ class DeviceHealth:
     surely: float
     """Share of the cells in which it is slower than the fastest GPU, by more than noise."""
     memory_behind: float
-    """Its memory roof is below the highest one by this share."""
+    """Its memory ceiling is below the highest one by this share."""
     compute_behind: float
-    """Its compute roof is below the highest one by this share."""
+    """Its compute ceiling is below the highest one by this share."""
 
     @property
     def ill(self) -> bool:
-        """Whether it is slower by more than noise, and by more than two measurements of one roof may differ."""
+        """Whether it is slower by more than noise, and by more than two measurements of one ceiling may differ."""
         return self.behind > AGREE and self.surely > _CERTAIN_SHARE
 
     @property
     def words(self) -> str:
-        """Such as `cuda:1 underperforms: its steps take 18 % longer; its memory roof is 21 % below the best.`"""
+        """Such as `cuda:1 underperforms: its steps take 18 % longer; its memory ceiling is 21 % below the best.`"""
         causes = [
-            f"its {name} roof is {percent(share)} below the best"
+            f"its {name} ceiling is {percent(share)} below the best"
             for name, share in (("memory", self.memory_behind), ("compute", self.compute_behind))
             if share > AGREE
         ]
-        why = " and ".join(causes) or "its roofs are as high: check its host, its slot and other processes on it"
+        why = " and ".join(causes) or "its ceilings are as high: check its host, its slot and other processes on it"
         return f"{self.device} underperforms: its steps take {percent(self.behind)} longer; {why}."
 
 
@@ -83,6 +83,6 @@ def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
     return tuple(rows)
 
 
-def _below(roof_per_s: float, best_per_s: float) -> float:
-    """The share by which a roof is below the best one; 0 if the best one is unknown."""
-    return 0.0 if math.isinf(best_per_s) else 1 - roof_per_s / best_per_s
+def _below(ceiling_per_s: float, best_per_s: float) -> float:
+    """The share by which a ceiling is below the best one; 0 if the best one is unknown."""
+    return 0.0 if math.isinf(best_per_s) else 1 - ceiling_per_s / best_per_s

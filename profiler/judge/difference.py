@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from profiler.stats import CLAIM_VISITS, Estimate
+from profiler.stats import CLAIM_REPETITIONS, Estimate
 
 ChangeVerdict = Literal["slower", "faster", "same", "inconclusive"]
 
@@ -25,18 +25,18 @@ class MedianTime(Protocol):
     def high_s(self) -> float: ...
 
 
-def is_claim(low: float, high: float, visits: int | None) -> bool:
+def is_claim(low: float, high: float, repetitions: int | None) -> bool:
     """Whether a difference with the 95 % interval `low` to `high` may be claimed, where 0 is no difference.
 
-    `visits` are those of the side with fewer: a single visit does not show how much visits of one cell differ. They
-    are None if they were not recorded, and then decide nothing.
+    `repetitions` are those of the side with fewer: a single repetition does not show how much repetitions of one cell
+    differ. They are None if they were not recorded, and then decide nothing.
     """
-    return has_claim_visits(visits) and (low > 0 or high < 0)
+    return has_claim_repetitions(repetitions) and (low > 0 or high < 0)
 
 
-def has_claim_visits(visits: int | None) -> bool:
-    """Whether the side with fewer visits has enough for a claim, as far as it is known."""
-    return visits is None or visits >= CLAIM_VISITS
+def has_claim_repetitions(repetitions: int | None) -> bool:
+    """Whether the side with fewer repetitions has enough for a claim, as far as it is known."""
+    return repetitions is None or repetitions >= CLAIM_REPETITIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class Difference:
     log_low: float
     log_high: float
     """95 % interval of `log_ratio`."""
-    visits: int | None
-    """Visits of the side with fewer; None if they were not recorded."""
+    repetitions: int | None
+    """Repetitions of the side with fewer; None if they were not recorded."""
     because: str = ""
-    """Why the two times allow no verdict besides too few visits; empty if they allow one."""
+    """Why the two times allow no verdict besides too few repetitions; empty if they allow one."""
 
     @property
     def change(self) -> float:
@@ -70,7 +70,7 @@ class Difference:
     @property
     def verdict(self) -> ChangeVerdict:
         """Whether the change is certain, and in which direction."""
-        if self.because or not has_claim_visits(self.visits):
+        if self.because or not has_claim_repetitions(self.repetitions):
             return "inconclusive"
         if self.low > 0:
             return "slower"
@@ -87,7 +87,7 @@ class Difference:
 def difference(
     before: MedianTime,
     after: MedianTime,
-    visits: int | None,
+    repetitions: int | None,
     *,
     machine: float = 0.0,
     machine_half_width: float = 0.0,
@@ -102,7 +102,7 @@ def difference(
     down = math.hypot(math.log(after.median_s / after.low_s), math.log(before.high_s / before.median_s))
     up = math.hypot(math.log(after.high_s / after.median_s), math.log(before.median_s / before.low_s))
     low, high = middle - math.hypot(down, machine_half_width), middle + math.hypot(up, machine_half_width)
-    return Difference(middle, low, high, visits, because)
+    return Difference(middle, low, high, repetitions, because)
 
 
 def longer_s(before: Estimate, after: Estimate) -> Estimate:

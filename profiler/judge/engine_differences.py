@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import GenerateSteps
+from profiler.facts.repetitions import phase_samples
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import phase_samples
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
 from profiler.judge.cells import EngineDifference, JudgedCell, KeyedRecord, columns_of
@@ -29,7 +29,7 @@ def engine_differences(
 ) -> list[EngineDifference]:
     """The saving of each further engine over the first in each cell, with its interval.
 
-    `steady` are the times without the machine's drift, which changes engines alike that are visited in turn.
+    `steady` are the times without the machine's drift, which changes engines alike that are timed in turn.
     """
     if facts.grid.ragged is not None:
         return []  # without its mask a padded batch is another task, not another engine
@@ -44,7 +44,7 @@ def engine_differences(
         causes: dict[str, float] = {}
         if judged:
             cells = judged[base], judged[key]
-            causes = _gained(*(cell.avoidable_s for cell in cells))
+            causes = _gained(*(cell.redundant_s for cell in cells))
             if all(adds_up(cell.split) for cell in cells):
                 terms = _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in cells))
         rows.append(
@@ -56,7 +56,7 @@ def engine_differences(
                 high_s=-longer.low_s,
                 terms=terms,
                 causes=causes,
-                visits=min(len(phase_samples(key.phase, facts.visits[each.cell])) for each in (base, key)),
+                repetitions=min(len(phase_samples(key.phase, facts.repetitions[each.cell])) for each in (base, key)),
             )
         )
     return rows
@@ -94,8 +94,8 @@ class GenerateOverhead(KeyedRecord):
     high_s: float
     own_s: float
     """Seconds per step of the profiler's loop."""
-    visits: int
-    """Visits of the loop with fewer. A single visit does not show how much visits of one cell differ."""
+    repetitions: int
+    """Repetitions of the loop with fewer. A single repetition does not show how much repetitions of one cell differ."""
     parts_s: Mapping[str, float]
     """Seconds by PART_NAMES, which add up to the overhead; empty for a prefill, or if they were not measured."""
     reads_a_token: float | None = None
@@ -105,12 +105,12 @@ class GenerateOverhead(KeyedRecord):
 
     @property
     def is_claim(self) -> bool:
-        """Whether both loops have enough visits and the whole interval is on one side of 0."""
-        return is_claim(self.low_s, self.high_s, self.visits)
+        """Whether both loops have enough repetitions and the whole interval is on one side of 0."""
+        return is_claim(self.low_s, self.high_s, self.repetitions)
 
 
 def generate_overhead(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
-    """Seconds per step of `generate` minus those of the profiler's loop, visited in turn; None for other engines."""
+    """Seconds per step of `generate` minus those of the profiler's loop, timed in turn; None for other engines."""
     own = steady.get(replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE)))
     return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
 
@@ -132,7 +132,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
                 low_s=tax.low_s,
                 high_s=tax.high_s,
                 own_s=steady[own].median_s,
-                visits=min(len(facts.visits[each.cell]) for each in (own, key)),
+                repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
                 parts_s=parts_of(steps, tax.median_s) if steps else {},
                 reads_a_token=steps.reads_a_token if steps else None,
                 streamer_s=(
@@ -186,6 +186,6 @@ def _term_words(term: str, item: EngineDifference) -> str:
     if term == "engine_s":
         return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
     cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")
-    if term == "avoidable_s" and cause and abs(item.causes[cause]) > abs(item.terms[term]) / 2:
+    if term == "redundant_s" and cause and abs(item.causes[cause]) > abs(item.terms[term]) / 2:
         return cause
     return TERM_NAMES[term]

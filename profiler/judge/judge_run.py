@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from profiler.facts.ceilings import AGREE, drift, swing
 from profiler.facts.measurements import NotTried
 from profiler.facts.operators import REST, Cause
-from profiler.facts.roofs import AGREE, drift, swing
+from profiler.facts.repetitions import first_use_s, foreign_cores, phase_samples, repetition_spreads
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
-from profiler.facts.visits import first_use_s, foreign_cores, phase_samples, visit_spreads
 from profiler.grid.cells import CellKey
 from profiler.judge.answer import NO_ANSWER, Answer, answer_of
 from profiler.judge.breakdown import TERMS
@@ -25,20 +25,21 @@ from profiler.judge.cells import (
     columns_of,
     timed_row,
     trial_results,
-    with_visits,
+    with_repetitions,
 )
+from profiler.judge.changes import Setting, changes
 from profiler.judge.demand import (
     as_served,
     breakdown_of,
+    ceilings_of,
     counted_traffic,
     extreme_shares,
     faults_of,
     lost_s,
     over_the_run,
-    roofs_of,
     small_kernels_s,
     total_work,
-    traced_products,
+    traced_matmuls,
 )
 from profiler.judge.engine_differences import (
     GenerateOverhead,
@@ -46,11 +47,10 @@ from profiler.judge.engine_differences import (
     generate_overhead,
     generate_overheads,
 )
-from profiler.judge.levers import Setting, levers
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
 from profiler.judge.padding import RaggedStep, ragged_step, with_ragged
-from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_roof_range
+from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_ceiling_range
 from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
 from profiler.loading.changes import Circumstances
 from profiler.stats import Estimate, NoiseReport, estimate, narrow_enough, noise_report, undisturbed
@@ -68,7 +68,7 @@ class Timed:
     times: Mapping[CellKey, Estimate]
     """By measured cell."""
     steady: Mapping[CellKey, Estimate]
-    """The same without the term of the machine's drift, which changes cells alike that are visited in turn."""
+    """The same without the term of the machine's drift, which changes cells alike that are timed in turn."""
     rows: Mapping[CellKey, CellResult]
     """By cell: its counted work, and its measured or forecast time."""
 
@@ -81,7 +81,7 @@ class BrokenDown:
     rows: Mapping[CellKey, CellResult]
     """As they are in cells.csv."""
     cells: Mapping[CellKey, _CellJudgement]
-    """By measured cell; empty without both roofs."""
+    """By measured cell; empty without both ceilings."""
     tests: tuple[DoublingTest, ...]
 
     @property
@@ -113,21 +113,25 @@ def judge_run(facts: Facts) -> Judgement:
 def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
     """The time of every cell, or of these `keys`, with its interval."""
     facts, _ = at_median_speed(facts)
-    spreads = visit_spreads(facts.measured, facts.visits, swing(facts.looks, on_gpu=facts.device.kind == "cuda"))
+    spreads = repetition_spreads(
+        facts.measured, facts.repetitions, swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
+    )
     keys = facts.grid.keys if keys is None else keys
-    samples = {key: phase_samples(key.phase, facts.visits[key.cell]) for key in keys if facts.visits.get(key.cell)}
+    samples = {
+        key: phase_samples(key.phase, facts.repetitions[key.cell]) for key in keys if facts.repetitions.get(key.cell)
+    }
     times = {key: estimate(of_key, spreads[key.phase]) for key, of_key in samples.items()}
     steady = {key: estimate(of_key, replace(spreads[key.phase], drift=0.0)) for key, of_key in samples.items()}
     return Timed(facts, times, steady, {key: timed_row(facts, key, times.get(key)) for key in keys})
 
 
 def break_down_run(timed: Timed) -> BrokenDown:
-    """The terms and the limit of each time. Without both roofs there are none, and only rates are added."""
+    """The terms and the limit of each time. Without both ceilings there are none, and only rates are added."""
     timed = replace(timed, facts=over_the_run(timed.facts))
     facts, rows = timed.facts, timed.rows
     if not facts.ceilings.judges:
         return BrokenDown(timed, {**rows, **{key: _time_row(timed, key) for key in timed.times}}, {}, ())
-    drifted = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
+    drifted = drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
     compared = [timed_row(facts, key, timed.steady.get(key)) for key in rows]
     tests = doubling_tests(compared, facts.operators, facts.ceilings, drifted)
     sides = {test.series: test.sides for test in tests}
@@ -157,7 +161,7 @@ def advise_run(broken: BrokenDown) -> Judgement:
         )
         for cell in judged
     ]
-    every = [replace(cell, levers=tuple(levers(cell, setting))) for cell in every]
+    every = [replace(cell, changes=tuple(changes(cell, setting))) for cell in every]
     return replace(
         found,
         evidence=tuple(_evidence(facts, item.noise, cell) for item, cell in zip(cells.values(), every, strict=True)),
@@ -168,28 +172,28 @@ def advise_run(broken: BrokenDown) -> Judgement:
 
 def _time_row(timed: Timed, key: CellKey) -> CellResult:
     facts, time_s = timed.facts, timed.times[key]
-    spans = [span for visit in facts.visits[key.cell] for span in visit.spans(key.phase)]
+    spans = [span for repetition in facts.repetitions[key.cell] for span in repetition.spans(key.phase)]
     clock_share = _clock_share(facts, key, facts.timeline.active(spans))
     slowed = facts.timeline.throttled(spans, key.phase)
     return _rated_row(timed, key, _noise(facts, key, slowed, clock_share, time_s))
 
 
 def _rated_row(timed: Timed, key: CellKey, noise: NoiseReport) -> CellResult:
-    """A row with its visits, its rates, their shares of the datasheet's peaks, and its noise.
+    """A row with its repetitions, its rates, their shares of the datasheet's peaks, and its noise.
 
-    Rates are model work over time, so avoidable work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
+    Rates are model work over time, so redundant work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
     """
     facts, row, time_s = timed.facts, timed.rows[key], timed.times[key]
     flops_per_s, bytes_per_s = (amount / time_s.median_s for amount in total_work(facts.operators[key]))
     peak, bandwidth = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
     return replace(
-        with_visits(row, key, facts.visits[key.cell]),
+        with_repetitions(row, key, facts.repetitions[key.cell]),
         flops_per_s=flops_per_s,
         bytes_per_s=bytes_per_s,
         mfu=flops_per_s / peak if peak else math.nan,
         mbu=bytes_per_s / bandwidth if bandwidth else math.nan,
         noise=noise.grade,
-        stopped="interval" if narrow_enough(time_s, row.visits or 0) else "budget",
+        stopped="interval" if narrow_enough(time_s, row.repetitions or 0) else "budget",
     )
 
 
@@ -204,7 +208,7 @@ def setting_of(facts: Facts) -> Setting:
     model, device, ceilings = facts.model, facts.device, facts.ceilings
     sixteen_bit = {name: ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute}
     fastest = max(sixteen_bit, key=lambda name: sixteen_bit[name], default=None)
-    is_wide, roof = model.dtype == "float32", ceilings.compute_roof(model.dtype)
+    is_wide, ceiling = model.dtype == "float32", ceilings.compute_ceiling(model.dtype)
     return Setting(
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
@@ -216,7 +220,9 @@ def setting_of(facts: Facts) -> Setting:
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
         sixteen_bit_flops_per_s=sixteen_bit[fastest] if is_wide and fastest else None,
         sixteen_bit_dtype=fastest or _SIXTEEN_BIT[0] if is_wide else model.dtype,
-        sustained_flops_per_s=(roof.low_per_s, roof.high_per_s) if device.kind == "cuda" and roof.measured else (),
+        sustained_flops_per_s=(ceiling.low_per_s, ceiling.high_per_s)
+        if device.kind == "cuda" and ceiling.measured
+        else (),
     )
 
 
@@ -224,7 +230,7 @@ def circumstances_of(facts: Facts) -> Circumstances:
     """What decides which changes work, as far as facts say: not which packages are installed."""
     model, device = facts.model, facts.device
     cores = [work for works in facts.operators.values() for work in works if work.group == "attention"]
-    unfused = any(work.avoidable_bytes.get(Cause.ATTENTION_MATRIX) for work in cores)
+    unfused = any(work.redundant_bytes.get(Cause.ATTENTION_MATRIX) for work in cores)
     return Circumstances(
         on_gpu=device.kind == "cuda",
         dtype=model.dtype,
@@ -233,7 +239,7 @@ def circumstances_of(facts: Facts) -> Circumstances:
         attention=model.attention,
         kernel="math" if unfused else "",
         grouped_heads=unfused,
-        windowed=any(work.avoidable_bytes.get(Cause.ROLLED_WINDOWS) for work in cores),
+        windowed=any(work.redundant_bytes.get(Cause.ROLLED_WINDOWS) for work in cores),
         experts=model.experts,
         threads=device.threads,
         layers=max((work.count for work in cores), default=0),
@@ -246,7 +252,7 @@ def _is_unexplained(cell: JudgedCell) -> bool:
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
-    """The facts with the compute roofs scaled to a share of the clock at which they were measured."""
+    """The facts with the compute ceilings scaled to a share of the clock at which they were measured."""
     return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
 
 
@@ -259,10 +265,14 @@ class _CellJudgement:
 
 
 def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgement:
-    """Break down and judge a cell's time, with the compute roof at the GPU's clock during its visits."""
+    """Break down and judge a cell's time, with the compute ceiling at the GPU's clock during its repetitions."""
     facts, time_s = timed.facts, timed.times[key]
-    visits, shares, (flops, nbytes) = facts.visits[key.cell], extreme_shares(facts), total_work(facts.operators[key])
-    spans = [span for visit in visits for span in visit.spans(key.phase)]
+    repetitions, shares, (flops, nbytes) = (
+        facts.repetitions[key.cell],
+        extreme_shares(facts),
+        total_work(facts.operators[key]),
+    )
+    spans = [span for repetition in repetitions for span in repetition.spans(key.phase)]
     activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans, key.phase)
     clock_share = _clock_share(facts, key, activity)
     if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
@@ -270,17 +280,17 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
     noise = _noise(facts, key, slowed, clock_share, time_s)
     facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
     half_width_s = (time_s.high_s - time_s.low_s) / 2
-    faults, tax = faults_of(key.phase, visits), generate_overhead(facts, key, timed.steady)
+    faults, tax = faults_of(key.phase, repetitions), generate_overhead(facts, key, timed.steady)
 
     def under(facts: Facts) -> tuple[Measurement, Mapping[Cause, float]]:
-        """The input of a verdict under the roofs of `facts`, and the seconds of avoidable work by cause."""
-        split, avoidable_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
+        """The input of a verdict under the ceilings of `facts`, and the seconds of redundant work by cause."""
+        split, redundant_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
         measurement = Measurement(
             split=split,
             model_flops=flops,
             model_bytes=nbytes,
             compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-            roofs=roofs_of(facts, key),
+            ceilings=ceilings_of(facts, key),
             latency_low_s=time_s.low_s,
             latency_high_s=time_s.high_s,
             noise=noise.grade,
@@ -295,12 +305,16 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
             power_capped=POWER_CAP in slowed,
             clock_share=clock_share,
         )
-        return measurement, avoidable_s
+        return measurement, redundant_s
 
-    measurement, avoidable_s = under(facts)
+    measurement, redundant_s = under(facts)
     scaled = {name: replace(facts, ceilings=facts.ceilings.times(*pair)) for name, pair in shares.items()}
     extremes = {name: judge_cell(under(each)[0]) for name, each in scaled.items()}
-    verdict, parts, roofs = within_roof_range(judge_cell(measurement), extremes), measurement.split, measurement.roofs
+    verdict, parts, ceilings = (
+        within_ceiling_range(judge_cell(measurement), extremes),
+        measurement.split,
+        measurement.ceilings,
+    )
     if noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
         noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
     rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, timed.steady)
@@ -310,24 +324,26 @@ def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgeme
         tokens_per_s=rated.tokens_per_s,
         flops_per_s=rated.flops_per_s,
         bytes_per_s=rated.bytes_per_s,
-        roof_bytes_per_s=roofs.memory_bytes_per_s,
-        roof_flops_per_s=_roof_flops_per_s(facts, key),
+        ceiling_bytes_per_s=ceilings.memory_bytes_per_s,
+        ceiling_flops_per_s=_ceiling_flops_per_s(facts, key),
         split=parts,
         verdict=verdict,
         operators=facts.operators[key],
         memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
-        avoidable_s=avoidable_s,
+        redundant_s=redundant_s,
         lost_s=lost,
         small_kernels_s=max(0.0, parts.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
-        traced_small_s=small_kernels_s(facts, key, parts, avoidable_s),
-        host_pace_s=(roofs.dispatch_s or 0.0) if roofs.overlaps else 0.0,
-        host_least_s=min(roofs.dispatch.least_s, roofs.dispatch.step_s) if roofs.dispatch else 0.0,
+        traced_small_s=small_kernels_s(facts, key, parts, redundant_s),
+        host_pace_s=(ceilings.overhead_s or 0.0) if ceilings.overlaps else 0.0,
+        host_least_s=min(ceilings.overhead.least_s, ceilings.overhead.step_s) if ceilings.overhead else 0.0,
         longest=facts.activity[key].longest if key in facts.activity else (),
-        waits=roofs.dispatch is not None and roofs.dispatch.waits,
+        waits=ceilings.overhead is not None and ceilings.overhead.waits,
         graph_step_s=measurement.graph_step_s,
         clock_share=clock_share,
-        first_use_s=first_use_s(visits) if key.phase == "decode" else None,
-        undisturbed_s=min(undisturbed(samples).quartile_s for samples in phase_samples(key.phase, visits) if samples),
+        first_use_s=first_use_s(repetitions) if key.phase == "decode" else None,
+        undisturbed_s=min(
+            undisturbed(samples).quartile_s for samples in phase_samples(key.phase, repetitions) if samples
+        ),
         tried=tuple(trial_results(facts.trials.get(key, ()))),
         spread=half_width_s / time_s.median_s,
         usable=noise.grade != "unusable",
@@ -358,31 +374,31 @@ def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell) -> CellEvidenc
         split_half_widths_s=cell.split.half_widths_s,
         noise_reasons=noise.reasons,
         predicted_peak_memory_bytes=facts.predicted_peak_bytes[cell.key.cell],
-        levers=cell.levers,
+        changes=cell.changes,
         first_use_s=cell.first_use_s,
         unexplained_in_s=unexplained_s,
     )
 
 
-def _roof_flops_per_s(facts: Facts, key: CellKey) -> float:
-    """FLOP/s of a step in which every product is at the roof of its dtype."""
+def _ceiling_flops_per_s(facts: Facts, key: CellKey) -> float:
+    """FLOP/s of a step in which every matmul is at the ceiling of its dtype."""
     flops, _ = total_work(facts.operators[key])
-    roof_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])
-    return flops / roof_s if roof_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
+    ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])
+    return flops / ceiling_s if ceiling_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
 
 
 def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
-    """The GPU's clock during a cell over that of its compute roof; 1 if one is unknown, or on a CPU.
+    """The GPU's clock during a cell over that of its compute ceiling; 1 if one is unknown, or on a CPU.
 
-    A short prefill runs at the full clock, and the roof was measured at the power limit. The share is at most that of
-    the burst. Clocks are read ten times a second: products that a trace saw run faster show a higher one.
+    A short prefill runs at the full clock, and the ceiling was measured at the power limit. The share is at most that
+    of the burst. Clocks are read ten times a second: matmuls that a trace saw run faster show a higher one.
     """
-    roof = facts.ceilings.compute_roof(facts.model.dtype)
-    if facts.device.kind != "cuda" or not roof.clock_hz or not activity.clock_hz:
+    ceiling = facts.ceilings.compute_ceiling(facts.model.dtype)
+    if facts.device.kind != "cuda" or not ceiling.clock_hz or not activity.clock_hz:
         return 1.0
-    traced = traced_products(facts, key)
-    own = traced.flops_per_s / roof.per_s if traced is not None else 0.0
-    return min(roof.at_full_clock, max(own, activity.clock_hz / roof.clock_hz))
+    traced = traced_matmuls(facts, key)
+    own = traced.flops_per_s / ceiling.per_s if traced is not None else 0.0
+    return min(ceiling.at_full_clock, max(own, activity.clock_hz / ceiling.clock_hz))
 
 
 def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_share: float) -> bool:
@@ -394,16 +410,16 @@ def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_sh
 def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float, time_s: Estimate) -> NoiseReport:
     """The noise of a cell's time.
 
-    Many GPUs always run at their power cap, and their roofs were measured with it. So a power cap counts only if the
-    clock differs from that of the roofs.
+    Many GPUs always run at their power cap, and their ceilings were measured with it. So a power cap counts only if the
+    clock differs from that of the ceilings.
     """
-    visits = facts.visits[key.cell]
+    repetitions = facts.repetitions[key.cell]
     return noise_report(
-        phase_samples(key.phase, visits),
+        phase_samples(key.phase, repetitions),
         time_s,
-        foreign_cores=foreign_cores(visits),
+        foreign_cores=foreign_cores(repetitions),
         throttled=[name for name in slowed if name != POWER_CAP or clock_share < THROTTLED],
-        machine_drift=drift(facts.looks, on_gpu=facts.device.kind == "cuda"),
+        machine_drift=drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
     )
 
 
@@ -416,8 +432,8 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
         return None
     for engine in sorted(facts.graph_engines):
         recorded = replace(key, cell=replace(key.cell, engine=engine))
-        if visits := facts.visits.get(recorded.cell):
-            graph_s = float(np.median(np.concatenate(phase_samples("decode", visits))))
+        if repetitions := facts.repetitions.get(recorded.cell):
+            graph_s = float(np.median(np.concatenate(phase_samples("decode", repetitions))))
             steps = ((key, latency_s), (recorded, graph_s))
             own_s, its_s = (sum(breakdown_of(facts, each, time_s)[1].values()) for each, time_s in steps)
             return graph_s + own_s - its_s

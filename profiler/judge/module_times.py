@@ -9,7 +9,7 @@ from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import KeyedRecord, columns_of
-from profiler.judge.demand import dispatch_at, step_demand
+from profiler.judge.demand import overhead_at, step_demand
 
 _DISTURBED_GPU = 1.1
 """Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""
@@ -29,7 +29,7 @@ class GroupTime(KeyedRecord):
     share: float
     flops: float
     bytes: float
-    roof_s: float
+    ceiling_s: float
     step_s: float
     """The whole step with hooks."""
 
@@ -53,7 +53,7 @@ def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
                 share=seconds / step_s,
                 flops=float(sum(item.flops for item in operators)),
                 bytes=float(sum(item.model_bytes for item in operators)),
-                roof_s=sum(step_demand(facts, item, None).roof_s(memory) for item in operators),
+                ceiling_s=sum(step_demand(facts, item, None).ceiling_s(memory) for item in operators),
                 step_s=step_s,
             )
         )
@@ -63,14 +63,14 @@ def group_times(facts: Facts, hooked: HookedStep) -> list[GroupTime]:
 def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str, float]:
     """Unexplained seconds of a cell's step by group, the largest first; empty if the step was not hooked.
 
-    A group's part is its time with hooks, minus the time of its operators (replayed, or at their roof plus traffic),
-    minus its share of dispatch by number of operators. It is empty too if hooks slowed the step of `plain_s` seconds,
+    A group's part is its time with hooks, minus the time of its operators (replayed, or at their ceiling plus traffic),
+    minus its share of overhead by number of operators. It is empty too if hooks slowed the step of `plain_s` seconds,
     because then no group's time is its own.
     """
     if key not in facts.hooked:
         return {}
     times = group_times(facts, facts.hooked[key])
-    disturbed = _DISTURBED_GPU if facts.device.overlaps_dispatch else _DISTURBED_CPU
+    disturbed = _DISTURBED_GPU if facts.device.hides_overhead else _DISTURBED_CPU
     if times[0].step_s > disturbed * plain_s:
         return {}
     replays, memory = facts.replays.get(key, {}), facts.ceilings.memory_bytes_per_s
@@ -80,11 +80,11 @@ def unexplained_by_group(facts: Facts, key: CellKey, plain_s: float) -> dict[str
         group = BETWEEN_MODULES if item.group in _UNHOOKED else item.group
         own_s = step_demand(facts, item, replays.get(item.operator)).alone_s(memory)
         if item.operator not in replays:
-            own_s += float(item.activation_bytes + sum(item.avoidable_bytes.values())) / memory
+            own_s += float(item.activation_bytes + sum(item.redundant_bytes.values())) / memory
         explained[group] = explained.get(group, 0.0) + own_s
         calls[group] = calls.get(group, 0) + item.count
-    dispatch = dispatch_at(facts, key)
-    host_s = dispatch.step_s if dispatch and (dispatch.waits or not facts.device.overlaps_dispatch) else 0.0
+    overhead = overhead_at(facts, key)
+    host_s = overhead.step_s if overhead and (overhead.waits or not facts.device.hides_overhead) else 0.0
     excess = {
         item.group: item.time_s
         - explained.get(item.group, 0.0)

@@ -32,14 +32,14 @@ class RaggedStep(KeyedRecord):
     """Time that the mask adds to the same shape without a mask; None if that was not measured."""
     mask_low_s: float | None = None
     mask_high_s: float | None = None
-    visits: int = 0
-    """Visits with a mask or without one, whichever is fewer."""
+    repetitions: int = 0
+    """Repetitions with a mask or without one, whichever is fewer."""
 
     @property
     def mask_is_claim(self) -> bool:
-        """Whether both have enough visits and the whole interval is on one side of 0."""
+        """Whether both have enough repetitions and the whole interval is on one side of 0."""
         low, high = self.mask_low_s, self.mask_high_s
-        return low is not None and high is not None and is_claim(low, high, self.visits)
+        return low is not None and high is not None and is_claim(low, high, self.repetitions)
 
 
 def ragged_step(
@@ -55,7 +55,7 @@ def ragged_step(
     plain_key = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
     mask = longer_s(steady[plain_key], steady[key]) if plain_key in steady else None
     waits = waiting(batch) if key.phase == "decode" else 0.0
-    plain = facts.visits.get(plain_key.cell, ())
+    plain = facts.repetitions.get(plain_key.cell, ())
     operators = facts.operators[key]
     return RaggedStep(
         **columns_of(key),
@@ -69,7 +69,7 @@ def ragged_step(
         mask_s=mask.median_s if mask else None,
         mask_low_s=mask.low_s if mask else None,
         mask_high_s=mask.high_s if mask else None,
-        visits=min(len(plain), len(facts.visits[key.cell])),
+        repetitions=min(len(plain), len(facts.repetitions[key.cell])),
     )
 
 

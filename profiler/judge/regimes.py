@@ -11,75 +11,75 @@ from typing import Any, Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from profiler.judge.breakdown import StepRoofs, TimeBreakdown, at_latency, exceeds_step
+from profiler.judge.breakdown import StepCeilings, TimeBreakdown, at_latency, exceeds_step
 from profiler.judge.demand import TRAFFIC_TOLERANCE, CountedTraffic
 
 Regime = Literal[
-    "compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", "mixed", "inconclusive"
+    "compute-bound", "memory-bound", "overhead-bound", "slow-kernels", "link-bound", "mixed", "inconclusive"
 ]
-Vote = Literal["compute-bound", "memory-bound", "overhead-bound", "kernel-bound", "link-bound", ""]
+Vote = Literal["compute-bound", "memory-bound", "overhead-bound", "slow-kernels", "link-bound", ""]
 Confidence = Literal["high", "medium", "low"]
 
-# Thresholds, each with its reason. They are choices: isolated kernels reach 0.85 to 0.97 of a measured roof, whole
-# models of good engines 0.70 to 0.80 of the memory roof and 0.6 to 0.9 of the compute roof, while a launch-bound
+# Thresholds, each with its reason. They are choices: isolated kernels reach 0.85 to 0.97 of a measured ceiling, whole
+# models of good engines 0.70 to 0.80 of the memory ceiling and 0.6 to 0.9 of the compute ceiling, while a launch-bound
 # step on an H100 shows 0.27 (gpt-fast README; arXiv 2605.30571).
 MEMORY_SHARE = 0.60
 """Share of the device's time explained by bytes at the measured bandwidth, midway between those two clusters."""
 COMPUTE_SHARE = 0.50
 """Share of the device's time explained by FLOPs at the measured rate; unfused prefills reach 0.35 to 0.6."""
 OVERHEAD_SHARE = 0.50
-"""Exposed dispatch over step time, from which a step is overhead-bound: as a graph it would be twice as fast.
+"""Exposed overhead over step time, from which a step is overhead-bound: as a graph it would be twice as fast.
 
-Dispatch that the device hides costs nothing."""
+Overhead that the device hides costs nothing."""
 OVERDRAWN = 1.25
-"""Exposed dispatch over step time, above which the two were measured at different speeds of the machine.
+"""Exposed overhead over step time, above which the two were measured at different speeds of the machine.
 
-The noise of a hollow twin is smaller than that."""
+The noise of an overhead model is smaller than that."""
 IDLE_SHARE = 0.20
-"""Exposed dispatch over step time, from which an overlapping device waits for its host.
+"""Exposed overhead over step time, from which an overlapping device waits for its host.
 
 A faster device then saves nothing, so a label of the device would be wrong. Up to OVERHEAD_SHARE the step is mixed: a
 faster host saves at most this share, and then the device is the limit."""
 PACED_SHARE = 0.95
-"""Dispatch over step time, hidden or not, from which a host takes as long as the device that overlaps it.
+"""Overhead over step time, hidden or not, from which a host takes as long as the device that overlaps it.
 
-Neither fewer bytes nor less dispatch saves anything then, unless both shrink: the step is mixed."""
+Neither fewer bytes nor less overhead saves anything then, unless both shrink: the step is mixed."""
 OVERHEAD_AGAINST = 0.25
-"""Exposed dispatch over step time, from which a flat doubling does not indicate memory."""
+"""Exposed overhead over step time, from which a flat doubling does not indicate memory."""
 LINK_SHARE = 0.50
 """Time on the link over step time."""
 ENGINE_SHARE = 0.50
-"""Engine term over step time, for an engine that loads the model itself: more than the work needs at the roofs.
+"""Engine term over step time, for an engine that loads the model itself: more than the work needs at the ceilings.
 
 Its host and its kernels cannot be separated from outside. So the step is mixed, unless the device's counter shows that
 it was idle."""
 KERNEL_SHARE = 0.50
-"""Share of the device's time that replayed kernels lose beyond their roofs, including dequantisation."""
+"""Share of the device's time that replayed kernels lose beyond their ceilings, including dequantisation."""
 KERNEL_SHARE_SURE = 0.40
 """The least such share at the lower end of its interval."""
 KERNEL_COVERAGE = 0.70
-"""Share of the roof time whose operators were replayed, below which no step is called kernel-bound."""
+"""Share of the ceiling time whose operators were replayed, below which no step is called slow-kernels."""
 KERNEL_UNEXPLAINED = 0.20
-"""The largest unexplained share of a kernel-bound step."""
+"""The largest unexplained share of a slow-kernels step."""
 RIDGE_BAND = 1.5
-"""Intensity over ridge (or ridge over intensity), from which one roof is indicated."""
+"""Intensity over ridge (or ridge over intensity), from which one ceiling is indicated."""
 DOMINANCE = 1.25
 """Factor by which one share must exceed another to decide the label."""
 KERNEL_LOSS = 0.25
 """Share of the step lost by kernels, including dequantisation, from which they are flagged."""
 WASTE = 0.20
-"""Share of the step in avoidable work, from which it is flagged."""
-ROOF_TOLERANCE = 0.02
-"""Share by which a step may exceed its roof, since roofs are medians."""
+"""Share of the step in redundant work, from which it is flagged."""
+CEILING_TOLERANCE = 0.02
+"""Share by which a step may exceed its ceiling, since ceilings are medians."""
 THROTTLED = 0.95
-"""Share of the clock of the roofs' measurement, below which a GPU is throttled."""
+"""Share of the clock of the ceilings' measurement, below which a GPU is throttled."""
 
 ISSUE_AGAINST = 0.5
 """Host issue time over step time, below which the device did not wait for the host."""
 GRAPH_SAVES = 0.2
 """Share of a step that a graph replay saves, from which the host is the limit (an H100 at batch 1: 1.26x)."""
 GRAPH_PROVES = 0.5
-"""Share that a graph replay saves, from which a step is overhead-bound whatever dispatch was measured."""
+"""Share that a graph replay saves, from which a step is overhead-bound whatever overhead was measured."""
 
 SM_IDLE = 0.5
 """Share of the time with any SM active, below which the device mostly waits for the host."""
@@ -98,16 +98,16 @@ class Flag(StrEnum):
     WASTEFUL_PATH = "wasteful-path"
     CACHE_RESIDENT = "cache-resident"
     OFFLOADED = "offloaded"
-    ABOVE_ROOF = "above-roof"
+    ABOVE_CEILING = "above-ceiling"
     POWER_CAPPED = "power-capped"
     HOST = "host"
-    """An overhead-bound step whose dispatch a graph replay removes."""
+    """An overhead-bound step whose overhead a graph replay removes."""
     GRANULARITY = "granularity"
     """An overhead-bound step whose overhead only fusion removes, not a graph replay."""
     THROTTLED = "throttled"
-    """The GPU ran at a lower clock than in the measurement of its roofs."""
+    """The GPU ran at a lower clock than in the measurement of its ceilings."""
     UNSTEADY = "unsteady"
-    """The label differs at the lowest or the highest roofs of the run."""
+    """The label differs at the lowest or the highest ceilings of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Measurement:
     model_flops: float
     model_bytes: float
     compute_flops_per_s: float
-    roofs: StepRoofs
+    ceilings: StepCeilings
     latency_low_s: float
     latency_high_s: float
     noise: str = "quiet"
@@ -138,16 +138,16 @@ class Measurement:
     graph_step_s: float | None = None
     """Seconds of the step replayed as a CUDA graph, without the host."""
     batch_side: str = ""
-    """The roof that doubling the batch indicates: `memory`, `compute`, or another text for neither."""
+    """The ceiling that doubling the batch indicates: `memory`, `compute`, or another text for neither."""
     depth_side: str = ""
-    """The roof that doubling the prompt (prefill) or the context (decode) indicates."""
+    """The ceiling that doubling the prompt (prefill) or the context (decode) indicates."""
     sm_active: float | None = None
     memory_active: float | None = None
     """NVML's shares of the time in which any SM, or the memory, was active."""
     traffic: CountedTraffic | None = None
     power_capped: bool = False
     clock_share: float = 1.0
-    """The GPU's clock during the cell over that of its compute roof's measurement.
+    """The GPU's clock during the cell over that of its compute ceiling's measurement.
 
     `compute_flops_per_s` and `split` are those at the cell's clock."""
 
@@ -171,8 +171,8 @@ def judge_cell(measurement: Measurement) -> Verdict:
     """The verdict on one cell.
 
     The label is the resource with the largest share of the step's time. Votes against it, noise, and labels that change
-    when times and roofs are redrawn within their intervals lower the confidence. A noisy cell still has a label if it
-    is the same over its whole interval.
+    when times and ceilings are redrawn within their intervals lower the confidence. A noisy cell still has a label if
+    it is the same over its whole interval.
     """
     evidence = _evidence(measurement)
     regime = _label_over_interval(measurement)
@@ -180,22 +180,22 @@ def judge_cell(measurement: Measurement) -> Verdict:
     return Verdict(regime, _confidence(measurement, regime, evidence, flags), evidence, flags)
 
 
-def within_roof_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
-    """The verdict on a cell, given the verdicts at the `lowest` and the `highest` roofs of the same run.
+def within_ceiling_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verdict:
+    """The verdict on a cell, given the verdicts at the `lowest` and the `highest` ceilings of the same run.
 
-    If the labels differ, the confidence is low and the evidence names the other label. A step above its roof is not
+    If the labels differ, the confidence is low and the evidence names the other label. A step above its ceiling is not
     flagged if it is below the highest one.
     """
     highest = extremes.get("highest")
-    if Flag.ABOVE_ROOF in verdict.flags and highest is not None and Flag.ABOVE_ROOF not in highest.flags:
-        flags = tuple(flag for flag in verdict.flags if flag != Flag.ABOVE_ROOF)
+    if Flag.ABOVE_CEILING in verdict.flags and highest is not None and Flag.ABOVE_CEILING not in highest.flags:
+        flags = tuple(flag for flag in verdict.flags if flag != Flag.ABOVE_CEILING)
         verdict = replace(verdict, confidence=highest.confidence, flags=flags)
     others = {name: other for name, other in extremes.items() if other.regime != verdict.regime}
     if not others:
         return verdict
     evidence = tuple(
         Evidence(
-            f"{verdict.regime} under the roofs measured first, {other.regime} under the {name}",
+            f"{verdict.regime} under the ceilings measured first, {other.regime} under the {name}",
             float(len(others)),
             "0 other labels",
             _VOTES.get(other.regime, ""),
@@ -210,7 +210,7 @@ def within_roof_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> Verd
 class _Shares:
     """Shares of a step, as numbers or arrays of redraws.
 
-    Memory, compute, kernel and avoidable are shares of the device's time; the others are shares of the whole step.
+    Memory, compute, kernel and redundant are shares of the device's time; the others are shares of the whole step.
     """
 
     memory: Any
@@ -218,15 +218,15 @@ class _Shares:
     kernel: Any
     kernel_low: Any
     """The share at the lower end of the interval."""
-    avoidable: Any
+    redundant: Any
     overhead: Any
     link: Any
     engine: Any
 
 
 def _shares(s: TimeBreakdown) -> _Shares:
-    # The overhead of `generate` is host time, like dispatch.
-    host_s = s.dispatch_s + max(0.0, s.generate_s)
+    # The overhead of `generate` is host time, like overhead.
+    host_s = s.overhead_s + max(0.0, s.generate_s)
     device_s = np.maximum(s.latency_s - host_s, 1e-12)
     lost_s = s.kernel_s + s.dequantise_s
     return _Shares(
@@ -234,7 +234,7 @@ def _shares(s: TimeBreakdown) -> _Shares:
         compute=s.compute_s / device_s,
         kernel=lost_s / device_s,
         kernel_low=(lost_s - s.half_widths_s.get("kernel_s", 0.0)) / device_s,
-        avoidable=(s.avoidable_s + s.padding_s) / device_s,
+        redundant=(s.redundant_s + s.padding_s) / device_s,
         overhead=host_s / s.latency_s,
         link=s.link_s / s.latency_s,
         engine=s.engine_s / s.latency_s,
@@ -271,14 +271,14 @@ _MEMORY = _Rule(
 )
 _COMPUTE = _Rule(f"{_DEVICE_TIME} FLOPs at the measured rate need", "compute-bound", COMPUTE_SHARE, lambda s: s.compute)
 _OVERHEAD = _Rule(
-    "dispatch that the device does not hide (hollow twin) / step",
+    "overhead that the device does not hide (overhead model) / step",
     "overhead-bound",
     OVERHEAD_SHARE,
     lambda s: s.overhead,
 )
 _KERNELS = _Rule(
-    f"{_DEVICE_TIME} kernels take beyond their roofs, run one by one",
-    "kernel-bound",
+    f"{_DEVICE_TIME} kernels take beyond their ceilings, run one by one",
+    "slow-kernels",
     KERNEL_SHARE,
     lambda s: s.kernel,
     "kernels",
@@ -330,18 +330,18 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
         proved = graph_share >= GRAPH_PROVES
         overhead, overdrawn = overhead | proved, overdrawn & ~np.asarray(proved)
     # Only a step that follows another one is as slow as its host; a prefill's device works on after it has waited.
-    idles = (shares.overhead >= (OVERHEAD_SHARE if m.roofs.idle_share else IDLE_SHARE)) & m.roofs.overlaps
+    idles = (shares.overhead >= (OVERHEAD_SHARE if m.ceilings.idle_share else IDLE_SHARE)) & m.ceilings.overlaps
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
     reaches = np.where(by_memory, _MEMORY.reached(shares), _COMPUTE.reached(shares))
-    needed_s, moved_s = s.weights_s + s.kv_s, s.weights_s + s.kv_s + s.avoidable_s
+    needed_s, moved_s = s.weights_s + s.kv_s, s.weights_s + s.kv_s + s.redundant_s
     lost_s = s.kernel_s + s.dequantise_s
     others_s = (s.compute_s, shares.overhead * s.latency_s, s.engine_s, abs(s.unexplained_s))
     most_s = np.maximum(needed_s, lost_s)
-    leads = (most_s >= DOMINANCE * np.minimum(needed_s, lost_s)) & m.roofs.overlaps & (s.link_s == 0)
-    leads &= (most_s + s.avoidable_s >= DOMINANCE * reduce(np.maximum, others_s)) & _replays_explain(s)
+    leads = (most_s >= DOMINANCE * np.minimum(needed_s, lost_s)) & m.ceilings.overlaps & (s.link_s == 0)
+    leads &= (most_s + s.redundant_s >= DOMINANCE * reduce(np.maximum, others_s)) & _replays_explain(s)
     equal = (larger < DOMINANCE * smaller) | (~by_memory & (s.compute_s < DOMINANCE * moved_s))
-    equal |= m.roofs.overlaps & (larger * (1 - shares.overhead) < DOMINANCE * shares.overhead)
+    equal |= m.ceilings.overlaps & (larger * (1 - shares.overhead) < DOMINANCE * shares.overhead)
     moves = (moved_s / s.latency_s >= MEMORY_SHARE) & (s.compute_s < moved_s)
     every = (shares.memory, shares.compute, shares.kernel, shares.overhead, shares.link, shares.engine)
     parts = np.sort(np.stack(np.broadcast_arrays(*every)), axis=0)[::-1]
@@ -351,15 +351,15 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
         (overdrawn, "inconclusive"),
         (overhead, "overhead-bound"),
         (idles | (s.host_pace_s / s.latency_s >= PACED_SHARE), "mixed"),
-        (_kernels_bind(s, shares), "kernel-bound"),
+        (_kernels_bind(s, shares), "slow-kernels"),
         (reaches & equal, "mixed"),
         (reaches & by_memory, "memory-bound"),
         (reaches, "compute-bound"),
         (moves | (leads & (moved_s >= lost_s)), "memory-bound"),
-        (leads, "kernel-bound"),
+        (leads, "slow-kernels"),
         (_engine_idles(m, shares), "overhead-bound"),
         (_ENGINE.reached(shares), "mixed"),
-        (two | _replays_explain(s) | (m.roofs.overlaps & (shares.overhead >= IDLE_SHARE)), "mixed"),
+        (two | _replays_explain(s) | (m.ceilings.overlaps & (shares.overhead >= IDLE_SHARE)), "mixed"),
     )
     return np.select([np.asarray(rule) for rule, _ in rules], [name for _, name in rules], default="inconclusive")
 
@@ -374,7 +374,7 @@ def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
 
     The prediction is that other kernels for the same operators recover at least half of the loss.
     """
-    others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.avoidable)
+    others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.redundant)
     bind = _KERNELS.reached(shares) & (shares.kernel_low >= KERNEL_SHARE_SURE)
     return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
@@ -387,14 +387,14 @@ def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
 
 def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     shares = _shares(m.split)
-    over_ridge = m.model_flops / m.model_bytes / (m.compute_flops_per_s / m.roofs.memory_bytes_per_s)
+    over_ridge = m.model_flops / m.model_bytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
     threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
     items = [Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0)]
     has_device_time = shares.overhead < 1
     if has_device_time:
         items += [_MEMORY.evidence(shares), _COMPUTE.evidence(shares)]
-    if m.roofs.dispatch_s is not None:
+    if m.ceilings.overhead_s is not None:
         items.append(_OVERHEAD.evidence(shares))
     if has_device_time and m.split.replayed_share >= KERNEL_COVERAGE:
         items.append(_KERNELS.evidence(shares, votes=bool(_kernels_bind(m.split, shares))))
@@ -409,14 +409,14 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
     """Signals that only some runs have."""
     device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
     items = []
-    if m.roofs.issue_s is not None and m.roofs.overlaps:
-        share = m.roofs.issue_s / m.split.latency_s
+    if m.ceilings.issue_s is not None and m.ceilings.overlaps:
+        share = m.ceilings.issue_s / m.split.latency_s
         # A high share proves nothing: once the launch queue is full, the host waits for the device.
         vote: Vote = device_side if share < ISSUE_AGAINST else ""
         items.append(Evidence("host issue time / step", share, f"< {ISSUE_AGAINST} not overhead", vote, 1.0))
-    if m.roofs.overlaps and m.roofs.dispatch_s:
-        share = m.roofs.dispatch_s / m.split.latency_s
-        items.append(Evidence("all dispatch, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0))
+    if m.ceilings.overlaps and m.ceilings.overhead_s:
+        share = m.ceilings.overhead_s / m.split.latency_s
+        items.append(Evidence("all overhead, hidden or not / step", share, f">= {PACED_SHARE} mixed", "", 0.0))
     if (graph := _graph_share(m, m.split)) is not None:
         saved = float(graph)
         vote = "overhead-bound" if saved >= GRAPH_SAVES else device_side if saved < GRAPH_SAVES / 4 else ""
@@ -425,7 +425,7 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
         )
     for what, side in (("batch", m.batch_side), ("prompt or context", m.depth_side)):
         if side in _SIDES:
-            # Dispatch does not grow with the size either, so a flat time indicates bytes only if dispatch is small.
+            # Overhead does not grow with the size either, so a flat time indicates bytes only if overhead is small.
             vote = _SIDES[side] if side == "compute" or shares.overhead < OVERHEAD_AGAINST else ""
             items.append(Evidence(f"doubling the {what}", float(side == "compute"), "slope nearer to", vote, 1.0))
     if m.sm_active is not None:
@@ -447,17 +447,17 @@ def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
 
 
 def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
-    s, dispatch_s = m.split, m.roofs.dispatch_s or 0.0
-    replayed = regime == "overhead-bound" and m.graph_step_s is not None and dispatch_s > 0
-    # A graph removes the host's time if it saves at least half of the dispatch.
-    saves = s.latency_s - (m.graph_step_s or 0.0) >= dispatch_s / 2
+    s, overhead_s = m.split, m.ceilings.overhead_s or 0.0
+    replayed = regime == "overhead-bound" and m.graph_step_s is not None and overhead_s > 0
+    # A graph removes the host's time if it saves at least half of the overhead.
+    saves = s.latency_s - (m.graph_step_s or 0.0) >= overhead_s / 2
     checks = (
         (Flag.KV_BOUND, regime == "memory-bound" and s.kv_s > s.weights_s),
         (Flag.INEFFICIENT_KERNELS, s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
-        (Flag.WASTEFUL_PATH, s.avoidable_s >= WASTE * s.latency_s),
+        (Flag.WASTEFUL_PATH, s.redundant_s >= WASTE * s.latency_s),
         (Flag.CACHE_RESIDENT, m.cache_resident),
         (Flag.OFFLOADED, m.offloaded),
-        (Flag.ABOVE_ROOF, s.attained > 1.0 + _tolerance(m)),
+        (Flag.ABOVE_CEILING, s.attained > 1.0 + _tolerance(m)),
         (Flag.POWER_CAPPED, m.power_capped),
         (Flag.THROTTLED, m.clock_share < THROTTLED),
         (Flag.HOST, replayed and saves),
@@ -467,9 +467,9 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
 
 
 def _tolerance(m: Measurement) -> float:
-    """The share by which a step may exceed its roof, from the intervals of the roof and of the time."""
+    """The share by which a step may exceed its ceiling, from the intervals of the ceiling and of the time."""
     time = (m.latency_high_s - m.latency_low_s) / 2 / m.split.latency_s
-    return max(ROOF_TOLERANCE, m.roofs.memory_half_width, m.roofs.compute_half_width) + time
+    return max(CEILING_TOLERANCE, m.ceilings.memory_half_width, m.ceilings.compute_half_width) + time
 
 
 def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None:
@@ -478,7 +478,7 @@ def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None
 
 
 def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], flags: Sequence[Flag]) -> Confidence:
-    if regime == "inconclusive" or Flag.ABOVE_ROOF in flags:
+    if regime == "inconclusive" or Flag.ABOVE_CEILING in flags:
         return "low"
     if m.noise == "unusable" and not holds_over_interval(m, regime):
         return "low"
@@ -489,25 +489,25 @@ def _confidence(m: Measurement, regime: Regime, evidence: Sequence[Evidence], fl
     else:
         agreement = sum(item.weight for item in voting if item.vote == regime) / total if total else 0.0
     score = min((1 + agreement) / 2, _stability(m, regime))
-    # A roof scaled to another clock is an estimate, and a driver may report a wrong clock.
-    estimated = m.roofs.dispatch_s is None or not m.roofs.measured or m.clock_share < THROTTLED
+    # A ceiling scaled to another clock is an estimate, and a driver may report a wrong clock.
+    estimated = m.ceilings.overhead_s is None or not m.ceilings.measured or m.clock_share < THROTTLED
     if m.noise != "quiet" or estimated or exceeds_step(m.split):
         score = min(score, _HIGH - 0.01)
     return "high" if score >= _HIGH else "medium" if score >= _MEDIUM else "low"
 
 
 def _stability(m: Measurement, regime: Regime) -> float:
-    """The share of redraws that give the same label: times within their interval, roofs within 3 %."""
+    """The share of redraws that give the same label: times within their interval, ceilings within 3 %."""
     s, sigma = m.split, max(m.latency_high_s - m.latency_low_s, 0.0) / 4
-    memory, compute, dispatch, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
+    memory, compute, overhead, latency = np.random.default_rng(0).standard_normal((_REDRAWS, 4)).T
     latency_s = np.maximum(s.latency_s + sigma * latency, 1e-12)
-    memory, compute, dispatch = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * dispatch
+    memory, compute, overhead = 1.0 + 0.03 * memory, 1.0 + 0.03 * compute, 1.0 + 0.03 * overhead
     terms: dict[str, Any] = {
         "weights_s": s.weights_s * memory,
         "kv_s": s.kv_s * memory,
         "compute_s": s.compute_s * compute,
-        "avoidable_s": s.avoidable_s * memory,
-        "dispatch_s": s.dispatch_s * dispatch,
+        "redundant_s": s.redundant_s * memory,
+        "overhead_s": s.overhead_s * overhead,
     }
     redrawn = replace(at_latency(s, cast(Any, latency_s)), **terms)
     return float(np.mean(_labels(m, redrawn) == regime))

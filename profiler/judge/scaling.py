@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, step_floor
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings
 from profiler.grid.cells import CellKey, Phase
 from profiler.json_document import view
 from profiler.judge.cells import CellResult
 from profiler.judge.difference import difference
-from profiler.stats import CLAIM_VISITS
+from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import percent
 
 Axis = Literal["batch", "prompt", "context"]
@@ -51,7 +51,7 @@ class Doubling:
     gain: float
     """Tokens/s of the larger size over those of the smaller."""
     side: BoundSide
-    """The roof that the slope indicates.
+    """The ceiling that the slope indicates.
 
     The time of a KV-dominated decode grows with the batch even if it is memory-bound. So a slope near 1 indicates
     nothing if both predictions are near 1."""
@@ -74,14 +74,15 @@ class Scaling:
     drift: float = 0.0
     """The machine's drift between neighbouring sizes, as a share."""
     rivals: tuple[int, ...] = ()
-    """Sizes that may have more tokens/s than the best one, given the machine's drift between the visits of both."""
+    """Sizes that may have more tokens/s than the best one, given the machine's drift between the repetitions of
+    both."""
 
 
 def scaling(cells: Sequence[CellResult], axis: Axis, drift: float = 0.0) -> Scaling:
     """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
 
     `cells` are measured, one per size along `axis`. `drift` is the machine's drift over the run, as a share.
-    Differences between sizes are no more certain than that, unless the sizes were visited in turn.
+    Differences between sizes are no more certain than that, unless the sizes were timed in turn.
     """
     size = attrgetter(SIZE_OF[axis])
     ordered = sorted(cells, key=size)
@@ -107,8 +108,8 @@ def scaling(cells: Sequence[CellResult], axis: Axis, drift: float = 0.0) -> Scal
 
 
 def _mutual_drift(one: CellResult, other: CellResult, drift: float) -> float:
-    """The drift between the visits of two sizes; 0 if both were visited in the same number of shuffled rounds."""
-    return 0.0 if (one.visits or 1) == (other.visits or 1) >= CLAIM_VISITS else drift
+    """The drift between the repetitions of two sizes; 0 if both were timed in the same number of shuffled rounds."""
+    return 0.0 if (one.repetitions or 1) == (other.repetitions or 1) >= CLAIM_REPETITIONS else drift
 
 
 def best_of(tokens_per_s: Sequence[float]) -> int:
@@ -287,7 +288,7 @@ class DoublingTest:
 
     @property
     def sides(self) -> dict[int, BoundSide]:
-        """By size: the roof that doubling it indicates; for the largest size, doubling to it."""
+        """By size: the ceiling that doubling it indicates; for the largest size, doubling to it."""
         last = self.doublings[-1]
         return {step.smaller: step.side for step in self.doublings} | {last.larger: last.side}
 

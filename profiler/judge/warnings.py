@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
 from profiler.data.datasheets import Datasheet, gpus
-from profiler.facts.roofs import Ceilings, RoofsRemeasured
+from profiler.facts.ceilings import Ceilings, CeilingsRemeasured
+from profiler.facts.repetitions import Gap, Repetition, Status
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
-from profiler.facts.visits import Gap, Status, Visit
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
 from profiler.judge.cells import JudgedCell
-from profiler.judge.demand import counted_traffic, faster_products, moved, weight_read_share
+from profiler.judge.demand import counted_traffic, faster_matmuls, moved, weight_read_share
 from profiler.judge.machine_speed import busy_sentences, mode_words, swing_words
 from profiler.judge.regimes import Flag
 from profiler.units import percent, scaled, several
@@ -28,15 +28,15 @@ _FIGURE = re.compile(r"\d[\d.]*")
 
 
 def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
-    """Warnings that may change a conclusion: the device, its roofs, cells without a number, disagreeing clocks."""
+    """Warnings that may change a conclusion: the device, its ceilings, cells without a number, disagreeing clocks."""
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
         *mode_words(facts),
         *_flagged(judged),
         *_other_traffic(facts, judged),
         *_foreign_tensors(facts),
-        *_gaps(facts.gaps, facts.visits),
-        *_two_clocks(facts.visits),
+        *_gaps(facts.gaps, facts.repetitions),
+        *_two_clocks(facts.repetitions),
     ]
 
 
@@ -46,7 +46,7 @@ def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
         *swing_words(facts),
         *health_warnings(next((gpu for gpu in gpus() if gpu.gpu == facts.device.datasheet), None), facts.ceilings),
         *_weight_read(facts.ceilings),
-        *_moved(facts.ceilings, facts.roofs_again),
+        *_moved(facts.ceilings, facts.ceilings_again),
         *_raised(facts),
         *_parts_exceed(judged),
     ]
@@ -58,14 +58,14 @@ def health_warnings(sheet: Datasheet | None, ceilings: Ceilings) -> list[str]:
         return []
     dtype = sheet.sustained_dtype
     checks = (
-        (f"{dtype} products", ceilings.compute.get(dtype), sheet.sustained_flops_per_s, "FLOP/s"),
+        (f"{dtype} matmuls", ceilings.compute.get(dtype), sheet.sustained_flops_per_s, "FLOP/s"),
         ("copies", ceilings.memory.get("copy"), sheet.sustained_copy_bytes_per_s, "B/s"),
     )
     return [
-        f"this {sheet.gpu} sustains {scaled(roof.per_s, unit)} in {what}; a healthy one {scaled(healthy, unit)} at"
+        f"this {sheet.gpu} sustains {scaled(ceiling.per_s, unit)} in {what}; a healthy one {scaled(healthy, unit)} at"
         f" {sheet.tdp_w:g} W: look at its power limit, its temperature and other processes."
-        for what, roof, healthy, unit in checks
-        if roof is not None and healthy is not None and roof.per_s < _HEALTHY_SHARE * healthy
+        for what, ceiling, healthy, unit in checks
+        if ceiling is not None and healthy is not None and ceiling.per_s < _HEALTHY_SHARE * healthy
     ]
 
 
@@ -73,7 +73,7 @@ def _weight_read(ceilings: Ceilings) -> Iterator[str]:
     """A model whose weights are read more slowly, or faster, than a stream."""
     share = weight_read_share(ceilings)
     if ceilings.weights is not None and share != 1.0:
-        per_s = ceilings.weights.roof.per_s
+        per_s = ceilings.weights.ceiling.per_s
         change = f"{percent(abs(share - 1))} {'slower' if share < 1 else 'faster'}"
         yield (
             f"the model's own weights are read at {scaled(per_s, 'B/s')}, {change} than a stream of their size"
@@ -81,50 +81,50 @@ def _weight_read(ceilings: Ceilings) -> Iterator[str]:
         )
 
 
-def _moved(ceilings: Ceilings, looks: Sequence[RoofsRemeasured]) -> Iterator[str]:
-    """Roofs that differ at the end of the run."""
+def _moved(ceilings: Ceilings, drift_readings: Sequence[CeilingsRemeasured]) -> Iterator[str]:
+    """Ceilings that differ at the end of the run."""
     parts = [
         f"{name} from {scaled(first.per_s, unit)} to {scaled(later.per_s, unit)}"
-        for name, unit, first, later in (moved(ceilings, looks[-1]) if looks else ())
+        for name, unit, first, later in (moved(ceilings, drift_readings[-1]) if drift_readings else ())
     ]
     if parts:
         yield (
-            f"the roofs moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and the"
+            f"the ceilings moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and the"
             " highest."
         )
 
 
 def _raised(facts: Facts) -> Iterator[str]:
-    """A compute ceiling that the run's own products beat."""
-    if (found := faster_products(facts)) is not None:
-        products, ceiling_per_s = found
+    """A compute ceiling that the run's own matmuls beat."""
+    if (found := faster_matmuls(facts)) is not None:
+        matmuls, ceiling_per_s = found
         yield (
             f"the compute ceiling of {scaled(ceiling_per_s, 'FLOP/s')} was too low, and is raised to"
-            f" {scaled(products.flops_per_s, 'FLOP/s')}, the rate of {products.count} products of {products.where}."
+            f" {scaled(matmuls.flops_per_s, 'FLOP/s')}, the rate of {matmuls.count} matmuls of {matmuls.where}."
         )
 
 
 def _flagged(judged: Sequence[JudgedCell]) -> Iterator[str]:
-    """Cells whose label depends on which of the measured roofs is used, or that are faster than one allows."""
+    """Cells whose label depends on which of the measured ceilings is used, or that are faster than one allows."""
     if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
         cells = several(len(unsteady), "cell would get", "cells would get")
         yield (
-            f"{cells} another label under the lowest or the highest roof of this run (first: {unsteady[0].key.name},"
+            f"{cells} another label under the lowest or the highest ceiling of this run (first: {unsteady[0].key.name},"
             f" {unsteady[0].verdict.evidence[-1].signal})."
         )
-    if above := [cell for cell in judged if Flag.ABOVE_ROOF in cell.verdict.flags]:
+    if above := [cell for cell in judged if Flag.ABOVE_CEILING in cell.verdict.flags]:
         yield (
-            f"{several(len(above), 'cell is', 'cells are')} above a measured roof (first: {above[0].key.name}):"
+            f"{several(len(above), 'cell is', 'cells are')} above a measured ceiling (first: {above[0].key.name}):"
             f" {WHY_TOO_FAST} there, so their labels have a low confidence."
         )
 
 
 def _parts_exceed(judged: Sequence[JudgedCell]) -> Iterator[str]:
-    """Cells below their roofs whose parts, each measured by itself, take longer than the whole step."""
+    """Cells below their ceilings whose parts, each measured by itself, take longer than the whole step."""
     shares = {
         cell.key: -cell.split.unexplained_s / cell.split.latency_s
         for cell in judged
-        if exceeds_step(cell.split) and Flag.ABOVE_ROOF not in cell.verdict.flags
+        if exceeds_step(cell.split) and Flag.ABOVE_CEILING not in cell.verdict.flags
     }
     if shares:
         key = max(shares, key=lambda each: shares[each])
@@ -149,9 +149,9 @@ def _other_traffic(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
 def _foreign_tensors(facts: Facts) -> Iterator[str]:
     """A peak of a GPU's memory that is far above the need of every cell."""
     peaks = [
-        (max(visit.peak_memory_bytes or 0 for visit in of_cell), facts.predicted_peak_bytes[cell])
-        for cell, of_cell in facts.visits.items()
-        if facts.device.kind == "cuda" and any(visit.peak_memory_bytes for visit in of_cell)
+        (max(repetition.peak_memory_bytes or 0 for repetition in of_cell), facts.predicted_peak_bytes[cell])
+        for cell, of_cell in facts.repetitions.items()
+        if facts.device.kind == "cuda" and any(repetition.peak_memory_bytes for repetition in of_cell)
     ]
     peak, needed = min(peaks, key=lambda pair: pair[0] / pair[1], default=(0, 1))
     if peak > (1 + _FOREIGN_SHARE) * needed:
@@ -159,30 +159,30 @@ def _foreign_tensors(facts: Facts) -> Iterator[str]:
         yield f"a peak of {peak_words} held {foreign} of foreign tensors: a step needs {needed_words}."
 
 
-def _gaps(gaps: Mapping[Cell, Gap], visits: Mapping[Cell, Sequence[Visit]]) -> list[str]:
-    """Cells without a number, and cells that failed after an earlier visit: a sentence per kind of reason."""
+def _gaps(gaps: Mapping[Cell, Gap], repetitions: Mapping[Cell, Sequence[Repetition]]) -> list[str]:
+    """Cells without a number, and cells that failed after an earlier repetition: a sentence per kind of reason."""
     words = {
         False: ("cell has no number", "cells have no number"),
         True: (
-            "cell failed in a later visit and keeps its number",
-            "cells failed in a later visit and keep their numbers",
+            "cell failed in a later repetition and keeps its number",
+            "cells failed in a later repetition and keep their numbers",
         ),
     }
     alike: dict[tuple[bool, Status, str], list[Gap]] = {}
     for cell, gap in gaps.items():
         # Reasons of one kind differ only in their figures.
-        alike.setdefault((bool(visits.get(cell)), gap.status, _FIGURE.sub("", gap.reason)), []).append(gap)
+        alike.setdefault((bool(repetitions.get(cell)), gap.status, _FIGURE.sub("", gap.reason)), []).append(gap)
     return [
         f"{several(len(rows), *words[has_number])} (first: batch {rows[0].cell.name}, {status}: {rows[0].reason})."
         for (has_number, status, _), rows in sorted(alike.items())
     ]
 
 
-def _two_clocks(visits: Mapping[Cell, Sequence[Visit]]) -> Iterator[str]:
+def _two_clocks(repetitions: Mapping[Cell, Sequence[Repetition]]) -> Iterator[str]:
     """Loops whose time by the host's clock differs from the sum of their steps."""
     ratios_by_cell = {}
-    for cell, of_cell in visits.items():
-        ratios = [visit.loop_s / sum(visit.decode_s) for visit in of_cell if visit.loop_s]
+    for cell, of_cell in repetitions.items():
+        ratios = [repetition.loop_s / sum(repetition.decode_s) for repetition in of_cell if repetition.loop_s]
         if ratios and abs(statistics.median(ratios) - 1) > _CLOCKS_AGREE:
             ratios_by_cell[cell] = statistics.median(ratios)
     if ratios_by_cell:

@@ -107,7 +107,7 @@ def dtype_change(name: str, quant: str = "none") -> Change:
 
 
 def format_change(name: str, dtype: str, here: Circumstances) -> Change:
-    """Return the change to weights of a format, with products in a dtype.
+    """Return the change to weights of a format, with matmuls in a dtype.
 
     bitsandbytes computes in float32 by default, whatever the model's dtype (`BitsAndBytesConfig`).
     """

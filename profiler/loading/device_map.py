@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from profiler.data.room import room_bytes
+from profiler.data.free_memory import room_bytes
 from profiler.device.memory import available_bytes, storage_bytes
 from profiler.errors import ModelError
 from profiler.quant.registry import library_of

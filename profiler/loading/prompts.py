@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[tuple[str, str | list[Any]]]:
     as_json = path.suffix.lower() in (".jsonl", ".json", ".ndjson") or isinstance(_parsed(lines[0][1]), dict)
     for number, line in lines:
         where = f"--prompts: line {number} of {path.name}"
-        yield where, _asked(line, where) if as_json else line
+        yield where, _requested(line, where) if as_json else line
 
 
 def _parsed(line: str) -> Any:
@@ -133,7 +133,7 @@ def _parsed(line: str) -> Any:
         return None
 
 
-def _asked(line: str, where: str) -> str | list[Any]:
+def _requested(line: str, where: str) -> str | list[Any]:
     """The `messages` or the `prompt` of a JSON line."""
     record = _parsed(line)
     fields = record if isinstance(record, dict) else {}
@@ -144,13 +144,13 @@ def _asked(line: str, where: str) -> str | list[Any]:
     raise RequestError(f'{where} {why}; write {{"prompt": "..."}} on each line.')
 
 
-def _encoded(tokenizer: Any, asked: str | list[Any], where: str) -> list[int]:
-    if isinstance(asked, list) and not tokenizer.chat_template:
+def _encoded(tokenizer: Any, requested: str | list[Any], where: str) -> list[int]:
+    if isinstance(requested, list) and not tokenizer.chat_template:
         raise RequestError(f"{where} has messages, but the tokenizer has no chat template; write a `prompt`.")
     try:
         if not tokenizer.chat_template:
-            return list(tokenizer(asked).input_ids)
-        messages = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+            return list(tokenizer(requested).input_ids)
+        messages = requested if isinstance(requested, list) else [{"role": "user", "content": requested}]
         return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"])
     except Exception as error:
         raise RequestError(f"{where} cannot be encoded: {first_line(error)}.") from error

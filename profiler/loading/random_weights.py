@@ -101,7 +101,7 @@ def as_loaded(values: torch.Tensor) -> nn.Parameter:
     """Return a weight as `from_pretrained` makes it (transformers/core_model_loading.py): it requires gradients.
 
     roofscope never records gradients, but the choice of kernel depends on the flag. With it, torch's matmul folds a
-    batch of last positions into one product. Without it, torch makes a batched product with copies of the weight
+    batch of last positions into one matmul. Without it, torch makes a batched matmul with copies of the weight
     (should_fold in aten/src/ATen/native/LinearAlgebra.cpp).
     """
     return nn.Parameter(values, requires_grad=values.is_floating_point())

@@ -1,1 +1,1 @@
-"""Timing passes: the sweep, dispatch, replays, traces and variants that are tried."""
+"""Timing passes: the sweep, overhead, replays, traces and variants that are tried."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from profiler.counting.floor import roof_times, verifying
+from profiler.counting.floor import ceiling_times, verifying
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
 from profiler.device.clock import no_gc
 from profiler.device.machine import Machine
 from profiler.errors import RequestError
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import DraftFloor, Drafting
-from profiler.facts.roofs import Ceilings
 from profiler.loading.config import load_config
 from profiler.loading.load import load
 from profiler.loading.meta_model import quiet_libraries
@@ -188,10 +188,10 @@ def draft_floor(
 
     A draft model (`drafting`) makes each in a step of its own; copies of n-grams take no time here.
     """
-    roofs = ceilings.roof_set("")
+    here = ceilings.ceiling_set("")
 
     def floor_s(of: ModelWork, count: int) -> float:
-        return float(sum(roof_times(of, verifying(batch, count, context), roofs, dtype)))
+        return float(sum(ceiling_times(of, verifying(batch, count, context), here, dtype)))
 
     drafting_s = drafted * floor_s(drafting, 0) if drafting is not None else 0.0
     return DraftFloor(batch, drafted, floor_s(work, 0), floor_s(work, drafted), drafting_s)

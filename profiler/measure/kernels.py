@@ -15,9 +15,9 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import LinearKey, linear_key, linear_modules
 from profiler.errors import RequestError, tolerate_errors
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import Replay, Replays
 from profiler.facts.operators import REST
-from profiler.facts.roofs import Ceilings
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Cell, CellKey
 from profiler.loading.request import ModelRequest
@@ -113,7 +113,7 @@ def _until_failure(
 def replay_between(subject: Subject, keys: Sequence[CellKey], ceilings: Ceilings, budget_s: float) -> Iterator[Replays]:
     """Replay the linears of steps that no cell takes (`keys_between`), fewest rows first, within `budget_s`.
 
-    A library may change its kernel between two cells. oneDNN's AMX products of SmolLM2-135M take three times as long
+    A library may change its kernel between two cells. oneDNN's AMX matmuls of SmolLM2-135M take three times as long
     over 1024 rows as over 256 in one width, and not in the next.
     """
     machine, linears = subject.machine, replayable_linears(subject.work, linear_modules(subject.loaded.module))
@@ -174,7 +174,7 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
     times = replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes, page_fault_s=page_fault_s)
     for operator, seconds in times.items():
         yield Replay(subject.names[operator], seconds, without_faults=page_fault_s > 0)
-    # On a CPU, the small kernels of a decode step take almost no time compared with their dispatch.
+    # On a CPU, the small kernels of a decode step take almost no time compared with their overhead.
     if key.phase not in subject.engines[key.cell.engine].eager_phases or not (
         machine.captures or key.phase == "prefill"
     ):
@@ -196,7 +196,7 @@ def replay_single_calls(subject: Subject, key: CellKey, ceilings: Ceilings, budg
 
 def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: float) -> tuple[float, ...]:
     """Return the seconds of a step whose linears, attention and experts are answered at once. It is captured; on a CPU,
-    the same prefill of one token (its dispatch) is subtracted."""
+    the same prefill of one token (its overhead) is subtracted."""
     machine, small, page_fault_s = subject.machine, step_of(subject, key), ceilings.page_fault_s
     if machine.captures:
         calls, cold_bytes = {REST: [small]}, cold_bytes_of(subject, ceilings)
@@ -204,8 +204,8 @@ def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: f
             return replay_calls(calls, machine, budget_s=budget_s, cold_bytes=cold_bytes).get(REST, ())
     one = step_of(subject, CellKey(key.phase, replace(key.cell, batch_size=1, prompt_len=1)))
     times = replay_calls({REST: [small], "one token": [one]}, machine, budget_s=budget_s, page_fault_s=page_fault_s)
-    dispatch_s = timing_of(times["one token"]).median_s
-    return tuple(max(0.0, seconds - dispatch_s) for seconds in times[REST])
+    overhead_s = timing_of(times["one token"]).median_s
+    return tuple(max(0.0, seconds - overhead_s) for seconds in times[REST])
 
 
 def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:

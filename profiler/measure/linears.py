@@ -13,11 +13,11 @@ import torch
 from profiler.counting.walk import LinearKey, linear_key, linear_modules
 from profiler.device.machine import recorded
 from profiler.errors import tolerate_errors
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.measurements import FormatLinears, LinearsTime
-from profiler.facts.roofs import Ceilings
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, dtype_name
-from profiler.measure.dense_twins import packed_linears
+from profiler.measure.dense_copies import packed_linears
 from profiler.measure.kernels import cold_bytes_of, replayable_linears
 from profiler.measure.replay import replay_linears
 from profiler.measure.short_model import pattern_of, shortened
@@ -28,7 +28,7 @@ from profiler.stats import Timing, timing_of
 
 _ROWS, _LAYERS = (1, 8, 64), 4
 """Sequences of a decode step at which linears are timed, and layers that stand for all (at least two periods)."""
-_PRODUCT = re.compile("mm|gem|linear|dequant")
+_MATMUL = re.compile("mm|gem|linear|dequant")
 _LEFT_OUT = ("int8", "fp4")
 """LLM.int8() looks for outliers in every call, for which the host waits. fp4 has nf4's kernels."""
 Linears = Mapping[LinearKey, Sequence[Any]]
@@ -101,5 +101,5 @@ def kernel_of(modules: Sequence[Any], dtype: torch.dtype, rows: int, device: tor
     x = torch.randn(rows, 1, stored(largest).in_features, dtype=dtype, device=device)
     with torch.inference_mode(), recorded(cuda=False) as seen:
         largest(x)
-    events = [event for event in seen.key_averages() if _PRODUCT.search(event.key)]
+    events = [event for event in seen.key_averages() if _MATMUL.search(event.key)]
     return str(max(events, key=lambda event: event.self_cpu_time_total).key) if events else ""

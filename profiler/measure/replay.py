@@ -1,6 +1,6 @@
 """Run captured calls in isolation: cold caches on CPU and CUDA, page faults subtracted.
 
-The products run in the model's order with the model's own weights.
+The matmuls run in the model's order with the model's own weights.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def replay_calls(
 
     On CUDA the calls of a key are captured as a graph and replayed, since events around single calls of small kernels
     would time the host. `cold_bytes` are read before each replay (see `_replay_graph`). A key whose calls wait for the
-    device is left out: no graph can contain them, and their time on the host is part of dispatch. Raises CaptureError
+    device is left out: no graph can contain them, and their time on the host is part of overhead. Raises CaptureError
     for other calls that cannot be captured.
     """
     clock = machine.clock

@@ -15,7 +15,7 @@ from profiler.counting.chosen_kernel import SdpaStep, attention_path, outlier_co
 from profiler.counting.memory_need import MemoryNeed, memory_need
 from profiler.counting.operators import Experts, Linear, ModelWork, Operator, as_value, padded_work
 from profiler.counting.walk import linear_modules
-from profiler.data.room import room_bytes
+from profiler.data.free_memory import room_bytes
 from profiler.device.machine import Machine, machine_for
 from profiler.engines.base import Engine
 from profiler.engines.transformers import EagerEngine
@@ -86,7 +86,7 @@ class Subject:
         if not self.engines[key.cell.engine].owned:
             return works
         # Of an engine that owns its model only the work that the algorithm needs is known.
-        return tuple(replace(work, activation_bytes=0, avoidable_flops={}, avoidable_bytes={}) for work in works)
+        return tuple(replace(work, activation_bytes=0, redundant_flops={}, redundant_bytes={}) for work in works)
 
     def touched_cache_bytes(self, key: CellKey) -> float:
         """Return the bytes of the KV cache, old and copied, that a decode step touches; 0 for a prefill."""
@@ -94,7 +94,7 @@ class Subject:
             return 0.0
         work = self.work.work(Step.of(key), self.path_of(key))
         # Copied bytes are read once and written once.
-        return float(work.kv_read_bytes + sum(work.avoidable_bytes.get(cause, 0) for cause in COPIES) / 2)
+        return float(work.kv_read_bytes + sum(work.redundant_bytes.get(cause, 0) for cause in COPIES) / 2)
 
     def predicted_peak(self, cell: Cell) -> int:
         """Return the bytes of all tensors of a cell at its peak, weights included."""

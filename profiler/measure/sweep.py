@@ -1,4 +1,4 @@
-"""The sweep over the cells: each visit warms a cell up, prefills it, and decodes with a mark per step."""
+"""The sweep over the cells: each repetition warms a cell up, prefills it, and decodes with a mark per step."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from profiler.device.contention import ForeignLoad
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults
 from profiler.engines.base import Engine
-from profiler.errors import NoRoomError, RoofscopeError, describe_error, tolerate_errors
+from profiler.errors import NoFreeMemoryError, RoofscopeError, describe_error, tolerate_errors
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.facts.telemetry import HardwareCounters
-from profiler.facts.visits import Gap, Visit
 from profiler.grid.cells import Cell, Phase
 from profiler.loading.prompts import Prompts
 from profiler.measure.schedule import UNLIMITED, Limits, Progress, Schedule, further_prefills
@@ -39,32 +39,38 @@ _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 
 
 @dataclass(frozen=True)
-class VisitContext:
-    """What every visit is measured with."""
+class RepetitionContext:
+    """What every repetition is measured with."""
 
     machine: Machine
     prompts: Prompts
     own_bytes: int = 0
     """Bytes held besides what an engine needs: the profiler's own, and the models of engines that own theirs."""
-    visited: set[Cell] = field(default_factory=set)
-    """Cells whose shapes this process has run before; a visit adds its own."""
+    timed: set[Cell] = field(default_factory=set)
+    """Cells whose shapes this process has run before; a repetition adds its own."""
 
 
-Sweep = Callable[[Schedule, Mapping[str, Engine], VisitContext, Callable[[Progress], None]], Iterator[Visit | Gap]]
+Sweep = Callable[
+    [Schedule, Mapping[str, Engine], RepetitionContext, Callable[[Progress], None]], Iterator[Repetition | Gap]
+]
 
 
 def sweep(
-    schedule: Schedule, engines: Mapping[str, Engine], context: VisitContext, on_progress: Callable[[Progress], None]
-) -> Iterator[Visit | Gap]:
-    """Visit the cells in the order of a schedule; yield each visit, and each cell that has no number, as it ends."""
-    outcome: Visit | Gap | None
+    schedule: Schedule,
+    engines: Mapping[str, Engine],
+    context: RepetitionContext,
+    on_progress: Callable[[Progress], None],
+) -> Iterator[Repetition | Gap]:
+    """Repetition the cells in the order of a schedule; yield each repetition, and each cell that has no number, as it
+    ends."""
+    outcome: Repetition | Gap | None
     for cell in schedule:
         on_progress(schedule.progress(cell))
         start_s = context.machine.now_s()
         if reason := schedule.skip_reason(cell):
             outcome = Gap(cell, "skipped", reason)
         else:
-            outcome = visit(engines[cell.engine], cell, schedule.round, context, schedule.limits(cell))
+            outcome = repetition(engines[cell.engine], cell, schedule.round, context, schedule.limits(cell))
         if outcome is None:
             return  # the time is up
         schedule.note(outcome, context.machine.now_s() - start_s)
@@ -93,11 +99,11 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, b
     """Run a small cell until its steps are stationary: three loops in a row within 5 %, or `budget_s`.
 
     It has the shape that is timed, since another number of slots would be compiled and captured for nothing. Slow steps
-    are few. An error is left to the cell's visit, which reports it; the result is then None.
+    are few. An error is left to the cell's repetition, which reports it; the result is then None.
     """
     start_s = machine.now_s()
-    loops: list[tuple[Visit, float]] = []
-    context, steps = VisitContext(machine, prompts), 1
+    loops: list[tuple[Repetition, float]] = []
+    context, steps = RepetitionContext(machine, prompts), 1
     with tolerate_errors(), torch.inference_mode(), no_gc():
         engine.prepare(cell.batch_size, cell.slots)
         while not loops or machine.now_s() < start_s + budget_s:
@@ -120,13 +126,13 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, b
 
 
 class OutOfTimeError(Exception):
-    """The deadline of a visit has passed."""
+    """The deadline of a repetition has passed."""
 
 
-def visit(
-    engine: Engine, cell: Cell, round_number: int, context: VisitContext, limits: Limits = UNLIMITED
-) -> Visit | Gap | None:
-    """Return a visit, a gap if the cell runs out of memory or fails, or None if the deadline has passed.
+def repetition(
+    engine: Engine, cell: Cell, round_number: int, context: RepetitionContext, limits: Limits = UNLIMITED
+) -> Repetition | Gap | None:
+    """Return a repetition, a gap if the cell runs out of memory or fails, or None if the deadline has passed.
 
     Raises DeviceError if the device is lost.
     """
@@ -136,15 +142,15 @@ def visit(
         outcomes.append(None if isinstance(error, OutOfTimeError) else _gap(cell, error, machine))
 
     with tolerate_errors(record), torch.inference_mode(), no_gc():
-        return _visited(engine, cell, round_number, context, limits)
+        return _timed(engine, cell, round_number, context, limits)
     # Only after the handler: until then, the error holds the tensors of the step that failed.
     machine.recover(cell.name)
     return outcomes[0]
 
 
-def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContext, limits: Limits) -> Visit:
+def _timed(engine: Engine, cell: Cell, round_number: int, context: RepetitionContext, limits: Limits) -> Repetition:
     """Prepare the cell and warm it up if it is new, time its loop, and add prefills as far as the limits allow."""
-    machine, is_new = context.machine, cell not in context.visited
+    machine, is_new = context.machine, cell not in context.timed
     if is_new and machine.is_cuda:
         machine.release()  # segments fragmented by smaller cells would leave no room for a large one
     prepare = partial(engine.prepare, cell.batch_size, cell.slots)
@@ -153,7 +159,7 @@ def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContex
     warm_up_s = _warm_prefills(engine, cell, context, most_s) if is_new and cell.prompt_len else []
     # Each decode step of a growing cache is a new shape, for which a library may build a plan at its first use.
     first = run_loop(engine, cell, context, limits, counted=True) if is_new and machine.is_cuda else None
-    context.visited.add(cell)
+    context.timed.add(cell)
     machine.reset_peak()
     # Other processes slow down a GPU's host, not the GPU; that shows in the times themselves.
     foreign_load = None if machine.is_cuda else ForeignLoad(engine.helper_pids)
@@ -174,7 +180,7 @@ def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContex
         warm_up_s=tuple(warm_up_s),
         first_decode_s=first.decode_s if first else (),
         decode_counters=_counted(first, loop) if first else None,
-        # An engine that owns its model reserves its cache and generates more tokens in a visit than the cell has.
+        # An engine that owns its model reserves its cache and generates more tokens in a repetition than the cell has.
         peak_memory_bytes=None if engine.owned or peak_bytes is None else peak_bytes - other_bytes,
         energy_j=None if engine.owned or before_j is None or after_j is None else after_j - before_j,
         more_prefill_s=tuple(prefill_s for prefill_s, _ in more),
@@ -185,7 +191,7 @@ def _visited(engine: Engine, cell: Cell, round_number: int, context: VisitContex
     )
 
 
-def _counted(first: Visit, loop: Visit) -> HardwareCounters | None:
+def _counted(first: Repetition, loop: Repetition) -> HardwareCounters | None:
     """The counters of a first loop as means over the timed one, whose steps are the same and take another time."""
     times = (first.loop_s or 0.0) / (loop.loop_s or math.inf) * len(loop.decode_s) / max(1, len(first.decode_s))
     found = first.decode_counters
@@ -193,13 +199,13 @@ def _counted(first: Visit, loop: Visit) -> HardwareCounters | None:
 
 
 def run_loop(
-    engine: Engine, cell: Cell, context: VisitContext, limits: Limits = UNLIMITED, *,
+    engine: Engine, cell: Cell, context: RepetitionContext, limits: Limits = UNLIMITED, *,
     steps: int | None = None, counted: bool = False,
-) -> Visit:  # fmt: skip
+) -> Repetition:  # fmt: skip
     """Run one prefill and its decode steps (or `steps` of them), with a mark after each that is read after the loop.
 
     The first token is fetched between the two, as a user's would be; the loop itself never waits. An engine of whole
-    calls runs both in one. The GPU idles around a `counted` loop. Memory, energy and warm-up are added by `visit`.
+    calls runs both in one. The GPU idles around a `counted` loop. Memory, energy and warm-up are added by `repetition`.
     """
     machine = context.machine
     decode_steps = cell.decode_steps if steps is None else steps
@@ -211,13 +217,13 @@ def run_loop(
     elif engine.owned and decode_steps:
         prefill_s, steps_s = engine.times(prompts, 1 + decode_steps)
         wall_s = machine.now_s() - marks.start_s
-        return Visit(cell, 0, prefill_s, steps_s, wall_s, (), None, marks.at_unix_s, ttft_s=prefill_s)
+        return Repetition(cell, 0, prefill_s, steps_s, wall_s, (), None, marks.at_unix_s, ttft_s=prefill_s)
     elif engine.whole_calls:
         tokens = engine.call(prompts.to(machine.device), 1 + decode_steps, marks.mark_token)
         if not decode_steps:
             tokens.cpu()
             marks.first_token()
-        return marks.visit(cell)
+        return marks.repetition(cell)
     else:
         ids = prompts.to(machine.device)
         marks.mark()
@@ -238,7 +244,7 @@ def run_loop(
             raise OutOfTimeError
         if machine.now_s() > limits.hurry_s and step + 1 >= _LEAST_STEPS:
             break
-    return marks.visit(cell, reads_counters=counted and decode_steps > 0)
+    return marks.repetition(cell, reads_counters=counted and decode_steps > 0)
 
 
 class _Marks:
@@ -272,14 +278,14 @@ class _Marks:
         self._faults_between = page_faults()
         self._loop_start_s = self.machine.now_s()
 
-    def visit(self, cell: Cell, *, reads_counters: bool = False) -> Visit:
-        """Return the visit whose last step the host has just submitted; wait until it is done."""
+    def repetition(self, cell: Cell, *, reads_counters: bool = False) -> Repetition:
+        """Return the repetition whose last step the host has just submitted; wait until it is done."""
         issued_s = self.machine.now_s()
         self.machine.clock.synchronize()
         end_s = self.machine.now_s()
         counters = self.machine.source.counters(end_s - self._loop_start_s) if reads_counters else None
         seconds = self.machine.clock.seconds(self._marks)
-        return Visit(
+        return Repetition(
             cell=cell,
             round=0,
             warm_up_s=(),
@@ -309,7 +315,7 @@ def _gap(cell: Cell, error: Exception, machine: Machine) -> Gap:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(words in text for words in _NO_MEMORY):
         return Gap(cell, "oom", "out of memory" + _fragmentation(text, machine))
     if isinstance(error, RoofscopeError):
-        return Gap(cell, "oom" if isinstance(error, NoRoomError) else "failed", str(error))
+        return Gap(cell, "oom" if isinstance(error, NoFreeMemoryError) else "failed", str(error))
     return Gap(cell, "failed", describe_error(error))
 
 
@@ -331,13 +337,13 @@ def _fragmentation(text: str, machine: Machine) -> str:
     )
 
 
-def _prefill(engine: Engine, cell: Cell, context: VisitContext) -> tuple[float, float]:
+def _prefill(engine: Engine, cell: Cell, context: RepetitionContext) -> tuple[float, float]:
     """Return the seconds of a prefill without steps after it, and its time to first token as a user sees it."""
     prefill = run_loop(engine, cell, context, steps=0)
     return prefill.prefill_s or 0.0, prefill.ttft_s or 0.0
 
 
-def _warm_prefills(engine: Engine, cell: Cell, context: VisitContext, most_s: float) -> list[float]:
+def _warm_prefills(engine: Engine, cell: Cell, context: RepetitionContext, most_s: float) -> list[float]:
     """Prefills of a new shape until two in a row agree, or `most_s`; the first ones pick kernels and take memory."""
     times: list[float] = []
     for _ in range(_MOST_WARM_UPS):

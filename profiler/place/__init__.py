@@ -1,1 +1,1 @@
-"""`place`: compare another tool's figures with the roofs of a GPU."""
+"""`place`: compare another tool's figures with the ceilings of a GPU."""

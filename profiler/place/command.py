@@ -1,4 +1,4 @@
-"""`place`: compare the figures of another tool's file with the roofs of a GPU or of this device.
+"""`place`: compare the figures of another tool's file with the ceilings of a GPU or of this device.
 
 The figures get the shapes that the file leaves out, then the floors of what they cover, and become rows with doubts.
 """
@@ -14,19 +14,19 @@ import numpy as np
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.cache import counted_model
-from profiler.counting.floor import DENSE_BYTES, collectives_s, roof_times
+from profiler.counting.floor import DENSE_BYTES, ceiling_times, collectives_s
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.operators import Experts, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.stored_bits import in_bits
 from profiler.data import datasheets as datasheet
+from profiler.data.ceiling_set import CeilingSet, datasheet_ceilings
 from profiler.data.links import Link, link_called, link_of
-from profiler.data.roof_set import RoofSet, datasheet_roofs
 from profiler.errors import ModelError, RequestError
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.ranges import parse_in_order
 from profiler.loading.source import ModelSource, resolve
-from profiler.place.place import Fit, PlacedFigure, PlacedFile, PlaceRoofs, doubts, placed
+from profiler.place.place import Fit, PlaceCeilings, PlacedFigure, PlacedFile, doubts, placed
 from profiler.quant.stored_formats import StoredFormat, format_in, quant_of
 from profiler.readers.detect import read_foreign
 from profiler.readers.figures import Figure, ForeignFile
@@ -55,7 +55,7 @@ class _Setup:
     quant: str
     dtype: str
     """Of the cache, in which quantised linears also return their results."""
-    under: RoofSet
+    under: CeilingSet
     gpu: str
     """Its name."""
     gpus: int
@@ -118,7 +118,7 @@ def place(
     batch_sizes: str = "",
     new_tokens: str = "",
 ) -> PlacedFile:
-    """Compare the figures of a file with the datasheet roofs of one or more GPUs, or with roofs measured here.
+    """Compare the figures of a file with the datasheet ceilings of one or more GPUs, or with ceilings measured here.
 
     `quant` or the mean `bits` are the format of weights where the file names no bits.
     `tp` is the number of GPUs that share each step; 0 is the number that the file names, else 1. The last three are the
@@ -132,7 +132,7 @@ def place(
     is_cpu = False
     if here:
         from profiler.device.device import resolve_device  # loads torch, as only --here needs
-        from profiler.roofs.measure import here_roofs
+        from profiler.roofs.measure import here_ceilings
 
         is_cpu = resolve_device("auto").type == "cpu"
     figures = [figure for figure in shaped if is_cpu or figure.held.gpu_layers != 0]
@@ -145,14 +145,14 @@ def place(
     gpus = 1 if here else tp or file.gpus or 1
     sheet = None if here else _sheet(gpu, devices)
     source, precision = resolve(model), file.settings.get("precision", "auto")
-    precision, asked = precision if precision in _DTYPES else "auto", quant
+    precision, requested = precision if precision in _DTYPES else "auto", quant
     counted, (calls, form) = counted_model(source, precision, quant, rented=True), _quantised_as(file, figures)
     if form and quant == "none" and not counted.published and not all(each.held.weight_bytes for each in figures):
         counted, quant = counted_model(source, precision, form, rented=True), form
     if quant == "fp8" and counted.work.of_kind(Experts):  # servers pack experts as well, which torchao leaves dense
         counted = in_bits(counted, _FP8_EXPERTS)
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
-    under = here_roofs(counted.work, dtype) if sheet is None else datasheet_roofs(sheet, gpus)
+    under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
     if link and gpus == 1:
         raise RequestError(f"--link {link} is the link between several GPUs; give their number with --tp.")
@@ -165,7 +165,7 @@ def place(
     floors = zip(figures, _floors(setup, figures, widths), strict=True)
     is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
     rows = [placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure)) for figure, floor in floors]
-    as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != asked)
+    as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != requested)
     warnings = [*as_named, *_doubts(setup, devices, figures, rows, calls), *filter(None, [unknown_link]), *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
@@ -173,7 +173,7 @@ def place(
         count = several(left_out, "figure is left out, as it", "figures are left out, as they")
         warnings.append(f"{count} ran with {_NO_LAYER}.")
     if here and any(row.regime is None for row in rows):
-        warnings.append("this device's roofs were measured just now; if the device was busy, they are too low.")
+        warnings.append("this device's ceilings were measured just now; if the device was busy, they are too low.")
     if here and file.packed_dtype and any(map(_is_packed, figures)):
         warnings.append(f"{file.tool} multiplies packed weights in {file.packed_dtype}, whose rate here is not known.")
     return PlacedFile(
@@ -183,7 +183,7 @@ def place(
         dtype=dtype,
         quant=quant,
         stored=_stored(setup, figures, widths),
-        roofs=PlaceRoofs(under.name, under.bytes_per_s, under.flops_per_s, under.sustained_bytes_per_s),
+        ceilings=PlaceCeilings(under.name, under.bytes_per_s, under.flops_per_s, under.sustained_bytes_per_s),
         warnings=warnings,
         gpus=gpus,
         link=messages.name if rank and messages else "",
@@ -214,7 +214,7 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
     sheets = datasheet.called(devices[0]) if len(devices) == 1 else []
     if len(sheets) != 1:
         ran_on = f" The file names {' and '.join(devices)}." if devices else ""
-        raise RequestError(f"which GPU's roofs? Give --gpu NAME, or --here for this device's own.{ran_on}")
+        raise RequestError(f"which GPU's ceilings? Give --gpu NAME, or --here for this device's own.{ran_on}")
     return sheets[0]
 
 
@@ -251,7 +251,7 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
     weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "weights were in the host's memory"
     held = replace(held, weights_on_host=is_few or held.weights_on_host)
     on_host = [weights] * held.weights_on_host + ["the cache was in the host's memory"] * held.cache_on_host
-    notes += [f"{what}: the host's memory has another, lower roof" for what in on_host]
+    notes += [f"{what}: the host's memory has another, lower ceiling" for what in on_host]
     return replace(figure, held=held, notes=(*figure.notes, *notes))
 
 
@@ -289,9 +289,9 @@ def _floors(
     # Floats, since counts may exceed int64.
     batch, prompt, context, new, once, query, prefills, steps, kv, experts, rest = np.array(table, np.float64).T
     prefill = Step(batch, np.maximum(1, prompt), context)
-    decode = Step(batch, query, prompt + context + new // 2, once, asked=query)
+    decode = Step(batch, query, prompt + context + new // 2, once, requested=query)
     first, each = (
-        roof_times(setup.counted.work, step, setup.under, setup.dtype, rest, kv, experts, setup.file.packed_dtype)
+        ceiling_times(setup.counted.work, step, setup.under, setup.dtype, rest, kv, experts, setup.file.packed_dtype)
         for step in (prefill, decode)
     )
     compute_s, memory_s = (prefills * one + steps * other for one, other in zip(first, each, strict=True))
@@ -310,7 +310,7 @@ def _doubts(
     file, counted, gpus, room = setup.file, setup.counted, setup.gpus, setup.room_bytes
     if setup.stages > 1:
         yield (
-            f"it ran on {setup.stages * gpus} GPUs that hold layers in turn: the roofs are those of {gpus}, though a"
+            f"it ran on {setup.stages * gpus} GPUs that hold layers in turn: the ceilings are those of {gpus}, though a"
             " prompt in chunks may use more at a time."
         )
     yield from file.remarks
@@ -366,19 +366,19 @@ def _is_packed(figure: Figure) -> bool:
 
 
 def _stored(setup: _Setup, figures: Sequence[Figure], widths: Sequence[tuple[float, float]]) -> str:
-    """The precision of the weights, and of the products with those that a file stores in other bits."""
+    """The precision of the weights, and of the matmuls with those that a file stores in other bits."""
     counted, dtype, packed_dtype, peaks = setup.counted, setup.dtype, setup.file.packed_dtype, setup.under.flops_per_s
     own = sorted({8 * figure.held.weight_bytes for figure in figures if figure.held.weight_bytes})
     if not own:
         packed = counted.published if setup.quant == "none" else setup.quant
         return f"in {f'{packed} and ' if packed else ''}{dtype}"
-    products = "float16" if dtype == "bfloat16" and dtype not in peaks else dtype
-    if any(map(_is_packed, figures)) and peaks.get(packed_dtype, 0.0) > setup.under.peak(products, products):
-        products = packed_dtype
+    matmuls = "float16" if dtype == "bfloat16" and dtype not in peaks else dtype
+    if any(map(_is_packed, figures)) and peaks.get(packed_dtype, 0.0) > setup.under.peak(matmuls, matmuls):
+        matmuls = packed_dtype
     bits, split = " to ".join(dict.fromkeys(significant(width) for width in (own[0], own[-1]))), ""
     if counted.work.of_kind(Experts):
         experts, rest = max(widths)
         split = f" ({significant(8 * experts)} in the experts, {significant(8 * rest, 2)} elsewhere)"
         if experts == rest:
             split = " (a mean: the weights that a token uses may be wider)"
-    return f"at the file's own {bits} bits per weight{split}, products in {products},"
+    return f"at the file's own {bits} bits per weight{split}, matmuls in {matmuls},"

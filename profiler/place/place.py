@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Literal
 
-from profiler.data.roof_set import sustained_words
+from profiler.data.ceiling_set import sustained_words
 from profiler.json_document import Document
-from profiler.judge.regimes import COMPUTE_SHARE, MEMORY_SHARE, ROOF_TOLERANCE, Regime
+from profiler.judge.regimes import CEILING_TOLERANCE, COMPUTE_SHARE, MEMORY_SHARE, Regime
 from profiler.readers.figures import Covers, Figure
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
-RoofSide = Literal["compute", "memory"]
+CeilingSide = Literal["compute", "memory"]
 Fit = Literal["yes", "perhaps", "no"]
 """Whether the weights and the cache fit into the memory of the GPUs; perhaps: in fewer bits, or without a part."""
 
 # A first repetition was cold if it took this many times as long as each of at least so many others.
 _LEAST_OTHERS = 2
 _MUCH_LONGER = 1.5
-# From this share of the roof on, a decode step may be several tokens' that a tool counted as one.
+# From this share of the ceiling on, a decode step may be several tokens' that a tool counted as one.
 _HALF = 0.5
 
 
@@ -43,13 +43,13 @@ class PlacedFigure:
     floor_s: float
     link_s: float | None
     """Least seconds of the collectives of several GPUs, not part of `floor_s`; None if they are not known."""
-    bound: RoofSide
+    bound: CeilingSide
     attained: float
     """`floor_s` / `latency_s`: the share of the roofline. It means nothing if the model does not fit."""
     fits: bool
     """Whether the weights and the cache fit into the memory of the GPUs, or may have in a way that a warning names."""
     regime: Regime | None
-    """None for a figure above the roof, which is not a valid measurement of this work, or if it does not fit."""
+    """None for a figure above the ceiling, which is not a valid measurement of this work, or if it does not fit."""
     note: str
     settings: str = ""
     """The settings in which the figure differs from others of its file."""
@@ -58,8 +58,8 @@ class PlacedFigure:
 
 
 @dataclass(frozen=True)
-class PlaceRoofs:
-    """The roofs that the figures are compared with."""
+class PlaceCeilings:
+    """The ceilings that the figures are compared with."""
 
     name: str
     bytes_per_s: float
@@ -80,10 +80,10 @@ class PlacedFile(Document):
     quant: str
     stored: str
     """The precision of the weights that the floors assume, in words."""
-    roofs: PlaceRoofs
+    ceilings: PlaceCeilings
     warnings: Sequence[str]
     gpus: int
-    """GPUs that work on one step together; `roofs` are those of all of them."""
+    """GPUs that work on one step together; `ceilings` are those of all of them."""
     link: str
     """The name of the link between them; empty without one."""
     rows: Sequence[PlacedFigure]
@@ -100,7 +100,7 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
     tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
-    regime: Regime | None = None if fit == "no" or attained > 1 + ROOF_TOLERANCE else "inconclusive"
+    regime: Regime | None = None if fit == "no" or attained > 1 + CEILING_TOLERANCE else "inconclusive"
     if regime and is_known and fit != "perhaps" and attained >= (COMPUTE_SHARE if by_compute else MEMORY_SHARE):
         regime = "compute-bound" if by_compute else "memory-bound"
     spread = statistics.stdev(time.values) if len(time.values) > 1 else time.spread
@@ -124,22 +124,22 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
     )
 
 
-_OVERHEAD = "below half of the roof at batch 1: overhead ({}) or GPUs' links, rather than their memory"
+_OVERHEAD = "below half of the ceiling at batch 1: overhead ({}) or GPUs' links, rather than their memory"
 _BY_MEMORY = "memory-bound at batch 1: fewer bits per weight, drafts or a larger batch save more than other kernels"
-ROOF_ALLOWS = "faster than the roof allows"
+CEILING_ALLOWS = "faster than the ceiling allows"
 _SUSPICIONS: dict[Covers, str] = {
     "prefill": "the prompt may have come from a cache",
     "decode": "prompt tokens may be counted, several tokens per step speculated",
     "generate": "prompt tokens may be counted as generated",
 }
-"""Likely reasons for a figure above the roof, by what it covers."""
+"""Likely reasons for a figure above the ceiling, by what it covers."""
 
 
 def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> Iterator[str]:
     """A suspicion if the figure is too fast or slow, then the notes of its file, then remarks."""
-    if fit != "no" and attained > 1 + ROOF_TOLERANCE:
+    if fit != "no" and attained > 1 + CEILING_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
-        yield f"{ROOF_ALLOWS}: {why}"
+        yield f"{CEILING_ALLOWS}: {why}"
     elif fit != "no" and figure.step_tokens is None and figure.covers == "decode" and attained > _HALF:
         yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
@@ -165,9 +165,9 @@ _FAR_MORE = 1.5
 
 
 def doubts(rows: Sequence[PlacedFigure]) -> Iterator[str]:
-    """Warnings about a whole file: figures above the roof, and decode steps that seem to include the prefill."""
+    """Warnings about a whole file: figures above the ceiling, and decode steps that seem to include the prefill."""
     if above := sum(row.fits and row.regime is None for row in rows):
-        yield f"{above} of {len(rows)} figures {'is' if above == 1 else 'are'} above the roof, so not valid."
+        yield f"{above} of {len(rows)} figures {'is' if above == 1 else 'are'} above the ceiling, so not valid."
     series: dict[tuple[int, int | None, str], list[PlacedFigure]] = {}
     for row in rows:
         if row.phase == "decode" and row.prompt_len:
@@ -193,7 +193,7 @@ _CAPTIONS = {
 def placed_section(file: PlacedFile) -> Section:
     """A title, the warnings, a table of the figures and their notes, each note once.
 
-    A share of a roof that is not the model's is not shown.
+    A share of a ceiling that is not the model's is not shown.
     """
     rows, names = file.rows, _names(file.rows)
     columns: dict[str, Sequence[str]] = {
@@ -205,15 +205,15 @@ def placed_section(file: PlacedFile) -> Section:
         "link": ["-" if row.link_s is None else duration(row.link_s) for row in rows],
         "by": [row.bound for row in rows],
         "attained": [f"{significant(100 * row.attained, 2)} %" if row.fits else "-" for row in rows],
-        "regime": [row.regime or ("above the roof" if row.fits else "does not fit") for row in rows],
+        "regime": [row.regime or ("above the ceiling" if row.fits else "does not fit") for row in rows],
     }
     shown = [name for name, cells in columns.items() if name not in ("spread", "link") or set(cells) != {"-"}]
     caption = "; ".join(_CAPTIONS[name].format(link=file.link) for name in shown if name in _CAPTIONS)
     cells = [list(row) for row in zip(*(columns[name] for name in shown), strict=True)]
     table = text_table(shown, cells, texts=("by", "regime"), wrapped=("what",), caption=caption)
-    title = f"{file.tool}: {file.model} {file.stored} under the roofs of {file.roofs.name}"
+    title = f"{file.tool}: {file.model} {file.stored} under the ceilings of {file.ceilings.name}"
     warnings = Lines([f"warning: {text}" for text in file.warnings])
-    attained = sustained_words(file.roofs.name, file.roofs.bytes_per_s, file.roofs.sustained_bytes_per_s)
+    attained = sustained_words(file.ceilings.name, file.ceilings.bytes_per_s, file.ceilings.sustained_bytes_per_s)
     return Section("", [Sentences([title, *attained]), warnings, table, Lines(list(_note_lines(rows, names)))])
 
 
@@ -232,11 +232,11 @@ def _name(row: PlacedFigure, *, with_tokens: bool = False) -> str:
 
 
 def _note_lines(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[str]:
-    """Each remark once, with the figures that it is about: those above the roof first, then the most frequent."""
+    """Each remark once, with the figures that it is about: those above the ceiling first, then the most frequent."""
     by_note: dict[str, list[str]] = {}
     for row, name in zip(rows, names, strict=True):
         for note in filter(None, row.note.split("; ")):
             by_note.setdefault(note, []).append(name)
-    for note, noted in sorted(by_note.items(), key=lambda item: (ROOF_ALLOWS not in item[0], -len(item[1]))):
+    for note, noted in sorted(by_note.items(), key=lambda item: (CEILING_ALLOWS not in item[0], -len(item[1]))):
         every = f"all {len(rows)} figures" if len(noted) == len(rows) else f"{len(noted)} figures like {noted[0]}"
         yield f"{noted[0] if len(noted) == 1 else every}: {note}"

@@ -9,14 +9,14 @@ from functools import partial
 
 import numpy as np
 
-from profiler.facts.dispatch import Dispatch
+from profiler.facts.ceilings import drift
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import REST
-from profiler.facts.roofs import drift
+from profiler.facts.overhead import Overhead
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import PHASES, CellKey, Phase
 from profiler.judge.cells import CellResult
-from profiler.judge.demand import dispatch_at, over_the_run
+from profiler.judge.demand import over_the_run, overhead_at
 from profiler.predict.kernel_times import DeviceRates, MeasuredCells, ReplayedSteps
 from profiler.predict.operator_arrays import Array, OperatorArrays, StepArrays, by_phase
 from profiler.predict.predict import FittedModel, Forecast, fit, fit_residuals
@@ -105,8 +105,8 @@ def outermost_cells(measured: MeasuredCells) -> list[Array]:
 
 
 _ASSUMED = (
-    "kernels keep the share of their roof that they had at the nearest batch measured",
-    "attention keeps the share of its roof that it had at the nearest length measured",
+    "kernels keep the share of their ceiling that they had at the nearest batch measured",
+    "attention keeps the share of its ceiling that it had at the nearest length measured",
 )
 """What a forecast of a batch, and of a length, beyond the measured ones assumes."""
 
@@ -158,7 +158,7 @@ class TrainedModel:
     def _grown(self, steps: StepArrays, latency_s: Array) -> Array:
         """Times [n] that grow, also from and to the measured cells, in each phase whose measured cells grow.
 
-        Two rows of a CPU's products may take longer than four.
+        Two rows of a CPU's matmuls may take longer than four.
         """
         measured, sizes = self.measured, _sizes(self.measured.demanded.steps)
         fast_s, slow_s = measured.latency_s - measured.half_width_s, measured.latency_s + measured.half_width_s
@@ -222,12 +222,12 @@ def grown(sizes: Array, seconds: Array) -> Array:
 def too_few(trained: TrainedModel, steps: StepArrays) -> Phase | None:
     """The first phase of `steps` of which too few cells were measured for a forecast; None if there are enough.
 
-    That is fewer than four, or one batch size or one length, if other ones are asked for.
+    That is fewer than four, or one batch size or one length, if other ones are requested.
     """
     measured = trained.measured.demanded.steps
     for phase, chosen in by_phase(steps):
-        known, asked = _sizes(measured.at(measured.prefill == (phase == "prefill"))), _sizes(steps.at(chosen))
-        alone = (np.ptp(known, axis=0) == 0) & (asked != known[:1]).any(axis=0) if len(known) else True
+        known, requested = _sizes(measured.at(measured.prefill == (phase == "prefill"))), _sizes(steps.at(chosen))
+        alone = (np.ptp(known, axis=0) == 0) & (requested != known[:1]).any(axis=0) if len(known) else True
         if len(known) < LEAST_OF_PHASE or np.any(alone):
             return phase
     return None
@@ -254,19 +254,19 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
     by_key = {result.key: result for result in results if result.status == "ok" and result.engine == engine}
     if not by_key:
         return None
-    dispatch: dict[Phase, dict[int, Dispatch]] = {phase: {} for phase in PHASES}
-    for key in by_key:  # at other batches no step bounds what a disturbed twin took
-        if found := dispatch_at(facts, key):
-            dispatch[key.phase][key.cell.batch_size] = found
+    overhead: dict[Phase, dict[int, Overhead]] = {phase: {} for phase in PHASES}
+    for key in by_key:  # at other batches no step bounds what a disturbed overhead model took
+        if found := overhead_at(facts, key):
+            overhead[key.phase][key.cell.batch_size] = found
     facts = over_the_run(facts)
     device = DeviceRates(
         facts.ceilings,
-        dispatch,
-        facts.device.overlaps_dispatch,
+        overhead,
+        facts.device.hides_overhead,
         facts.device.room_bytes,
         facts.ceilings.fetch_s(facts.model.offloaded_bytes),
     )
-    changed = drift(facts.looks, on_gpu=facts.device.kind == "cuda")
+    changed = drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
     return train(_measured_cells(facts, by_key, count, engine), device, changed)
 
 

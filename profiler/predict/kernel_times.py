@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from profiler.counting.floor import floor_s
-from profiler.facts.dispatch import Dispatch
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.operators import COPIES, OUTSIDE, REST, Cause
-from profiler.facts.roofs import Ceilings
+from profiler.facts.overhead import Overhead
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import HostTime
 from profiler.predict.operator_arrays import (
@@ -25,8 +25,8 @@ from profiler.predict.operator_arrays import (
     octaves,
 )
 
-NO_ROOF_S = 1e-9
-"""The roof of conversions and small kernels, which have none: shorter than any of their times."""
+NO_CEILING_S = 1e-9
+"""The ceiling of conversions and small kernels, which have none: shorter than any of their times."""
 
 
 @dataclass(frozen=True)
@@ -68,25 +68,26 @@ class Kernels:
     """Kernel times of a model at new shapes, interpolated from its replays."""
 
     lines: Mapping[str, Line]
-    """By operator: time and roof over rows."""
+    """By operator: time and ceiling over rows."""
     surfaces: Mapping[str, KernelSurface]
     """By attention operator: over batch, query and depth."""
     conversions: Mapping[str, Line]
     """By operator: the time of conversions over rows."""
     small: Line | None = None
     """All kernels that are not replayed individually: their time, with the larger of their traffic from memory and
-    their shortest time as the roof, over tokens; None if they were not replayed."""
+    their shortest time as the ceiling, over tokens; None if they were not replayed."""
     least_small_s: float = 0.0
     """That shortest time."""
     small_in_decode: bool = False
-    """Whether `small` was replayed for decode steps. On a CPU it is not, since it is negligible next to dispatch."""
+    """Whether `small` was replayed for decode steps. On a CPU it is not, since it is negligible next to overhead."""
 
-    def seconds(self, column: OperatorColumn, steps: StepArrays, roof_s: Array) -> Array | None:
-        """Seconds [n] of one instance at each step with roofs `roof_s` [n]; None for an operator without replays."""
+    def seconds(self, column: OperatorColumn, steps: StepArrays, ceiling_s: Array) -> Array | None:
+        """Seconds [n] of one instance at each step with ceilings `ceiling_s` [n]; None for an operator without
+        replays."""
         if column.operator in self.surfaces:
-            return self.surfaces[column.operator].seconds(octaves(steps), roof_s)
+            return self.surfaces[column.operator].seconds(octaves(steps), ceiling_s)
         times = self.lines.get(column.operator)
-        return None if times is None else times.seconds(column.rows, roof_s)
+        return None if times is None else times.seconds(column.rows, ceiling_s)
 
     def small_s(self, steps: StepArrays, traffic_s: Array, from_memory_s: Array) -> Array:
         """Seconds [n] of all small kernels of each step: as replayed, or `traffic_s` if they were not replayed.
@@ -102,7 +103,7 @@ class Kernels:
     def converting_s(self, column: OperatorColumn, steps: StepArrays) -> Array:
         """Seconds [n] of one instance that are spent converting between formats."""
         times = self.conversions.get(column.operator)
-        return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_ROOF_S))
+        return np.zeros(len(steps)) if times is None else times.seconds(column.rows, np.full(len(steps), NO_CEILING_S))
 
 
 def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
@@ -114,8 +115,8 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
     for column in measured.demanded.columns:
         if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
             seconds = replayed.seconds[column.operator][replayed_at]
-            roof_s = _instance_roof_s(column, replayed.demanded, device)[replayed_at]
-            surfaces[column.operator] = kernel_surface(octaves(steps.at(replayed_at)), seconds, roof_s, 0.01)
+            ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
+            surfaces[column.operator] = kernel_surface(octaves(steps.at(replayed_at)), seconds, ceiling_s, 0.01)
     kernels = Kernels(lines, surfaces, conversions)
     rest = replayed.seconds.get(REST)
     if rest is None or not (replayed_at := rest > 0).any():
@@ -133,13 +134,13 @@ def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[st
     conversions: dict[str, list[tuple[Array, Array, Array]]] = {}
     for part in parts:
         for column in (column for column in part.demanded.columns if not column.is_attention):
-            roof_s = _instance_roof_s(column, part.demanded, device)
+            ceiling_s = _instance_ceiling_s(column, part.demanded, device)
             if (replayed_at := _replayed_steps(part.seconds, column)) is not None:
-                points = column.rows[replayed_at], part.seconds[column.operator][replayed_at], roof_s[replayed_at]
+                points = column.rows[replayed_at], part.seconds[column.operator][replayed_at], ceiling_s[replayed_at]
                 kernels.setdefault(column.operator, []).append(points)
             if (replayed_at := _replayed_steps(part.conversion_s, column)) is not None:
-                no_roof_s = np.full(int(replayed_at.sum()), NO_ROOF_S)
-                points = column.rows[replayed_at], part.conversion_s[column.operator][replayed_at], no_roof_s
+                no_ceiling_s = np.full(int(replayed_at.sum()), NO_CEILING_S)
+                points = column.rows[replayed_at], part.conversion_s[column.operator][replayed_at], no_ceiling_s
                 conversions.setdefault(column.operator, []).append(points)
     kernel_lines, conversion_lines = (
         {name: line(*map(np.concatenate, zip(*points, strict=True))) for name, points in by_operator.items()}
@@ -154,33 +155,33 @@ def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Arr
     return None if times_s is None or not (times_s > 0).any() else np.asarray(times_s > 0)
 
 
-def _instance_roof_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
-    """Seconds [n] of one instance of an operator at its roof."""
+def _instance_ceiling_s(column: OperatorColumn, demanded: OperatorArrays, device: DeviceRates) -> Array:
+    """Seconds [n] of one instance of an operator at its ceiling."""
     bandwidth = device.ceilings.memory_bytes_per_s_for(demanded.working_set_bytes)
-    roof_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)
-    return np.maximum(np.asarray(roof_s) / column.count, 1e-12)
+    ceiling_s = floor_s(column.flops, column.model_bytes, device.ceilings.compute_flops_per_s(column.dtype), bandwidth)
+    return np.maximum(np.asarray(ceiling_s) / column.count, 1e-12)
 
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """A device's rates beyond single kernels: roofs, bandwidths and dispatch."""
+    """A device's rates beyond single kernels: ceilings, bandwidths and overhead."""
 
     ceilings: Ceilings
-    dispatch: Mapping[Phase, Mapping[int, Dispatch]]
-    """Dispatch of a step by phase and batch size; empty if it was not measured."""
+    overhead: Mapping[Phase, Mapping[int, Overhead]]
+    """Overhead of a step by phase and batch size; empty if it was not measured."""
     overlaps: bool
     room_bytes: int
     """The bytes that a model may take of its memory."""
     fetch_s: float = 0.0
 
-    def dispatched(self, steps: StepArrays) -> HostTime[Floats]:
+    def launched(self, steps: StepArrays) -> HostTime[Floats]:
         """The host's seconds per step [n], interpolated over log(batch) between measured batch sizes."""
         host: HostTime[Floats] = HostTime(*(np.zeros(len(steps)) for _ in range(3)))
         for phase, chosen in by_phase(steps):
-            if measured := sorted(self.dispatch.get(phase, {}).items()):
+            if measured := sorted(self.overhead.get(phase, {}).items()):
                 at, batches = np.log2(steps.batch[chosen]), np.log2([batch for batch, _ in measured])
                 for item in fields(host):
-                    known_s = [getattr(dispatch, item.name) for _, dispatch in measured]
+                    known_s = [getattr(overhead, item.name) for _, overhead in measured]
                     getattr(host, item.name)[chosen] = np.interp(at, batches, known_s)
         return host
 
@@ -203,17 +204,17 @@ def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: 
 
 
 def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between: Array, replayed: bool) -> Array:
-    """Seconds [n] of an operator's avoidable work that its replay does not include.
+    """Seconds [n] of an operator's redundant work that its replay does not include.
 
     Data passes between kernels at `between` bytes/s. A cache is copied at `copies` bytes/s from where the previous step
     wrote it.
     """
-    moved = {Cause.OPERANDS: column.activation_bytes, **column.avoidable_bytes}
+    moved = {Cause.OPERANDS: column.activation_bytes, **column.redundant_bytes}
     total = np.zeros(len(between))
-    for cause in {**moved, **column.avoidable_flops}:
+    for cause in {**moved, **column.redundant_flops}:
         if replayed and cause not in OUTSIDE:
             continue
-        flops, nbytes = column.avoidable_flops.get(cause, 0.0), moved.get(cause, 0.0)
+        flops, nbytes = column.redundant_flops.get(cause, 0.0), moved.get(cause, 0.0)
         bytes_per_s = copies if cause in COPIES else between
         total += floor_s(np.asarray(flops), np.asarray(nbytes), flops_per_s, bytes_per_s)
     return total
@@ -291,43 +292,43 @@ def _correlation(left: Array, right: Array) -> Array:
 
 @dataclass(frozen=True)
 class KernelSurface:
-    """Times of one kind of kernel: a surface of log(time / (roof + shortest time)) over sizes."""
+    """Times of one kind of kernel: a surface of log(time / (ceiling + shortest time)) over sizes."""
 
     surface: Surface
     least_s: float
     """The shortest time measured, which is that of a call or a launch."""
 
-    def seconds(self, sizes: Array, roof_s: Array) -> Array:
-        """Seconds [n] at `sizes` [n, d], at least the roof; beyond the measured sizes the ratio is constant."""
-        return np.asarray(np.maximum(roof_s, np.exp(self.surface.level(sizes)) * (roof_s + self.least_s)))
+    def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
+        """Seconds [n] at `sizes` [n, d], at least the ceiling; beyond the measured sizes the ratio is constant."""
+        return np.asarray(np.maximum(ceiling_s, np.exp(self.surface.level(sizes)) * (ceiling_s + self.least_s)))
 
 
-def kernel_surface(sizes: Array, seconds: Array, roof_s: Array, noise: float) -> KernelSurface:
+def kernel_surface(sizes: Array, seconds: Array, ceiling_s: Array, noise: float) -> KernelSurface:
     """The surface through measured `seconds` [m] at `sizes` [m, d], each with `noise` as a share of its time."""
     least_s = float(seconds.min())
-    ratios = np.log(seconds / (roof_s + least_s))
+    ratios = np.log(seconds / (ceiling_s + least_s))
     return KernelSurface(surface(sizes, ratios, np.full(len(seconds), noise)), least_s)
 
 
 @dataclass(frozen=True)
 class Line:
-    """A kernel's time in relation to its roof, interpolated over one size; arrays are [m] measured points."""
+    """A kernel's time in relation to its ceiling, interpolated over one size; arrays are [m] measured points."""
 
     log_sizes: Array
     log_ratios: Array
-    """log(time / roof) at each size."""
+    """log(time / ceiling) at each size."""
 
-    def seconds(self, sizes: Array, roof_s: Array) -> Array:
-        """Seconds [n] at `sizes` [n] with roofs `roof_s` [n], at least the roof."""
-        return np.asarray(roof_s * np.maximum(1.0, np.exp(self.log_ratio(sizes))))
+    def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
+        """Seconds [n] at `sizes` [n] with ceilings `ceiling_s` [n], at least the ceiling."""
+        return np.asarray(ceiling_s * np.maximum(1.0, np.exp(self.log_ratio(sizes))))
 
     def log_ratio(self, sizes: Array) -> Array:
-        """log(time / roof) [n] at `sizes` [n], linear in log(size) between the points and constant beyond them."""
+        """log(time / ceiling) [n] at `sizes` [n], linear in log(size) between the points and constant beyond them."""
         return np.asarray(np.interp(np.log(np.maximum(sizes, 1)), self.log_sizes, self.log_ratios))
 
 
-def line(sizes: Array, seconds: Array, roof_s: Array) -> Line:
+def line(sizes: Array, seconds: Array, ceiling_s: Array) -> Line:
     """The line through measured points [m], with the median of those that share a size."""
     unique = np.unique(sizes)
-    ratios = np.log(seconds / roof_s)
+    ratios = np.log(seconds / ceiling_s)
     return Line(np.log(np.maximum(unique, 1)), np.array([np.median(ratios[sizes == size]) for size in unique]))

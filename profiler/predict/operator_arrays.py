@@ -111,8 +111,8 @@ class OperatorColumn(Columnar):
     weight_bytes: Array
     kv_bytes: Array
     activation_bytes: Array
-    avoidable_flops: Mapping[Cause, Array] = field(default_factory=dict)
-    avoidable_bytes: Mapping[Cause, Array] = field(default_factory=dict)
+    redundant_flops: Mapping[Cause, Array] = field(default_factory=dict)
+    redundant_bytes: Mapping[Cause, Array] = field(default_factory=dict)
     source: Operator | None = None
     """The counted operator; None if only the work is known."""
 
@@ -200,7 +200,7 @@ def _column(
         rows[chosen] = operator.executed(step, path) if isinstance(operator, Linear) else step.tokens
         for key, value in _amounts(work).items():
             sums[key][chosen] = value
-        for totals, causes in zip(by_cause, (work.avoidable_flops, work.avoidable_bytes), strict=True):
+        for totals, causes in zip(by_cause, (work.redundant_flops, work.redundant_bytes), strict=True):
             for cause, amount in causes.items():
                 if np.any(np.asarray(amount) != 0):
                     totals.setdefault(cause, np.zeros(count))[chosen] = amount
@@ -211,8 +211,8 @@ def _column(
         operator.dtype_name,
         rows,
         **sums,
-        avoidable_flops=by_cause[0],
-        avoidable_bytes=by_cause[1],
+        redundant_flops=by_cause[0],
+        redundant_bytes=by_cause[1],
         source=operator,
     )
 

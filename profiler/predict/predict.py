@@ -61,7 +61,7 @@ class FittedModel:
             demands.append(demand)
             replayed = demand.replayed_s is not None
             if not replayed:
-                unreplayed_s += demand.roof_s(bandwidth)
+                unreplayed_s += demand.ceiling_s(bandwidth)
             outside_s += unpaid_s(column, demand.compute_flops_per_s, copies, bandwidth, replayed)
             from_memory_s += unpaid_from_memory_s(column, device, replayed)
         any_replayed = any(demand.replayed_s is not None for demand in demands)
@@ -69,12 +69,12 @@ class FittedModel:
         zeros = np.zeros(len(steps))
         demands.append(Demand(REST, "other", zeros, zeros, zeros, 1.0, np.maximum(0.0, beyond_s)))
         layers = sum(column.count for column in demanded.columns if is_layer(column.group, column.operator))
-        host = device.dispatched(steps)
+        host = device.launched(steps)
         return step_terms(
             demands,
             bandwidth,
             host if any_replayed else replace(host, in_kernels_s=zeros, in_conversions_s=zeros),
-            avoidable_s=np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)),
+            redundant_s=np.maximum(0.0, outside_s + np.minimum(0.0, beyond_s)),
             padding_s=zeros,
             link_s=device.fetch_s + zeros,
             overlaps=device.overlaps,
@@ -92,8 +92,8 @@ class FittedModel:
             kv_bytes=column.kv_bytes,
             compute_flops_per_s=self.device.ceilings.compute_flops_per_s(column.dtype),
         )
-        each_roof_s = demand.roof_s(bandwidth) / column.count
-        each_s = self.kernels.seconds(column, steps, each_roof_s)
+        each_ceiling_s = demand.ceiling_s(bandwidth) / column.count
+        each_s = self.kernels.seconds(column, steps, each_ceiling_s)
         if each_s is None:
             return demand
         converting_s = np.minimum(each_s, self.kernels.converting_s(column, steps))
@@ -140,8 +140,8 @@ def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
 _REGIMES = {
     "memory-bound": ("weights_s", "kv_s"),
     "compute-bound": ("compute_s",),
-    "kernel-bound": ("kernel_s", "dequantise_s"),
-    "overhead-bound": ("dispatch_s",),
+    "slow-kernels": ("kernel_s", "dequantise_s"),
+    "overhead-bound": ("overhead_s",),
     "link-bound": ("link_s",),
 }
 

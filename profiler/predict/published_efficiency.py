@@ -39,9 +39,9 @@ class Shares:
     memory: float
     """Share of the datasheet's bandwidth, while it streams weights and cache."""
     compute: float
-    """Share of the datasheet's dense peak, in products."""
+    """Share of the datasheet's dense peak, in matmuls."""
     layer_s: float = 0.0
-    """Seconds of host dispatch per layer, a lower bound on any GPU; 0 for graphs and C++."""
+    """Seconds of CPU overhead per layer, a lower bound on any GPU; 0 for graphs and C++."""
     layer_cycles: float = 0.0
     """GPU clock cycles per layer without streaming, in which kernels start, drain and wait for each other."""
 
@@ -56,7 +56,7 @@ class Shares:
         return np.asarray(linears_s + work.other_bytes / bytes_per_s + self.layer_cycles * work.layers / work.clock)
 
     def host_s(self, work: CardSteps) -> Array:
-        """Seconds [n] of the host to dispatch each step."""
+        """Seconds [n] of the host to launch each step."""
         return np.asarray(self.layer_s * work.host_index * work.layers)
 
     def step_s(self, work: CardSteps) -> Array:
@@ -83,13 +83,13 @@ class CardSteps(WorkAt):
 
     layers: Array | float
     peak: Array | float
-    """Dense FLOP/s in the dtype of the products."""
+    """Dense FLOP/s in the dtype of the matmuls."""
     bandwidth: Array | float
     """Bytes/s by the datasheet."""
     clock: Array | float
     """Rated clock in Hz."""
     host_index: Array | float
-    """Dispatch time relative to the typical host of the published figures."""
+    """overhead relative to the typical host of the published figures."""
     batch: Array
 
     def floor_s(self) -> Array:
@@ -110,7 +110,7 @@ class Range:
     typical_s: Array
     high_s: Array
     is_host: Array
-    """bool[n]: whether the typical time is the host's dispatch."""
+    """bool[n]: whether the typical time is the host's overhead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,30 +165,30 @@ def family_of(form: str, writes_copies: bool) -> str:
 
 
 SMALL_INSTANCE_INDEX = 1.4
-"""Dispatch time per layer, relative to larger GPUs, of GPUs that are mostly rented with a few cores of an older server
+"""overhead per layer, relative to larger GPUs, of GPUs that are mostly rented with a few cores of an older server
 (`small_host` of gpus.csv).
 
-Eager steps far above their roofs take 1.06 ms per layer for gemma-2b on an A10G and 1.08 ms for Qwen2.5-3B on a T4,
+Eager steps far above their ceilings take 1.06 ms per layer for gemma-2b on an A10G and 1.08 ms for Qwen2.5-3B on a T4,
 compared with 0.66 to 0.78 ms on the hosts of an RTX 4090 and an A100 (published.csv)."""
 
 
 def host_index_of(sheet: Datasheet) -> float:
-    """Dispatch time of the host with which a GPU is mostly rented, relative to the hosts of larger GPUs."""
+    """overhead of the host with which a GPU is mostly rented, relative to the hosts of larger GPUs."""
     return SMALL_INSTANCE_INDEX if sheet.small_host else 1.0
 
 
 def peak_of(sheet: Datasheet, format_: str, dtype: str = "float16") -> float:
-    """The dense peak in FLOP/s of products in a format, in a model of `dtype`.
+    """The dense peak in FLOP/s of matmuls in a format, in a model of `dtype`.
 
     It is that of 16 bits if the GPU has no units for the format. For float32 it excludes TF32, which torch does not use
-    for products by default. Raises RequestError if the datasheet has no such peak.
+    for matmuls by default. Raises RequestError if the datasheet has no such peak.
     """
     if format_ == "fp8" and sheet.peak_fp8_flops_per_s:
         return sheet.peak_fp8_flops_per_s
     peak = sheet.peak_flops_per_s(dtype)
     if peak is None:
         raise RequestError(
-            f"{sheet.gpu}: the datasheet has no peak for products in {dtype}; use --dtype"
+            f"{sheet.gpu}: the datasheet has no peak for matmuls in {dtype}; use --dtype"
             f" {sheet.sustained_dtype} or another GPU."
         )
     return peak
@@ -247,7 +247,7 @@ def step_ranges(kind: EngineKind, families: Sequence[str], work: CardSteps, phas
 
 
 def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> WorkAt:
-    """The algorithm's work, plus the avoidable work of plain transformers (`eager`) that grows with the context.
+    """The algorithm's work, plus the redundant work of plain transformers (`eager`) that grows with the context.
 
     The latter are copies of the cache, repeated expansion of a latent, and materialised heads and scores. Dense copies
     of packed weights are included as well. Operands between kernels are part of the fitted efficiency. Kernels are
@@ -258,10 +258,10 @@ def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> Wor
     flops, weight_bytes, other_bytes, unsure_bytes = zeros.copy(), zeros.copy(), zeros.copy(), zeros.copy()
     several = needed.steps.batch * needed.steps.query > 1
     for column in needed.columns:
-        flops += column.flops + sum((column.avoidable_flops.get(cause, 0.0) for cause in causes), zeros)
-        weight_bytes += column.weight_bytes + column.avoidable_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
-        other_bytes += column.kv_bytes + sum((column.avoidable_bytes.get(cause, 0.0) for cause in causes), zeros)
-        copied_bytes = column.avoidable_bytes.get(Cause.DEQUANTISATION, zeros) if engine == "eager" else zeros
+        flops += column.flops + sum((column.redundant_flops.get(cause, 0.0) for cause in causes), zeros)
+        weight_bytes += column.weight_bytes + column.redundant_bytes.get(Cause.REREAD_WEIGHTS, 0.0)
+        other_bytes += column.kv_bytes + sum((column.redundant_bytes.get(cause, 0.0) for cause in causes), zeros)
+        copied_bytes = column.redundant_bytes.get(Cause.DEQUANTISATION, zeros) if engine == "eager" else zeros
         unsure_bytes += np.where(copied_bytes <= 2 * l2_bytes * column.count, copied_bytes, 0.0)
         if isinstance(column.source, Experts):
             unsure_bytes += np.where(several, column.weight_bytes, 0.0)
@@ -372,7 +372,7 @@ def steps_by_datasheet(
     phases = [steps.phase(index) for index in range(len(steps))]
     copied_bytes = np.zeros(len(steps))
     for column in needed.columns:
-        copied_bytes += column.avoidable_bytes.get(Cause.DEQUANTISATION, 0.0)
+        copied_bytes += column.redundant_bytes.get(Cause.DEQUANTISATION, 0.0)
     families = [family_of(form_of(counted, quant), each > 0) for each in copied_bytes.tolist()]
     times = step_ranges(engine, families, on_gpu, phases)
     return DatasheetSteps(needed, on_gpu, times)

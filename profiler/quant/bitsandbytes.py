@@ -60,7 +60,7 @@ def import_bitsandbytes() -> Any:
 
 
 def four_bit_fuses_on_cpu() -> bool:
-    """Whether bitsandbytes' 4-bit kernel on this CPU unpacks inside the product, for any number of rows.
+    """Whether bitsandbytes' 4-bit kernel on this CPU unpacks inside the matmul, for any number of rows.
 
     Loads only its CPU library, since importing the package takes half a second and 40 MB. On a machine with a GPU the
     package loads another library, without that kernel (0.50: cextension.py).
@@ -204,7 +204,7 @@ def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
 
 @dataclass(frozen=True)
 class FourBitRows:
-    """Numbers of rows of input for which bitsandbytes dequantises a 4-bit weight before the product."""
+    """Numbers of rows of input for which bitsandbytes dequantises a 4-bit weight before the matmul."""
 
     dense_from: int
     """The fewest of them."""
@@ -213,7 +213,7 @@ class FourBitRows:
 
     @property
     def always_from(self) -> int:
-        """The number of rows from which every product has a dense copy."""
+        """The number of rows from which every matmul has a dense copy."""
         return self.fused[-1][1] + 1 if self.fused else self.dense_from
 
 
@@ -253,7 +253,7 @@ class _FourBitTable:
     """bitsandbytes' table of 4-bit kernels for one GPU (0.50)."""
 
     fuses: Callable[[torch.dtype, int, int, int], bool]
-    """Whether the product of (dtype, rows, outs, ins) has no dense copy."""
+    """Whether the matmul of (dtype, rows, outs, ins) has no dense copy."""
     most_rows: int
     error: str = ""
     """Why the table cannot be read: another version, a broken installation, or a GPU that did not respond."""
@@ -274,7 +274,7 @@ def _four_bit_table(device: torch.device) -> _FourBitTable:
 
 @contextmanager
 def dense_copies(dense: bool) -> Iterator[None]:
-    """Context manager in which every 4-bit product of few rows on a GPU writes a dense copy first, or none does.
+    """Context manager in which every 4-bit matmul of few rows on a GPU writes a dense copy first, or none does.
 
     From 0.50 on, the answer of bitsandbytes' table decides (backends/cuda/ops.py). Raises ImportError for an older one.
     """

@@ -197,12 +197,12 @@ def as_dense_config(config: Any) -> Any:
     return plain
 
 
-def requested_form(config: Any, dtype_asked: bool) -> Any:
+def requested_form(config: Any, dtype_requested: bool) -> Any:
     """The config to count: as published, or dense if a requested dtype replaces the published format.
 
     A dtype replaces blocks of floats (MXFP4, FP8). With packed integers it only applies to the dense modules.
     """
-    return as_dense_config(config) if dtype_asked and published_format(config) in _FLOAT_FORMS else config
+    return as_dense_config(config) if dtype_requested and published_format(config) in _FLOAT_FORMS else config
 
 
 @dataclass(frozen=True)

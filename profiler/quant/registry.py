@@ -28,7 +28,7 @@ class QuantOptions:
     double: bool = False
     """Whether the scales are quantised as well."""
     compute_dtype: torch.dtype | None = None
-    """The dtype of matrix products; None: the model's dtype."""
+    """The dtype of matmuls; None: the model's dtype."""
 
 
 PLAIN = QuantOptions()
@@ -57,7 +57,7 @@ class Library(Protocol):
         """Return random values with a standard deviation of about `std` in the layout of the planned weight."""
 
     def dense_copy(self, quant: Quant, module: Any, weight: StoredWeight, /) -> ConversionCall | None:
-        """Return the call that writes a dense copy before a product; None: no copy is written."""
+        """Return the call that writes a dense copy before a matmul; None: no copy is written."""
 
 
 def _bitsandbytes() -> Library:
@@ -86,7 +86,7 @@ class QuantFormat:
     bits: float = 16.0
     """Bits per weight, excluding scales."""
     written: str = ""
-    """The `quantization_config` of `from_pretrained`, as its user writes it: `{dtype}` is that of the products, and
+    """The `quantization_config` of `from_pretrained`, as its user writes it: `{dtype}` is that of the matmuls, and
     `{group}` the number of inputs that share a scale."""
     written_on_cpu: str = ""
     """The same on a CPU; empty: as on a GPU."""

@@ -183,7 +183,7 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
     """Calls of the conversion kernels that `modules` run for `rows` rows of input, one per module.
 
     `modules` are loaded linears of one shape, `activations` the dtype of their input. A call writes the dense copy of
-    a weight. For LLM.int8() it quantises the inputs and dequantises the int32 products; outlier columns count to the
+    a weight. For LLM.int8() it quantises the inputs and dequantises the int32 matmuls; outlier columns count to the
     product. Empty if the linears convert nothing, or do so inside their product.
     """
     weights = [stored(module) for module in modules]
@@ -200,12 +200,12 @@ def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch
 def _llm_int8(
     modules: Sequence[Any], weight: StoredWeight, rows: int, activations: torch.dtype
 ) -> list[ConversionCall]:
-    """All calls share one input and one product: a step makes both anew, but one pair per call would take gigabytes."""
+    """All calls share one input and one matmul: a step makes both anew, but one pair per call would take gigabytes."""
     from bitsandbytes import functional
 
     device = modules[0].state.SCB.device
     inputs = torch.randn(rows, weight.in_features, dtype=activations, device=device)
-    products = torch.randint(-1000, 1000, (rows, weight.out_features), dtype=torch.int32, device=device)
+    matmuls = torch.randint(-1000, 1000, (rows, weight.out_features), dtype=torch.int32, device=device)
 
     def convert(scales: torch.Tensor, threshold: float) -> object:
         halves = inputs.to(torch.float16)
@@ -213,7 +213,7 @@ def _llm_int8(
             _check_outliers(halves, threshold)
             threshold = 0.0
         _, row_scales, _ = functional.int8_vectorwise_quant(halves, threshold=threshold)
-        return functional.int8_mm_dequant(products, row_scales, scales)
+        return functional.int8_mm_dequant(matmuls, row_scales, scales)
 
     return [partial(convert, module.state.SCB, module.state.threshold) for module in modules]
 

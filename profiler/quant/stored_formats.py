@@ -32,7 +32,7 @@ class StoredFormat:
     packs: Literal["all", "linears", "experts"] = "all"
     """`all`: `bits` is the mean of a whole file. `linears`: the head, embedding tables and norms stay in 16 bits.
     `experts`: all but the experts of a mixture stay so; of other models as `linears`."""
-    products: str = ""
+    matmuls: str = ""
     """The dtype in which its kernels multiply, on GPUs that have a rate for it; empty: that of the model."""
     source: str = ""
 

@@ -18,15 +18,15 @@ from profiler.device.machine import Machine, machine_for
 from profiler.device.telemetry import idle_power_w, source_for
 from profiler.engines.base import DecodeState, Engine
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.roofs import Ceilings
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.ceilings import Ceilings
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.grid.cells import Cell
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.request import ModelRequest, dtype_name
 from profiler.measure.schedule import Progress, Schedule
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import VisitContext, sweep
+from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.ranks.process_group import ProcessGroup
 from profiler.ranks.share import load_share
 from profiler.roofs.measure import measure
@@ -34,7 +34,7 @@ from profiler.run.document import opening
 from profiler.run.fact_log import open_log
 from profiler.run.measure import Session, explain_cells, measure_options
 from profiler.run.pipeline import IDLE_POWER, budget_of, keeping_what_was_measured, report, time_cells
-from profiler.run.setup import LOOK, UNSEEN, dispatch_of_twin, on_grid, roof_dtypes, set_grid
+from profiler.run.setup import LOOK, UNSEEN, ceiling_dtypes, on_grid, overhead_of_model, set_grid
 from profiler.run.stages import Listener, Stages
 from profiler.run.validate import PreparedRun
 from profiler.run.warnings import busy_words
@@ -67,18 +67,18 @@ class LeadingEngine(EagerEngine):
             return super().decode(state)
 
 
-def roofs_of_rank(request: ModelRequest, work: ModelWork, group: ProcessGroup, machine: Machine) -> Ceilings:
-    """Return this device's roofs while all ranks measure theirs, with the link between them."""
-    dtype, dtypes = dtype_name(request.dtype), roof_dtypes(work, request, machine.info)
-    roofs = measure(machine, dtypes, model_dtype=dtype).only(dtypes, dtype, machine.info.datasheet)
-    return replace(roofs, collective=group.measure_link(machine))
+def ceilings_of_rank(request: ModelRequest, work: ModelWork, group: ProcessGroup, machine: Machine) -> Ceilings:
+    """Return this device's ceilings while all ranks measure theirs, with the link between them."""
+    dtype, dtypes = dtype_name(request.dtype), ceiling_dtypes(work, request, machine.info)
+    ceilings = measure(machine, dtypes, model_dtype=dtype).only(dtypes, dtype, machine.info.datasheet)
+    return replace(ceilings, collective=group.measure_link(machine))
 
 
 def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup, *, spent_s: float = 0.0) -> Run:
     """Execute a checked request as rank 0 of `group`, whose other ranks follow it (`follow_rank`).
 
-    No visit is given up, since the others would wait for the rest of it, and no change is tried. Raises RankError if a
-    step fails; what was measured is kept.
+    No repetition is given up, since the others would wait for the rest of it, and no change is tried. Raises RankError
+    if a step fails; what was measured is kept.
     """
     prepared = replace(prepared, request=replace(prepared.request, device=group.device))
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
@@ -98,12 +98,12 @@ def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup
 
 
 def _patient_sweep(
-    schedule: Schedule, engines: Mapping[str, Engine], context: VisitContext, show: Callable[[Progress], None]
-) -> Iterator[Visit | Gap]:
-    """A sweep whose visits may take as long as they need. A GPU counts its own energy, not that of all ranks."""
+    schedule: Schedule, engines: Mapping[str, Engine], context: RepetitionContext, show: Callable[[Progress], None]
+) -> Iterator[Repetition | Gap]:
+    """A sweep whose repetitions may take as long as they need. A GPU counts its own energy, not that of all ranks."""
     schedule.plan = replace(schedule.plan, late_s=math.inf)
     for found in sweep(schedule, engines, context, show):
-        yield replace(found, energy_j=None) if isinstance(found, Visit) and context.machine.is_cuda else found
+        yield replace(found, energy_j=None) if isinstance(found, Repetition) and context.machine.is_cuda else found
 
 
 def _set_up(
@@ -114,7 +114,7 @@ def _set_up(
     group: ProcessGroup,
     spent_s: float,
 ) -> Session:
-    """Set up rank 0: the work of its share, roofs measured by all ranks at once, the link, and dispatch."""
+    """Set up rank 0: the work of its share, ceilings measured by all ranks at once, the link, and overhead."""
     machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
     request, grid, prompts = prepared.request, prepared.grid, prepared.prompts
     stages = Stages(listener, machine, spent_s)
@@ -126,18 +126,18 @@ def _set_up(
     held_bytes = machine.allocated_bytes()
     budget = budget_of(replace(prepared, whole=True), machine)
     stages.left_s = budget.to_end_s
-    stages.begin("roofs", "measuring the roofs of all ranks at once, and the link between them")
-    ceilings = roofs_of_rank(request, work, group, machine)
+    stages.begin("roofs", "measuring the ceilings of all ranks at once, and the link between them")
+    ceilings = ceilings_of_rank(request, work, group, machine)
     engines = {name: LeadingEngine(joined, machine, group) for name in grid.engines}
     subject = on_grid(Subject(machine, loaded, work, engines, {}, grid, prompts, held_bytes), grid, stages)
     prepared, subject, pace = set_grid(prepared, subject, ceilings, stages, budget)
     grid = prepared.grid
-    dispatch = dispatch_of_twin(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
+    overhead = overhead_of_model(prepared, subject, stages, budget, grid.batch_sizes, grid.engines)
     warnings += busy_words(machine.info.host_threads, foreign) if foreign else []
     prepared = replace(prepared, warnings=(*prepared.warnings, *warnings))
-    document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
+    document = opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w)
     document = replace(document, ranks=group.size)
-    ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch])
+    ledger = open_log(prepared, store, document, subject, [ceilings, *overhead])
     return Session(prepared, subject, document, ledger, stages, budget, pace, fallbacks=fallbacks)
 
 
@@ -147,7 +147,7 @@ def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:
     with quiet_libraries():
         joined, _, work = load_share(request, prepared.config, group)
         group.share_cores()
-        roofs_of_rank(request, work, group, machine)
+        ceilings_of_rank(request, work, group, machine)
         engine = EagerEngine(joined, machine)
         while (order := group.next_order()) is not None:
             _take_part(engine, prepared, group, *order)

@@ -218,8 +218,8 @@ def _of_optimum(record: Record) -> list[Figure]:
     each prompt as often as the larger of the two numbers (transformers 5.23, generation/utils.py,
     _expand_inputs_for_generation).
     """
-    asked = inner(record, "config.scenario.input_shapes")
-    batch, prompt = (whole_of(asked.get(name), name, 1) for name in ("batch_size", "sequence_length"))
+    requested = inner(record, "config.scenario.input_shapes")
+    batch, prompt = (whole_of(requested.get(name), name, 1) for name in ("batch_size", "sequence_length"))
     options = inner(record, "config.scenario.generate_kwargs") or {}
     copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
     notes = (f"each prompt runs as {copies} sequences: beams, or answers",) if copies > 1 else ()
@@ -316,8 +316,8 @@ def _of_sglang_server(record: Record) -> list[Figure]:
 
 def _of_tgi(source: Source) -> list[Record]:
     """The rows of the latencies, whose shape is in the table above. Equal cells below each other are merged."""
-    asked = re.findall(r"\| (?:Model|Sequence Length|Decode Length) +\| (\S+)", source.text)[-3:]
-    shape = dict(zip(("model", "input_len", "output_len"), asked, strict=False))
+    requested = re.findall(r"\| (?:Model|Sequence Length|Decode Length) +\| (\S+)", source.text)[-3:]
+    shape = dict(zip(("model", "input_len", "output_len"), requested, strict=False))
     rows: list[dict[str, str]] = [{}]
     for row in source.records:
         rows.append({name: cell or rows[-1].get(name, "") for name, cell in row.items()})

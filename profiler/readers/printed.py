@@ -74,7 +74,7 @@ def _labelled(text: str) -> dict[str, str]:
 
 
 def _serving(text: str) -> Iterator[Record]:
-    """Reports of serving benchmarks. What was asked may stand before a report instead of in it."""
+    """Reports of serving benchmarks. What was requested may stand before a report instead of in it."""
     before, *blocks = _SERVING.split(text)
     for block in blocks:
         body, *rest = _END.split(block, maxsplit=1)

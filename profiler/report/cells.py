@@ -27,7 +27,7 @@ from profiler.report.blocks import (
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.glossary import roofline_words
-from profiler.report.roofline_data import point_words, roof_lines
+from profiler.report.roofline_data import ceiling_lines, point_words
 from profiler.report.selection import MOST_SIZES, first_engine, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.store.folder import CELLS_FILE, Run
@@ -83,10 +83,10 @@ def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]
 
 def _cell_notes(run: Run) -> list[str]:
     """Return what the columns mean, what doubling the batch gives, and which cells have no row."""
-    once = sum(result.visits == 1 for result in run.measured)
-    two = f" ({several(once, 'row has', 'rows have')} one visit, which shows none)" if once else ""
-    roofs = f"; roof: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
-    notes = [f"±: half of the 95 % interval{two}{roofs}", *batch_lines(run)]
+    once = sum(result.repetitions == 1 for result in run.measured)
+    two = f" ({several(once, 'row has', 'rows have')} one repetition, which shows none)" if once else ""
+    ceilings = f"; ceiling: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
+    notes = [f"±: half of the 95 % interval{two}{ceilings}", *batch_lines(run)]
     if larger := run.document.grid.larger:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
         why = f"needs about --budget {larger.budget_s:.0f}" if larger.budget_s else "does not fit into memory"
@@ -153,12 +153,12 @@ _SHORT_FLAGS = {
     Flag.INEFFICIENT_KERNELS: "kernels",
     Flag.WASTEFUL_PATH: "copies",
     Flag.KV_BOUND: "KV",
-    Flag.ABOVE_ROOF: "above roof",
+    Flag.ABOVE_CEILING: "above ceiling",
 }
 # Flags that a regime already implies.
 _NEEDLESS: Mapping[str, frozenset[Flag]] = {
     "compute-bound": frozenset({Flag.INEFFICIENT_KERNELS, Flag.WASTEFUL_PATH}),
-    "kernel-bound": frozenset({Flag.INEFFICIENT_KERNELS}),
+    "slow-kernels": frozenset({Flag.INEFFICIENT_KERNELS}),
 }
 
 
@@ -176,7 +176,8 @@ def roofline(run: Run) -> Section | None:
     if not run.measured:
         return None
     tooltips = {
-        f"roof-{number}": Tooltip(line.label, f"roof {line.kind}") for number, line in enumerate(roof_lines(run))
+        f"ceiling-{number}": Tooltip(line.label, f"ceiling {line.kind}")
+        for number, line in enumerate(ceiling_lines(run))
     }
     for number, point in enumerate(run.measured):
         tooltips[f"cell-{number}"] = Tooltip(point_words(point), f"point {point.key.phase}", reachable=True)

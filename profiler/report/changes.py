@@ -1,4 +1,4 @@
-"""What ran, and what changes the time: kernels, formats, caches, levers, engines, drafts, padding, experts, ranks."""
+"""What ran, and what changes the time: kernels, formats, caches, changes, engines, drafts, padding, experts, ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from profiler.quant.registry import FORMATS
 from profiler.report.blocks import DOCUMENTS, FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
-from profiler.stats import CLAIM_VISITS
+from profiler.stats import CLAIM_REPETITIONS
 from profiler.store.folder import Run
 from profiler.units import duration, percent, saving, scaled, several, signed_duration, significant
 
@@ -65,18 +65,18 @@ def ran(run: Run) -> Section | None:
 
 def _first_tried(run: Run) -> CellEvidence | None:
     """Return the smallest decode step with a tried variant, or else the smallest such prefill."""
-    candidates = [item for item in evidence_of(run).values() if any(lever.basis == "tried" for lever in item.levers)]
+    candidates = [item for item in evidence_of(run).values() if any(effect.basis == "tried" for effect in item.changes)]
     return min(candidates, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
 
 
 def _arithmetic(run: Run) -> str:
     dtype, ceilings = run.model.dtype, run.document.ceilings.ceilings
-    roof, float32 = ceilings.compute.get(dtype), ceilings.compute.get("float32")
-    if roof is None or float32 is None or run.document.device.kind != "cpu" or dtype == "float32":
+    ceiling, float32 = ceilings.compute.get(dtype), ceilings.compute.get("float32")
+    if ceiling is None or float32 is None or run.document.device.kind != "cpu" or dtype == "float32":
         return dtype
-    if roof.per_s < _EMULATED_SHARE * float32.per_s:
-        return f"{dtype}, emulated: products reach {percent(roof.per_s / float32.per_s)} of float32's"
-    return f"{dtype}, native: products reach {scaled(roof.per_s, 'FLOP/s')}"
+    if ceiling.per_s < _EMULATED_SHARE * float32.per_s:
+        return f"{dtype}, emulated: matmuls reach {percent(ceiling.per_s / float32.per_s)} of float32's"
+    return f"{dtype}, native: matmuls reach {scaled(ceiling.per_s, 'FLOP/s')}"
 
 
 def _attention(run: Run) -> Iterator[tuple[str, str]]:
@@ -94,9 +94,9 @@ def _attention(run: Run) -> Iterator[tuple[str, str]]:
 def _instead(evidence: CellEvidence | None, changes: Set[ChangeId]) -> str:
     """Return what each of these changes saves or costs; empty if none was tried."""
     return "; ".join(
-        f"{lever.change} {saving(lever.saves_s)}"
-        for lever in (evidence.levers if evidence else ())
-        if lever.basis == "tried" and lever.id in changes
+        f"{effect.change} {saving(effect.saves_s)}"
+        for effect in (evidence.changes if evidence else ())
+        if effect.basis == "tried" and effect.id in changes
     )
 
 
@@ -140,21 +140,21 @@ def packed_lines(run: Run) -> list[str]:
     ]
 
 
-def levers(run: Run) -> Section:
+def changes(run: Run) -> Section:
     """What would change the time of the cells of `selected_cells`."""
     evidence = evidence_of(run)
     rows = [
         [
             result.key.name,
-            lever.change,
-            lever.amount,
-            percent(lever.saves_s / result.latency_s),
-            f"{lever.basis}: {lever.because}{_no_verdict(evidence[result.key], lever.id)}",
+            effect.change,
+            effect.amount,
+            percent(effect.saves_s / result.latency_s),
+            f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}",
         ]
         for result in selected_cells(run)
         if result.key in evidence
-        for lever in evidence[result.key].levers
-        if abs(lever.saves_s) >= WORTH_SHOWING * result.latency_s
+        for effect in evidence[result.key].changes
+        if abs(effect.saves_s) >= WORTH_SHOWING * result.latency_s
     ]
     note = (
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
@@ -191,16 +191,19 @@ def engine_claims(run: Run) -> list[EngineDifference]:
 
 
 def no_claim_lines(run: Run) -> list[str]:
-    """Return the number of cells in which engines differ by no more than noise, and of cells with too few visits."""
+    """Return the number of cells in which engines differ by no more than noise, and of cells with too few
+    repetitions."""
     differences = run.document.engine.differences
-    once = sum(item.visits < CLAIM_VISITS for item in differences)
+    once = sum(item.repetitions < CLAIM_REPETITIONS for item in differences)
     noise = len(differences) - len(engine_claims(run)) - once
     lines = []
     if noise:
         lines.append(f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise")
     if once:
         cells = several(once, "cell has", "cells have")
-        lines.append(f"{cells} only one visit of an engine: no difference is claimed; a larger --budget gives more")
+        lines.append(
+            f"{cells} only one repetition of an engine: no difference is claimed; a larger --budget gives more"
+        )
     return lines
 
 
@@ -231,8 +234,8 @@ def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
         f" at {overhead.key.cell.batch_size} x {overhead.key.cell.depth}, {percent(tax_s / overhead.own_s)}"
     )
     if not overhead.is_claim:
-        once = overhead.visits < CLAIM_VISITS
-        return f"{text}: {'each was visited once, too few for a claim' if once else 'no more than noise'}"
+        once = overhead.repetitions < CLAIM_REPETITIONS
+        return f"{text}: {'each was timed once, too few for a claim' if once else 'no more than noise'}"
     ranked = sorted((overhead.parts_s or {}).items(), key=lambda item: -item[1])
     shown = [(PART_NAMES[name], part_s) for name, part_s in ranked if abs(part_s) >= _LEAST_SHARE * abs(tax_s)]
     parts = [", ".join(f"{name} {duration(part_s)} ({percent(part_s / tax_s)})" for name, part_s in shown)]
@@ -298,7 +301,7 @@ def _mask(step: RaggedStep) -> str:
     )
     if step.mask_is_claim:
         return text
-    return f"{text}, {'each visited once' if step.visits < CLAIM_VISITS else 'no more than noise'}"
+    return f"{text}, {'each timed once' if step.repetitions < CLAIM_REPETITIONS else 'no more than noise'}"
 
 
 _FEWER_EXPERTS = 0.9
@@ -321,7 +324,7 @@ def _experts_line(run: Run) -> str | None:
         f"{fewest.key.name} uses {fewest.touched:.1f} of {fewest.experts} experts of a layer, {percent(share)} of those"
         f" that the counts expect ({fewest.expected:.1f}, if each were chosen equally often)"
     )
-    return text + (": its counted bytes, floor and roof share are too high" if share < _FEWER_EXPERTS else "")
+    return text + (": its counted bytes, floor and ceiling share are too high" if share < _FEWER_EXPERTS else "")
 
 
 def _ranks_lines(run: Run) -> list[str]:

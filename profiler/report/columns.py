@@ -59,7 +59,7 @@ COLUMNS = (
     Column("status", lambda cell: cell.status, media=DOCUMENTS),
     Column("time", lambda cell: cell.latency_s, duration),
     Column("±", half_width, lambda width: percent(width) if width >= 0.1 else f"{100 * width:.1f} %"),
-    Column("visits", lambda cell: cell.visits, media=DOCUMENTS),
+    Column("repetitions", lambda cell: cell.repetitions, media=DOCUMENTS),
     Column("p99", lambda cell: cell.p99_s, duration, DOCUMENTS),
     Column("TTFT", lambda cell: cell.ttft_s, duration, DOCUMENTS),
     Column("tok/s", lambda cell: cell.tokens_per_s, significant),
@@ -67,7 +67,7 @@ COLUMNS = (
     Column("B/s", lambda cell: cell.bytes_per_s, lambda per_s: scaled(per_s, "").rstrip()),
     Column("MFU", lambda cell: cell.mfu, percent, DOCUMENTS),
     Column("MBU", lambda cell: cell.mbu, percent, DOCUMENTS),
-    Column("roof", lambda cell: cell.attained, percent),
+    Column("ceiling", lambda cell: cell.attained, percent),
     Column("memory", lambda cell: cell.peak_memory_bytes, lambda value: scaled(value, "B")),
     Column("regime", lambda cell: cell.regime),
     Column("sure", lambda cell: cell.confidence),
@@ -114,7 +114,7 @@ EXPORTED_COLUMNS = (
     "ttft_samples",
     "p90_s",
     "p99_s",
-    "visits",
+    "repetitions",
     "peak_memory_bytes",
 )
 """The columns of cells.csv that exports have, in their order."""

@@ -1,4 +1,4 @@
-"""The device: its measured roofs, its health, how the model is stored on it; datasheets, links, several GPUs."""
+"""The device: its measured ceilings, its health, how the model is stored on it; datasheets, links, several GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
 from profiler.device.device import Device
-from profiler.facts.roofs import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceilings, Roof
+from profiler.facts.ceilings import REFERENCE_HOST, REFERENCE_HOST_STEP_S, Ceiling, Ceilings
 from profiler.facts.telemetry import ReadingRange
 from profiler.json_document import Document, view
 from profiler.judge.device_health import DeviceHealth
@@ -24,7 +24,7 @@ def precision(run: Run) -> Section:
     quant = ""
     if model.quant != "none":
         scales = " with quantised scales" if model.double_quant else ""
-        quant = f", weights in {model.quant}{scales}, products in {model.compute_dtype}"
+        quant = f", weights in {model.quant}{scales}, matmuls in {model.compute_dtype}"
     unpacked = f"; published as {model.unpacked_from}, here they are dense" if model.unpacked_from else ""
     text = (
         f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
@@ -49,70 +49,70 @@ def quality_line(run: Run) -> str | None:
 
 
 def device(run: Run) -> Section:
-    """The measured roofs, and the device's telemetry, settings and software."""
+    """The measured ceilings, and the device's telemetry, settings and software."""
     info, document = run.document.device, run.document
     measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     sheet = f"; datasheet: {info.datasheet}" if info.datasheet else ""
     software = ", ".join(f"{name} {version}" for name, version in document.software.items())
     rows = [["device", f"{info.name}, {processors(info.threads, info.kind)}"], *health_rows(run)]
     health = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
-    note = f"roofs measured on {measured_at}{sheet}; the rest during the run"
+    note = f"ceilings measured on {measured_at}{sheet}; the rest during the run"
     of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
-    roofs = roofs_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
-    return Section("Roofs, device and software", [roofs, health], note, DOCUMENTS)
+    ceilings = ceilings_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
+    return Section("Ceilings, device and software", [ceilings, health], note, DOCUMENTS)
 
 
-def _roof_row(name: str, unit: str, roof: Roof, peak: float | None) -> list[str]:
+def _ceiling_row(name: str, unit: str, ceiling: Ceiling, peak: float | None) -> list[str]:
     return [
         name,
-        scaled(roof.per_s, unit),
-        f"{scaled(roof.low_per_s, '')} to {scaled(roof.high_per_s, '')}",
-        percent(roof.per_s / peak) if peak else "-",
-        scaled(roof.clock_hz, "Hz") if roof.clock_hz else "-",
-        str(roof.samples),
-        roof.method,
+        scaled(ceiling.per_s, unit),
+        f"{scaled(ceiling.low_per_s, '')} to {scaled(ceiling.high_per_s, '')}",
+        percent(ceiling.per_s / peak) if peak else "-",
+        scaled(ceiling.clock_hz, "Hz") if ceiling.clock_hz else "-",
+        str(ceiling.samples),
+        ceiling.method,
     ]
 
 
-def roofs_table(
+def ceilings_table(
     ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None], full_clock: Mapping[str, float] | None = None
 ) -> TextTable:
-    """Return the measured roofs of one device: median, quartiles, share of the datasheet, clock, samples, method.
+    """Return the measured ceilings of one device: median, quartiles, share of the datasheet, clock, samples, method.
 
     `datasheet_per_s` has FLOP/s by dtype and bytes/s as `bandwidth`; it is empty where there is no datasheet.
     `full_clock` has the FLOP/s by dtype until the power limit.
     """
     bandwidth, rows = datasheet_per_s.get("bandwidth"), []
-    for name, roof in ceilings.compute.items():
+    for name, ceiling in ceilings.compute.items():
         peak, burst = datasheet_per_s.get(name), (full_clock or {}).get(name)
-        rows.append(_roof_row(name, "FLOP/s", roof, peak))
+        rows.append(_ceiling_row(name, "FLOP/s", ceiling, peak))
         if burst:
-            of_peak, how = percent(burst / peak) if peak else "-", "the first 20 ms, or the run's own products"
+            of_peak, how = percent(burst / peak) if peak else "-", "the first 20 ms, or the run's own matmuls"
             rows.append([f"{name}, until the power limit", scaled(burst, "FLOP/s"), "", of_peak, "-", "", how])
-    rows += [_roof_row(name, "B/s", roof, bandwidth) for name, roof in ceilings.memory.items()]
+    rows += [_ceiling_row(name, "B/s", ceiling, bandwidth) for name, ceiling in ceilings.memory.items()]
     if ceilings.weights is not None:
-        rows.append(_roof_row("the model's own weights", "B/s", ceilings.weights.roof, None))
+        rows.append(_ceiling_row("the model's own weights", "B/s", ceilings.weights.ceiling, None))
         if ceilings.weights.stream is not None:
-            rows.append(_roof_row("a stream in the same pieces", "B/s", ceilings.weights.stream, None))
-    rows += [_roof_row(f"from the {name}", "B/s", roof, None) for name, roof in ceilings.links.items()]
+            rows.append(_ceiling_row("a stream in the same pieces", "B/s", ceilings.weights.stream, None))
+    rows += [_ceiling_row(f"from the {name}", "B/s", ceiling, None) for name, ceiling in ceilings.links.items()]
     rows += [
         [f"launch, {name.removesuffix('_s')}", duration(seconds), "", "-", "", "", "one tiny kernel"]
         for name, seconds in ceilings.launch.items()
     ]
-    headings = ("roof", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
+    headings = ("ceiling", "measured", "quartiles", "of datasheet", "clock", "samples", "how")
     return text_table(headings, rows, wrapped=("how",))
 
 
 def ceilings_section(
     on: Device, ceilings: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
 ) -> Section:
-    """Return the roofs of one device: its warnings, `roofs_table`, caches and the host's pace."""
+    """Return the ceilings of one device: its warnings, `ceilings_table`, caches and the host's pace."""
     curve = ", ".join(f"{point.nbytes >> 20} MiB {scaled(point.bytes_per_s, 'B/s')}" for point in ceilings.curve)
     lines = [f"repeated reads: {curve}"]
     if ceilings.host is not None:
-        lines.append(f"a step of the standard hollow twin takes this host {duration(ceilings.host.step_s)}")
+        lines.append(f"a step of the standard overhead model takes this host {duration(ceilings.host.step_s)}")
     head = [f"{on.name}, {processors(on.threads, on.kind)}", *(f"warning: {text}" for text in warnings)]
-    return Section("", [Lines(head), roofs_table(ceilings, datasheet_per_s), Lines(lines)])
+    return Section("", [Lines(head), ceilings_table(ceilings, datasheet_per_s), Lines(lines)])
 
 
 def health_rows(run: Run) -> list[list[str]]:
@@ -243,7 +243,7 @@ def health_lines(devices: Sequence[DeviceHealth]) -> list[str]:
 
 @dataclass(frozen=True)
 class DeviceEntry(Device):
-    """The device whose roofs were measured."""
+    """The device whose ceilings were measured."""
 
     datasheet: str | None  # type: ignore[assignment]
     """The name of its datasheet; null without one."""
@@ -255,20 +255,20 @@ class ReferenceHost:
 
     name: str
     step_s: float
-    """Dispatch of a decode step of the standard model."""
+    """Overhead of a decode step of the standard model."""
 
 
 @dataclass(frozen=True)
-class RoofsContext:
+class CeilingsContext:
     """What `roofscope ceilings --format json` has next to the fields of the measured `Ceilings`."""
 
     device: DeviceEntry
     plateau: bool
     """Whether the two largest sizes are read equally fast; otherwise a cache still serves a part."""
     memory_bytes_per_s: float | None
-    """The memory roof beyond all caches; null if not measured."""
+    """The memory ceiling beyond all caches; null if not measured."""
     host_index: float | None
-    """Dispatch time of this host relative to the reference host; null if not measured."""
+    """overhead of this host relative to the reference host; null if not measured."""
     reference_host: ReferenceHost
     datasheet_per_s: Mapping[str, float | None]
     """Dense peaks by dtype in FLOP/s, and `bandwidth` in bytes/s; empty without a datasheet."""
@@ -278,8 +278,8 @@ class RoofsContext:
 def ceilings_document(
     device: Device, measured: Ceilings, datasheet_per_s: Mapping[str, float | None], warnings: Sequence[str]
 ) -> dict[str, object]:
-    """Return the document of a device's measured roofs: the fields of `Ceilings` and of `RoofsContext`."""
-    context = RoofsContext(
+    """Return the document of a device's measured ceilings: the fields of `Ceilings` and of `CeilingsContext`."""
+    context = CeilingsContext(
         device=DeviceEntry(**{**vars(device), "datasheet": device.datasheet and device.datasheet.gpu}),
         plateau=measured.plateau,
         memory_bytes_per_s=measured.memory_bytes_per_s if measured.memory else None,

@@ -83,33 +83,33 @@ def _share(run: Run, *, column: str) -> str | None:
 
 
 def roofline_words(run: Run) -> str | None:
-    """Return `4.39 TB/s and 671 TFLOP/s (773 TFLOP/s at full clock), measured here`; None without both roofs."""
-    if (roofs := _roofs(run)) is None:
+    """Return `4.39 TB/s and 671 TFLOP/s (773 TFLOP/s at full clock), measured here`; None without both ceilings."""
+    if (ceilings := _ceilings(run)) is None:
         return None
     measured = run.document.ceilings.ceilings.measured(run.model.dtype)
     full = run.document.ceilings.full_clock.get(run.model.dtype, 0.0)
-    at_full_clock = f" ({scaled(full, 'FLOP/s')} at full clock)" if full > roofs[0] else ""
+    at_full_clock = f" ({scaled(full, 'FLOP/s')} at full clock)" if full > ceilings[0] else ""
     where = f"{'' if measured else 'not all '}measured here"
-    return f"{scaled(roofs[1], 'B/s')} and {scaled(roofs[0], 'FLOP/s')}{at_full_clock}, {where}"
+    return f"{scaled(ceilings[1], 'B/s')} and {scaled(ceilings[0], 'FLOP/s')}{at_full_clock}, {where}"
 
 
-def _roofs(run: Run) -> tuple[float, float] | None:
+def _ceilings(run: Run) -> tuple[float, float] | None:
     ceilings = run.document.ceilings
-    compute, memory = ceilings.compute_roof(run.model.dtype), ceilings.memory_bytes_per_s
+    compute, memory = ceilings.compute_ceiling(run.model.dtype), ceilings.memory_bytes_per_s
     return None if compute is None or memory is None else (compute.per_s, memory)
 
 
 def _ridge(run: Run) -> str | None:
-    roofs = _roofs(run)
-    return f"{significant(roofs[0] / roofs[1])} FLOP/byte" if roofs else None
+    ceilings = _ceilings(run)
+    return f"{significant(ceilings[0] / ceilings[1])} FLOP/byte" if ceilings else None
 
 
-def _witness(run: Run) -> str | None:
+def _weight_read(run: Run) -> str | None:
     if (weights := run.document.ceilings.weights) is None:
         return None
     stream_per_s = weights.stream.per_s if weights.stream else run.document.ceilings.memory_bytes_per_s
     stream = f", a stream {scaled(stream_per_s, 'B/s')}" if stream_per_s else ""
-    return f"{scaled(weights.roof.per_s, 'B/s')}{stream}"
+    return f"{scaled(weights.ceiling.per_s, 'B/s')}{stream}"
 
 
 def _interval(run: Run) -> str | None:
@@ -127,13 +127,13 @@ _FIGURES: dict[str, Callable[[Run], str | None]] = {
     "TTFT": lambda run: _percentiles(run, {50: "ttft_s", 90: "ttft_p90_s", 95: "ttft_p95_s"}, "prefill"),
     "TPOT": lambda run: _percentiles(run, {50: "latency_s", 90: "p90_s", 99: "p99_s"}, "decode"),
     "intensity": lambda run: _both(run, "intensity", significant),
-    "witness": _witness,
+    "weight read": _weight_read,
     "roofline": roofline_words,
     "ridge point": _ridge,
     "MFU": lambda run: _of_sheet(run, "mfu"),
     "MBU": lambda run: _of_sheet(run, "mbu"),
     "attained": lambda run: _both(run, "attained", percent),
-    "hollow twin": partial(_share, column="dispatch_s"),
+    "overhead model": partial(_share, column="overhead_s"),
     "interval": _interval,
     **{term.short: partial(_share, column=column) for column, term in TERMS.items()},
     **{regime: partial(_counted, regime=regime) for regime in get_args(Regime)},

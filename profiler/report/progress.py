@@ -36,16 +36,16 @@ class QuietListener:
         """A new stage has begun."""
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        """A cell is about to be visited."""
+        """A cell is about to be timed."""
 
 
 def _words(progress: SweepProgress) -> tuple[str, str]:
-    """Return the cell that is visited, and the time left of the whole run."""
-    return f"batch {progress.cell.name}, visit {progress.visit}", time_left(progress.left_s)
+    """Return the cell that is timed, and the time left of the whole run."""
+    return f"batch {progress.cell.name}, repetition {progress.repetition}", time_left(progress.left_s)
 
 
 class LineListener(QuietListener):
-    """Plain lines, for logs and pipes: one per stage, and the cell that is visited every half minute."""
+    """Plain lines, for logs and pipes: one per stage, and the cell that is timed every half minute."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -83,9 +83,11 @@ class BarListener(QuietListener):
         self._bars.update(self._task, description=text, detail="", refresh=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
-        visit, left = _words(progress)
+        repetition, left = _words(progress)
         done_s, total_s = progress.elapsed_s, progress.elapsed_s + progress.left_s or 1.0
-        self._bars.update(self._task, completed=done_s, total=total_s, description=visit, detail=left, refresh=True)
+        self._bars.update(
+            self._task, completed=done_s, total=total_s, description=repetition, detail=left, refresh=True
+        )
 
 
 def make_listener(*, quiet: bool, plain: bool = False) -> QuietListener:

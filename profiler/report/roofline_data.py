@@ -1,4 +1,4 @@
-"""Data of a roofline chart: roofs, cells with their labels, and the operator groups of a step."""
+"""Data of a roofline chart: ceilings, cells with their labels, and the operator groups of a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.facts.roofs import RESIDENT_GAIN, CurvePoint, Roof
+from profiler.facts.ceilings import RESIDENT_GAIN, Ceiling, CurvePoint
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import weight_read_share
 from profiler.report.selection import selected_cells
@@ -15,14 +15,14 @@ from profiler.store.folder import Run
 from profiler.store.operators_csv import OPERATORS_FILE, replayed_operators
 from profiler.units import duration, percent, scaled, significant
 
-RoofKind = Literal["measured", "other", "datasheet", "link", "cache"]
+CeilingKind = Literal["measured", "other", "datasheet", "link", "cache"]
 
 
 @dataclass(frozen=True)
-class RoofLine:
-    """One roof: min(intensity x bandwidth, peak), drawn between two intensities."""
+class CeilingLine:
+    """One ceiling: min(intensity x bandwidth, peak), drawn between two intensities."""
 
-    kind: RoofKind
+    kind: CeilingKind
     label: str
     bytes_per_s: float
     """The slope."""
@@ -51,31 +51,31 @@ class RoofLine:
         return [(x, self.at(x)) for x in (start, *inside, end)]
 
 
-def roof_lines(run: Run) -> list[RoofLine]:
-    """Return the roofs of a run: measured, datasheet, links, a disagreeing weight-read bandwidth and caches.
+def ceiling_lines(run: Run) -> list[CeilingLine]:
+    """Return the ceilings of a run: measured, datasheet, links, a disagreeing weight-read bandwidth and caches.
 
-    Empty without a memory roof and a compute roof.
+    Empty without a memory ceiling and a compute ceiling.
     """
     ceilings, device = run.document.ceilings, run.document.device
-    of_dtype, bandwidth = own_roof(ceilings, run.model.dtype), ceilings.memory_bytes_per_s
+    of_dtype, bandwidth = own_ceiling(ceilings, run.model.dtype), ceilings.memory_bytes_per_s
     if of_dtype is None or bandwidth is None:
         return []
-    dtype, roof = of_dtype
-    peak = roof.per_s
+    dtype, ceiling = of_dtype
+    peak = ceiling.per_s
     how = "measured" if ceilings.ceilings.measured(dtype) else "not all measured"
     label = f"{how}: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')} {dtype}"
-    lines = [RoofLine("measured", label, bandwidth, peak)]
+    lines = [CeilingLine("measured", label, bandwidth, peak)]
     if burst := ceilings.full_clock.get(dtype):
         label = f"until the power limit: {scaled(burst, 'FLOP/s')} {dtype}"
-        lines.append(RoofLine("other", label, bandwidth, burst, from_intensity=burst / bandwidth))
+        lines.append(CeilingLine("other", label, bandwidth, burst, from_intensity=burst / bandwidth))
     others = [(name, other.per_s) for name, other in ceilings.compute.items() if name != dtype]
     for name, value in sorted(others, key=lambda item: -item[1]):
         label = f"measured: {scaled(value, 'FLOP/s')} {name}"
-        lines.append(RoofLine("other", label, bandwidth, value, from_intensity=value / bandwidth))
+        lines.append(CeilingLine("other", label, bandwidth, value, from_intensity=value / bandwidth))
     if device.datasheet_flops_per_s and device.datasheet_bytes_per_s:
         sheet = device.datasheet_bytes_per_s, device.datasheet_flops_per_s
         label = f"datasheet (dense): {scaled(sheet[0], 'B/s')}, {scaled(sheet[1], 'FLOP/s')}"
-        lines.append(RoofLine("datasheet", label, *sheet))
+        lines.append(CeilingLine("datasheet", label, *sheet))
     for where, link in ceilings.links.items():
         lines.append(_slope("link", f"from the {where}: {scaled(link.per_s, 'B/s')}", link.per_s, peak))
     if ceilings.weights and (share := weight_read_share(ceilings.ceilings)) != 1.0:
@@ -87,15 +87,15 @@ def roof_lines(run: Run) -> list[RoofLine]:
     return lines
 
 
-def _slope(kind: RoofKind, label: str, bytes_per_s: float, flops_per_s: float) -> RoofLine:
-    """Return a roof drawn only up to the plateau, which another line already shows."""
-    return RoofLine(kind, label, bytes_per_s, flops_per_s, to_intensity=flops_per_s / bytes_per_s)
+def _slope(kind: CeilingKind, label: str, bytes_per_s: float, flops_per_s: float) -> CeilingLine:
+    """Return a ceiling drawn only up to the plateau, which another line already shows."""
+    return CeilingLine(kind, label, bytes_per_s, flops_per_s, to_intensity=flops_per_s / bytes_per_s)
 
 
-def own_roof(ceilings: CeilingsRecord, dtype: str) -> tuple[str, Roof] | None:
-    """Return the name and the compute roof of a dtype, or of the dtype with the highest measured roof."""
-    roof = ceilings.compute_roof(dtype)
-    return next(((name, other) for name, other in ceilings.compute.items() if other is roof), None)
+def own_ceiling(ceilings: CeilingsRecord, dtype: str) -> tuple[str, Ceiling] | None:
+    """Return the name and the compute ceiling of a dtype, or of the dtype with the highest measured ceiling."""
+    ceiling = ceilings.compute_ceiling(dtype)
+    return next(((name, other) for name, other in ceilings.compute.items() if other is ceiling), None)
 
 
 def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:

@@ -17,7 +17,7 @@ SECTIONS: list[Callable[[Run], Section | None]] = [
     cells.cells,
     time_breakdown.breakdown,
     changes.ran,
-    changes.levers,
+    changes.changes,
     cells.regimes,
     time_breakdown.inside,
     changes.engines,

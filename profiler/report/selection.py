@@ -50,11 +50,11 @@ def spanning(results: Sequence[CellResult], most_a_phase: int) -> list[CellResul
 
 
 def half_width(result: CellResult) -> float:
-    """Return half of the 95 % interval of the time as a share of the time; NaN without two visits.
+    """Return half of the 95 % interval of the time as a share of the time; NaN without two repetitions.
 
-    A single visit does not show how much visits of one cell differ, and a forecast has another interval.
+    A single repetition does not show how much repetitions of one cell differ, and a forecast has another interval.
     """
-    known = result.status == "ok" and result.visits != 1 and (result.samples or 0) > 1
+    known = result.status == "ok" and result.repetitions != 1 and (result.samples or 0) > 1
     return result.time.half_width if known else math.nan
 
 

@@ -1,4 +1,4 @@
-"""Where the time goes: bars, terms, operators under the roof, modules, kernels."""
+"""Where the time goes: bars, terms, operators under the ceiling, modules, kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Segment:
 
     term: str
     share: float
-    """Negative where a roof is too low or a count too high."""
+    """Negative where a ceiling is too low or a count too high."""
     start: float
     """The left end of the segment; negative terms extend to the left of zero."""
 
@@ -115,7 +115,7 @@ def _segments(result: CellResult) -> Iterator[Segment]:
 
 def breakdown(run: Run) -> Section | None:
     """A bar per cell, and in documents the terms of the cells of `selected_cells` with half-widths."""
-    note = "from the operators' roofs, replayed kernels and measured dispatch"
+    note = "from the operators' ceilings, replayed kernels and measured overhead"
     return Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note) if run.measured else None
 
 
@@ -197,10 +197,10 @@ def terms_table(run: Run) -> TextTable:
 
 
 def inside(run: Run) -> Section:
-    """The operators under the roof, the module groups of a step, its kernels and gaps."""
+    """The operators under the ceiling, the module groups of a step, its kernels and gaps."""
     blocks: list[Block] = [module_groups(run), Lines(activity_lines(run))]
     if group_points(run):
-        alt = "Operator groups under the measured roof; the area of a point is its share of the step"
+        alt = "Operator groups under the measured ceiling; the area of a point is its share of the step"
         blocks.insert(0, Picture("operators", alt, (run,), media=HTML))
     note = f"{_WHICH}; modules timed with hooks, kernels replayed or traced, all in separate passes"
     return Section("Inside a step", blocks, note, FULL)
@@ -225,10 +225,10 @@ def module_groups(run: Run) -> TextTable:
                 rates = ["-"] * 4
                 if item.bytes and item.time_s:
                     per_s = significant(item.flops / item.time_s / 1e12), significant(item.bytes / item.time_s / 1e9)
-                    rates = [*per_s, significant(item.flops / item.bytes), percent(item.roof_s / item.time_s)]
+                    rates = [*per_s, significant(item.flops / item.bytes), percent(item.ceiling_s / item.time_s)]
                 name = f"  {item.group.replace('_', ' ')}"
                 rows.append([name, duration(item.time_s), percent(item.share), *rates])
-    headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "roof")
+    headings = ("inside", "time", "share", "TFLOP/s", "GB/s", "FLOP/byte", "ceiling")
     return text_table(headings, rows, groups=starts)
 
 

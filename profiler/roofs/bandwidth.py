@@ -18,8 +18,17 @@ from profiler import effort
 from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.device.memory import inner_tensors, page_faults
-from profiler.facts.roofs import AGREE, COPY, PINNED, READ, TRIAD, Ceilings, CurvePoint, Roof, WeightReadRoof
-from profiler.roofs.sampler import attempt, clocked, is_known, random_bytes, record, roof_of, sample, sample_on_device
+from profiler.facts.ceilings import AGREE, COPY, PINNED, READ, TRIAD, Ceiling, Ceilings, CurvePoint, WeightReadCeiling
+from profiler.roofs.sampler import (
+    attempt,
+    ceiling_of,
+    clocked,
+    is_known,
+    random_bytes,
+    record,
+    sample,
+    sample_on_device,
+)
 
 # Four times all last-level caches, as BabelStream and STREAM require, so that they cannot serve the stream.
 _STREAM_CACHE_MULTIPLE = 4
@@ -68,7 +77,8 @@ def past_reported_cache(machine: Machine) -> int:
 
 
 def measure_streams(machine: Machine, budget_s: float, most_bytes: float = math.inf) -> Ceilings:
-    """Measure in `budget_s` the roofs that depend on no dtype; `missing` names each that fails. Raises DeviceError."""
+    """Measure in `budget_s` the ceilings that depend on no dtype; `missing` names each that fails. Raises
+    DeviceError."""
     missing: dict[str, str] = {}
     curve, data = _curve(machine, _CURVE_SHARE * budget_s, most_bytes, missing)
     stream_bytes = curve[-1].nbytes if curve else _STREAM_LEAST_BYTES
@@ -92,27 +102,27 @@ def measure_streams(machine: Machine, budget_s: float, most_bytes: float = math.
     )
 
 
-def measure_read(machine: Machine, nbytes: int, budget_s: float) -> Roof:
+def measure_read(machine: Machine, nbytes: int, budget_s: float) -> Ceiling:
     """Return the bytes/s of repeatedly reading a buffer of `nbytes`."""
     return _read(machine, random_bytes(nbytes, machine.device), budget_s)
 
 
-def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Roof:
-    return roof_of(data.nbytes, sample_on_device(data.sum, machine, budget_s), f"sum of {data.nbytes >> 20} MiB")
+def _read(machine: Machine, data: torch.Tensor, budget_s: float) -> Ceiling:
+    return ceiling_of(data.nbytes, sample_on_device(data.sum, machine, budget_s), f"sum of {data.nbytes >> 20} MiB")
 
 
 def _streams(
     machine: Machine, data: torch.Tensor | None, nbytes: int, budget_s: float, missing: dict[str, str]
-) -> dict[str, Roof]:
+) -> dict[str, Ceiling]:
     """Read-dominant stream, copy and triad over `nbytes`, of `data` if given. As in STREAM, a write is counted once."""
-    roofs: dict[str, Roof] = {}
+    ceilings: dict[str, Ceiling] = {}
     with attempt(f"{READ}, {COPY} and {TRIAD}", machine, missing):
         data = random_bytes(nbytes, machine.device) if data is None else data[: nbytes // 4]
         source, target = data.chunk(2)
         x, y, z = data[: 3 * (data.numel() // 3)].chunk(3)
 
-        def probe(moved_bytes: int, call: Callable[[], object], method: str) -> Roof:
-            return roof_of(moved_bytes, sample_on_device(call, machine, _COPY_SHARE * budget_s), method)
+        def probe(moved_bytes: int, call: Callable[[], object], method: str) -> Ceiling:
+            return ceiling_of(moved_bytes, sample_on_device(call, machine, _COPY_SHARE * budget_s), method)
 
         probes = {
             READ: lambda: _read(machine, data, _READ_SHARE * budget_s),
@@ -121,8 +131,8 @@ def _streams(
         }
         for name, run in probes.items():
             with attempt(name, machine, missing):
-                roofs[name] = clocked(run, machine)
-    return roofs
+                ceilings[name] = clocked(run, machine)
+    return ceilings
 
 
 def _curve(
@@ -192,7 +202,9 @@ def _launch(machine: Machine) -> dict[str, float]:
     return seconds
 
 
-def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, budget_s: float) -> WeightReadRoof | None:
+def measure_weights(
+    tensors: Iterable[torch.Tensor | None], machine: Machine, budget_s: float
+) -> WeightReadCeiling | None:
     """Return the bytes/s of summing each of a model's weights on the device, and of a stream cut into the same pieces.
 
     Many short reads are slower than one long read wherever the weights are: 24 of 32 GB/s over the 272 weights of
@@ -212,7 +224,7 @@ def measure_weights(tensors: Iterable[torch.Tensor | None], machine: Machine, bu
     stream = random_bytes(nbytes, machine.device).view(torch.int64).split([part.numel() for part in weights])
     method = f"sum of each of {len(weights)} parts, {nbytes >> 20} MiB"
     weights_s, stream_s = _interleaved_s(weights, stream, machine, budget_s)
-    return WeightReadRoof(nbytes, roof_of(nbytes, weights_s, method), roof_of(nbytes, stream_s, method))
+    return WeightReadCeiling(nbytes, ceiling_of(nbytes, weights_s, method), ceiling_of(nbytes, stream_s, method))
 
 
 def _interleaved_s(
@@ -261,15 +273,15 @@ _LINK_BYTES = 256 << 20
 
 def measure_links(
     names: Sequence[str], machine: Machine, budget_s: float | None = None
-) -> tuple[dict[str, Roof], dict[str, str]]:
+) -> tuple[dict[str, Ceiling], dict[str, str]]:
     """Measure the bytes/s at which weights reach the device from the `host`, the `disk` or another GPU (`cuda:N`).
 
-    `budget_s` is for each link, by default that of a roof. Returns the links by name, and the reason for each link that
-    could not be measured. For a GPU's `host` link it also measures pinned memory, which accelerate's hooks do not use.
-    Raises DeviceError.
+    `budget_s` is for each link, by default that of a ceiling. Returns the links by name, and the reason for each link
+    that could not be measured. For a GPU's `host` link it also measures pinned memory, which accelerate's hooks do not
+    use. Raises DeviceError.
     """
-    budget_s = effort.STANDARD.roof_s if budget_s is None else budget_s
-    links: dict[str, Roof] = {}
+    budget_s = effort.STANDARD.ceiling_s if budget_s is None else budget_s
+    links: dict[str, Ceiling] = {}
     missing: dict[str, str] = {}
     for name in (*names, *((PINNED,) if "host" in names and machine.is_cuda else ())):
         with attempt(f"the link from {name}", machine, missing):
@@ -277,7 +289,7 @@ def measure_links(
     return links, missing
 
 
-def _host_link(machine: Machine, budget_s: float) -> Roof:
+def _host_link(machine: Machine, budget_s: float) -> Ceiling:
     """Bytes/s from the host's ordinary memory to the device, copied as accelerate fetches offloaded weights.
 
     accelerate 1.15: `AlignDevicesHook.pre_forward` -> `set_module_tensor_to_device` -> `value.to(device)`, where
@@ -285,10 +297,10 @@ def _host_link(machine: Machine, budget_s: float) -> Roof:
     """
     source = random_bytes(_LINK_BYTES, torch.device("cpu"))
     seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
-    return roof_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
+    return ceiling_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
 
 
-def _direct_link(name: str, machine: Machine, budget_s: float) -> Roof:
+def _direct_link(name: str, machine: Machine, budget_s: float) -> Ceiling:
     """Bytes/s from the host's pinned memory, which the GPU reads directly, or another GPU's (NVLink or PCIe)."""
     is_pinned = name == PINNED
     source = random_bytes(_LINK_BYTES, torch.device("cpu" if is_pinned else name))
@@ -296,13 +308,13 @@ def _direct_link(name: str, machine: Machine, budget_s: float) -> Roof:
     target = torch.empty_like(source, device=machine.device)
     seconds = sample(lambda: target.copy_(source, non_blocking=True), machine, budget_s)
     ends = "pinned host memory to device" if is_pinned else f"{name} to {machine.device}"
-    return roof_of(_LINK_BYTES, seconds, f"256 MiB, {ends}")
+    return ceiling_of(_LINK_BYTES, seconds, f"256 MiB, {ends}")
 
 
-def _disk_link(machine: Machine, budget_s: float) -> Roof:
+def _disk_link(machine: Machine, budget_s: float) -> Ceiling:
     with disk_fetch(_LINK_BYTES, machine) as fetch:
         seconds = sample(fetch, machine, budget_s)
-    return roof_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
+    return ceiling_of(_LINK_BYTES, seconds, "256 MiB file, not in the page cache, mapped and copied")
 
 
 @contextmanager

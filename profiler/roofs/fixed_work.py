@@ -1,4 +1,5 @@
-"""Fixed work that shows a machine's speed: a standard twin's steps for the host's dispatch, and the drift probe."""
+"""Fixed work that shows a machine's speed: a standard overhead model's steps for the host's overhead, and the drift
+probe."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 from profiler import effort
 from profiler.device.clock import CoreClock, no_gc, time_calls
 from profiler.device.machine import Machine
-from profiler.facts.roofs import DriftReading, HostPace
+from profiler.facts.ceilings import DriftReading, HostPace
 from profiler.loading.cache_argument import argument_name, cache_of
 from profiler.patching import switched
 from profiler.stats import undisturbed
@@ -21,7 +22,7 @@ HOST_PACE_STEPS = 32
 _LEAST_RUNS = 3
 _PROMPT = 8
 # The layers of SmolLM2-135M, with widths that leave almost nothing to compute.
-_TWIN = {
+_OVERHEAD_MODEL = {
     "num_hidden_layers": 30,
     "hidden_size": 48,
     "intermediate_size": 48,
@@ -35,7 +36,8 @@ _TWIN = {
 
 
 def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
-    """Return the seconds of a decode step of the standard twin: a Llama of 30 narrow layers, float32, eager, batch 1.
+    """Return the seconds of a decode step of the standard overhead model: a Llama of 30 narrow layers, float32, eager,
+    batch 1.
 
     It takes at most `budget_s`, and ends when the two fastest runs of steps agree.
 
@@ -48,7 +50,7 @@ def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
     deadline_s = machine.now_s() + budget_s
     runs: list[float] = []
     with torch_threads(1), torch.inference_mode(), no_gc():
-        model = LlamaForCausalLM(LlamaConfig(**_TWIN)).eval()
+        model = LlamaForCausalLM(LlamaConfig(**_OVERHEAD_MODEL)).eval()
         while len(runs) < _LEAST_RUNS or sorted(runs)[1] > (1 + _AGREE) * min(runs):
             if runs and machine.now_s() > deadline_s:
                 break
@@ -81,7 +83,7 @@ _MOST_S = 1.0
 
 
 class DriftProbe:
-    """Times memory reads and a matrix product, to detect changes in the machine's speed.
+    """Times memory reads and a matmul, to detect changes in the machine's speed.
 
     It owns its buffers. A reading takes a quarter of a second on a CPU.
 
@@ -97,10 +99,10 @@ class DriftProbe:
         self._left, self._right = (torch.rand(_SIDE, _SIDE, device=machine.device) for _ in range(2))
 
     def look(self) -> DriftReading:
-        """Return the median seconds of one buffer read and of one matrix product, after they have settled."""
+        """Return the median seconds of one buffer read and of one matmul, after they have settled."""
         with torch.inference_mode():
             memory_s, compute_s = self._settled_s(self._buffer.sum), self._settled_s(lambda: self._left @ self._right)
-        # The last two bursts agree, so the clock is still that of the product.
+        # The last two bursts agree, so the clock is still that of the matmul.
         clock_hz = self._machine.source.read().clock_hz if self._machine.is_cuda else None
         return DriftReading(memory_s, compute_s, self._machine.unix_s(), clock_hz)
 

@@ -1,4 +1,4 @@
-"""The compute roof of each dtype (matrix products), and the bandwidth of a decode step's matrix-vector product."""
+"""The compute ceiling of each dtype (matmuls), and the bandwidth of a decode step's matrix-vector product."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from profiler.device.clock import time_calls
 from profiler.device.device import compute_capability
 from profiler.device.machine import Machine
-from profiler.facts.roofs import TFLOAT32, Roof
-from profiler.roofs.sampler import LEAST_S, roof_of, sample, sample_on_device
+from profiler.facts.ceilings import TFLOAT32, Ceiling
+from profiler.roofs.sampler import LEAST_S, ceiling_of, sample, sample_on_device
 
 _GEMM_SMALLEST = 256
 _GEMM_LARGEST = 8192
@@ -28,11 +28,11 @@ _GEMV_SHAPE = (4096, 4096)
 _FLOAT8 = "float8_e4m3fn"
 
 
-SquareProduct = tuple[Callable[[], object], str]
+SquareMatmul = tuple[Callable[[], object], str]
 """A call that multiplies two square matrices, and its method: the size, and how it differs from a plain product."""
 
 
-def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Roof:
+def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> Ceiling:
     """Return the bytes/s of a one-row linear layer, which rotates through `nbytes` of weights, past the cache."""
     device, (outs, ins), start_s = machine.device, _GEMV_SHAPE, machine.now_s()
     kind = getattr(torch, dtype)
@@ -47,49 +47,51 @@ def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> 
 
     nbytes_pass = count * outs * ins * kind.itemsize
     left_s = budget_s - (machine.now_s() - start_s)  # making the weights takes time, too
-    return roof_of(nbytes_pass, sample_on_device(one_pass, machine, left_s), f"{count} of {outs}x{ins}")
+    return ceiling_of(nbytes_pass, sample_on_device(one_pass, machine, left_s), f"{count} of {outs}x{ins}")
 
 
-def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Roof:
-    """Return the highest FLOP/s over several sizes of square products, laid out like a linear layer: x @ W.T.
+def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Ceiling:
+    """Return the highest FLOP/s over several sizes of square matmuls, laid out like a linear layer: x @ W.T.
 
     The data are random. Sizes double until one call takes long enough to saturate the device, or until four calls of
     eight times the work would not fit in the time. The last size gets all the remaining time. A GPU under load lowers
     its clock within a fraction of a second, and a long prefill runs at that lower clock.
     """
     enough_s = _GEMM_ENOUGH_S[machine.device.type]
-    deadline_s, roofs = machine.now_s() + budget_s, list[Roof]()
+    deadline_s, ceilings = machine.now_s() + budget_s, list[Ceiling]()
     size = _GEMM_SMALLEST
     while True:
-        product = square_product(machine.device, dtype, size)
-        once_s = min(time_calls(product[0], machine.clock, 2))
+        matmul = square_matmul(machine.device, dtype, size)
+        once_s = min(time_calls(matmul[0], machine.clock, 2))
         left_s = max(deadline_s - machine.now_s(), 0)
         is_last = once_s >= enough_s or size >= _GEMM_LARGEST or 4 * 8 * once_s > left_s
         # Smaller sizes only lead up to those that matter, so they get a small share of the time.
         if is_last or once_s >= enough_s / 8:
-            roofs.append(sampled_product(product, machine, size, left_s if is_last else left_s / 3))
+            ceilings.append(sampled_matmul(matmul, machine, size, left_s if is_last else left_s / 3))
         if is_last:
-            return max(roofs, key=lambda roof: roof.per_s)
+            return max(ceilings, key=lambda ceiling: ceiling.per_s)
         size *= 2
 
 
-def sampled_product(product: SquareProduct, machine: Machine, size: int, budget_s: float) -> Roof:
-    """Return the FLOP/s of a product of two squares of this size, at the clock that a GPU has after 0.1 s of it.
+def sampled_matmul(matmul: SquareMatmul, machine: Machine, size: int, budget_s: float) -> Ceiling:
+    """Return the FLOP/s of a matmul of two squares of this size, at the clock that a GPU has after 0.1 s of it.
 
     A GPU multiplies for all of the time, however well the samples agree. After a rest, its first 20 ms are the burst.
     """
-    (multiply, method), work, least_s, burst_per_s = product, 2.0 * size**3, LEAST_S, None
+    (multiply, method), work, least_s, burst_per_s = matmul, 2.0 * size**3, LEAST_S, None
     if machine.is_cuda:
         least_s = math.inf
         time.sleep(_REST_S)
         burst_per_s = work / statistics.median(sample(multiply, machine, _BURST_S, least_s=least_s))
         sample(multiply, machine, _SETTLE_S - _BURST_S, least_s=least_s)
         budget_s -= _REST_S + _SETTLE_S
-    return replace(roof_of(work, sample(multiply, machine, budget_s, least_s=least_s), method), burst_per_s=burst_per_s)
+    return replace(
+        ceiling_of(work, sample(multiply, machine, budget_s, least_s=least_s), method), burst_per_s=burst_per_s
+    )
 
 
 def measurable_dtypes(device: torch.device) -> list[str]:
-    """Return the dtypes whose products this device can run; the measured rate shows which are emulated."""
+    """Return the dtypes whose matmuls this device can run; the measured rate shows which are emulated."""
     dtypes = ["float32", "bfloat16", "float16", "int8"]
     if device.type == "cuda":
         capability = compute_capability(device)
@@ -102,27 +104,27 @@ def measurable_dtypes(device: torch.device) -> list[str]:
     return dtypes
 
 
-def square_size(roof: Roof) -> int:
-    """Return the side of the squares with which `measure_gemm` reached this roof."""
-    return int(roof.method.split("x")[0])
+def square_size(ceiling: Ceiling) -> int:
+    """Return the side of the squares with which `measure_gemm` reached this ceiling."""
+    return int(ceiling.method.split("x")[0])
 
 
-def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct:
-    """Return a product of two random squares of this dtype. Raises torch's error if the device has none."""
+def square_matmul(device: torch.device, dtype: str, size: int) -> SquareMatmul:
+    """Return a matmul of two random squares of this dtype. Raises torch's error if the device has none."""
     method = f"{size}x{size}x{size}"
     if dtype == TFLOAT32:
-        full, _ = square_product(device, "float32", size)
+        full, _ = square_matmul(device, "float32", size)
         return partial(_with_tf32, full), method
     if dtype == _FLOAT8:
         left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
         right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
-        per_row = float8_product(left, right, by_row=True)
+        per_row = float8_matmul(left, right, by_row=True)
         try:
             per_row()
         except RuntimeError:
             # torch 2.10 on sm_120 reports CUBLAS_STATUS_NOT_SUPPORTED per row, and multiplies per tensor
             # (pytorch/pytorch#192707).
-            per_tensor = float8_product(left, right, by_row=False)
+            per_tensor = float8_matmul(left, right, by_row=False)
             return per_tensor, f"{method}, one scale per tensor: scales per row failed"
         return per_row, method
     if dtype == "int8":
@@ -135,8 +137,8 @@ def square_product(device: torch.device, dtype: str, size: int) -> SquareProduct
     return partial(F.linear, x, weight), method
 
 
-def float8_product(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> Callable[[], torch.Tensor]:
-    """Return the float8 product of torchao's linears: one scale per row on both sides, fast accumulation, bfloat16.
+def float8_matmul(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> Callable[[], torch.Tensor]:
+    """Return the float8 matmul of torchao's linears: one scale per row on both sides, fast accumulation, bfloat16.
 
     torchao 0.18: Float8DynamicActivationFloat8WeightConfig sets `use_fast_accum`, and
     `addmm_float8_unwrapped_inference` (float8/inference.py) calls this product. If the package mslk is installed,
@@ -150,7 +152,7 @@ def float8_product(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> 
 
 
 def _with_tf32(call: Callable[[], object]) -> object:
-    """Run one product in TensorFloat-32, then restore the setting that the model runs with."""
+    """Run one matmul in TensorFloat-32, then restore the setting that the model runs with."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:

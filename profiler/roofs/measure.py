@@ -1,4 +1,4 @@
-"""Measure a device's roofs, and reuse those of the last day for the same device and software."""
+"""Measure a device's ceilings, and reuse those of the last day for the same device and software."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from pydantic import TypeAdapter
 
 from profiler import effort
 from profiler.counting.operators import ModelWork
-from profiler.data.roof_set import RoofSet
-from profiler.data.room import idle_room_bytes
+from profiler.data.ceiling_set import CeilingSet
+from profiler.data.free_memory import idle_room_bytes
 from profiler.device.device import software
 from profiler.device.machine import Machine
-from profiler.errors import NoRoomError, RequestError
-from profiler.facts.roofs import AGREE, COPY, GEMV, READ, TRIAD, Ceilings, Roof, RoofsRemeasured
+from profiler.errors import NoFreeMemoryError, RequestError
+from profiler.facts.ceilings import AGREE, COPY, GEMV, READ, TRIAD, Ceiling, Ceilings, CeilingsRemeasured
 from profiler.loading.meta_model import quiet_libraries
 from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams, past_reported_cache
 from profiler.roofs.fixed_work import measure_host_pace
-from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_product, square_product, square_size
+from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_matmul, square_matmul, square_size
 from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
 from profiler.user_cache import RECENT_S, cache_path, read_recent, write_cache
 
-# Seconds for each check of a cached roof.
+# Seconds for each check of a cached ceiling.
 _CHECK_S = 0.3
-# Shares of the time, in that of one dtype's products.
-_STREAMS, _PRODUCT, _HOST = 3.0, 1.0, 1.0
+# Shares of the time, in that of one dtype's matmuls.
+_STREAMS, _MATMUL, _HOST = 3.0, 1.0, 1.0
 # The least time of that, and the least of all that is worth a day's reuse.
 _LEAST_S, KEPT_FROM_S = 0.1, 2.0
 
@@ -45,39 +45,40 @@ def measure(
     known: Ceilings | None = None,
     most_bytes: float = math.inf,
 ) -> Ceilings:
-    """Measure the roofs of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of `model_dtype`.
+    """Measure the ceilings of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of
+    `model_dtype`.
 
     It also measures the pace of the host. `budget_s` is for all of them, by default what a usual run takes for each.
-    None takes more than twice its share of it, if two calls do not. A roof that cannot be measured is left out, and
+    None takes more than twice its share of it, if two calls do not. A ceiling that cannot be measured is left out, and
     `missing` gives the reason. Buffers have at most `most_bytes`. Raises DeviceError if the device is lost.
 
-    Roofs in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short check
-    shows that the device is now clearly faster. They were then measured while it was busy. The device reports its clock
-    during each probe.
+    Ceilings in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short
+    check shows that the device is now clearly faster. They were then measured while it was busy. The device reports its
+    clock during each probe.
 
-    Data are random, because a product of zeros draws less power and runs faster than any real one (Horace He,
+    Data are random, because a matmul of zeros draws less power and runs faster than any real one (Horace He,
     "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     start_s = machine.now_s()
-    shares = _STREAMS + _PRODUCT + _HOST + len(dtypes)
-    share_s = effort.STANDARD.roof_s if budget_s is None else max(_LEAST_S, budget_s / shares)
+    shares = _STREAMS + _MATMUL + _HOST + len(dtypes)
+    share_s = effort.STANDARD.ceiling_s if budget_s is None else max(_LEAST_S, budget_s / shares)
     if known is not None:
-        # All roofs that are independent of the dtype; without one of them all are measured again.
+        # All ceilings that are independent of the dtype; without one of them all are measured again.
         is_whole = {READ, COPY, TRIAD} <= known.memory.keys() and bool(known.curve) and bool(known.launch)
         if not is_whole or (checks_known and _is_outdated(known, machine, most_bytes)):
             known = None
-    roofs = known or measure_streams(machine, _STREAMS * share_s, most_bytes)
-    missing = {} if known else dict(roofs.missing)
-    page_fault_s, host = roofs.page_fault_s, roofs.host
+    ceilings = known or measure_streams(machine, _STREAMS * share_s, most_bytes)
+    missing = {} if known else dict(ceilings.missing)
+    page_fault_s, host = ceilings.page_fault_s, ceilings.host
     if not machine.is_cuda and not page_fault_s:
         with attempt("page faults", machine, missing):
             page_fault_s = measure_page_fault_s(machine)
-    memory, compute = dict(roofs.memory), dict(roofs.compute)
+    memory, compute = dict(ceilings.memory), dict(ceilings.compute)
     gemv = f"{GEMV} {model_dtype}"
     if model_dtype != "int8" and gemv not in memory:
         with attempt(gemv, machine, missing):
-            nbytes = int(min(roofs.stream_bytes, most_bytes))
-            probe = partial(measure_gemv, machine, model_dtype, nbytes, _PRODUCT * share_s)
+            nbytes = int(min(ceilings.stream_bytes, most_bytes))
+            probe = partial(measure_gemv, machine, model_dtype, nbytes, _MATMUL * share_s)
             memory[gemv] = clocked(probe, machine)
     for dtype in dtypes:
         if dtype not in compute:
@@ -87,25 +88,25 @@ def measure(
         with attempt("the host's pace", machine, missing), quiet_libraries():
             host = measure_host_pace(machine, _HOST * share_s)
     return replace(
-        roofs,
+        ceilings,
         compute=compute,
         memory=memory,
         page_fault_s=page_fault_s,
         host=host,
-        measured_s=roofs.measured_s + machine.now_s() - start_s,
+        measured_s=ceilings.measured_s + machine.now_s() - start_s,
         missing=missing,
     )
 
 
-def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> RoofsRemeasured:
-    """Measure again the roofs that verdicts rest on, with the buffers and shapes of the first measurement.
+def remeasure_ceilings(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> CeilingsRemeasured:
+    """Measure again the ceilings that verdicts rest on, with the buffers and shapes of the first measurement.
 
-    `budget_s` is for each roof. A roof that was not measured the first time is skipped. Raises NoRoomError if the
-    buffers no longer fit.
+    `budget_s` is for each ceiling. A ceiling that was not measured the first time is skipped. Raises NoFreeMemoryError
+    if the buffers no longer fit.
     """
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
-        raise NoRoomError(f"there is no room for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")
+        raise NoFreeMemoryError(f"there is no room for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")
     read, first = ceilings.memory.get(READ), ceilings.compute.get(model_dtype)
     memory, compute = {}, {}
     if read is not None and read.measured:
@@ -114,34 +115,35 @@ def remeasure_roofs(machine: Machine, ceilings: Ceilings, model_dtype: str, budg
         memory[GEMV] = measure_gemv(machine, model_dtype, ceilings.stream_bytes, budget_s)
     if first is not None and first.measured:
         compute[model_dtype] = clocked(partial(_remeasure_gemm, machine, model_dtype, first, budget_s), machine)
-    return RoofsRemeasured(memory, compute, machine.unix_s())
+    return CeilingsRemeasured(memory, compute, machine.unix_s())
 
 
-def _remeasure_gemm(machine: Machine, dtype: str, roof: Roof, budget_s: float) -> Roof:
-    size = square_size(roof)
-    return sampled_product(square_product(machine.device, dtype, size), machine, size, budget_s)
+def _remeasure_gemm(machine: Machine, dtype: str, ceiling: Ceiling, budget_s: float) -> Ceiling:
+    size = square_size(ceiling)
+    return sampled_matmul(square_matmul(machine.device, dtype, size), machine, size, budget_s)
 
 
 def _is_outdated(known: Ceilings, machine: Machine, most_bytes: float) -> bool:
-    """Whether a short check is clearly faster than the cached roofs. A check that fails leaves them as they are."""
+    """Whether a short check is clearly faster than the cached ceilings. A check that fails leaves them as they are."""
     faster, outdated = 1 + AGREE, False
-    with attempt("the cached roofs", machine, {}):
+    with attempt("the cached ceilings", machine, {}):
         nbytes = int(min(known.stream_bytes, most_bytes))
         outdated = measure_read(machine, nbytes, _CHECK_S).per_s > faster * known.memory_bytes_per_s
-        if (roof := known.compute.get("float32")) is not None and not outdated:
-            outdated = _remeasure_gemm(machine, "float32", roof, _CHECK_S).per_s > faster * roof.per_s
+        if (ceiling := known.compute.get("float32")) is not None and not outdated:
+            outdated = _remeasure_gemm(machine, "float32", ceiling, _CHECK_S).per_s > faster * ceiling.per_s
     return outdated
 
 
-# To be increased whenever a roof is measured in another way: cached roofs are then ignored.
+# To be increased whenever a ceiling is measured in another way: cached ceilings are then ignored.
 _METHOD = 7
-# Reported settings on which roofs depend; they can differ between cards of one name, or on one card.
+# Reported settings on which ceilings depend; they can differ between cards of one name, or on one card.
 _SETTINGS = ("driver", "power_limit_w")
 _CEILINGS = TypeAdapter(Ceilings)
 
 
 def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = False, keeps: bool = True) -> Ceilings:
-    """Return `measure(known=...)` of the cached roofs of this device and software, and cache the result if it `keeps`.
+    """Return `measure(known=...)` of the cached ceilings of this device and software, and cache the result if it
+    `keeps`.
 
     `known` is None if the cache is older than a day or `fresh` is set. Two cards never share an entry, nor does one
     card under two drivers or power limits. A cache that cannot be read or written is ignored.
@@ -166,8 +168,8 @@ def circumstances(machine: Machine) -> dict[str, Any]:
     }
 
 
-def here_roofs(work: ModelWork, dtype: str, *, small: bool = False) -> RoofSet:
-    """Return the roofs of this device, measured or cached. Raises RequestError if they cannot be measured.
+def here_ceilings(work: ModelWork, dtype: str, *, small: bool = False) -> CeilingSet:
+    """Return the ceilings of this device, measured or cached. Raises RequestError if they cannot be measured.
 
     With `small`, for a process that holds a model, buffers are no larger than the reported cache asks for.
     """
@@ -183,7 +185,7 @@ def here_roofs(work: ModelWork, dtype: str, *, small: bool = False) -> RoofSet:
     ceilings = measured.only(dtypes, dtype, machine.info.datasheet)
     if not ceilings.judges:
         why = next(iter(measured.missing.values()))
-        raise RequestError(f"--here: the roofs of this device could not be measured ({why}); give --gpu GPU.")
+        raise RequestError(f"--here: the ceilings of this device could not be measured ({why}); give --gpu GPU.")
     rates = {name: ceilings.compute_flops_per_s(name) for name in dtypes}
     room_bytes = idle_room_bytes(machine.info.kind, machine.info.memory_bytes)
-    return RoofSet(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, room_bytes)
+    return CeilingSet(f"{machine.info.name}, measured", ceilings.memory_bytes_per_s, rates, room_bytes)

@@ -1,4 +1,4 @@
-"""Sample a roof: warm up, group calls so that the clock can resolve them, and record the device's clock rate."""
+"""Sample a ceiling: warm up, group calls so that the clock can resolve them, and record the device's clock rate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from profiler.device.clock import time_calls
 from profiler.device.machine import Machine
 from profiler.device.telemetry import Watch
 from profiler.errors import RequestError, describe_error, first_line, tolerate_errors
-from profiler.facts.roofs import Roof
+from profiler.facts.ceilings import Ceiling
 from profiler.stats import timing_of
 
 # Drawing random numbers takes far longer than copying them, and a repeated tile reads like random data.
@@ -25,7 +25,7 @@ MOST_SAMPLES = 100
 LEAST_S = 0.2
 _STEADY_RATIO = 1.05
 _LEAST_SAMPLE_S = 1e-3
-CLOCK_LOOKS_S = 0.05
+CLOCK_READINGS_S = 0.05
 # Short calls are sampled this long: twenty readings of the clock, which a GPU under load has lowered by then.
 _LOADED_S = 1.0
 # If the host needs more than this share of a call's time to submit it, the host may be what is timed.
@@ -37,7 +37,7 @@ _MOST_RECORDED = 500
 
 @contextlib.contextmanager
 def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
-    """Context manager for one roof: on failure it adds name and reason to `missing`, and frees the device's memory.
+    """Context manager for one ceiling: on failure it adds name and reason to `missing`, and frees the device's memory.
 
     Raises DeviceError if the device is lost.
     """
@@ -47,18 +47,18 @@ def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[No
     machine.recover(f"measuring {name}")
 
 
-def clocked(probe: Callable[[], Roof], machine: Machine) -> Roof:
-    """Return the probe's roof with the median clock rate that a GPU reported meanwhile and right after.
+def clocked(probe: Callable[[], Ceiling], machine: Machine) -> Ceiling:
+    """Return the probe's ceiling with the median clock rate that a GPU reported meanwhile and right after.
 
-    A CPU's cells are not judged at their own clock: where it slowed down, its roofs were lower, too.
+    A CPU's cells are not judged at their own clock: where it slowed down, its ceilings were lower, too.
     """
     if not machine.is_cuda:
         return probe()
-    with Watch(machine.source, interval_s=CLOCK_LOOKS_S) as watch:
-        roof = probe()
+    with Watch(machine.source, interval_s=CLOCK_READINGS_S) as watch:
+        ceiling = probe()
     watch.look(machine.unix_s())
     clocks = [reading.clock_hz for reading in watch.readings if reading.clock_hz is not None]
-    return replace(roof, clock_hz=statistics.median(clocks) if clocks else None)
+    return replace(ceiling, clock_hz=statistics.median(clocks) if clocks else None)
 
 
 def sample(call: Callable[[], object], machine: Machine, budget_s: float, *, least_s: float = LEAST_S) -> list[float]:
@@ -140,10 +140,10 @@ def random_bytes(nbytes: int, device: torch.device) -> torch.Tensor:
     return data
 
 
-def roof_of(work: float, seconds: Sequence[float], method: str) -> Roof:
-    """Return the roof of calls that each do `work`, from the seconds of the calls."""
+def ceiling_of(work: float, seconds: Sequence[float], method: str) -> Ceiling:
+    """Return the ceiling of calls that each do `work`, from the seconds of the calls."""
     quartiles = statistics.quantiles(seconds, n=4) if len(seconds) > 1 else [seconds[0]] * 3
-    return Roof(
+    return Ceiling(
         per_s=work / statistics.median(seconds),
         low_per_s=work / quartiles[2],
         high_per_s=work / quartiles[0],

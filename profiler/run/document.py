@@ -10,8 +10,8 @@ from functools import partial
 from profiler import __version__
 from profiler.device.clock import instrument_s
 from profiler.device.device import software
-from profiler.facts.dispatch import DispatchSamples, dispatch_of, dispatch_seconds
-from profiler.facts.roofs import Ceilings
+from profiler.facts.ceilings import Ceilings
+from profiler.facts.overhead import OverheadSamples, overhead_of, overhead_seconds
 from profiler.facts.run_facts import DeviceFacts
 from profiler.json_document import view
 from profiler.loading.request import dtype_name
@@ -34,12 +34,12 @@ def opening(
     prepared: PreparedRun,
     subject: Subject,
     ceilings: Ceilings,
-    dispatch: Sequence[DispatchSamples],
+    overhead: Sequence[OverheadSamples],
     stages: Stages,
     *,
     idle_power_w: float | None,
 ) -> RunDocument:
-    """Return run.json as it is before anything was timed: model, device, software, roofs, grid and warnings."""
+    """Return run.json as it is before anything was timed: model, device, software, ceilings, grid and warnings."""
     machine, grid = subject.machine, prepared.grid
     warnings = list(prepared.warnings)
     with stages.optional("the check of device and model", "some warnings may be missing"):
@@ -52,7 +52,7 @@ def opening(
         "the overhead of a time mark", "it is not stored with the run", partial(instrument_s, machine.clock)
     )
     info, sheet, dtype = machine.info, machine.info.datasheet, dtype_name(subject.request.dtype)
-    by_step = {(item.engine, item.phase, item.batch_size): dispatch_of(item) for item in dispatch}
+    by_step = {(item.engine, item.phase, item.batch_size): overhead_of(item) for item in overhead}
     return RunDocument(
         schema_version=SCHEMA_VERSION,
         roofscope=__version__,
@@ -72,7 +72,7 @@ def opening(
             ceilings,
             full_clock={},
             memory_bytes_per_s=ceilings.memory_bytes_per_s if ceilings.memory else None,
-            dispatch_s=dispatch_seconds(by_step),
+            overhead_s=overhead_seconds(by_step),
         ),
         grid=view(
             GridRecord,

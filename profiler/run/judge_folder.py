@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from profiler.data.datasheets import gpus
-from profiler.facts.dispatch import dispatch_seconds
 from profiler.facts.measurements import Drafting, ExpertsTouched, FormatLinears, PackedBatches, Quality
+from profiler.facts.overhead import overhead_seconds
+from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import health
-from profiler.facts.visits import Visit
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import view
 from profiler.judge.cells import columns_of
@@ -36,10 +36,12 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
     facts = read_facts(folder, document, gathered)
     judgement = judge_run(facts)
     hooked_cells = facts.hooked.values() if document.looked_inside else ()
-    by_engine: dict[str, list[Visit]] = {}
-    for cell, visits in facts.visits.items():
-        by_engine.setdefault(cell.engine, []).extend(visits)
-    preparation_s = {name: sum(visit.preparation_s for visit in visits) for name, visits in by_engine.items()}
+    by_engine: dict[str, list[Repetition]] = {}
+    for cell, repetitions in facts.repetitions.items():
+        by_engine.setdefault(cell.engine, []).extend(repetitions)
+    preparation_s = {
+        name: sum(repetition.preparation_s for repetition in repetitions) for name, repetitions in by_engine.items()
+    }
     ended_by = [document.ended_by] if document.ended_by else []
     remarks = run_remarks(facts, judgement.judged)
     document = replace(
@@ -49,7 +51,7 @@ def judge_folder(folder: Path, *, finished: bool = False) -> Run:
         engine=replace(document.engine, preparation_s=preparation_s, differences=judgement.differences),
         ceilings=replace(
             document.ceilings,
-            dispatch_s=dispatch_seconds(facts.dispatch) or document.ceilings.dispatch_s,
+            overhead_s=overhead_seconds(facts.overhead) or document.ceilings.overhead_s,
             full_clock=over_the_run(facts).ceilings.full_clock() if facts.device.kind == "cuda" else {},
         ),
         health=replace(document.health, readings=health(facts.readings)),

@@ -12,12 +12,12 @@ from profiler.device.contention import Neighbours
 from profiler.engines.transformers import GenerateEngine
 from profiler.errors import describe_error
 from profiler.facts.measurements import FormatLinears, Replays
-from profiler.facts.visits import Gap
+from profiler.facts.repetitions import Gap
 from profiler.fallbacks import Fallback
 from profiler.grid.cells import DEFAULT_ENGINE, Cell
-from profiler.judge.demand import cells_of_disturbed_dispatch, cells_of_disturbed_parts
+from profiler.judge.changes import promised_s
+from profiler.judge.demand import cells_of_disturbed_overhead, cells_of_disturbed_parts
 from profiler.judge.judge_run import break_down_run, circumstances_of, judge_run, setting_of, time_run
-from profiler.judge.levers import promised_s
 from profiler.loading.changes import possible_changes
 from profiler.loading.request import dtype_name
 from profiler.measure.drafting import measure_drafts
@@ -30,10 +30,10 @@ from profiler.measure.subject import Subject
 from profiler.measure.trace import trace_cell
 from profiler.measure.trials import circumstances_here
 from profiler.measure.trials import try_changes as trials_of
-from profiler.roofs.measure import remeasure_roofs
+from profiler.roofs.measure import remeasure_ceilings
 from profiler.run.fact_log import FactLog
 from profiler.run.options import DEFAULT_NEW_TOKENS
-from profiler.run.setup import Pace, dispatch_of_twin
+from profiler.run.setup import Pace, overhead_of_model
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import RunDocument
@@ -45,8 +45,8 @@ _REPEAT_SHARE = 0.2
 _HOOKED_STEPS = 4
 # Trials are left out if there are fewer seconds for them.
 _TRIALS_LEAST_S = 2.0
-# The roofs that are measured again: reads, a matrix-vector product, and the model's own product.
-_ROOFS = 3
+# The ceilings that are measured again: reads, a matrix-vector product, and the model's own product.
+_CEILINGS = 3
 # Shares of the trials' time, and of the free memory, for the linears of all formats.
 _LINEARS_SHARE = 0.2
 _LINEARS_MEMORY_SHARE = 0.5
@@ -79,16 +79,16 @@ class Session:
 
 
 def explain_cells(session: Session) -> None:
-    """Measure what splits the times of cells: the roofs once more, kernels in isolation, and parts of `generate`."""
-    session.stages.begin("roofs", "measuring the roofs again")
-    if roof_s := min(session.budget.part_s(RunPart.ROOFS) / _ROOFS, effort.STANDARD.roofs_again_s):
-        with session.stages.optional("the second measurement of the roofs", "cells are judged by the first"):
+    """Measure what splits the times of cells: the ceilings once more, kernels in isolation, and parts of `generate`."""
+    session.stages.begin("roofs", "measuring the ceilings again")
+    if ceiling_s := min(session.budget.part_s(RunPart.CEILINGS_AGAIN) / _CEILINGS, effort.STANDARD.ceilings_again_s):
+        with session.stages.optional("the second measurement of the ceilings", "cells are judged by the first"):
             ceilings, dtype = session.ledger.facts.ceilings, dtype_name(session.subject.request.dtype)
-            session.ledger.add(remeasure_roofs(session.subject.machine, ceilings, dtype, roof_s))
+            session.ledger.add(remeasure_ceilings(session.subject.machine, ceilings, dtype, ceiling_s))
     if session.subject.loaded.offloaded:
         return
-    visited, engines = session.ledger.gathered.visits, session.subject.engines
-    cells = [cell for cell in session.prepared.grid.cells if cell in visited]
+    timed, engines = session.ledger.gathered.repetitions, session.subject.engines
+    cells = [cell for cell in session.prepared.grid.cells if cell in timed]
     measured = [cell for cell in cells if not engines[cell.engine].owned]
     _replay(session, measured)
     with session.stages.optional("the timing of generate's parts", "its overhead is not broken down"):
@@ -107,7 +107,7 @@ def explain_cells(session: Session) -> None:
 
 def _replay(session: Session, measured: list[Cell]) -> None:
     session.stages.begin("replays", "replaying each cell's kernels in isolation")
-    _complete_dispatch(session, measured)
+    _complete_overhead(session, measured)
     with session.stages.optional(*_REPLAYS):
         session.ledger.extend(_replayed(session, measured, 1.0))
         for _ in range(_MOST_REPEATS):
@@ -120,20 +120,20 @@ def _replay(session: Session, measured: list[Cell]) -> None:
             session.ledger.extend(replay_between(session.subject, keys, ceilings, budget_s))
 
 
-def _complete_dispatch(session: Session, measured: list[Cell]) -> None:
-    """Measure dispatch at batch sizes of measured cells for which no time was left before the sweep."""
-    known = session.ledger.gathered.dispatch
+def _complete_overhead(session: Session, measured: list[Cell]) -> None:
+    """Measure overhead at batch sizes of measured cells for which no time was left before the sweep."""
+    known = session.ledger.gathered.overhead
     for name in session.subject.engines:
         begun = {batch for engine, phase, batch in known if (engine, phase) == (name, "decode")}
         missing = {cell.batch_size for cell in measured if cell.engine == name} - begun
         if begun and missing:
-            _measure_dispatch(session, missing, {name})
+            _measure_overhead(session, missing, {name})
 
 
-def _measure_dispatch(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
-    """Measure dispatch at these batch sizes. On a CPU one prefill serves all sizes, also those measured before."""
-    sizes, names, known = sorted(batch_sizes), sorted(engines), list(session.ledger.gathered.dispatch)
-    samples = dispatch_of_twin(session.prepared, session.subject, session.stages, session.budget, sizes, names)
+def _measure_overhead(session: Session, batch_sizes: set[int], engines: set[str]) -> None:
+    """Measure overhead at these batch sizes. On a CPU one prefill serves all sizes, also those measured before."""
+    sizes, names, known = sorted(batch_sizes), sorted(engines), list(session.ledger.gathered.overhead)
+    samples = overhead_of_model(session.prepared, session.subject, session.stages, session.budget, sizes, names)
     session.ledger.extend(samples)
     prefills = {item.engine: item for item in samples if item.phase == "prefill"}
     for engine, phase, batch in known:
@@ -150,15 +150,15 @@ def _replayed(session: Session, cells: list[Cell], share: float) -> Iterator[Rep
 
 
 def _repeat_parts(session: Session, measured: list[Cell]) -> None:
-    """Measure dispatch again where it took longer than whole steps, and all parts of steps that took less than them."""
+    """Measure overhead again where it took longer than whole steps, and all parts of steps that took less than them."""
     facts = session.ledger.facts
     cells = [cell for cell in cells_of_disturbed_parts(facts) if cell in measured]
-    disturbed = [*cells, *(cell for cell in cells_of_disturbed_dispatch(facts) if cell in measured)]
+    disturbed = [*cells, *(cell for cell in cells_of_disturbed_overhead(facts) if cell in measured)]
     if disturbed:
         sizes, engines = {cell.batch_size for cell in disturbed}, {cell.engine for cell in disturbed}
         if session.subject.machine.captures:  # one measurement serves all sizes, and forecasts compare them
-            sizes |= {batch for engine, _, batch in session.ledger.gathered.dispatch if engine in engines}
-        _measure_dispatch(session, sizes, engines)
+            sizes |= {batch for engine, _, batch in session.ledger.gathered.overhead if engine in engines}
+        _measure_overhead(session, sizes, engines)
     if cells:
         session.ledger.extend(_replayed(session, cells, _REPEAT_SHARE))
 
@@ -197,7 +197,7 @@ def compare_formats(session: Session) -> None:
     """Time the linears of a step in each format, without the host."""
     subject, known = session.subject, session.ledger.gathered.latest(FormatLinears)
     owned = any(engine.owned for engine in subject.engines.values())
-    if session.prepared.options.no_levers or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
+    if session.prepared.options.no_trials or known or owned or subject.loaded.offloaded or session.document.ranks > 1:
         return
     with session.stages.optional("the linears of other formats", "what formats save without the host is unknown"):
         room_bytes = _LINEARS_MEMORY_SHARE * subject.machine.available_bytes()
@@ -229,8 +229,10 @@ def skip_the_rest(session: Session) -> None:
     """Give each cell that the budget did not reach its reason."""
     gathered = session.ledger.gathered
     for cell in session.prepared.grid.cells:
-        if cell not in gathered.visits and cell not in gathered.gaps:
-            budget = f"the budget of {session.budget.total_s:g} s ended before its visit; a larger --budget reaches it"
+        if cell not in gathered.repetitions and cell not in gathered.gaps:
+            budget = (
+                f"the budget of {session.budget.total_s:g} s ended before its repetition; a larger --budget reaches it"
+            )
             session.ledger.add(Gap(cell, "skipped", budget))
 
 
@@ -241,14 +243,14 @@ def measure_options(session: Session, folder: Path) -> None:
         session.stages.begin("looking inside", "looking inside a step")
         for name in (name for name, engine in subject.engines.items() if not engine.owned):
             with session.stages.optional(f"the breakdown of {name}'s steps", "its steps are not broken down"):
-                cells = [cell for cell in session.ledger.gathered.visits if cell.engine == name]
+                cells = [cell for cell in session.ledger.gathered.repetitions if cell.engine == name]
                 for cell in cells:
                     session.ledger.extend(hook_cell(subject, cell))
                 for number, cell in enumerate(_extremes(cells)):
                     session.ledger.extend(trace_cell(subject, cell, folder if options.trace and not number else None))
     if subject.prompts.real:
         with session.stages.optional("the experts that the prompts use", "only their expected number is known"):
-            for cell in session.ledger.gathered.visits:
+            for cell in session.ledger.gathered.repetitions:
                 session.ledger.extend(experts_touched(subject, cell))
     if (draft := session.prepared.draft) is not None:
         session.stages.begin("drafts", "answering with and without drafts")

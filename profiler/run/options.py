@@ -50,7 +50,7 @@ class Options:
     dtype: str = option("auto", "auto, float32, bfloat16 or float16.")
     quant: str = option("none", f"{quant_help()}; or several: none,nf4.")
     double_quant: bool = option(False, "nf4, fp4: quantise the scales too.")
-    compute_dtype: str = option("auto", "nf4, fp4: the dtype of the matrix products.")
+    compute_dtype: str = option("auto", "nf4, fp4: the dtype of the matmuls.")
     weights: str = option("auto", "auto, checkpoint or random (nothing is downloaded).")
     engine: str = option(
         DEFAULT_ENGINE,
@@ -72,8 +72,8 @@ class Options:
         flag="budget",
         shown="60; a grid that you name is measured whole",
     )
-    fresh: bool = option(False, "Measure roofs and dispatch again instead of using those of the last day.")
-    no_levers: bool = option(False, "Do not measure what other dtypes, formats, caches or attention would save.")
+    fresh: bool = option(False, "Measure ceilings and overhead again instead of using those of the last day.")
+    no_trials: bool = option(False, "Do not measure what other dtypes, formats, caches or attention would save.")
     breakdown: bool = option(False, "Add a pass that shows where the time goes inside a step.")
     trace: bool = option(False, "As --breakdown, with a Chrome trace of one decode step.")
     draft: str = option("", "Try speculative decoding at batch 1: ngram (lookup in the text), or a smaller model.")

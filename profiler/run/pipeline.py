@@ -1,4 +1,4 @@
-"""The main job: count, measure the roofs, time the cells, try changes; then split the times, and report."""
+"""The main job: count, measure the ceilings, time the cells, try changes; then split the times, and report."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from profiler.device.telemetry import Watch, idle_power_w
 from profiler.engines.registry import ENGINES
 from profiler.errors import DeviceError, RequestError, near_misses
 from profiler.facts.measurements import Readings
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.fallbacks import Fallback, reported_fallbacks
 from profiler.judge.device_health import DeviceHealth, DeviceRun, healths
 from profiler.loading.meta_model import quiet_libraries
 from profiler.measure.schedule import Progress, Schedule, corners
-from profiler.measure.sweep import Sweep, VisitContext, sweep
+from profiler.measure.sweep import RepetitionContext, Sweep, sweep
 from profiler.report.progress import QuietListener
 from profiler.run.document import closing, opening
 from profiler.run.fact_log import open_log
@@ -43,9 +43,9 @@ from profiler.run.setup import (
     LOOK,
     UNSEEN,
     MachineChecks,
-    dispatch_of_twin,
     load_subject,
     measure_device,
+    overhead_of_model,
     set_grid,
     wait_for_neighbours,
 )
@@ -60,7 +60,7 @@ IDLE_POWER = "reading the idle device's power", "its idle power is unknown"
 _ROOM = "the check for free memory", "cells are tried without it"
 _TABLE = "the table of cells during the sweep", "it is written at the end of the run"
 _LATE_SHARE = 0.1
-"""A visit may exceed the budget by this share before it is given up."""
+"""A repetition may exceed the budget by this share before it is given up."""
 
 
 def profile(model: str | None = None, *, listener: Listener | None = None, **options: Any) -> Run:
@@ -82,16 +82,21 @@ def profile(model: str | None = None, *, listener: Listener | None = None, **opt
 
 
 def execute(
-    prepared: PreparedRun, listener: Listener, visits: Sweep = sweep, *, spent_s: float = 0.0, further_runs: int = 0
+    prepared: PreparedRun,
+    listener: Listener,
+    repetitions: Sweep = sweep,
+    *,
+    spent_s: float = 0.0,
+    further_runs: int = 0,
 ) -> Run:
     """Execute a checked request: count, measure, time, try; then split the times and report, also if it is interrupted.
 
-    `visits` decides the order of visits. The command took `spent_s` before; `further_runs` of it follow.
+    `repetitions` decides the order of repetitions. The command took `spent_s` before; `further_runs` of it follow.
     """
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = set_up(prepared, store, listener, fallbacks, spent_s, further_runs)  # 1. count, 2. measure
         with keeping_what_was_measured(session) as ending:
-            time_cells(session, visits)  # 3. time, and try changes once the corners are timed
+            time_cells(session, repetitions)  # 3. time, and try changes once the corners are timed
             explain_cells(session)  # 4. split: what the terms of a time need
             try_changes(session, session.budget.rest_s)  # 5. try what there is time left for
             compare_formats(session)
@@ -146,7 +151,7 @@ def set_up(
     spent_s: float,
     further_runs: int,
 ) -> Session:
-    """Load the model, count its steps, measure the roofs, and open the run folder's log; arguments as of `execute`.
+    """Load the model, count its steps, measure the ceilings, and open the run folder's log; arguments as of `execute`.
 
     `fallbacks` grows while the libraries work.
     """
@@ -161,9 +166,9 @@ def set_up(
     ceilings = measure_device(prepared, subject, stages, budget, busy=bool(contention))
     prepared, subject, pace = set_grid(prepared, subject, ceilings, stages, budget)
     sizes, engines, fresh = prepared.grid.batch_sizes, prepared.grid.engines, prepared.options.fresh
-    dispatch = dispatch_of_twin(prepared, subject, stages, budget, sizes, engines, fresh=fresh)
-    document = opening(prepared, subject, ceilings, dispatch, stages, idle_power_w=idle_w)
-    ledger = open_log(prepared, store, document, subject, [ceilings, *dispatch, *(contention or ())])
+    overhead = overhead_of_model(prepared, subject, stages, budget, sizes, engines, fresh=fresh)
+    document = opening(prepared, subject, ceilings, overhead, stages, idle_power_w=idle_w)
+    ledger = open_log(prepared, store, document, subject, [ceilings, *overhead, *(contention or ())])
     return Session(prepared, subject, document, ledger, stages, budget, pace, neighbours, fallbacks)
 
 
@@ -182,14 +187,15 @@ def grid_of(prepared: PreparedRun, listener: Listener) -> PreparedRun:
 def budget_of(prepared: PreparedRun, machine: Machine, further_runs: int = 0) -> RunBudget:
     """Return the budget of a run, without the parts that it does not have; it begins now."""
     engines = [ENGINES[name] for name in prepared.grid.engines if name in ENGINES]
-    without = {RunPart.TRIALS} if prepared.options.no_levers else set()
+    without = {RunPart.TRIALS} if prepared.options.no_trials else set()
     if not any(engine.whole_calls for engine in engines):
         without.add(RunPart.GENERATE)
     return RunBudget(machine, prepared.budget_s, effort.STANDARD, prepared.whole, without, further_runs)
 
 
-def time_cells(session: Session, visits: Sweep) -> None:
-    """Time the cells in repeated visits; once each corner of the grid has one, try changes in their share of the time.
+def time_cells(session: Session, repetitions: Sweep) -> None:
+    """Time the cells in repeated repetitions; once each corner of the grid has one, try changes in their share of the
+    time.
 
     The device's telemetry, its own speed and other processes are watched.
     """
@@ -227,12 +233,14 @@ def time_cells(session: Session, visits: Sweep) -> None:
             look=checks.swing,
             fits=lambda cell: stages.tried(*_ROOM, partial(subject.no_room, cell)),
             # Cells without a number are tried again: what they lacked, such as memory, may be available now.
-            earlier=itertools.chain.from_iterable(ledger.gathered.visits.values()),
+            earlier=itertools.chain.from_iterable(ledger.gathered.repetitions.values()),
         )
         waiting = set(corners(grid.cells))
-        for outcome in visits(schedule, subject.engines, VisitContext(machine, subject.prompts, own_bytes), show):
+        for outcome in repetitions(
+            schedule, subject.engines, RepetitionContext(machine, subject.prompts, own_bytes), show
+        ):
             _log(session, outcome, watch)
-            if waiting and not (waiting := waiting - ledger.gathered.visits.keys() - ledger.gathered.gaps.keys()):
+            if waiting and not (waiting := waiting - ledger.gathered.repetitions.keys() - ledger.gathered.gaps.keys()):
                 start_s = machine.now_s()
                 try_changes(session, trials_s)
                 schedule.pause(machine.now_s() - start_s)
@@ -242,15 +250,15 @@ def time_cells(session: Session, visits: Sweep) -> None:
     stages.tried(*_TABLE, ledger.keep_table)
 
 
-def _log(session: Session, outcome: Visit | Gap, watch: Watch) -> None:
-    """Log a visit with the telemetry since the last one."""
+def _log(session: Session, outcome: Repetition | Gap, watch: Watch) -> None:
+    """Log a repetition with the telemetry since the last one."""
     ledger, stages, gathered = session.ledger, session.stages, session.ledger.gathered
-    # A cell with a number gets one more visit after its first failure, and then no further ones.
+    # A cell with a number gets one more repetition after its first failure, and then no further ones.
     is_last = outcome.cell in gathered.gaps or (isinstance(outcome, Gap) and outcome.status != "failed")
-    if isinstance(outcome, Gap) and outcome.cell in gathered.visits and is_last:
-        stages.miss("later visits of some cells", outcome.reason, "their times are from earlier visits")
+    if isinstance(outcome, Gap) and outcome.cell in gathered.repetitions and is_last:
+        stages.miss("later repetitions of some cells", outcome.reason, "their times are from earlier repetitions")
     ledger.add(outcome)
-    if session.subject.machine.is_cuda and isinstance(outcome, Visit) and outcome.wall_s < watch.interval_s:
+    if session.subject.machine.is_cuda and isinstance(outcome, Repetition) and outcome.wall_s < watch.interval_s:
         watch.look(outcome.at_unix_s + outcome.wall_s / 2)
     if readings := watch.taken():
         ledger.add(Readings(readings))
@@ -260,7 +268,7 @@ def _log(session: Session, outcome: Visit | Gap, watch: Watch) -> None:
 def _write_reports(run: Run, document: RunDocument, stages: Stages) -> Run:
     """Write the reports. What fails is added to `document`, and the pages are written once more with it."""
     stages.listener.stage("writing the report")
-    # Imported late: plotting libraries hold 100 MB, which the roofs' buffers need.
+    # Imported late: plotting libraries hold 100 MB, which the ceilings' buffers need.
     from profiler.report.write import write_reports
 
     def guard(name: str) -> AbstractContextManager[None]:
@@ -288,7 +296,7 @@ def run_devices(options: Options, devices: Sequence[str], listener: Listener) ->
 
     All requests are checked before the first run begins. Raises RequestError for one that is named twice or impossible.
     """
-    # Measured fresh: cached roofs may be those of another card of the same kind.
+    # Measured fresh: cached ceilings may be those of another card of the same kind.
     each = [replace(options, device=name, fresh=True) for name in devices]
     return _run_each(each, devices, "--device", listener)
 

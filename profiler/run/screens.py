@@ -9,7 +9,7 @@ from pathlib import Path
 
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cells import CellResult, difference_of
-from profiler.judge.difference import SAME, Difference, has_claim_visits
+from profiler.judge.difference import SAME, Difference, has_claim_repetitions
 from profiler.judge.machine_speed import BUSY
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import HTML, TERMINAL, Block, Lines, Picture, Section, Sentences, ShellCommand, text_table
@@ -43,9 +43,9 @@ class PrecisionDifference:
         return math.exp(-self.difference.log_ratio)
 
     @property
-    def visited_once(self) -> bool:
-        """Whether a run has a single visit, which does not show how much visits of one cell differ."""
-        return not has_claim_visits(self.difference.visits)
+    def timed_once(self) -> bool:
+        """Whether a run has a single repetition, which does not show how much repetitions of one cell differ."""
+        return not has_claim_repetitions(self.difference.repetitions)
 
 
 def compare_with_first(runs: Sequence[Run]) -> list[PrecisionDifference]:
@@ -81,13 +81,13 @@ def precision_sentences(runs: Sequence[Run]) -> list[str]:
 
 
 def _phase_words(cells: Sequence[PrecisionDifference]) -> str:
-    """The speed of a precision in one phase, from the cells that were visited more than once."""
-    repeated = [item for item in cells if not item.visited_once]
+    """The speed of a precision in one phase, from the cells that were timed more than once."""
+    repeated = [item for item in cells if not item.timed_once]
     if not repeated:
         ratios = sorted(item.speed_up for item in cells)
         speeds = " to ".join(dict.fromkeys(f"{ratio:.2g}x" for ratio in (ratios[0], ratios[-1])))
-        return f"was visited once ({speeds} as fast then): no claim"
-    cells_words = f", as far as it was visited twice ({len(repeated)} of {len(cells)} cells)"
+        return f"was timed once ({speeds} as fast then): no claim"
+    cells_words = f", as far as it was timed twice ({len(repeated)} of {len(cells)} cells)"
     return _claim_words(repeated) + (cells_words if len(repeated) < len(cells) else "")
 
 
@@ -141,7 +141,7 @@ def difference_rows(runs: Sequence[Run]) -> list[list[str]]:
     rows = []
     for item in sorted(compare_with_first(runs), key=lambda item: (item.key.phase, order[item.precision], item.key)):
         low, high = math.exp(-item.difference.log_high), math.exp(-item.difference.log_low)
-        interval = "one visit: no claim" if item.visited_once else f"{low:.2f} .. {high:.2f}"
+        interval = "one repetition: no claim" if item.timed_once else f"{low:.2f} .. {high:.2f}"
         rows.append([item.key.name, item.precision, duration(item.time_s), f"{item.speed_up:.2f}x", interval])
     return rows
 
@@ -156,9 +156,9 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
     of_columns = f"memory of the weights; times, tok/s and regime of {decodes[0].key.name}" if decodes else ""
     memory = text_table(PRECISION_COLUMNS, precision_rows(runs), texts=("dtype", "regime"), caption=of_columns)
     caption = f"speed-up: above 1x it is faster than {precision}; with the 95 % interval of the ratio"
-    rows, once = difference_rows(runs), sum(item.visited_once for item in compare_with_first(runs))
+    rows, once = difference_rows(runs), sum(item.timed_once for item in compare_with_first(runs))
     table = text_table(AGAINST_COLUMNS, rows, texts=("precision",), caption=caption)
-    too_few = f"{once} of {len(rows)} cells were visited once, too few for a claim"
+    too_few = f"{once} of {len(rows)} cells were timed once, too few for a claim"
     every_cell = [table, Lines([too_few] if once else [], "dim")]
     alt = "Tokens per second and the time of a decode step against the batch, a line per precision"
     picture = [Picture("throughput", alt, tuple(runs))]
@@ -217,6 +217,6 @@ def _series(run: Run, test: DoublingTest) -> Section:
     depth = f"{fixed['prompt_len']} prompt tokens" if fixed["prompt_len"] else f"context {fixed['context_len']}"
     setting = [
         f"{model.id}, {model.dtype}, {fixed['phase']} with the engine {fixed['engine']}, {depth}",
-        f"roofs: {roofline_words(run) or 'not known'}",
+        f"ceilings: {roofline_words(run) or 'not known'}",
     ]
     return Section("", [Sentences(test.sentences), Lines(setting), doubling_table(run, test)])

@@ -1,4 +1,4 @@
-"""Load the model, measure what all cells depend on (roofs, dispatch, links), and choose the grid."""
+"""Load the model, measure what all cells depend on (ceilings, overhead, links), and choose the grid."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES, OWNING
 from profiler.engines.transformers import PaddedEngine
 from profiler.errors import ModelError, RoofscopeError, describe_error, first_line
-from profiler.facts.dispatch import DispatchSamples
-from profiler.facts.roofs import Ceilings, swing
+from profiler.facts.ceilings import Ceilings, swing
+from profiler.facts.overhead import OverheadSamples
 from profiler.facts.step import ExecutionPath, Step
 from profiler.facts.telemetry import Contention
 from profiler.grid.cells import PHASES, CellKey, Grid
 from profiler.grid.ragged import PADDED_ENGINE
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
-from profiler.measure.dispatch import measure_dispatch
+from profiler.measure.overhead import measure_overhead
 from profiler.measure.schedule import Plan, Schedule
 from profiler.measure.subject import Subject, execution_paths
 from profiler.measure.sweep import WarmUp, warm_up
@@ -53,14 +53,14 @@ _LOOK_S = 0.5
 """Seconds between two looks at other processes."""
 _CHECK_EVERY_S = 2.0
 """Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
-_WITNESS_SHARE = 0.08
+_WEIGHT_READ_SHARE = 0.08
 """Share of the time of the ceilings for reading the model's own weights."""
 _DRIFT = "the drift probe", "a change in the machine's own speed is not detected"
-_DISPATCH = "dispatch on the hollow twin", "the host's share of a step is unexplained"
+_OVERHEAD = "overhead on the overhead model", "the host's share of a step is unexplained"
 _USUAL_ATTAINED = 0.55
 """The median share of the roofline that steps attain in the reference runs."""
 _MARGIN = 1.3
-"""Visits take longer than expected by at most this factor: other work comes between them, and a machine varies."""
+"""Repetitions take longer than expected by at most this factor: other work comes between them, and a machine varies."""
 _WIDER = 4
 """Sequences of the second warm-up, which shows how times grow with the batch."""
 _PAST_COMPUTE_BOUND = 4
@@ -116,18 +116,18 @@ def wait_for_neighbours(neighbours: Neighbours, stages: Stages, budget: RunBudge
     Returns what still disturbs the run; empty if nothing does.
     """
     most_s = budget.effort.neighbours_share * budget.total_s
-    threads, looks, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
-    if looks and others.disturbs(threads):
+    threads, drift_readings, others = stages.machine.info.host_threads, int(most_s / _LOOK_S), neighbours.look()
+    if drift_readings and others.disturbs(threads):
         busy = f"{others.busy_cores} busy with {others.who}"
         stages.begin("waiting", f"{busy}: waiting at most {most_s:.0f} s for that to end")
-    while looks and others.disturbs(threads):
+    while drift_readings and others.disturbs(threads):
         time.sleep(_LOOK_S)
-        others, looks = neighbours.look(), looks - 1
+        others, drift_readings = neighbours.look(), drift_readings - 1
     return [others] if others.disturbs(threads) else []
 
 
 class MachineChecks:
-    """Looks at the machine's own speed and at other processes between visits, at most every `_CHECK_EVERY_S`."""
+    """Looks at the machine's own speed and at other processes between repetitions, at most every `_CHECK_EVERY_S`."""
 
     def __init__(self, machine: Machine, ledger: FactLog, stages: Stages, neighbours: Neighbours | None) -> None:
         self._machine, self._ledger, self._stages, self._neighbours = machine, ledger, stages, neighbours
@@ -146,33 +146,33 @@ class MachineChecks:
                     if contention.disturbs(self._machine.info.host_threads):
                         self._ledger.add(contention)
             self._checked_s = self._machine.now_s()
-        return swing(self._ledger.gathered.looks, on_gpu=self._machine.is_cuda)
+        return swing(self._ledger.gathered.drift_readings, on_gpu=self._machine.is_cuda)
 
 
 def measure_device(
     prepared: PreparedRun, subject: Subject, stages: Stages, budget: RunBudget, *, busy: bool
 ) -> Ceilings:
-    """Measure the roofs of the model's products, or take those of the last day, and the links to offloaded weights.
+    """Measure the ceilings of the model's matmuls, or take those of the last day, and the links to offloaded weights.
 
-    A roof that could not be measured is replaced by the datasheet's peak. `busy` says that other processes disturb:
-    roofs are then neither checked, nor kept, nor measured on the model's weights.
+    A ceiling that could not be measured is replaced by the datasheet's peak. `busy` says that other processes disturb:
+    ceilings are then neither checked, nor kept, nor measured on the model's weights.
     """
     machine, loaded, budget_s = subject.machine, subject.loaded, budget.part_s(RunPart.CEILINGS)
-    stages.begin("roofs", "measuring this device's roofs")
-    dtypes = roof_dtypes(subject.work, subject.request, machine.info)
-    model_dtype, roofs_s = dtype_name(subject.request.dtype), (1 - _WITNESS_SHARE) * budget_s
-    checks = effort.STANDARD.checks_kept_roofs and not busy
-    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=roofs_s, checks_known=checks)
+    stages.begin("roofs", "measuring this device's ceilings")
+    dtypes = ceiling_dtypes(subject.work, subject.request, machine.info)
+    model_dtype, ceilings_s = dtype_name(subject.request.dtype), (1 - _WEIGHT_READ_SHARE) * budget_s
+    checks = effort.STANDARD.checks_kept_ceilings and not busy
+    measuring = partial(measure, machine, dtypes, model_dtype=model_dtype, budget_s=ceilings_s, checks_known=checks)
     ceilings = cached(measuring, machine, fresh=prepared.options.fresh, keeps=not busy)
     ceilings = ceilings.only(dtypes, model_dtype, machine.info.datasheet)
     links, missing = measure_links(sorted(loaded.offloaded_bytes), machine)
     weights = None
     if not busy:
         with attempt("the model's own weights", machine, missing):
-            weights = measure_weights(loaded.module.parameters(), machine, _WITNESS_SHARE * budget_s)
+            weights = measure_weights(loaded.module.parameters(), machine, _WEIGHT_READ_SHARE * budget_s)
     ceilings = replace(ceilings, links=links, weights=weights, missing={**ceilings.missing, **missing})
     for name, why in ceilings.missing.items():
-        stages.miss(f"measuring {name}", why, "this roof is missing")
+        stages.miss(f"measuring {name}", why, "this ceiling is missing")
     return ceilings
 
 
@@ -219,8 +219,8 @@ class Pace:
         if not self.ceilings.judges or (len(points) > 1 and not self.subject.machine.is_cuda):
             return continued_s
         work, dtype = self.subject.work, dtype_name(self.subject.request.dtype)
-        roofs = self.ceilings.roof_set(self.subject.machine.device.type)
-        return max(continued_s, floor_under(work, Step.of(key), roofs, dtype).total_s / _USUAL_ATTAINED)
+        ceilings = self.ceilings.ceiling_set(self.subject.machine.device.type)
+        return max(continued_s, floor_under(work, Step.of(key), ceilings, dtype).total_s / _USUAL_ATTAINED)
 
 
 def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, budget: RunBudget) -> Pace:
@@ -267,7 +267,7 @@ def _useful(prepared: PreparedRun, pace: Pace) -> list[Grid]:
         return list(prepared.ladder)
     subject, dtype = pace.subject, dtype_name(prepared.request.dtype)
     step = Step.of(CellKey(prepared.doubled, prepared.grid.cells[0]))
-    knee = compute_bound_from_batch(subject.work, step, pace.ceilings.roof_set(subject.machine.device.type), dtype)
+    knee = compute_bound_from_batch(subject.work, step, pace.ceilings.ceiling_set(subject.machine.device.type), dtype)
     most = math.inf if knee is None else max(_LEAST_TESTED, _PAST_COMPUTE_BOUND * knee)
     return [grid for grid in prepared.ladder if grid.batch_sizes[-1] <= most]
 
@@ -292,7 +292,7 @@ def bytes_without_weights(module: nn.Module, request: ModelRequest, grid: Grid) 
     return int(need.safe_bytes) + PROBE_BYTES
 
 
-def dispatch_of_twin(
+def overhead_of_model(
     prepared: PreparedRun,
     subject: Subject,
     stages: Stages,
@@ -300,24 +300,24 @@ def dispatch_of_twin(
     batch_sizes: Sequence[int],
     engines: Sequence[str],
     fresh: bool = True,
-) -> list[DispatchSamples]:
-    """Return the dispatch time of each engine's steps at these batch sizes, measured within this run's budget.
+) -> list[OverheadSamples]:
+    """Return the overhead of each engine's steps at these batch sizes, measured within this run's budget.
 
     Unless `fresh`, that of the last day is used where four steps agree with it. Sizes at which no cell fits into memory
     are left out.
     """
-    stages.begin("dispatch", "measuring dispatch on the hollow twin")
-    guard, budget_s = partial(stages.optional, *_DISPATCH), budget.part_s(RunPart.OVERHEAD)
+    stages.begin("dispatch", "measuring overhead on the overhead model")
+    guard, budget_s = partial(stages.optional, *_OVERHEAD), budget.part_s(RunPart.OVERHEAD)
     with guard():
-        sizes = subject.fitting(batch_sizes)  # the twin needs memory, too
-        return measure_dispatch(
+        sizes = subject.fitting(batch_sizes)  # the overhead model needs memory, too
+        return measure_overhead(
             subject.loaded, prepared.config, subject.machine, sizes, engines, budget_s, guard, fresh=fresh
         )
     return []
 
 
-def roof_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:
-    """Return the dtypes of this model's products, float32, and the 16-bit dtype that the device multiplies."""
+def ceiling_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:
+    """Return the dtypes of this model's matmuls, float32, and the 16-bit dtype that the device multiplies."""
     used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
     return sorted({"float32", device.sixteen_bit_dtype, dtype_name(request.dtype), *used})
 

@@ -26,7 +26,7 @@ class Listener(Protocol):
         """Called when a stage begins."""
 
     def progress(self, progress: Progress, total_cells: int) -> None:
-        """Called before a cell is visited."""
+        """Called before a cell is timed."""
 
 
 class Stages:
@@ -92,7 +92,7 @@ class RunPart(StrEnum):
     OVERHEAD = "overhead"
     TRIALS = "trials"
     TIMING = "timing"
-    ROOFS = "roofs again"
+    CEILINGS_AGAIN = "ceilings again"
     REPLAYS = "replays"
     BETWEEN = "replays between cells"
     GENERATE = "generate"
@@ -109,8 +109,8 @@ class RunBudget:
     """Seconds from the loaded model to the answer.
 
     Each part has a share of the total, and less where earlier parts took longer than theirs. Trials also get what
-    earlier parts left; a run without them has longer visits. With `whole`, every cell is visited however long it takes,
-    and the later parts get their shares of that longer run.
+    earlier parts left; a run without them has longer repetitions. With `whole`, every cell is timed however long it
+    takes, and the later parts get their shares of that longer run.
     """
 
     machine: Machine
@@ -159,9 +159,9 @@ class RunBudget:
         return self._after(RunPart.TIMING) * self.total_s
 
     def extend(self, sweep_s: float, *, with_trials: bool = False) -> None:
-        """For a whole grid, extend the budget so that visits taking `sweep_s` from now on fit in.
+        """For a whole grid, extend the budget so that repetitions taking `sweep_s` from now on fit in.
 
-        `with_trials`: the trials, which interrupt the visits, are still to come.
+        `with_trials`: the trials, which interrupt the repetitions, are still to come.
         """
         self._is_known = True
         if self.whole:
@@ -185,5 +185,5 @@ class RunBudget:
 
     @property
     def warm_up_s(self) -> float:
-        """Seconds at most for warming up one cell of an engine; its first visit warms up the rest."""
+        """Seconds at most for warming up one cell of an engine; its first repetition warms up the rest."""
         return _WARM_UP_MOST_S if self.whole else min(_WARM_UP_MOST_S, _WARM_UP_SHARE * self.total_s)

@@ -38,7 +38,7 @@ DEFAULT_BUDGET_S = 60.0
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A checked request: what to load, what to visit, where to write."""
+    """A checked request: what to load, what to repetition, where to write."""
 
     request: ModelRequest
     config: Any

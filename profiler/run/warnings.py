@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from profiler.counting.operators import Linear
 from profiler.device.contention import ForeignLoad
 from profiler.device.device import Device, under_wsl
-from profiler.facts.roofs import Ceilings
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.telemetry import Contention
 from profiler.loading.request import CheckpointFit, dtype_name
 from profiler.measure.subject import Subject
@@ -19,7 +19,7 @@ def device_warnings(info: Device) -> list[str]:
     warnings = []
     if info.kind == "cuda" and info.datasheet is None:
         warnings.append(
-            f"{info.name} is not in the table of datasheets: only measured roofs are used, MFU and MBU are empty."
+            f"{info.name} is not in the table of datasheets: only measured ceilings are used, MFU and MBU are empty."
         )
     if info.kind == "cuda" and under_wsl():
         # github.com/microsoft/WSL, issue 11050; the setting's name: nvidia.custhelp.com, answer 5490.
@@ -48,7 +48,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
         own, full = ceilings.compute_flops_per_s(dtype), ceilings.compute_flops_per_s("float32")
         if own < _SLOW_DTYPE_SHARE * full:
             warnings.append(
-                f"{dtype} is emulated on this CPU: its products reach {percent(own / full)} of float32's"
+                f"{dtype} is emulated on this CPU: its matmuls reach {percent(own / full)} of float32's"
                 f" {scaled(full, 'FLOP/s')}; --dtype float32 may be faster."
             )
     quant = subject.request.quant
@@ -56,7 +56,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
     linears = [weight for weight in weights if weight.dense_from_rows == 1 and not weight.fused_rows]
     if quant != "none" and linears:
         warnings.append(
-            f"{quant} is emulated here: every product first writes a dense copy of its weights in"
+            f"{quant} is emulated here: every matmul first writes a dense copy of its weights in"
             f" {dtype_name(linears[0].compute_dtype)} and then reads it; this saves memory and costs time."
         )
     if info.kind == "cuda" and dtype == "bfloat16" and float(info.compute_capability) < 8.0:
@@ -69,7 +69,7 @@ def model_warnings(subject: Subject, ceilings: Ceilings) -> list[str]:
             f" are for {dtype}; `roofscope count` has those of the published format."
         )
     warnings += fit_warnings(loaded.fit)
-    warnings += roof_warnings(ceilings)
+    warnings += ceiling_warnings(ceilings)
     if work.coverage < 1:
         names = "; ".join(work.unknown[:3])
         warnings.append(f"{100 * (1 - work.coverage):.3g} % of the parameters are not counted: {names}.")
@@ -104,30 +104,32 @@ def _named(tensors: Sequence[str]) -> str:
     return f"{len(tensors)} tensors (first: {tensors[0]})"
 
 
-def missing_roofs(ceilings: Ceilings) -> list[str]:
-    """Return a line for each roof that could not be measured; a run lists them among its missing parts."""
+def missing_ceilings(ceilings: Ceilings) -> list[str]:
+    """Return a line for each ceiling that could not be measured; a run lists them among its missing parts."""
     return [f"{name} could not be measured: {why.rstrip('.')}." for name, why in ceilings.missing.items()]
 
 
-def roof_warnings(ceilings: Ceilings) -> list[str]:
-    """Return warnings about roofs that the datasheet replaces, and a memory roof that a cache may have raised."""
+def ceiling_warnings(ceilings: Ceilings) -> list[str]:
+    """Return warnings about ceilings that the datasheet replaces, and a memory ceiling that a cache may have raised."""
     warnings = []
-    nominal = [name for name, roof in (*ceilings.memory.items(), *ceilings.compute.items()) if not roof.measured]
+    nominal = [name for name, ceiling in (*ceilings.memory.items(), *ceilings.compute.items()) if not ceiling.measured]
     if nominal:
-        warnings.append(f"the datasheet's peak replaces the roof of {' and '.join(nominal)}: no kernel reaches it.")
+        warnings.append(f"the datasheet's peak replaces the ceiling of {' and '.join(nominal)}: no kernel reaches it.")
     if ceilings.missing and not ceilings.judges:
         kind = "arithmetic" if ceilings.memory else "memory"
-        warnings.append(f"there is no roof of {kind}: cells have times and counts, and no regime.")
-    if not any(roof.measured for roof in ceilings.memory.values()):
+        warnings.append(f"there is no ceiling of {kind}: cells have times and counts, and no regime.")
+    if not any(ceiling.measured for ceiling in ceilings.memory.values()):
         return warnings
     size = f"{ceilings.stream_bytes >> 20} MiB"
     if not ceilings.beyond_cache:
-        warnings.append(f"no room or time for buffers beyond the caches ({size}): the memory roof may be too high.")
+        warnings.append(f"no room or time for buffers beyond the caches ({size}): the memory ceiling may be too high.")
     elif not ceilings.plateau:
         ends = " and ".join(scaled(point.bytes_per_s, "B/s") for point in ceilings.curve[-2:])
-        warnings.append(f"no two sizes up to {size} are read equally fast (last: {ends}): the memory roof may be off.")
+        warnings.append(
+            f"no two sizes up to {size} are read equally fast (last: {ends}): the memory ceiling may be off."
+        )
     return warnings
 
 
-# A dtype whose matrix products reach less than this share of float32's is not worth using.
+# A dtype whose matmuls reach less than this share of float32's is not worth using.
 _SLOW_DTYPE_SHARE = 0.9

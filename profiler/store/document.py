@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from profiler.data.links import Link
+from profiler.facts.ceilings import Ceiling, Ceilings, CurvePoint, HostPace, WeightReadCeiling
 from profiler.facts.measurements import (
     Drafting,
     FormatLinears,
@@ -16,7 +17,6 @@ from profiler.facts.measurements import (
     PackedBatches,
     Quality,
 )
-from profiler.facts.roofs import Ceilings, CurvePoint, HostPace, Roof, WeightReadRoof
 from profiler.facts.run_facts import DeviceFacts, ModelFacts, OwnedModel
 from profiler.facts.step import ExecutionPath
 from profiler.facts.telemetry import TelemetrySummary
@@ -25,7 +25,7 @@ from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.advice import Advice
-from profiler.judge.cells import CellEvidence, EngineDifference, KeyedRecord, Lever
+from profiler.judge.cells import CellEvidence, ChangeEffect, EngineDifference, KeyedRecord
 from profiler.judge.engine_differences import GenerateOverhead
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
@@ -68,37 +68,37 @@ class GridRecord:
 
 @dataclass(frozen=True)
 class CeilingsRecord:
-    """The measured roofs of a run, without their samples, which are in samples.jsonl."""
+    """The measured ceilings of a run, without their samples, which are in samples.jsonl."""
 
-    compute: Mapping[str, Roof]
-    memory: Mapping[str, Roof]
+    compute: Mapping[str, Ceiling]
+    memory: Mapping[str, Ceiling]
     stream_bytes: int
     beyond_cache: bool
     memory_bytes_per_s: float | None
-    """The memory roof; null if unknown."""
-    dispatch_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
-    """Seconds to dispatch a step, by engine, phase and batch size."""
+    """The memory ceiling; null if unknown."""
+    overhead_s: Mapping[str, Mapping[Phase, Mapping[int, float]]] = field(default_factory=dict)
+    """Seconds to launch a step, by engine, phase and batch size."""
     curve: tuple[CurvePoint, ...] = ()
     launch: Mapping[str, float] = field(default_factory=dict)
     page_fault_s: float = 0.0
-    links: Mapping[str, Roof] = field(default_factory=dict)
+    links: Mapping[str, Ceiling] = field(default_factory=dict)
     collective: Link | None = None
     host: HostPace | None = None
     measured_s: float = 0.0
     measured_at_unix_s: float = 0.0
-    weights: WeightReadRoof | None = None
+    weights: WeightReadCeiling | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
-    """Roofs that could not be measured, by name, with the reason."""
+    """Ceilings that could not be measured, by name, with the reason."""
     full_clock: Mapping[str, float] = field(default_factory=dict)
-    """FLOP/s by dtype of a GPU before it reached its power limit, where they are clearly above the roof."""
+    """FLOP/s by dtype of a GPU before it reached its power limit, where they are clearly above the ceiling."""
 
-    def compute_roof(self, dtype: str) -> Roof | None:
-        """The compute roof of a dtype, or the highest measured one; None if there is none."""
-        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=None)
+    def compute_ceiling(self, dtype: str) -> Ceiling | None:
+        """The compute ceiling of a dtype, or the highest measured one; None if there is none."""
+        return self.compute.get(dtype) or max(self.compute.values(), key=lambda ceiling: ceiling.per_s, default=None)
 
     @property
     def ceilings(self) -> Ceilings:
-        """The roofs without the record's extra fields, as the judgement takes them."""
+        """The ceilings without the record's extra fields, as the judgement takes them."""
         return view(Ceilings, self)
 
 
@@ -151,7 +151,7 @@ class Missing:
     """A part of a run that failed without ending the run."""
 
     what: str
-    """The name of the part, such as `dispatch` or `the replays`."""
+    """The name of the part, such as `overhead` or `the replays`."""
     why: str
     """The first line of the error."""
     effect: str
@@ -206,7 +206,7 @@ class RunDocument:
     software: Mapping[str, str]
     """Versions of Python, torch, transformers and others, and variables of the environment, by name."""
     ceilings: CeilingsRecord
-    """The measured roofs."""
+    """The measured ceilings."""
     grid: GridRecord
     """The requested lengths and batch sizes."""
     engine: EngineRecord
@@ -232,7 +232,7 @@ class RunDocument:
     health: HealthRecord = HealthRecord()
     """Telemetry of the device, and its settings."""
     evidence: tuple[CellEvidence, ...] = ()
-    """The verdict of each cell, with its signals and levers."""
+    """The verdict of each cell, with its signals and changes."""
     scaling: tuple[DoublingTest, ...] = ()
     """How the time grows with each doubling of batch, prompt or context."""
     breakdown: tuple[GroupTime, ...] = ()
@@ -257,7 +257,7 @@ class RunDocument:
     """The sentences of the answer."""
     advised: tuple[Advice, ...] = ()
     """The changes that the answer advises: lines that were executed, and what they did."""
-    not_tried: tuple[Lever, ...] = ()
+    not_tried: tuple[ChangeEffect, ...] = ()
     """The changes that the answer names without having tried them, with their computed savings."""
     warnings: tuple[str, ...] = ()
     """What may be wrong with the figures, in sentences."""
@@ -265,7 +265,7 @@ class RunDocument:
     """Those of the warnings that change no conclusion, since the verdicts already take them into account."""
 
     @property
-    def asked(self) -> Grid:
+    def requested(self) -> Grid:
         """The requested grid, with the run's engines."""
         return view(Grid, self.grid, engines=self.engine.names)
 
@@ -275,7 +275,7 @@ _NO_SAMPLES = {"__all__": {"seconds"}}
 _LEFT_OUT: Any = {
     "ceilings": {
         **dict.fromkeys(("compute", "memory", "links"), _NO_SAMPLES),
-        "weights": {"roof": {"seconds"}},
+        "weights": {"ceiling": {"seconds"}},
         "host": {"seconds"},
     }
 }

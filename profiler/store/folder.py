@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from profiler.errors import RunError
-from profiler.facts.dispatch import bounded_by_steps
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.fact import MergedFacts
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings
+from profiler.facts.overhead import bounded_by_steps
 from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CELL_COLUMNS, CellResult
@@ -167,30 +167,30 @@ def _row(row: Mapping[str, str | None]) -> dict[str, str]:
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
     """All facts in samples.jsonl of a run, finished or not, merged.
 
-    Raises RunError for a file that cannot be read or has the same visit twice.
+    Raises RunError for a file that cannot be read or has the same repetition twice.
     """
     merged = MergedFacts()
     for fact in read_facts_of(folder):
         merged.add(fact)
-    for cell, visits in merged.visits.items():
-        if len({(visit.round, visit.at_unix_s) for visit in visits}) < len(visits):
+    for cell, repetitions in merged.repetitions.items():
+        if len({(repetition.round, repetition.at_unix_s) for repetition in repetitions}) < len(repetitions):
             raise RunError(
-                f"{folder / SAMPLES_FILE} contains a visit of {cell.name} twice, and a copy is not a second"
+                f"{folder / SAMPLES_FILE} contains a repetition of {cell.name} twice, and a copy is not a second"
                 " measurement; remove the copied lines."
             )
     return merged
 
 
 def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[OperatorWork]], merged: MergedFacts) -> Facts:
-    """The input of a judgement. It shares the collections of `merged`, so it grows with them, except for dispatch."""
+    """The input of a judgement. It shares the collections of `merged`, so it grows with them, except for overhead."""
     shared = vars(merged)
-    if document.device.overlaps_dispatch:
-        shared = {**shared, "dispatch": bounded_by_steps(merged.dispatch, merged.visits)}
+    if document.device.hides_overhead:
+        shared = {**shared, "dispatch": bounded_by_steps(merged.overhead, merged.repetitions)}
     return Facts(
         **shared,
         model=document.model,
         device=document.device,
-        grid=document.asked,
+        grid=document.requested,
         ceilings=merged.latest(Ceilings) or document.ceilings.ceilings,
         operators=operators,
         graph_engines=frozenset(document.engine.replay_as_graph),

@@ -1,4 +1,4 @@
-"""operators.csv: every operator of every cell, with its work, its roof and its replayed time."""
+"""operators.csv: every operator of every cell, with its work, its ceiling and its replayed time."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ OPERATOR_COLUMN_MEANINGS = {
     "weight_bytes": "Bytes of weights read, as stored.",
     "kv_bytes": "Bytes of the KV cache read and written.",
     "activation_bytes": "Bytes of activations read and written.",
-    "avoidable_bytes": "Bytes that the library's path moves beyond what the algorithm needs.",
-    "roof_s": "Lower bound of the time by the measured roofs.",
+    "redundant_bytes": "Bytes that the library's path moves beyond what the algorithm needs.",
+    "ceiling_s": "Lower bound of the time by the measured ceilings.",
     "replayed_s": "Time when replayed in isolation; empty if it was not.",
     "dequantise_s": "Time to convert the weights, measured in isolation; empty if it was not.",
     "new_tokens": "Tokens decoded after the prompt.",
     "dtype": "The dtype of the computation.",
-    "avoidable_bytes_by_cause": "The avoidable bytes as JSON, by cause; empty if there are none.",
-    "avoidable_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty if there are none.",
+    "redundant_bytes_by_cause": "The redundant bytes as JSON, by cause; empty if there are none.",
+    "redundant_flops_by_cause": "FLOPs beyond the algorithm's as JSON, by cause; empty if there are none.",
     "bus_bytes": "Bytes that cross the link between GPUs, if the model is split over several.",
-    "gemms": "Matrix products with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
+    "gemms": "matmuls with weights: calls * rows x columns x inner size, such as `32*16x4096x1024`.",
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
@@ -65,14 +65,14 @@ def operators_csv(facts: Facts) -> Iterator[str]:
                 "operator": item.operator,
                 "group": item.group,
                 **{name: getattr(item, name) for name in ("count", "dtype", "gemms", *_AMOUNTS)},
-                "avoidable_bytes": sum(item.avoidable_bytes.values()),
-                "roof_s": floor_s(
+                "redundant_bytes": sum(item.redundant_bytes.values()),
+                "ceiling_s": floor_s(
                     float(item.flops), float(item.model_bytes), compute_flops_per_s(item.dtype), memory_bytes_per_s
                 ),
                 "replayed_s": "" if replay is None else replay.whole.times(item.count).median_s,
                 "dequantise_s": "" if replay is None else replay.conversion.times(item.count).median_s,
-                "avoidable_bytes_by_cause": json.dumps(item.avoidable_bytes) if item.avoidable_bytes else "",
-                "avoidable_flops_by_cause": json.dumps(item.avoidable_flops) if item.avoidable_flops else "",
+                "redundant_bytes_by_cause": json.dumps(item.redundant_bytes) if item.redundant_bytes else "",
+                "redundant_flops_by_cause": json.dumps(item.redundant_flops) if item.redundant_flops else "",
             }
             yield writer.writerow(row[name] for name in OPERATOR_COLUMNS)
 
@@ -142,13 +142,13 @@ def _operator(row: Mapping[str, str]) -> OperatorWork:
         dtype=intern(row["dtype"]),
         **{name: int(row[name]) if row[name].isdigit() else float(row[name]) for name in _AMOUNTS},
         gemms=intern(_gemms(row.get("gemms") or "", row["dtype"])),
-        avoidable_flops=_causes(row["avoidable_flops_by_cause"]),
-        avoidable_bytes=_causes(row["avoidable_bytes_by_cause"]),
+        redundant_flops=_causes(row["redundant_flops_by_cause"]),
+        redundant_bytes=_causes(row["redundant_bytes_by_cause"]),
     )
 
 
 def _gemms(text: str, dtype: str) -> str:
-    """The text itself. Raises ValueError if it does not list matrix products."""
+    """The text itself. Raises ValueError if it does not list matmuls."""
     return " ".join(str(GemmShape.parse(each, dtype)) for each in text.split())
 
 

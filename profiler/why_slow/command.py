@@ -136,7 +136,7 @@ def explained(
     if foreign is not None:
         from profiler.run.warnings import busy_words
 
-        # The calls of a GPU need one core, to dispatch them.
+        # The calls of a GPU need one core, to launch them.
         settings = [call.settings for call in seen.calls]
         threads = max((each.threads if each.on_cpu else 1 for each in settings), default=1)
         seen = replace(seen, warnings=tuple(busy_words(threads, foreign)))
@@ -210,7 +210,7 @@ def _floor(
             names = tuple(f"{name}." for name in subjects[group.calls[0].model].outside)
             if names and _has_other_inputs(group):
                 times = times_of(group)
-                more_s = times.roof_within(names) / len(group.calls) if times else None
+                more_s = times.ceiling_within(names) / len(group.calls) if times else None
                 outside_s |= {call.number: more_s for call in group.calls}
         return floor_of_calls(calls, subjects, outside_s) if calls else None
     except Exception:  # a user's model may fail in any way, and the answer is useful without a floor

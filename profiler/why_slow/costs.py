@@ -18,7 +18,7 @@ from profiler.counting.attention import AttentionCore
 from profiler.counting.memory_need import memory_need, path_on
 from profiler.counting.operators import ModelWork
 from profiler.counting.walk import walk
-from profiler.data.room import idle_room_bytes
+from profiler.data.free_memory import idle_room_bytes
 from profiler.device.clock import first_and_second_s, now_s
 from profiler.device.device import compute_capability
 from profiler.device.machine import Machine, machine_for

@@ -20,7 +20,7 @@ LEAST_SHARE = 0.02
 _OF_A_MODEL = ("wide-dtype", "emulated-dtype", "autocast")
 """Changes that concern all calls of a model, and may cost some of them more time than they save others."""
 _MOST_COST = 3.0
-"""The prompts' products of a 16-bit dtype took up to four times as long on CPUs without units for it."""
+"""The prompts' matmuls of a 16-bit dtype took up to four times as long on CPUs without units for it."""
 LEAST_ROUNDS = 5
 """Pairs that must all show a saving. Without a real saving, five do in 3 % of cases (a sign test)."""
 MOST_ROUNDS = 8
@@ -163,9 +163,9 @@ class DecodeFloor:
     """The least time of a decode step."""
 
     device_s: float
-    """Seconds of its work at the roofs of the device."""
-    dispatch_s: float
-    """Seconds of the host to dispatch it."""
+    """Seconds of its work at the ceilings of the device."""
+    overhead_s: float
+    """Seconds of the host to launch it."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class SlowModule:
     line: str
     """The line of its `forward`, as `modeling_llama.py:88`; empty if unknown."""
     beyond_s: float
-    """Seconds of all calls of that line beyond its roof, without the modules within it."""
+    """Seconds of all calls of that line beyond its ceiling, without the modules within it."""
     calls: float
     """Calls of it in one forward; below 1 if only the prompt's forward calls it."""
     where: str
@@ -196,16 +196,16 @@ class CallFloor:
     """The least time of the same calls on this machine: each prompt once, then a step per token with a cache."""
 
     seconds: float
-    dispatch_s: float | None
-    """Dispatch in `seconds`: all of it on a CPU, the exposed part on a GPU. None if unknown and not included."""
+    overhead_s: float | None
+    """Overhead in `seconds`: all of it on a CPU, the exposed part on a GPU. None if unknown and not included."""
     needless_s: float = 0.0
-    """Further seconds at the roofs for work that the tokens do not need: padding, prompts computed again."""
+    """Further seconds at the ceilings for work that the tokens do not need: padding, prompts computed again."""
     decode: Mapping[int, DecodeFloor] = field(default_factory=dict)
-    """The last step of calls with a decode loop and known dispatch, by their number."""
+    """The last step of calls with a decode loop and known overhead, by their number."""
     left_out: tuple[str, ...] = ()
     """Parts of models that ran and could not be counted, such as a tower for pictures."""
     subjects: Mapping[str, Subject] = field(default_factory=dict)
-    """By class of model: its counted work and the roofs, to estimate other calls of it."""
+    """By class of model: its counted work and the ceilings, to estimate other calls of it."""
     with_more: frozenset[int] = frozenset()
     """Numbers of the calls that ran modules besides those of their subject: towers, encoders."""
 
@@ -222,7 +222,7 @@ class Why:
     not_tried: tuple[str, ...] = ()
     """Changes that could not be tried, each with the reason."""
     modules: tuple[SlowModule, ...] = ()
-    """The modules of the most expensive calls, the most time beyond their roofs first; empty if unknown."""
+    """The modules of the most expensive calls, the most time beyond their ceilings first; empty if unknown."""
 
     @property
     def first_calls(self) -> list[tuple[str, float, float]]:

@@ -1,4 +1,4 @@
-"""The least time of a script's calls on this machine: the counted work of their steps under its measured roofs."""
+"""The least time of a script's calls on this machine: the counted work of their steps under its measured ceilings."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from profiler.counting.floor import roof_times
+from profiler.counting.floor import ceiling_times
 from profiler.counting.module_kinds import not_run_for_text
 from profiler.counting.operators import Linear, ModelWork
 from profiler.counting.walk import walk
-from profiler.data.roof_set import RoofSet
+from profiler.data.ceiling_set import CeilingSet
 from profiler.device.machine import machine_for
 from profiler.facts.step import Step
 from profiler.loading.request import dtype_name
-from profiler.measure.dispatch import least_dispatch_s
-from profiler.roofs.measure import here_roofs
+from profiler.measure.overhead import least_overhead_s
+from profiler.roofs.measure import here_ceilings
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.findings import CallFloor, DecodeFloor
 from profiler.why_slow.observations import Call, steady_s
@@ -29,12 +29,12 @@ from profiler.why_slow.plain_models import SeenAttention, is_plain, plain_work
 
 @dataclass(frozen=True)
 class Subject:
-    """A model's counted work, the measured roofs of its device, and the time to dispatch it."""
+    """A model's counted work, the measured ceilings of its device, and the time to launch it."""
 
     work: ModelWork
-    under: RoofSet
+    under: CeilingSet
     dtype: str
-    dispatch_s: tuple[float, float] | None
+    overhead_s: tuple[float, float] | None
     """(prefill, decode step); None if it cannot be measured."""
     overlaps: bool
     outside: tuple[str, ...] = ()
@@ -45,15 +45,15 @@ class Subject:
 def floor_of_calls(
     calls: Sequence[Call], subjects: Mapping[str, Subject], outside_s: Mapping[int, float | None] = MappingProxyType({})
 ) -> CallFloor:
-    """The least total time of all calls: the roofline time of their operators, and the dispatch of a hollow twin's
+    """The least total time of all calls: the roofline time of their operators, and the overhead of an overhead model's
     steps.
 
     `subjects` are those of all models, by name. `outside_s` is the roofline time of each call's modules outside of its
-    subject's work, by its number; None if unknown. Dispatch counts as unknown if it would make the floor longer than
+    subject's work, by its number; None if unknown. Overhead counts as unknown if it would make the floor longer than
     the calls. Raises KeyError for a model without a subject.
     """
     left_out: dict[str, None] = {}
-    total_s = dispatch_s = needless_s = 0.0
+    total_s = overhead_s = needless_s = 0.0
     decode: dict[int, DecodeFloor] = {}
     for before, call in zip([None, *calls], calls, strict=False):
         subject = subjects[call.model]
@@ -63,17 +63,17 @@ def floor_of_calls(
         more_s = outside_s.get(call.number, 0.0)
         left_out |= dict.fromkeys(subject.outside if more_s is None else ())
         total_s += call_s + (more_s or 0.0)
-        dispatch_s += exposed_s
-        needless_s += max(0.0, at_roofs_s(call, subject) - (call_s - exposed_s))
-        if subject.dispatch_s is not None and call.new_tokens > 1:
+        overhead_s += exposed_s
+        needless_s += max(0.0, at_ceilings_s(call, subject) - (call_s - exposed_s))
+        if subject.overhead_s is not None and call.new_tokens > 1:
             last = Step(*(np.array([n]) for n in (call.batch_size, 1, call.prompt_len + call.new_tokens - 1)))
-            decode[call.number] = DecodeFloor(float(np.sum(_roof_times(last, subject))), subject.dispatch_s[1])
-    if dispatch_s and total_s > steady_s(calls):  # a busy machine has disturbed its measurement
-        without = {name: replace(subject, dispatch_s=None) for name, subject in subjects.items()}
+            decode[call.number] = DecodeFloor(float(np.sum(_ceiling_times(last, subject))), subject.overhead_s[1])
+    if overhead_s and total_s > steady_s(calls):  # a busy machine has disturbed its measurement
+        without = {name: replace(subject, overhead_s=None) for name, subject in subjects.items()}
         return floor_of_calls(calls, without, outside_s)
-    known = all(subject.dispatch_s is not None for subject in subjects.values())
+    known = all(subject.overhead_s is not None for subject in subjects.values())
     return CallFloor(
-        total_s, dispatch_s if known else None, needless_s, decode, tuple(left_out), subjects, frozenset(outside_s)
+        total_s, overhead_s if known else None, needless_s, decode, tuple(left_out), subjects, frozenset(outside_s)
     )
 
 
@@ -91,7 +91,7 @@ def subjects_of(notes: Sequence[CallRecord]) -> dict[str, Subject]:
 
 
 def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subject:
-    """What the floor of a model's calls depends on. Raises RequestError if its device has no measured roofs."""
+    """What the floor of a model's calls depends on. Raises RequestError if its device has no measured ceilings."""
     work = plain_work(model, attention) if is_plain(model) else walk(model)
     outside: tuple[str, ...] = ()
     encodes = False
@@ -106,10 +106,12 @@ def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subj
     parameter = next(model.parameters())
     dtype, machine = dtype_name(parameter.dtype), machine_for(parameter.device)
     try:
-        dispatch_s = least_dispatch_s(model, machine)
+        overhead_s = least_overhead_s(model, machine)
     except Exception:  # a class that cannot be built from only its config
-        dispatch_s = None
-    return Subject(work, here_roofs(work, dtype, small=True), dtype, dispatch_s, machine.clock.ahead, outside, encodes)
+        overhead_s = None
+    return Subject(
+        work, here_ceilings(work, dtype, small=True), dtype, overhead_s, machine.clock.ahead, outside, encodes
+    )
 
 
 def _steps_needed(before: Call | None, call: Call) -> Step:
@@ -129,24 +131,24 @@ def _steps_needed(before: Call | None, call: Call) -> Step:
 
 
 def _least_s(step: Step, call: Call, subject: Subject) -> tuple[float, float]:
-    """(seconds of a call's steps, dispatch seconds in them)."""
-    device_s = _roof_times(step, subject)
-    # Compiled code is dispatched as one call, so these times do not bound it.
-    dispatched = not call.settings.compiled
-    prefill_s, decode_s = (subject.dispatch_s if dispatched else None) or (0.0, 0.0)
+    """(seconds of a call's steps, overhead seconds in them)."""
+    device_s = _ceiling_times(step, subject)
+    # Compiled code is launched as one call, so these times do not bound it.
+    launched = not call.settings.compiled
+    prefill_s, decode_s = (subject.overhead_s if launched else None) or (0.0, 0.0)
     host_s = np.where(step.query > 1, prefill_s, decode_s)
     exposed_s = np.maximum(host_s - device_s, 0.0) if subject.overlaps else host_s
     return float(np.sum(device_s + exposed_s)), float(np.sum(exposed_s))
 
 
 def made_s(calls: Sequence[Call], subject: Subject) -> float:
-    """The least seconds of calls as they were made: all of their steps at the roofs, with dispatch."""
+    """The least seconds of calls as they were made: all of their steps at the ceilings, with overhead."""
     return sum(_least_s(_steps_made(call), call, subject)[0] for call in calls)
 
 
-def at_roofs_s(call: Call, subject: Subject) -> float:
-    """The seconds at the roofs of a call as it was made, without dispatch."""
-    return float(np.sum(_roof_times(_steps_made(call), subject)))
+def at_ceilings_s(call: Call, subject: Subject) -> float:
+    """The seconds at the ceilings of a call as it was made, without overhead."""
+    return float(np.sum(_ceiling_times(_steps_made(call), subject)))
 
 
 def with_all_logits(subject: Subject) -> Subject:
@@ -172,5 +174,5 @@ def _computed(tokens: int, call: Call) -> int:
     return max(1, tokens - call.context_len) if call.kind == "generate" else tokens
 
 
-def _roof_times(step: Step, subject: Subject) -> NDArray[np.float64]:
-    return np.add(*roof_times(subject.work, step, subject.under, subject.dtype))
+def _ceiling_times(step: Step, subject: Subject) -> NDArray[np.float64]:
+    return np.add(*ceiling_times(subject.work, step, subject.under, subject.dtype))

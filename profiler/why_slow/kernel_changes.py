@@ -1,4 +1,4 @@
-"""Changes to the kernels of a step and their dispatch: a static cache, the compiled step, a CUDA graph."""
+"""Changes to the kernels of a step and their overhead: a static cache, the compiled step, a CUDA graph."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_bound_by_host(group: CallGroup) -> bool:
     Their cache grows, and a static one could take them: no beams, no drafts.
     """
     call, known = group.call, group.decode
-    if known is not None and known.dispatch_s < known.device_s:
+    if known is not None and known.overhead_s < known.device_s:
         return False
     could = call.settings.beams == 1 and not call.settings.assistant and not call.context_len
     return could and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
@@ -49,16 +49,16 @@ def compiled_step(group: CallGroup) -> Candidate | None:
     quantizer = getattr(model, "hf_quantizer", None)
     if model.config.is_encoder_decoder or not (quantizer is None or quantizer.is_compileable):
         return None
-    words = "the host dispatches every step kernel by kernel"
+    words = "the host launches every step kernel by kernel"
     if decode is not None:
-        words = f"the host needs at least {duration(decode.dispatch_s)} to dispatch a step"
-        words += f", and the GPU {duration(decode.device_s)} at its roofs"
+        words = f"the host needs at least {duration(decode.overhead_s)} to launch a step"
+        words += f", and the GPU {duration(decode.device_s)} at its ceilings"
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
     compiled = group.candidate(
         "uncompiled", words,
         f"{passed(_static(group))}: generate then compiles the step, and replays it as a CUDA graph",
         group.repeated(**_static(group)), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
-        about=max(0.0, 1 - decode.device_s / decode.dispatch_s) if decode else 0.0,
+        about=max(0.0, 1 - decode.device_s / decode.overhead_s) if decode else 0.0,
     )  # fmt: skip
     made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
     return replace(
@@ -88,7 +88,7 @@ def captured_forward(group: CallGroup) -> Candidate | None:
             yield
 
     return group.candidate(
-        "uncompiled", f"the host dispatches each of {alike} calls of one shape kernel by kernel",
+        "uncompiled", f"the host launches each of {alike} calls of one shape kernel by kernel",
         'torch.compile(model, mode="reduce-overhead"); pass what changes between calls as tensors of one shape',
         within=within, stand_in="a CUDA graph of the call without torch.compile",
     )  # fmt: skip

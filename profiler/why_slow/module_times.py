@@ -1,4 +1,4 @@
-"""Which modules of a model take the time of a call: one repetition with hooks, and each module's own roof."""
+"""Which modules of a model take the time of a call: one repetition with hooks, and each module's own ceiling."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class _Visit:
 
 @dataclass(frozen=True)
 class ModuleTimes:
-    """Seconds of a group's calls in each module without its children, by the module's name, and their roofs."""
+    """Seconds of a group's calls in each module without its children, by the module's name, and their ceilings."""
 
     group: CallGroup
     own_s: Mapping[str, float]
-    roof_s: Mapping[str, float]
-    """Empty without roofs."""
+    ceiling_s: Mapping[str, float]
+    """Empty without ceilings."""
     calls: Mapping[str, float]
     """Calls of the module in one of the group's calls."""
 
-    def roof_within(self, prefixes: tuple[str, ...]) -> float:
+    def ceiling_within(self, prefixes: tuple[str, ...]) -> float:
         """Roofline seconds of the modules whose names begin with one of these."""
-        return sum(seconds for name, seconds in self.roof_s.items() if f"{name}.".startswith(prefixes))
+        return sum(seconds for name, seconds in self.ceiling_s.items() if f"{name}.".startswith(prefixes))
 
     def slowest(self) -> list[SlowModule]:
-        """The modules with the most time beyond their roofs: those of one class together, torch's own by place."""
+        """The modules with the most time beyond their ceilings: those of one class together, torch's own by place."""
         modules = dict(self.group.model.named_modules())
         by_kind: dict[tuple[type, str], list[str]] = {}
         for name in sorted(self.own_s, key=lambda name: -self.own_s[name]):
@@ -68,7 +68,7 @@ class ModuleTimes:
                 kind.__name__,
                 collapse_numbers(names[0]),
                 _line_of(kind),
-                sum(max(0.0, self.own_s[name] - self.roof_s.get(name, 0.0)) for name in names),
+                sum(max(0.0, self.own_s[name] - self.ceiling_s.get(name, 0.0)) for name in names),
                 sum(self.calls[name] for name in names) / forwards,
                 self.group.calls[0].where,
             )
@@ -91,9 +91,9 @@ def module_times(
 ) -> ModuleTimes | None:
     """The times of the modules in a repetition of the group's middle call; None if it has no time or fails.
 
-    A call of which `affordable` is false is shortened. The roof of a linear or a convolution is its arithmetic or its
-    weights, that of attention is its two products or its keys and values; the work of `subject` knows the experts of a
-    token.
+    A call of which `affordable` is false is shortened. The ceiling of a linear or a convolution is its arithmetic or
+    its weights, that of attention is its two matmuls or its keys and values; the work of `subject` knows the experts of
+    a token.
     """
     call, noted = group.middle
     if not (parts := _affordable_parts(group.repeated(), call, affordable)):
@@ -135,7 +135,7 @@ def module_times(
     finally:
         for hook in hooks:
             hook.remove()
-    own_s, roof_s, calls = (defaultdict[str, float](float) for _ in range(3))
+    own_s, ceiling_s, calls = (defaultdict[str, float](float) for _ in range(3))
     scale = group.seconds / whole_s if whole_s > 0 else 0.0
     under = subject.under if subject else None
     peak = under.peak(call.settings.dtype, call.settings.dtype) if under else 1.0
@@ -145,8 +145,8 @@ def module_times(
         calls[visit.name] += visit.weight
         if under:
             least_s = max(visit.flops / peak, visit.nbytes / under.bytes_per_s)
-            roof_s[visit.name] += len(group.calls) * visit.weight * least_s
-    return ModuleTimes(group, own_s, roof_s, calls)
+            ceiling_s[visit.name] += len(group.calls) * visit.weight * least_s
+    return ModuleTimes(group, own_s, ceiling_s, calls)
 
 
 def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool]) -> Sequence[WeightedRun]:
@@ -180,7 +180,7 @@ def _add_work(visit: _Visit, module: Any, experts: Experts | None, args: Any, fo
 
 @contextlib.contextmanager
 def _attention_counted(stack: Sequence[_Visit]) -> Iterator[None]:
-    """A context in which SDPA adds its products, and its keys and values, to the module that calls it."""
+    """A context in which SDPA adds its matmuls, and its keys and values, to the module that calls it."""
     functional = nn.functional
     original = functional.scaled_dot_product_attention
 

@@ -45,8 +45,8 @@ def why_sentences(why: Why) -> list[str]:
     spent = f"{seen.script} spent {duration(seen.calls_s)} in {calls}"
     floor = ""
     if why.floor is not None:
-        dispatch_s = why.floor.dispatch_s
-        known = "without dispatch, which is unknown" if dispatch_s is None else f"{duration(dispatch_s)} of it dispatch"
+        host_s = why.floor.overhead_s
+        known = "without overhead, which is unknown" if host_s is None else f"{duration(host_s)} of it overhead"
         floor = f"; the same tokens need {duration(why.floor.seconds)} on this machine, {known}"
         if why.floor.left_out:
             floor += f", without {' and '.join(why.floor.left_out)}, which could not be counted"
@@ -86,7 +86,7 @@ def why_sentences(why: Why) -> list[str]:
 
 
 def _slow_module(why: Why) -> list[str]:
-    """A sentence about the module with the most time beyond its roof, if that is more than any finding saves."""
+    """A sentence about the module with the most time beyond its ceiling, if that is more than any finding saves."""
     calls_s = (1 - why.seen.waiting) * steady_s(why.seen.calls)
     if not why.modules:
         return []
@@ -98,7 +98,7 @@ def _slow_module(why: Why) -> list[str]:
         return []
     count = round(module.calls)
     often = f"{several(count, 'call', 'calls')} a step" if count else "one call a prompt"
-    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)}{_without_waits(why)} beyond its roof"
+    beyond = f"takes {duration(beyond_s)} of {duration(calls_s)}{_without_waits(why)} beyond its ceiling"
     return [f"{module.name} ({module.place}) {beyond}, in {often} ({module.where})."]
 
 
@@ -296,8 +296,8 @@ def _own_code(seen: Observations, other_s: float) -> Iterator[TimePart]:
 
 
 def module_row(module: SlowModule) -> str:
-    """The name of the part of a module's time beyond its roof."""
-    return f"{module.name} beyond its roof ({module.place})"
+    """The name of the part of a module's time beyond its ceiling."""
+    return f"{module.name} beyond its ceiling ({module.place})"
 
 
 # At most so many modules have a row, each with at least this share of what is beyond the floor.
@@ -311,10 +311,10 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     link_s = sum(item.saves_s for item in why.findings if item.id == "offload" and item.basis == "at most")
     named = [("weights over the link, at most", link_s, True)]
     if floor is not None:
-        dispatch_s = floor.dispatch_s or 0.0
+        host_s = floor.overhead_s or 0.0
         named = [
-            ("kernels at the roofs of this machine: the least time", floor.seconds - dispatch_s, False),
-            ("dispatch of kernels by Python and torch, at least", dispatch_s, False),
+            ("kernels at the ceilings of this machine: the least time", floor.seconds - host_s, False),
+            ("overhead of kernels by Python and torch, at least", host_s, False),
             ("work that the tokens do not need: padding, prompts computed again", floor.needless_s, True),
             *named,
         ]
@@ -329,8 +329,10 @@ def _forwards(left_s: float, why: Why) -> Iterator[TimePart]:
     for row, seconds in shown.items():
         yield TimePart(row, min(left_s, seconds), beyond_floor=True)
         left_s -= min(left_s, seconds)
-    kernels = "other kernels slower than the roofs" if shown else "kernels (modules unknown) slower than the roofs"
-    yield TimePart(f"{kernels}, and dispatch beyond least", left_s, beyond_floor=True)
+    kernels = (
+        "other kernels slower than the ceilings" if shown else "kernels (modules unknown) slower than the ceilings"
+    )
+    yield TimePart(f"{kernels}, and overhead beyond least", left_s, beyond_floor=True)
 
 
 @dataclass(frozen=True)
@@ -353,8 +355,8 @@ class WhyDocument(Document):
     """Seconds that the recording took."""
     floor_s: float | None
     """Seconds that the same tokens need on this machine; null if unknown."""
-    floor_dispatch_s: float | None
-    """The part of `floor_s` that is dispatch; null if unknown."""
+    floor_overhead_s: float | None
+    """The part of `floor_s` that is overhead; null if unknown."""
     time: Sequence[TimePart]
     """Where `wall_s` went, the largest part first; the parts add up to it."""
     own_lines: Sequence[OwnLine]
@@ -367,7 +369,7 @@ class WhyDocument(Document):
     tried: Sequence[TriedChange]
     not_tried: Sequence[str]
     modules: Sequence[SlowModule]
-    """Modules of the most expensive calls, the most time beyond their roofs first; empty if unknown."""
+    """Modules of the most expensive calls, the most time beyond their ceilings first; empty if unknown."""
 
 
 def why_document(why: Why) -> WhyDocument:
@@ -378,7 +380,7 @@ def why_document(why: Why) -> WhyDocument:
         seen,
         calls_at_once=most_at_once(seen.calls),
         floor_s=why.floor.seconds if why.floor else None,
-        floor_dispatch_s=why.floor.dispatch_s if why.floor else None,
+        floor_overhead_s=why.floor.overhead_s if why.floor else None,
         time=time_parts(why),
         own_lines=seen.own_lines[:_MOST_ROWS],
         answer=why_sentences(why),

@@ -117,7 +117,7 @@ class Candidate:
     closer: Candidate | None = None
     """A trial that is closer to what the user would run, for the time that all others leave; it replaces this one."""
     about: float = 0.0
-    """Share of the calls that the change saves by the roofs, see `CallGroup.saved_share`; 0 if it is unknown."""
+    """Share of the calls that the change saves by the ceilings, see `CallGroup.saved_share`; 0 if it is unknown."""
     alone: bool = False
     """Whether only `changed` can be run, because objects of the script must not be called again."""
     stand_in: str = ""
@@ -129,7 +129,7 @@ class Candidate:
 
     @property
     def expected(self) -> float:
-        """Share of the calls that it is expected to save: by the roofs, else as usual."""
+        """Share of the calls that it is expected to save: by the ceilings, else as usual."""
         return self.about or self.usual
 
     @property
@@ -310,15 +310,17 @@ class CallGroup:
 
     @property
     def subject(self) -> Subject | None:
-        """The counted work of the model and its roofs; None if they are unknown, or are not all that the calls run."""
+        """The counted work of the model and its ceilings; None if they are unknown, or are not all that the calls
+        run."""
         if self.floor is None or not self.floor.with_more.isdisjoint(call.number for call in self.calls):
             return None
         return self.floor.subjects.get(self.calls[0].model)
 
     def saved_share(self, before: Sequence[Call], after: Sequence[Call]) -> float:
-        """Share of some calls that others save in their place: an estimate from the roofs and dispatch of their steps.
+        """Share of some calls that others save in their place: an estimate from the ceilings and overhead of their
+        steps.
 
-        It holds if the calls are equally far from their roofs. 0 if the roofs are unknown.
+        It holds if the calls are equally far from their ceilings. 0 if the ceilings are unknown.
         """
         if (subject := self.subject) is None:
             return 0.0

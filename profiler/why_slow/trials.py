@@ -151,7 +151,7 @@ def _give_up(tried: Candidate, least_s: float, untried: Untried) -> None:
     """Note a change for whose pairs, of so many seconds, no time is left, with what is known without a trial."""
     untried.without_time[tried.name] = least_s
     if tried.about:
-        how = "from the shapes of the calls and the roofs; there was no time for a trial"
+        how = "from the shapes of the calls and the ceilings; there was no time for a trial"
         what = (tried.where, tried.evidence, tried.change)
         untried.computed.append(Finding(tried.id, tried.about * tried.group.seconds, *what, "computed", how))
 

@@ -16,12 +16,12 @@ from profiler.device.device import describe
 from profiler.device.memory import available_bytes
 from profiler.errors import RequestError
 from profiler.loading.request import dtype_name
-from profiler.measure.dense_twins import PackedLinear, dense_twins, packed_linears, replaced
+from profiler.measure.dense_copies import PackedLinear, dense_copies, packed_linears, replaced
 from profiler.measure.linears import kernel_of
 from profiler.patching import patched, switched
 from profiler.quant.storage import is_linear
 from profiler.units import scaled
-from profiler.why_slow.floor import at_roofs_s
+from profiler.why_slow.floor import at_ceilings_s
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, RepeatedCall, Run
 from profiler.why_slow.watched_calls import is_spread, pipelined_devices
@@ -56,7 +56,7 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     own = torch.bfloat16 if is_plain(model) else model.dtype
     dtype = own if own.itemsize > 1 else torch.bfloat16
     device = torch.device(call.settings.device)
-    twins = functools.cache(lambda: dense_twins(linears, dtype, _COPY_SHARE * available_bytes(device)))
+    overhead_models = functools.cache(lambda: dense_copies(linears, dtype, _COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
 
     def explain(_: float) -> str:
@@ -64,7 +64,7 @@ def dense_weights(group: CallGroup) -> Candidate | None:
 
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",
-        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, twins()),
+        "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, overhead_models()),
         where=group.loaded_at, explain=explain, stand_in="dense linears of random values",
     )  # fmt: skip
 
@@ -163,9 +163,9 @@ def other_dtype(group: CallGroup) -> Candidate | None:
         return None
     wide, faster, about = dtype in _WIDE, getattr(torch, name), 0.0
     if wide and (subject := group.subject) is not None and device.type == "cuda":  # on a CPU, prompts may take longer
-        # Half of the bytes, of what is at the roofs: dispatch and slow kernels may take as long in any dtype.
-        at_roofs = min(1.0, at_roofs_s(group.call, subject) / max(group.call.steady_s, 1e-9))
-        about = at_roofs * (1 - faster.itemsize / getattr(torch, dtype).itemsize)
+        # Half of the bytes, of what is at the ceilings: overhead and slow kernels may take as long in any dtype.
+        at_ceilings = min(1.0, at_ceilings_s(group.call, subject) / max(group.call.steady_s, 1e-9))
+        about = at_ceilings * (1 - faster.itemsize / getattr(torch, dtype).itemsize)
     return group.candidate(
         "wide-dtype" if wide else "emulated-dtype",
         f"weights are {dtype}{'' if wide else ', for which this device has no matmul units'}",
@@ -221,14 +221,14 @@ _PAIRS = 32
 
 
 def merged_adapters(group: CallGroup) -> Candidate | None:
-    """A change to linears without their adapters, whose products take as long as merged ones."""
+    """A change to linears without their adapters, whose matmuls take as long as merged ones."""
     found = list(unmerged_adapters(group.model))
     if not found:
         return None
     kinds = " and ".join(dict.fromkeys(type(each.module).__name__ for each, _ in found))
     return group.candidate(
         "unmerged-adapters", f"{len(found)} linears compute an adapter next to their weight ({kinds})",
-        "merge them once after loading: model.merge_and_unload() with peft, else add the product to the weight",
+        "merge them once after loading: model.merge_and_unload() with peft, else add the matmul to the weight",
         within=lambda: replaced([each for each, _ in found], [base for _, base in found]), where=group.loaded_at,
         stand_in="the linears without their adapters, whose shapes are those of merged ones",
     )  # fmt: skip

@@ -18,7 +18,7 @@ from unittest import mock
 
 from profiler.device.device import resolve_device
 from profiler.device.machine import machine_for
-from profiler.facts.roofs import Ceilings
+from profiler.facts.ceilings import Ceilings
 from profiler.roofs import measure as measuring
 
 TIMES = 10
@@ -31,7 +31,7 @@ def figures(found: Ceilings, dtype: str) -> dict[str, float]:
     """Return all that was measured, by name; `memory` and `compute` are the ceilings of a model of this dtype."""
     host = {} if found.host is None else {"host step, s": found.host.step_s}
     ends = {"memory": found.only([dtype], dtype).memory_bytes_per_s, "compute": found.compute_flops_per_s(dtype)}
-    rates = {name: roof.per_s for name, roof in {**found.memory, **found.compute}.items()}
+    rates = {name: ceiling.per_s for name, ceiling in {**found.memory, **found.compute}.items()}
     return {
         **ends,
         **rates,

@@ -3,9 +3,9 @@
     python tests/benchmarks/forecast.py [MODEL] [--budget SECONDS] [--out FOLDER] [OPTIONS OF run]
     python tests/benchmarks/forecast.py --committed
 
-Run it at rest. `--committed` leaves cells out of committed runs: the first two visits of the cells of a default grid
-forecast the other cells, which are compared with their later visits. The exit code is 1 if fewer than nine in ten
-intervals hold, or if the median error said is below half of the real one.
+Run it at rest. `--committed` leaves cells out of committed runs: the first two repetitions of the cells of a default
+grid forecast the other cells, which are compared with their later repetitions. The exit code is 1 if fewer than nine in
+ten intervals hold, or if the median error said is below half of the real one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 
 from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.counting.operators import Linear
-from profiler.facts.roofs import drift
-from profiler.facts.visits import Visit
+from profiler.facts.ceilings import drift
+from profiler.facts.repetitions import Repetition
 from profiler.forecast.command import RunFacts, forecast_run, run_facts
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import DEFAULT_ENGINE, Cell, CellKey, Grid
@@ -112,17 +112,25 @@ def default_grid(known: RunFacts) -> Array:
 
 
 def left_out(folder: Path) -> list[Checked]:
-    """Forecast the cells outside a run's default grid from the first two visits in it; compare with later visits."""
+    """Forecast the cells outside a run's default grid from the first two repetitions in it; compare with later
+    repetitions."""
     known = run_facts(folder)
     facts, chosen = known.facts, default_grid(known)
-    ordered = {cell: sorted(visits, key=lambda visit: visit.round) for cell, visits in facts.visits.items()}
-    early = {cell: visits[:TWICE] for cell, visits in ordered.items()}
-    end_unix_s = max(visit.at_unix_s + visit.wall_s for visits in early.values() for visit in visits)
-    looks = [look for look in facts.looks if look.at_unix_s <= end_unix_s]
-    measured = at_visits(known, early)
-    later_s = at_visits(known, {cell: visits[TWICE:] or visits for cell, visits in ordered.items()}).latency_s
+    ordered = {
+        cell: sorted(repetitions, key=lambda repetition: repetition.round)
+        for cell, repetitions in facts.repetitions.items()
+    }
+    early = {cell: repetitions[:TWICE] for cell, repetitions in ordered.items()}
+    end_unix_s = max(
+        repetition.at_unix_s + repetition.wall_s for repetitions in early.values() for repetition in repetitions
+    )
+    drift_readings = [look for look in facts.drift_readings if look.at_unix_s <= end_unix_s]
+    measured = at_repetitions(known, early)
+    later_s = at_repetitions(
+        known, {cell: repetitions[TWICE:] or repetitions for cell, repetitions in ordered.items()}
+    ).latency_s
     device = known.trained.fitted.device
-    trained = train(as_run(measured, chosen), device, drift(looks, on_gpu=facts.device.kind == "cuda"))
+    trained = train(as_run(measured, chosen), device, drift(drift_readings, on_gpu=facts.device.kind == "cuda"))
     rest = np.setdiff1d(np.arange(len(measured)), chosen)
     forecast, half_width = trained.forecast(measured.demanded.at(rest))
     unseen = trained.beyond(forecast.demanded.steps).any(axis=1)
@@ -140,9 +148,11 @@ def left_out(folder: Path) -> list[Checked]:
     ]
 
 
-def at_visits(known: RunFacts, visits: Mapping[Cell, Sequence[Visit]]) -> MeasuredCells:
-    """Return the measured cells with the times of these visits only."""
-    times = time_run(replace(known.facts, visits={cell: list(of_cell) for cell, of_cell in visits.items()})).times
+def at_repetitions(known: RunFacts, repetitions: Mapping[Cell, Sequence[Repetition]]) -> MeasuredCells:
+    """Return the measured cells with the times of these repetitions only."""
+    times = time_run(
+        replace(known.facts, repetitions={cell: list(of_cell) for cell, of_cell in repetitions.items()})
+    ).times
     found = [times[key] for key in known.facts.grid.keys]
     return replace(
         known.trained.measured,

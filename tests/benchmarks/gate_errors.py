@@ -2,10 +2,10 @@
 
     python tests/benchmarks/gate_errors.py [--pairs 200]
 
-A pair has the cells of one real run. Each visit is a real visit of that cell, shifted by the deviation of a real visit
-from its cell's mean in any of the runs. Both levels of noise are therefore those of the measured machines. The later
-side is then made slower. A drift of the machine from run to run, which both sides share, is not included: the drift
-probe corrects for it.
+A pair has the cells of one real run. Each repetition is a real repetition of that cell, shifted by the deviation of a
+real repetition from its cell's mean in any of the runs. Both levels of noise are therefore those of the measured
+machines. The later side is then made slower. A drift of the machine from run to run, which both sides share, is not
+included: the drift probe corrects for it.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ from numpy.typing import NDArray
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.gate import gate
 from profiler.comparison.side import CellTime, MatchKey, Side, match_key
-from profiler.facts.visits import phase_medians, phase_samples
+from profiler.facts.repetitions import phase_medians, phase_samples
 from profiler.grid.cells import PHASES, Phase
-from profiler.stats import LEAST_VISITS, deviations, estimate, spread_of
+from profiler.stats import LEAST_REPETITIONS, deviations, estimate, spread_of
 from profiler.store.folder import read_document, read_gathered
 
 RUNS = Path(__file__).parents[2] / "runs" / "reference"
 THRESHOLD = 0.03
 SLOWDOWNS = (0.0, 0.01, 0.03, 0.05, 0.06, 0.10)
-VISITS = (LEAST_VISITS, 2 * LEAST_VISITS, 4 * LEAST_VISITS)
+REPETITIONS = (LEAST_REPETITIONS, 2 * LEAST_REPETITIONS, 4 * LEAST_REPETITIONS)
 PLANTED = ("all cells", "decode", "one cell")
 
 
 @dataclass(frozen=True)
 class Pool:
-    """The real visits that pairs are drawn from."""
+    """The real repetitions that pairs are drawn from."""
 
-    visits: Mapping[MatchKey, Sequence[Sequence[float]]]
+    repetitions: Mapping[MatchKey, Sequence[Sequence[float]]]
     deviations: Mapping[Phase, NDArray[np.float64]]
-    """Relative deviations of single visits from the mean of their cell, over all runs."""
+    """Relative deviations of single repetitions from the mean of their cell, over all runs."""
 
 
 def pool_of(run: str) -> Pool:
     """Return the cells of one reference run, with the deviations of all on a CPU whose budget reached every cell.
 
-    The H100's host was shared: its visits of a cell differ by up to 65 %, where gates decide nothing.
+    The H100's host was shared: its repetitions of a cell differ by up to 65 %, where gates decide nothing.
     """
     apart: dict[Phase, list[NDArray[np.float64]]] = {phase: [] for phase in PHASES}
     cells: dict[MatchKey, Sequence[Sequence[float]]] = {}
@@ -55,29 +55,29 @@ def pool_of(run: str) -> Pool:
         document = read_document(folder)
         if document.device.kind != "cpu" or (gathered := read_gathered(folder, document)).forecasts:
             continue
-        for cell, visits in gathered.visits.items():
+        for cell, repetitions in gathered.repetitions.items():
             for key in cell.keys:
-                if len(visits) > 1:
-                    shares = np.array(list(deviations(phase_medians(key.phase, visits)).values()))
+                if len(repetitions) > 1:
+                    shares = np.array(list(deviations(phase_medians(key.phase, repetitions)).values()))
                     apart[key.phase].append(shares * math.sqrt(shares.size / (shares.size - 1)))
                 if folder == RUNS / run:
-                    cells[match_key(key)] = phase_samples(key.phase, visits)
+                    cells[match_key(key)] = phase_samples(key.phase, repetitions)
     return Pool(cells, {phase: np.concatenate(shares) for phase, shares in apart.items()})
 
 
-def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
-    """Return a run drawn from the pool, with `visits` visits of each cell."""
+def drawn(pool: Pool, repetitions: int, random: np.random.Generator) -> Side:
+    """Return a run drawn from the pool, with `repetitions` repetitions of each cell."""
     taken: dict[MatchKey, list[NDArray[np.float64]]] = {}
-    for key, known in pool.visits.items():
-        level = np.median(np.concatenate([np.asarray(visit) for visit in known]))
+    for key, known in pool.repetitions.items():
+        level = np.median(np.concatenate([np.asarray(repetition) for repetition in known]))
         taken[key] = []
-        for _ in range(visits):
-            visit = np.asarray(known[random.integers(len(known))])
+        for _ in range(repetitions):
+            repetition = np.asarray(known[random.integers(len(known))])
             moved = 1 + random.choice(pool.deviations[key.phase])
-            taken[key].append(visit / np.median(visit) * level * moved)
+            taken[key].append(repetition / np.median(repetition) * level * moved)
     spreads = {
         phase: spread_of(
-            {number: float(np.median(visit)) for number, visit in enumerate(samples)}
+            {number: float(np.median(repetition)) for number, repetition in enumerate(samples)}
             for key, samples in taken.items()
             if key.phase == phase
         )
@@ -86,8 +86,8 @@ def drawn(pool: Pool, visits: int, random: np.random.Generator) -> Side:
     cells = {}
     for key, samples in taken.items():
         spread = spreads[key.phase]
-        time_s = estimate([visit.tolist() for visit in samples], spread)
-        cells[key] = CellTime(time_s.median_s, time_s.low_s, time_s.high_s, visits, drift=spread.drift)
+        time_s = estimate([repetition.tolist() for repetition in samples], spread)
+        cells[key] = CellTime(time_s.median_s, time_s.low_s, time_s.high_s, repetitions, drift=spread.drift)
     return Side("drawn", "", "roofscope", {}, cells)
 
 
@@ -98,10 +98,10 @@ def slower(side: Side, by: float, cells: Mapping[MatchKey, CellTime]) -> Side:
     return replace(side, cells={**side.cells, **changed})
 
 
-def drawn_pairs(pool: Pool, pairs: int, visits: int, seed: int = 0) -> list[tuple[Side, Side]]:
+def drawn_pairs(pool: Pool, pairs: int, repetitions: int, seed: int = 0) -> list[tuple[Side, Side]]:
     """Return pairs of runs without a change between them."""
     random = np.random.default_rng(seed)
-    return [(drawn(pool, visits, random), drawn(pool, visits, random)) for _ in range(pairs)]
+    return [(drawn(pool, repetitions, random), drawn(pool, repetitions, random)) for _ in range(pairs)]
 
 
 def outcomes(pairs: Sequence[tuple[Side, Side]], planted: str = "all cells") -> dict[float, Counter[str]]:
@@ -127,10 +127,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=200)
     options = parser.parse_args()
     pool = pool_of("smollm2-135m-2-cores")
-    for visits in VISITS:
-        pairs = drawn_pairs(pool, options.pairs, visits)
+    for repetitions in REPETITIONS:
+        pairs = drawn_pairs(pool, options.pairs, repetitions)
         for planted in PLANTED:
-            title = f"{visits} visits per cell, {planted} slower"
+            title = f"{repetitions} repetitions per cell, {planted} slower"
             for by, counts in outcomes(pairs, planted).items():
                 shares = (f"{name} {100 * count / options.pairs:.1f} %" for name, count in sorted(counts.items()))
                 print(f"{title:37} planted {100 * by:4.0f} %: {', '.join(shares)}", flush=True)

@@ -6,32 +6,35 @@ from dataclasses import replace
 from typing import Any
 
 from profiler.comparison.side import CellTime, MachineState, MatchKey, Side
-from profiler.facts.roofs import DriftReading
+from profiler.facts.ceilings import DriftReading
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
 
 SETTINGS = {"model": "m", "device": "card", "precision": "bfloat16", "threads": "2", "transformers": "5.22.0"}
 
 
-def asked(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> MatchKey:
+def requested(batch_size: int = 1, prompt_len: int = 512, phase: Phase = "decode", engine: str = "eager") -> MatchKey:
     return MatchKey(phase, batch_size, prompt_len, 0, engine, ())
 
 
-def timed(median_s: float, half_width: float = 0.005, visits: int = 4, **terms: float) -> CellTime:
+def timed(median_s: float, half_width: float = 0.005, repetitions: int = 4, **terms: float) -> CellTime:
     """A time with its interval; the rest after `terms` is unexplained."""
     split = {**dict.fromkeys(TERMS, 0.0), **terms}
     split["unexplained_s"] = median_s - sum(terms.values())
     low_s, high_s = median_s * (1 - half_width), median_s * (1 + half_width)
-    return CellTime(median_s, low_s, high_s, visits, split, visit_s=1.0)
+    return CellTime(median_s, low_s, high_s, repetitions, split, repetition_s=1.0)
 
 
-def witness(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
-    """A machine whose memory and cores take `memory` and `compute` times as long as usual, by drift probe and roofs."""
-    looks = tuple(DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0))
-    return MachineState({"memory": (100e9 / memory, 0.01), "compute": (1e12 / compute, 0.01)}, at, looks)
+def drift_probe(memory: float = 1.0, compute: float = 1.0, *, spread: float = 0.001, at: float = 0.0) -> MachineState:
+    """A machine whose memory and cores take `memory` and `compute` times as long as usual, by drift probe and
+    ceilings."""
+    drift_readings = tuple(
+        DriftReading(memory * share, compute * share) for share in (1 - spread, 1.0, 1 + spread, 1.0)
+    )
+    return MachineState({"memory": (100e9 / memory, 0.01), "compute": (1e12 / compute, 0.01)}, at, drift_readings)
 
 
 def side(cells: dict[MatchKey, CellTime], **changes: Any) -> Side:
     settings = {**SETTINGS, **changes.pop("settings", {})}
-    made = Side("side", "2026-01-01", "roofscope", settings, cells, witness=witness())
+    made = Side("side", "2026-01-01", "roofscope", settings, cells, drift_probe=drift_probe())
     return replace(made, **changes)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sides import asked, side, timed, witness
+from sides import drift_probe, requested, side, timed
 
 from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
@@ -24,23 +24,23 @@ OTHER_MACHINE = ROOT / "runs" / "reference" / "smollm2-135m-epyc"
 
 
 def before() -> Side:
-    return side({asked(): timed(0.010, weights_s=0.006, dispatch_s=0.003)})
+    return side({requested(): timed(0.010, weights_s=0.006, overhead_s=0.003)})
 
 
 def test_a_slower_host_is_reported_with_its_interval_and_its_term() -> None:
-    """Dispatch 3.0 -> 3.7 ms of 10 ms: 7 % (+- hypot(0.5, 0.5) %) slower, 0.7 ms of 0.7 ms."""
-    after = side({asked(): timed(0.0107, weights_s=0.006, dispatch_s=0.0037)})
+    """Overhead 3.0 -> 3.7 ms of 10 ms: 7 % (+- hypot(0.5, 0.5) %) slower, 0.7 ms of 0.7 ms."""
+    after = side({requested(): timed(0.0107, weights_s=0.006, overhead_s=0.0037)})
     [change] = compare_sides(before(), after).changes
-    assert (change.verdict, change.moved) == ("slower", "dispatch_s")
+    assert (change.verdict, change.moved) == ("slower", "overhead_s")
     assert change.change == pytest.approx(0.07)
     assert (change.low, change.high) == (pytest.approx(0.0625, abs=5e-4), pytest.approx(0.0776, abs=5e-4))
-    assert change.terms["dispatch_s"] == pytest.approx(0.0007)
+    assert change.terms["overhead_s"] == pytest.approx(0.0007)
     assert sum(change.terms.values()) == pytest.approx(change.after_s - change.before_s)
 
 
 def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
     """0.7 ms slower, of which weights gained 10 us: the unexplained rest is not attributed to them."""
-    after = side({asked(): timed(0.0107, weights_s=0.00601, dispatch_s=0.003)})
+    after = side({requested(): timed(0.0107, weights_s=0.00601, overhead_s=0.003)})
     spread = {key: replace(cell, half_widths_s={"unexplained_s": 0.001}) for key, cell in after.cells.items()}
     [change] = compare_sides(before(), replace(after, cells=spread)).changes
     assert (change.verdict, change.moved) == ("slower", None)
@@ -53,21 +53,23 @@ def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
         (timed(0.01), timed(0.01005), "same", ""),
         (timed(0.01), timed(0.0104, 0.06), "inconclusive", ""),
         (timed(0.0107), timed(0.01), "faster", ""),
-        (timed(0.01, visits=1), timed(0.02, visits=1), "inconclusive", "one visit each"),
+        (timed(0.01, repetitions=1), timed(0.02, repetitions=1), "inconclusive", "one repetition each"),
         (timed(0.01), replace(timed(0.02), foreign_cores=0.9), "inconclusive", "others kept 0.9 cores busy"),
     ],
 )
-def test_a_claim_needs_a_clear_interval_two_visits_and_a_quiet_machine(
+def test_a_claim_needs_a_clear_interval_two_repetitions_and_a_quiet_machine(
     first: CellTime, later: CellTime, verdict: str, because: str
 ) -> None:
-    [change] = compare_sides(side({asked(): first}), side({asked(): later})).changes
+    [change] = compare_sides(side({requested(): first}), side({requested(): later})).changes
     assert (change.verdict, change.because) == (verdict, because)
     assert change.moved is None or change.is_claim
 
 
 def test_the_machine_is_divided_out() -> None:
     """If memory and cores of a CPU are both 4 % slower, a step that took 4 % longer did not change."""
-    after = side({asked(): timed(0.0104, weights_s=0.00624, dispatch_s=0.00312)}, witness=witness(1.04, 1.04, at=1.0))
+    after = side(
+        {requested(): timed(0.0104, weights_s=0.00624, overhead_s=0.00312)}, drift_probe=drift_probe(1.04, 1.04, at=1.0)
+    )
     comparison = compare_sides(before(), after)
     [change] = comparison.changes
     assert all(shift.claimed for shift in comparison.shifts)
@@ -76,22 +78,23 @@ def test_the_machine_is_divided_out() -> None:
     assert change.verdict == "same"
 
 
-def test_a_sentinel_that_wavers_or_contradicts_the_roofs_divides_nothing() -> None:
-    wavering, risen = witness(1.04, 1.04, spread=0.2, at=1.0), {"memory": (104e9, 0.01), "compute": (1.04e12, 0.01)}
-    for doubtful in (wavering, replace(witness(1.04, 1.04, at=1.0), roofs=risen)):
-        after = side({asked(): timed(0.0104)}, witness=doubtful)
+def test_a_sentinel_that_wavers_or_contradicts_the_ceilings_divides_nothing() -> None:
+    wavering, risen = drift_probe(1.04, 1.04, spread=0.2, at=1.0), {"memory": (104e9, 0.01), "compute": (1.04e12, 0.01)}
+    for doubtful in (wavering, replace(drift_probe(1.04, 1.04, at=1.0), ceilings=risen)):
+        after = side({requested(): timed(0.0104)}, drift_probe=doubtful)
         assert compare_sides(before(), after).changes[0].machine == 0
 
 
 @pytest.mark.parametrize("spread", [0.001, 0.9])
 @pytest.mark.parametrize("setting", ["threads", "instructions", "ONEDNN_MAX_CPU_ISA"])
-def test_a_setting_that_halves_the_roofs_is_no_drift(setting: str, spread: float) -> None:
-    """A setting lowered the roofs: nothing is divided out and compute has moved, for any spread of the drift probe."""
-    first = side({asked(phase="prefill"): timed(0.010, compute_s=0.009)}, settings={setting: "2"})
+def test_a_setting_that_halves_the_ceilings_is_no_drift(setting: str, spread: float) -> None:
+    """A setting lowered the ceilings: nothing is divided out and compute has moved, for any spread of the drift
+    probe."""
+    first = side({requested(phase="prefill"): timed(0.010, compute_s=0.009)}, settings={setting: "2"})
     halved = side(
-        {asked(phase="prefill"): timed(0.019, compute_s=0.018)},
+        {requested(phase="prefill"): timed(0.019, compute_s=0.018)},
         settings={setting: "1"},
-        witness=witness(1.0, 2.0, spread=spread, at=1.0),
+        drift_probe=drift_probe(1.0, 2.0, spread=spread, at=1.0),
     )
     comparison = compare_sides(first, halved)
     assert comparison.shifts[1].claimed == (spread < 0.5)
@@ -102,15 +105,15 @@ def test_a_setting_that_halves_the_roofs_is_no_drift(setting: str, spread: float
     assert change.terms["compute_s"] == pytest.approx(0.009)
 
 
-def test_a_roof_that_was_measured_otherwise_moves_no_term() -> None:
-    """The same step under a memory roof that was measured 20 % higher: weights seem to need less, kernels more."""
-    first = side({asked(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
+def test_a_ceiling_that_was_measured_otherwise_moves_no_term() -> None:
+    """The same step under a memory ceiling that was measured 20 % higher: weights seem to need less, kernels more."""
+    first = side({requested(): timed(0.010, weights_s=0.006, kernel_s=0.001)})
     after = side(
-        {asked(): timed(0.0107, weights_s=0.005, kernel_s=0.002, dispatch_s=0.0007)},
-        witness=replace(witness(at=1.0), roofs={"memory": (120e9, 0.01), "compute": (1e12, 0.01)}),
+        {requested(): timed(0.0107, weights_s=0.005, kernel_s=0.002, overhead_s=0.0007)},
+        drift_probe=replace(drift_probe(at=1.0), ceilings={"memory": (120e9, 0.01), "compute": (1e12, 0.01)}),
     )
     [change] = compare_sides(first, after).changes
-    assert change.moved == "dispatch_s"
+    assert change.moved == "overhead_s"
     assert change.terms["weights_s"] == pytest.approx(0, abs=1e-12)
     assert change.terms["kernel_s"] == pytest.approx(0, abs=1e-12)
     assert sum(change.terms.values()) == pytest.approx(change.after_s - change.before_s)
@@ -143,7 +146,7 @@ def test_clocks_of_one_card_may_differ_a_little() -> None:
 
 
 def test_another_card_gets_no_verdict() -> None:
-    comparison = compare_sides(before(), side({asked(): timed(0.02)}, settings={"device": "another card"}))
+    comparison = compare_sides(before(), side({requested(): timed(0.02)}, settings={"device": "another card"}))
     assert not comparison.comparable
     assert [item.verdict for item in comparison.changes] == ["inconclusive"]
     with pytest.raises(RequestError, match=r"not comparable: device .* -> AMD EPYC.* --anyway"):
@@ -164,12 +167,12 @@ def test_two_real_runs_of_the_same_are_the_same() -> None:
 
 
 def test_runs_of_one_engine_each_are_compared_cell_by_cell() -> None:
-    first = side({asked(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
-    second = side({asked(engine="static"): timed(0.008)}, settings={"engine": "static"})
+    first = side({requested(engine="eager"): timed(0.010)}, settings={"engine": "eager"})
+    second = side({requested(engine="static"): timed(0.008)}, settings={"engine": "static"})
     comparison = compare_sides(first, second)
     assert [item.verdict for item in comparison.changes] == ["faster"]
     assert [item.words for item in comparison.differences] == ["engine eager -> static"]
-    both = side({asked(engine=name): timed(0.010) for name in ("eager", "static")})
+    both = side({requested(engine=name): timed(0.010) for name in ("eager", "static")})
     assert [item.engine for item in compare_sides(first, both).changes] == ["eager"]
 
 
@@ -177,7 +180,7 @@ def test_a_cached_prefix_counts_to_the_depth() -> None:
     """Prompts of 64 tokens after 448 cached ones decode at a depth of 512, as the cell of another tool does."""
     cached = {phase: MatchKey(phase, 1, 64, 448, "vllm", ()) for phase in PHASES}
     assert [key.name for key in cached.values()] == ["prefill 1 x 512, 448 cached (vllm)", "decode 1 x 512 (vllm)"]
-    theirs = {asked(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
+    theirs = {requested(prompt_len=depth, engine=""): timed(depth / 1e5) for depth in (64, 512)}
     found = compare_sides(side({cached["decode"]: timed(512e-5)}), side(theirs, tool="llama-bench"))
     assert [(item.after.median_s, item.verdict) for item in found.changes] == [(512e-5, "same")]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sides import asked, side, timed
+from sides import requested, side, timed
 
 from profiler.comparison.command import gated as gated_files
 from profiler.comparison.command import thresholds
@@ -28,12 +28,12 @@ REFERENCE = ROOT / "runs" / "reference"
 BATCHES = (1, 2, 4, 8, 16, 32)
 
 
-def gated(changes: Sequence[float], half_width: float = 0.01, visits: int = 4, allowed: float = 0.03) -> Gate:
+def gated(changes: Sequence[float], half_width: float = 0.01, repetitions: int = 4, allowed: float = 0.03) -> Gate:
     """A gate over decodes that took longer by `changes`, each time known to +-half_width / sqrt(2)."""
     each = half_width / math.sqrt(2)
-    before = side({asked(batch): timed(0.01, each, visits) for batch in BATCHES[: len(changes)]})
+    before = side({requested(batch): timed(0.01, each, repetitions) for batch in BATCHES[: len(changes)]})
     longer = zip(BATCHES, changes, strict=False)
-    after = side({asked(batch): timed(0.01 * (1 + change), each, visits) for batch, change in longer})
+    after = side({requested(batch): timed(0.01 * (1 + change), each, repetitions) for batch, change in longer})
     return gate(compare_sides(before, after), {"decode": allowed})
 
 
@@ -47,12 +47,12 @@ def test_cells_decide_alone_and_together(case: dict[str, str]) -> None:
     assert (found.outcome, last) == (case["outcome"], case["last_cell"] or last)
 
 
-def test_no_visits_narrow_the_drift_of_the_machine() -> None:
-    """Both runs drifted by 2 %: the limit is 5.7 %, for any number of visits."""
+def test_no_repetitions_narrow_the_drift_of_the_machine() -> None:
+    """Both runs drifted by 2 %: the limit is 5.7 %, for any number of repetitions."""
     still = timed(0.01, 0.03)
     for drift, endless in ((0.02, True), (0.0, False)):
         drifted = replace(still, drift=drift)
-        found = gate(compare_sides(side({asked(): drifted}), side({asked(): drifted})), {"decode": 0.03})
+        found = gate(compare_sides(side({requested(): drifted}), side({requested(): drifted})), {"decode": 0.03})
         assert found.outcome == "inconclusive"
         assert math.isinf(found.more_s) == endless
         assert ("the machine itself drifted by as much as is allowed" in budget_words(found)) == endless
@@ -60,16 +60,16 @@ def test_no_visits_narrow_the_drift_of_the_machine() -> None:
 
 
 def test_a_wide_interval_is_inconclusive_and_names_the_missing_budget() -> None:
-    """+-5 % about 0 against 3 %: (5 / 3)^2 = 2.8 times the four visits of a second each: 7.1 s more.
+    """+-5 % about 0 against 3 %: (5 / 3)^2 = 2.8 times the four repetitions of a second each: 7.1 s more.
 
-    Visits get half of a budget.
+    Repetitions get half of a budget.
     """
     found = gated([0.0], half_width=0.05)
     assert found.outcome == "inconclusive"
     assert found.more_s == pytest.approx(4 * (0.05 / math.log(1.03)) ** 2 - 4, rel=0.02)
     assert budget_words(found).startswith("1 cell needs about 15 s more of --budget")
-    # A cell that two visits of a second decide is judged from four on.
-    assert gated([0.0], half_width=0.001, visits=2).more_s == 2
+    # A cell that two repetitions of a second decide is judged from four on.
+    assert gated([0.0], half_width=0.001, repetitions=2).more_s == 2
 
 
 def test_at_the_threshold_itself_no_budget_decides() -> None:
@@ -82,8 +82,8 @@ def test_at_the_threshold_itself_no_budget_decides() -> None:
 
 def test_no_format_decides_sides_that_are_not_comparable() -> None:
     """Twice as slow on another GPU is not a failure of a cell."""
-    other = side({asked(): timed(0.02)}, settings={"device": "another card"})
-    found = gate(compare_sides(side({asked(): timed(0.01)}), other), {"decode": 0.03})
+    other = side({requested(): timed(0.02)}, settings={"device": "another card"})
+    found = gate(compare_sides(side({requested(): timed(0.01)}), other), {"decode": 0.03})
     assert found.outcome == "not comparable"
     assert "device card -> another card; `roofscope compare --anyway`" in gate_line(found)
     suite = ElementTree.fromstring(gate_junit(found))[0]
@@ -93,10 +93,10 @@ def test_no_format_decides_sides_that_are_not_comparable() -> None:
     assert document["phases"] == document["cells"] == []
 
 
-def test_one_visit_each_is_no_verdict_on_a_single_cell() -> None:
-    found = gated([0.2], visits=1)
+def test_one_repetition_each_is_no_verdict_on_a_single_cell() -> None:
+    found = gated([0.2], repetitions=1)
     assert found.outcome == "inconclusive"
-    assert [row[-1] for row in gate_rows(found)] == ["open: few visits"]
+    assert [row[-1] for row in gate_rows(found)] == ["open: few repetitions"]
 
 
 def test_thresholds_by_phase() -> None:
@@ -130,8 +130,8 @@ def test_every_format_says_the_same(changes: list[float]) -> None:
 
 def test_names_cannot_break_out_of_a_format() -> None:
     evil = '<b>&"\n::error::\u2028%'
-    before = side({asked(engine=evil): timed(0.01)})
-    found = gate(compare_sides(before, side({asked(engine=evil): timed(0.02)})), {"decode": 0.03})
+    before = side({requested(engine=evil): timed(0.01)})
+    found = gate(compare_sides(before, side({requested(engine=evil): timed(0.02)})), {"decode": 0.03})
     ElementTree.fromstring(gate_junit(found))
     assert all(line.startswith("::") for line in gate_github(found).split("\n"))
     assert "%0A" in gate_github(found)

@@ -10,13 +10,13 @@ from benchmarks.gate_errors import SLOWDOWNS, drawn_pairs, outcomes, pool_of
 
 from profiler.comparison.side import Side
 
-PAIRS, VISITS = 200, 8
+PAIRS, REPETITIONS = 200, 8
 RATES = Path(__file__).parents[2] / "docs" / "explanation" / "limits-and-accuracy.md"
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[tuple[Side, Side]]:
-    return drawn_pairs(pool_of("smollm2-135m-2-cores"), PAIRS, VISITS)
+    return drawn_pairs(pool_of("smollm2-135m-2-cores"), PAIRS, REPETITIONS)
 
 
 @pytest.mark.slow
@@ -36,7 +36,7 @@ def test_false_alarms_and_misses(pairs: list[tuple[Side, Side]], planted: str) -
     assert found[0.0]["pass"] > PAIRS / 2, "a gate that never passes is useless"
     if planted != "one cell":
         assert found[0.06]["slower"] > 0.95 * PAIRS
-    [documented] = re.findall(rf"^\| {VISITS} \| {planted} \| (.*) \|$", RATES.read_text(), re.MULTILINE)
+    [documented] = re.findall(rf"^\| {REPETITIONS} \| {planted} \| (.*) \|$", RATES.read_text(), re.MULTILINE)
     assert [float(share) for share in documented.split(" | ")] == [
         100 * found[by]["inconclusive"] / PAIRS for by in SLOWDOWNS
     ]

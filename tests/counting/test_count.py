@@ -18,7 +18,7 @@ from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import Experts, Linear
 from profiler.counting.tensor_parallel import walk_rank
 from profiler.counting.walk import walk
-from profiler.data.roof_set import roofs_called
+from profiler.data.ceiling_set import ceilings_called
 from profiler.errors import RequestError
 from profiler.loading.meta_model import build_on_meta
 from profiler.loading.source import resolve
@@ -61,7 +61,7 @@ def test_the_default_attention_of_transformers_is_counted(roofscope) -> None:  #
     arguments = ("gpt-oss-20b", "--phase", "prefill", "--prompt", "8192")
     counted = document(roofscope, *arguments)
     assert counted["path"]["attention"] == "eager"
-    matrix = counted["executed_bytes"]["avoidable"]["attention matrix"]
+    matrix = counted["executed_bytes"]["redundant"]["attention matrix"]
     assert matrix == 24 * 64 * 8192**2 * (4 * 2 + 2 * 4)
     assert document(roofscope, "smollm2-135m")["path"]["attention"] == "sdpa"
     refused = roofscope("count", *arguments, "--attn", "sdpa")
@@ -91,17 +91,17 @@ def test_a_context_beyond_the_models_own_limit_has_a_number_and_a_note() -> None
     assert [(row.in_chunks, bool(row.refusal)) for [row] in (at_limit.gpus, beyond.gpus, most.gpus)] == [
         (False, False), (True, False), (False, True)
     ]  # fmt: skip
-    counted, roofs = counted_model(resolve("qwen3-8b"), quant="4.85 bits"), roofs_called("RTX 5090")
+    counted, ceilings = counted_model(resolve("qwen3-8b"), quant="4.85 bits"), ceilings_called("RTX 5090")
     assert counted.weight_bytes == round(8_190_735_360 * 4.85 / 8)
-    [found] = model_numbers(counted, 512, (roofs,)).gpus
-    assert found.longest_prompt < 0.9 * 187_000 < found.longest_context < (roofs.room_bytes - 4.97e9) / 147_456
+    [found] = model_numbers(counted, 512, (ceilings,)).gpus
+    assert found.longest_prompt < 0.9 * 187_000 < found.longest_context < (ceilings.room_bytes - 4.97e9) / 147_456
 
 
 def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no-untyped-def]
     counted = document(roofscope, "llama-2-7b", "--phase", "prefill", "--prompt", "128", "--gemm-census")
-    products = sum(2 * g["m"] * g["n"] * g["k"] * g["count"] for g in counted["gemms"])
+    matmuls = sum(2 * g["m"] * g["n"] * g["k"] * g["count"] for g in counted["gemms"])
     linears = sum(item["model_flops"] for item in counted["operators"] if item["group"] != "attention")
-    assert products == linears
+    assert matmuls == linears
     # 7 linears per layer, of 3 shapes: 4096 x 4096, 4096 x 11008 and back; and the head on one row.
     shapes = {(g["m"], g["k"], g["n"]): g["count"] for g in counted["gemms"]}
     assert shapes == {

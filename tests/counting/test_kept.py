@@ -23,7 +23,7 @@ from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork,
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.sparse_attention import Indexer
 from profiler.counting.walk import walk
-from profiler.data.roof_set import roofs_called
+from profiler.data.ceiling_set import ceilings_called
 from profiler.engines.caches import quantized_cache
 from profiler.errors import RequestError
 from profiler.facts.cache_format import CACHE_FORMATS
@@ -59,7 +59,7 @@ def counted(raw: dict[str, Any]) -> CountedModel:
 
 
 def numbers(raw: dict[str, Any], context: int, *gpus: str) -> ModelNumbers:
-    return model_numbers(counted(raw), context, tuple(map(roofs_called, gpus)))
+    return model_numbers(counted(raw), context, tuple(map(ceilings_called, gpus)))
 
 
 def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
@@ -68,7 +68,7 @@ def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
     model = counted(QWEN_27B)
     assert state_bytes(model.work) == state
     assert cache_bytes(model.work, 64, 512) == 64 * (512 * 65_536 + state)
-    found = model_numbers(model, 512, (roofs_called("A100 80GB SXM"),))
+    found = model_numbers(model, 512, (ceilings_called("A100 80GB SXM"),))
     assert (found.kv_bytes_per_token, found.state_bytes_per_sequence) == (65_536, state)
     assert (found.architecture.layers, found.architecture.attention_layers) == (64, 16)
     assert found.gpus[0].largest_batch < found.gpus[0].largest_batch_one_by_one < (83e9 - model.weight_bytes) / state
@@ -257,11 +257,11 @@ def test_a_window_past_the_prefix_holds_none_of_it() -> None:
     assert cache_bytes(work, BATCH, 10_000, shared=2_000) == (2_000 + BATCH * 4_095) * 131_072
     step = work.work(Step(BATCH, 1, 10_000, 2_000))
     assert step.kv_read_bytes == BATCH * 4_095 * 131_072
-    assert step.avoidable_bytes[Cause.SHARED_READS] == 0
+    assert step.redundant_bytes[Cause.SHARED_READS] == 0
     # At 5,000 the window begins at token 905, so it holds 1,095 tokens of the prefix.
     step = work.work(Step(BATCH, 1, 5_000, 2_000))
     assert step.kv_read_bytes == (1_095 + BATCH * 3_000) * 131_072
-    assert step.avoidable_bytes[Cause.SHARED_READS] == (BATCH - 1) * 1_095 * 131_072
+    assert step.redundant_bytes[Cause.SHARED_READS] == (BATCH - 1) * 1_095 * 131_072
 
 
 def test_a_state_is_each_sequences_own() -> None:
@@ -272,14 +272,14 @@ def test_a_state_is_each_sequences_own() -> None:
 
 def test_a_grid_and_its_memory() -> None:
     """A prefill of P after N on a grid is the step of P; many more sequences fit next to one copy of a long prefix."""
-    counted, roofs = counted_model(resolve("llama-3.1-8b")), roofs_called("H100 SXM")
+    counted, ceilings = counted_model(resolve("llama-3.1-8b")), ceilings_called("H100 SXM")
     grid = count_grid(
-        "m", counted, "none", batch_sizes=[1, 4], prompt_lens=[768], context_lens=[800], prefix=512, gpus=[roofs]
+        "m", counted, "none", batch_sizes=[1, 4], prompt_lens=[768], context_lens=[800], prefix=512, gpus=[ceilings]
     )
     assert grid.model_flops[1] == counted.work.work(Step(4, 256, 512, 512)).model_flops
     assert list(grid.tokens) == [256, 4 * 256, 1, 4]
     assert grid.cache_bytes[1] == cache_bytes(counted.work, 4, 768, shared=512)
-    [plain], [shared] = (model_numbers(counted, 8192, (roofs,), prefix).gpus for prefix in (0, 8000))
+    [plain], [shared] = (model_numbers(counted, 8192, (ceilings,), prefix).gpus for prefix in (0, 8000))
     # 66.2 GB for caches (82.8 less 16.1 of weights, and the workspace) at 131,072 bytes per token.
     assert 55 < plain.largest_batch_one_by_one < 63
     assert shared.largest_batch_one_by_one > 35 * plain.largest_batch_one_by_one
@@ -324,7 +324,7 @@ def test_a_step_moves_and_stores_the_counted_bytes(backend: str, dtype: torch.dt
     path = ExecutionPath(cache="quantized", cache_format=stored, residual_tokens=stored.residual(2))
     work = core.each(Step(2, 1, PROMPT + 2), path)
     cached = (Cause.CACHE_COPIES, Cause.CACHE_CONVERSION, Cause.CONVERTED_READS)
-    moved = work.kv_read_bytes + work.kv_write_bytes + sum(work.avoidable_bytes[cause] for cause in cached)
+    moved = work.kv_read_bytes + work.kv_write_bytes + sum(work.redundant_bytes[cause] for cause in cached)
     assert moved - keys.nbytes - values.nbytes == pytest.approx(traffic.bytes, rel=0.02)
     held = [layer._quantized_keys, layer._quantized_values, layer.keys, layer.values]
     later = replace(path, residual_tokens=stored.residual(3))

@@ -103,7 +103,7 @@ def test_masks_and_repeated_heads_are_those_that_transformers_passes(
     for step, (masked, key_heads, _) in zip(steps, calls, strict=True):
         path = path_on_cpu(core, step)
         assert core.masked(step, path) == masked
-        repeated = core.each(step, path).avoidable_bytes["repeat_kv copies"] > 0
+        repeated = core.each(step, path).redundant_bytes["repeat_kv copies"] > 0
         assert repeated == (key_heads == core.query_heads)
 
 
@@ -153,7 +153,7 @@ def test_a_compiled_step_repeats_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     step = Step(1, 1, 9)
     path = replace(path_on_cpu(core, step, compiled=True), cache="static", static_cache_len=11)
     assert core.masked(step, path)
-    assert {core.each(step, path).avoidable_bytes["repeat_kv copies"]} == set(bytes_of_repeated(calls, core)) != {0}
+    assert {core.each(step, path).redundant_bytes["repeat_kv copies"]} == set(bytes_of_repeated(calls, core)) != {0}
 
 
 MODELS = (("smollm2-135m", torch.float32), ("smollm2-135m", torch.bfloat16), ("deepseek-v2-lite", torch.float32))
@@ -185,7 +185,7 @@ def test_a_mask_makes_the_kernel_run_the_whole_rectangle() -> None:
     assert core.each(Step(1, 20, 0), ExecutionPath()).executed_flops == 210 * flops_per_pair
 
 
-def test_int8_conversions_of_one_product() -> None:
+def test_int8_conversions_of_one_matmul() -> None:
     """10 rows of 64 in bfloat16 are cast to float16, quantised to int8 and multiplied into 128 int32 outputs.
 
     The cast reads 2 bytes, writes 2 and reads 2. The int8 is written and read. The product, 10 x 128 x 4 bytes, is
@@ -195,7 +195,7 @@ def test_int8_conversions_of_one_product() -> None:
 
     weight = stored(Linear8bitLt(64, 128, bias=False, has_fp16_weights=False))
     conversions = weight.conversion_bytes(10, torch.bfloat16, 0)
-    assert conversions == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_PRODUCTS: 2 * 10 * 128 * 4}
+    assert conversions == {Cause.INT8_INPUTS: 10 * 64 * (2 + 2 + 2 + 1 + 1), Cause.INT32_MATMULS: 2 * 10 * 128 * 4}
     assert weight.conversion_bytes(10, torch.float16, 0)[Cause.INT8_INPUTS] == 10 * 64 * (1 + 1)
     assert Cause.OUTLIERS in weight.conversion_bytes(10, torch.float16, 3)
     assert weight.conversion_flops(10, 3) == {Cause.OUTLIERS: 2 * 10 * 3 * 128}
@@ -218,8 +218,8 @@ def test_generate_upcasts_the_last_logits() -> None:
     """Mistral's 32,000 logits are read in 2 bytes, and written and read in 4."""
     [head] = [op for op in walked("mistral-7b-v0.1").of_kind(Linear) if op.group == "lm_head"]
     work = head.work(Step(1, 1, 512), ExecutionPath(upcasts_logits=True))
-    assert work.avoidable_bytes["logits upcast to float32"] == 32_000 * (2 + 4 + 4)
-    assert "logits upcast to float32" not in head.work(Step(1, 1, 512), ExecutionPath()).avoidable_bytes
+    assert work.redundant_bytes["logits upcast to float32"] == 32_000 * (2 + 4 + 4)
+    assert "logits upcast to float32" not in head.work(Step(1, 1, 512), ExecutionPath()).redundant_bytes
 
 
 @pytest.mark.parametrize("window", [None, 24])
@@ -248,11 +248,11 @@ def test_slots_and_heads_of_a_static_cache_are_those_that_transformers_passes(
     assert passed == [int(core.cache(path).keys(step)) if core.masked(step, path) else step.query for step in steps]
     live = [step.query + min(step.context, (window or slots) - 1) for step in steps]
     empty = [keys - tokens for keys, tokens in zip(passed, live, strict=True)]
-    unfilled = [core.each(step, path).avoidable_bytes[Cause.UNFILLED_SLOTS] for step in steps]
+    unfilled = [core.each(step, path).redundant_bytes[Cause.UNFILLED_SLOTS] for step in steps]
     assert unfilled == [max(0, slots) * 2 * 2 * 16 * 4 for slots in empty]
-    counted = [float(core.each(step, path).avoidable_bytes.get(Cause.ROLLED_WINDOWS, 0)) for step in steps]
+    counted = [float(core.each(step, path).redundant_bytes.get(Cause.ROLLED_WINDOWS, 0)) for step in steps]
     assert counted == copied
-    on_cpu = [core.each(step, path).avoidable_bytes for step, path in zip(steps, paths, strict=True)]
+    on_cpu = [core.each(step, path).redundant_bytes for step, path in zip(steps, paths, strict=True)]
     assert [bytes_[Cause.REPEATED_HEADS] for bytes_ in on_cpu] == bytes_of_repeated(calls, core)
 
 

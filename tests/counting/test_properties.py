@@ -23,7 +23,7 @@ from profiler.counting.model_numbers import ModelNumbers, model_numbers
 from profiler.counting.operators import Experts, Linear, ModelWork, padded_work
 from profiler.counting.pairs import causal_pairs
 from profiler.counting.walk import walk
-from profiler.data.roof_set import roofs_called
+from profiler.data.ceiling_set import ceilings_called
 from profiler.errors import RequestError
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Step, Work
@@ -88,7 +88,7 @@ def test_kv_traffic_as_a_multiple_of_the_minimum(mistral: ModelWork, path: Execu
     work = mistral.work(Step(1, 1, 512), path)
     minimum = work.kv_read_bytes + work.kv_write_bytes
     kv_causes = {"cache copies", "repeat_kv copies", "unfilled cache slots"}
-    extra = sum(value for cause, value in work.avoidable_bytes.items() if cause in kv_causes)
+    extra = sum(value for cause, value in work.redundant_bytes.items() if cause in kv_causes)
     assert (minimum + extra) / minimum == pytest.approx(multiple, rel=0.005)
 
 
@@ -152,10 +152,10 @@ def test_latent_attention_is_expanded_again_at_every_step() -> None:
     work = work_of("deepseek-v2-lite").work(Step(1, 1, 1000))
     assert (work.kv_read_bytes, work.kv_write_bytes) == (1000 * 576 * 27 * 2, 576 * 27 * 2)
     expanding, spared = 2 * 512 * 16 * 256 * 1000, 2 * 16 * (576 + 512 - 192 - 128) * 1001
-    assert work.avoidable_flops["latent expanded again"] == 27 * (expanding - spared)
+    assert work.redundant_flops["latent expanded again"] == 27 * (expanding - spared)
 
 
-def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
+def test_the_bytes_of_a_latent_go_with_the_matmuls_over_it() -> None:
     """2 x 16 x (576 + 512) FLOPs per position over its 1,152 bytes are 30 FLOP/byte in decode.
 
     With V3's 128 heads they are 242, above an H200's 206. A prompt is expanded once: 2 x 16 x (192 + 128) per pair.
@@ -173,7 +173,7 @@ def test_the_bytes_of_a_latent_go_with_the_products_over_it() -> None:
     assert few.model_flops == (128 * 4096 + 128 * 129 // 2) * 2 * 16 * 1088
     assert many.model_flops == (512 * 4096 + 512 * 513 // 2) * 2 * 16 * 320 + 4096 * 2 * 512 * 16 * 256
     for work, pairs in ((decode, 4 * 8193), (few, 128 * 4096 + 128 * 129 // 2)):
-        unmasked = work.executed_flops - work.avoidable_flops[Cause.MASKED_SCORES]
+        unmasked = work.executed_flops - work.redundant_flops[Cause.MASKED_SCORES]
         assert unmasked == pairs * 2 * 16 * 320, "executed work is that of transformers"
 
 
@@ -182,7 +182,7 @@ def test_a_linear_layer_of_4096() -> None:
     assert matmul(1, 4096, 4096, "float16").intensity == pytest.approx(1.0, abs=1e-3)
     assert matmul(512, 4096, 4096, "float16").intensity == pytest.approx(409.6)
     assert matmul(1024, 4096, 4096, "float16").intensity == pytest.approx(682.67, abs=0.01)
-    # The large product of an ungated Llama-2, 2048 x 4096 into 16384: 8Pd^2 / s(Pd + 4d^2 + 4Pd).
+    # The large matmul of an ungated Llama-2, 2048 x 4096 into 16384: 8Pd^2 / s(Pd + 4d^2 + 4Pd).
     assert matmul(2048, 16384, 4096, "float16").intensity == pytest.approx(1260, abs=1)
 
 
@@ -200,8 +200,8 @@ def test_attention_in_one_kernel() -> None:
 
 def grid_of(model: str, *, gpus: str = "", **sizes: list[int]) -> GridCount:
     lens = {"batch_sizes": [1], "prompt_lens": [], "context_lens": [], **sizes}
-    roofs = [roofs_called(name) for name in gpus.split(",") if name]
-    return count_grid(model, counted_model(resolve(model)), "none", gpus=roofs, **lens)
+    ceilings = [ceilings_called(name) for name in gpus.split(",") if name]
+    return count_grid(model, counted_model(resolve(model)), "none", gpus=ceilings, **lens)
 
 
 MODELS = ("smollm2-135m", "mixtral-8x7b", "gemma-2-9b", "deepseek-v2-lite")
@@ -222,8 +222,8 @@ def test_each_point_is_the_count_of_its_step(model: str) -> None:
 
 @pytest.fixture(scope="module")
 def llama() -> ModelNumbers:
-    roofs = (roofs_called("H100 SXM"), roofs_called("T4"))
-    return model_numbers(counted_model(resolve("llama-2-7b")), 512, roofs)
+    ceilings = (ceilings_called("H100 SXM"), ceilings_called("T4"))
+    return model_numbers(counted_model(resolve("llama-2-7b")), 512, ceilings)
 
 
 def test_numbers_of_llama_2_7b(llama: ModelNumbers) -> None:
@@ -337,12 +337,12 @@ def test_half_as_long_is_half_of_the_work(phase: Phase) -> None:
     assert found.weight_bytes == each[0].weight_bytes
     assert found.executed_flops == whole.executed_flops
     linears = [padded_work(op, key, ragged.requests, path) for op in model.of_kind(Linear) if op.rows == "tokens"]
-    share = sum(w.avoidable_flops[Cause.PADDING] for w in linears) / sum(w.executed_flops for w in linears)
+    share = sum(w.redundant_flops[Cause.PADDING] for w in linears) / sum(w.executed_flops for w in linears)
     # A linear sees every position of a prompt, and a quarter is padding. A step sees one token of each prompt.
     assert share == (0.25 if phase == "prefill" else 0)
     if phase == "decode":
         # A row has 128 + 4 cached positions, and 64 are padding in two of four rows: keys and values of 2 layers.
-        assert found.avoidable_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4
+        assert found.redundant_bytes[Cause.PADDING] == 2 * 64 * 2 * 64 * 2 * 4
 
 
 def test_weights_of_another_dtype() -> None:

@@ -93,7 +93,7 @@ def test_a_block_that_runs_again_has_its_bytes_once(model_type: str, unread: int
     model = build_on_meta(configs(model_type)[0], torch.bfloat16)
     done = walk(model).work(Step(1, 1, 10))
     assert done.weight_bytes == sum(each.nbytes for each in model.parameters()) - unread
-    assert done.avoidable_bytes[Cause.REREAD_WEIGHTS] > 0
+    assert done.redundant_bytes[Cause.REREAD_WEIGHTS] > 0
 
 
 @pytest.mark.slow
@@ -120,7 +120,7 @@ def test_a_step_of_text_runs_only_the_decoder(model_type: str, parts: list[str])
 
 
 HERE = Path(__file__).parent
-# 5.17 has no `pack_gqa`, and its rotary angles are a matrix product. It needs an older hub library, which needs httpx.
+# 5.17 has no `pack_gqa`, and its rotary angles are a matmul. It needs an older hub library, which needs httpx.
 PACKAGES = ("transformers==5.17.0", "huggingface-hub<2", "httpx", "httpcore", "h11")
 
 

@@ -30,8 +30,8 @@ from profiler.device.telemetry import (
     nvml_source,
     source_for,
 )
+from profiler.facts.repetitions import Repetition
 from profiler.facts.telemetry import ActiveShares, Contention, Reading, Timeline, complaints, health
-from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell
 
 SOURCE = Path(__file__).with_name("nvml.c")
@@ -248,8 +248,8 @@ def test_a_falling_clock_is_reported() -> None:
     assert complaints([Reading(clock_hz=1.9e9)] * 5) == []
 
 
-def test_activity_is_only_that_of_the_visits() -> None:
-    """Readings between two visits belong to another cell, and so do those in the first second of a visit."""
+def test_activity_is_only_that_of_the_repetitions() -> None:
+    """Readings between two repetitions belong to another cell, and so do those in the first second of a repetition."""
     readings = [
         Reading(sm_active=share, memory_active=share / 2, clock_hz=1e9, at_unix_s=at)
         for at, share in ((0.5, 0.1), (1.5, 0.9), (5.0, 0.1), (10.5, 0.1), (11.5, 0.7), (12.0, 0.8))
@@ -263,17 +263,17 @@ def test_activity_is_only_that_of_the_visits() -> None:
 def test_the_power_cap_of_a_prefill_is_not_the_decode_steps() -> None:
     """Power is averaged over up to a second, so a reading early in the loop may be about the prefill before it."""
     cell = Cell(16, 512, 32)
-    visit = Visit(cell, 0, 0.24, (0.03,) * 60, 2.1, (), None, 100.0, ttft_s=0.25, loop_s=1.8)
-    assert visit.spans("prefill")[0] == (100.0, 0.25)
-    [(start, seconds)] = visit.spans("decode")
+    repetition = Repetition(cell, 0, 0.24, (0.03,) * 60, 2.1, (), None, 100.0, ttft_s=0.25, loop_s=1.8)
+    assert repetition.spans("prefill")[0] == (100.0, 0.25)
+    [(start, seconds)] = repetition.spans("decode")
     assert (start, seconds) == (pytest.approx(100.3), 1.8)
     readings = [Reading(throttle=("power cap",), at_unix_s=at) for at in (100.2, 100.5)]
     readings.append(Reading(throttle=(), at_unix_s=101.8))
     timeline = Timeline(readings)
-    assert timeline.throttled(visit.spans("prefill"), "prefill") == ("power cap",)
-    assert timeline.throttled(visit.spans("decode"), "decode") == ()
+    assert timeline.throttled(repetition.spans("prefill"), "prefill") == ("power cap",)
+    assert timeline.throttled(repetition.spans("decode"), "decode") == ()
     late = Timeline([*readings, Reading(throttle=("power cap",), at_unix_s=101.9)])
-    assert late.throttled(visit.spans("decode"), "decode") == ("power cap",)
+    assert late.throttled(repetition.spans("decode"), "decode") == ("power cap",)
 
 
 _SPIN = "import time; end = time.time() + 60\nwhile time.time() < end: pass"

@@ -20,13 +20,13 @@ from profiler.checks.doctor import Examination
 from profiler.comparison.documents import ComparisonDocument, GateDocument
 from profiler.count.grid import GridDocument
 from profiler.counting.count import CountDocument
-from profiler.facts.roofs import Ceilings
+from profiler.facts.ceilings import Ceilings
 from profiler.judge.cells import CellResult
 from profiler.loading.source import Preset
 from profiler.place.place import PlacedFile
 from profiler.predict.result import ForecastDocument
 from profiler.rent.command import RentDocument
-from profiler.report.device import GpuEntry, LinkDocument, RoofsContext
+from profiler.report.device import CeilingsContext, GpuEntry, LinkDocument
 from profiler.store.document import RunDocument
 from profiler.why_slow.render import WhyDocument
 
@@ -41,7 +41,7 @@ TYPES: dict[str, tuple[str, Any]] = {
     "why": ("`why`, and `why.json`", WhyDocument),
     "count": ("`count`", CountDocument),
     "count-grid": ("`count` over a grid", GridDocument),
-    "ceilings": ("`ceilings`", (Ceilings, RoofsContext)),
+    "ceilings": ("`ceilings`", (Ceilings, CeilingsContext)),
     "ceilings-link": ("`ceilings --link`", LinkDocument),
     "doctor": ("`doctor`", Examination),
     "gpus": ("`gpus`", list[GpuEntry]),

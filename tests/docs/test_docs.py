@@ -89,7 +89,7 @@ def test_a_schema_is_one_and_follows_from_the_types(name: str) -> None:
 
 
 DESCRIBED = {
-    "RunDocument", "CellResult", "CellEvidence", "Lever", "Roof", "Change", "GateDocument", "ForecastCell", "Offer",
+    "RunDocument", "CellResult", "CellEvidence", "ChangeEffect", "Ceiling", "Change", "GateDocument", "ForecastCell", "Offer",
     "Finding",
 }  # fmt: skip
 """The objects that people use most, by their type."""

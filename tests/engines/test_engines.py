@@ -341,9 +341,9 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return record
 
 
-def _visits(engine: CompileEngine, prompt: int, slots: int, visits: int = 2, steps: int = 6) -> None:
+def _repetitions(engine: CompileEngine, prompt: int, slots: int, repetitions: int = 2, steps: int = 6) -> None:
     with torch.inference_mode():
-        for _ in range(visits):
+        for _ in range(repetitions):
             engine.prepare(2, slots)
             state = engine.prefill(torch.ones(2, prompt, dtype=torch.long), slots)
             for _ in range(steps):
@@ -378,14 +378,14 @@ def test_a_shape_is_compiled_once_and_no_position_is_an_input(
     The host counts the position of a moving window: compiled code may take it as an input, but captures nothing.
     """
     engine = CompileEngine(small_model(kind), Capturing(CPU))
-    _visits(engine, prompt=slots - 10, slots=slots, visits=1)
+    _repetitions(engine, prompt=slots - 10, slots=slots, repetitions=1)
     first = len(compiled.compilations)
     assert pieces in (None, first)
     assert set(compiled.compilations) == {mode}
     assert compiled.numbers == [] or slots > WINDOW
     for prompt in (slots - 10, slots - 12):
-        _visits(engine, prompt=prompt, slots=slots)
-        assert len(compiled.compilations) == first, "later visits and other depths reuse the compiled code"
+        _repetitions(engine, prompt=prompt, slots=slots)
+        assert len(compiled.compilations) == first, "later repetitions and other depths reuse the compiled code"
 
 
 @pytest.mark.slow
@@ -397,7 +397,7 @@ def test_every_shape_is_compiled_by_itself_and_pieces_without_a_cuda_graph_count
     compiled.skips = skips
     engine = CompileEngine(small_model("Llama"), Capturing(CPU))
     for slots in (16, 24, 32):
-        _visits(engine, prompt=6, slots=slots, visits=1)
+        _repetitions(engine, prompt=6, slots=slots, repetitions=1)
     assert engine.graph_skips == skips * len(compiled.compilations) == 3 * skips
     assert len(compiled.compilations) == 3
     assert compiled.numbers == []

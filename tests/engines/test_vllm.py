@@ -18,13 +18,13 @@ import profiler
 from profiler.counting.memory_need import cache_bytes
 from profiler.counting.walk import walk
 from profiler.engines.vllm import VllmEngine
-from profiler.errors import NoRoomError, RequestError
-from profiler.facts.visits import Gap, Visit
+from profiler.errors import NoFreeMemoryError, RequestError
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.breakdown import TERMS
 from profiler.loading.load import load
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import VisitContext, visit
+from profiler.measure.sweep import RepetitionContext, repetition
 from profiler.run.judge_folder import judge_folder
 from profiler.run.options import Options
 from profiler.run.validate import prepare
@@ -98,13 +98,13 @@ def test_a_prefill_and_its_steps_add_up_to_one_call(engine: VllmEngine) -> None:
 
 def test_a_full_cache_gives_no_number_and_does_not_affect_the_next_cell(engine: VllmEngine) -> None:
     """Ten prompts of 500 tokens need 40 blocks, and 39 are usable: not all of them can be stepped together."""
-    with pytest.raises(NoRoomError, match="iterations for 79 steps of 10 sequences"):
+    with pytest.raises(NoFreeMemoryError, match="iterations for 79 steps of 10 sequences"):
         engine.times(prompts(10, 500), 80)
-    gap = visit(engine, Cell(10, 500, 80, engine="vllm"), 0, VisitContext(HOST, Prompts(VOCAB)))
+    gap = repetition(engine, Cell(10, 500, 80, engine="vllm"), 0, RepetitionContext(HOST, Prompts(VOCAB)))
     assert isinstance(gap, Gap)
     assert gap.status == "oom"
-    timed = visit(engine, Cell(3, 40, 24, engine="vllm"), 0, VisitContext(HOST, Prompts(VOCAB)))
-    assert isinstance(timed, Visit)
+    timed = repetition(engine, Cell(3, 40, 24, engine="vllm"), 0, RepetitionContext(HOST, Prompts(VOCAB)))
+    assert isinstance(timed, Repetition)
     assert timed.decode_s[0] == timed.decode_s[1]
     assert timed.energy_j is None
 
@@ -113,7 +113,7 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     run = profiler.profile(
         str(folder), prompt_lens=[16], batch_sizes=[1, 2], new_tokens=8, engine="eager,vllm", weights="random",
-        budget_s=2, no_levers=True, out=tmp_path / "run",
+        budget_s=2, no_trials=True, out=tmp_path / "run",
     )  # fmt: skip
     table = csv.DictReader((run.folder / "cells.csv").read_text().splitlines())
     rows = {(row["engine"], row["phase"], row["batch_size"]): row for row in table}
@@ -123,7 +123,7 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
         assert sum(float(row[term]) for term in TERMS) == pytest.approx(float(row["latency_s"]))
         if name == "vllm":
             assert float(row["engine_s"]) > 0
-            assert [float(row[term]) for term in ("kernel_s", "dequantise_s", "dispatch_s", "link_s")] == [0.0] * 4
+            assert [float(row[term]) for term in ("kernel_s", "dequantise_s", "overhead_s", "link_s")] == [0.0] * 4
         else:
             assert float(row["engine_s"]) == 0
     for phase in ("prefill", "decode"):

@@ -22,8 +22,8 @@ from profiler.counting.memory_need import memory_need, path_on
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import operator_work
 from profiler.counting.preset_counts import CountedModel
+from profiler.data.ceiling_set import ceilings_called
 from profiler.data.datasheets import gpu_called, gpus
-from profiler.data.roof_set import roofs_called
 from profiler.explore.command import MOST_BYTES, explore_page
 from profiler.explore.document import ExploreDocument, explore_document, grid_values
 from profiler.facts.step import ExecutionPath, Step, Work
@@ -34,7 +34,7 @@ POINTS = 50
 LIMITS = {
     "m": ("memory", False), "M": ("memory", True), "c": ("compute", False), "C": ("compute", True), "-": (None, False)
 }  # fmt: skip
-"""The roof that bounds a step, and whether it is tight, by the page's letter."""
+"""The ceiling that bounds a step, and whether it is tight, by the page's letter."""
 SCRIPT = Path(profiler.explore.__file__).with_name("explore.js").read_text(encoding="utf-8")
 
 
@@ -119,7 +119,7 @@ def test_the_largest_batch_is_the_last_that_fits(document: ExploreDocument) -> N
     """At the same context, `count` has a largest batch between that of the page and the next one."""
     page, context = Page(document), document.contexts.index(512)
     largest = page.ask(f"largestBatch(data, 0, 1, {context})")
-    [numbers] = model_numbers(counted_model(resolve("mistral-7b-v0.1")), 512, (roofs_called("H100 SXM"),)).gpus
+    [numbers] = model_numbers(counted_model(resolve("mistral-7b-v0.1")), 512, (ceilings_called("H100 SXM"),)).gpus
     following = document.batches[document.batches.index(largest) + 1]
     assert largest <= numbers.largest_batch < following
 

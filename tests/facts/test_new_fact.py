@@ -72,9 +72,9 @@ def test_facts_that_left_are_passed_over_and_unknown_ones_are_not(tmp_path: Path
 
 def test_what_an_older_version_stored_of_vllm_is_passed_over() -> None:
     lines = (Path(__file__).parents[1] / "data" / "tiny_run" / SAMPLES_FILE).read_text().splitlines()
-    visit = next(record for record in map(json.loads, lines) if record["kind"] == "visit")
+    repetition = next(record for record in map(json.loads, lines) if record["kind"] == "visit")
     iterations = [{"prefill_requests": 1, "prefill_tokens": 8, "decode_requests": 0, "decode_tokens": 0, "waiting": 0}]
-    assert fact_of({**visit, "scheduled": iterations, "cache_used_bytes": 1 << 20}) == fact_of(visit)
+    assert fact_of({**repetition, "scheduled": iterations, "cache_used_bytes": 1 << 20}) == fact_of(repetition)
     owned = {"version": "0.32.0", "load_s": 9.5, "weight_bytes": 5, "cache_bytes": 7}
     more = {"how": "compiled", "cache_tokens": 1280, "block_tokens": 128, "tokens_an_iteration": 4096}
     assert TypeAdapter(OwnedModel).validate_python(owned | more) == OwnedModel(**owned)  # type: ignore[arg-type]

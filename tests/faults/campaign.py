@@ -46,7 +46,7 @@ BRIEF: Mapping[str, Any] = {
     "profiler.device.contention.ForeignLoad.cores": lambda _: 0.0,
     "profiler.report.write.write_reports": lambda *_, **__: (),
 }
-"""What is shorter: roofs, and no reports, whose pages and pictures take seconds. No other process is busy."""
+"""What is shorter: ceilings, and no reports, whose pages and pictures take seconds. No other process is busy."""
 SIMULATOR = "/simulated/"
 """Its own calls do not fail."""
 NOT_READY, ILLEGAL_ADDRESS, INVALID_VALUE = 600, 700, 1
@@ -212,16 +212,16 @@ class Seam:
 
     @contextlib.contextmanager
     def installed(self, world: World) -> Iterator[None]:
-        begin, visit = Stages.begin, sweep.visit
+        begin, repetition = Stages.begin, sweep.repetition
 
         def begun(stages: Stages, name: str, text: str = "") -> None:
             self._stage = name
             begin(stages, name, text)
 
-        def visited(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
+        def timed(engine: Any, cell: Any, *args: Any, **kwargs: Any) -> Any:
             self._cell = f"{cell.engine}/{cell.batch_size}/{cell.depth}"
             try:
-                return visit(engine, cell, *args, **kwargs)
+                return repetition(engine, cell, *args, **kwargs)
             finally:
                 self._cell = ""
 
@@ -233,7 +233,7 @@ class Seam:
                 with contextlib.suppress(ImportError, ValueError):  # a library that is missing, an event of the GPU
                     stack.enter_context(mock.patch(api, self._wrapped(api, pkgutil.resolve_name(api))))
             stack.enter_context(mock.patch.object(Stages, "begin", begun))
-            stack.enter_context(mock.patch.object(sweep, "visit", visited))
+            stack.enter_context(mock.patch.object(sweep, "visit", timed))
             yield
 
 
@@ -249,9 +249,9 @@ def ran(name: str, model: Path, folder: Path, fault: Fault | None = None, *, res
 
 
 def _run(name: str, model: Path, folder: Path, fault: Fault | None, *, resume: bool = False) -> Ran:
-    asked, truth = SCENARIOS[name]
-    options = {"resume": folder} if resume else {**asked.options(), "out": folder, "weights": "random"}
-    more = flags({**options, "no_levers": True, "device": "cuda"})
+    requested, truth = SCENARIOS[name]
+    options = {"resume": folder} if resume else {**requested.options(), "out": folder, "weights": "random"}
+    more = flags({**options, "no_trials": True, "device": "cuda"})
     words = ["roofscope", "run", str(model), *more, "--quiet", "--plain"]
     out, err, code, seam = io.StringIO(), io.StringIO(), None, Seam(fault)
     with simulated(truth) as world, contextlib.ExitStack() as stack:
@@ -292,13 +292,13 @@ SUBJECT = ("kind", "cell", *KEY, "link", "operator", "way")
 COUNTS = ("model_flops", "model_bytes", "executed_flops", "executed_bytes", "intensity")
 TIMES = ("latency_s", "ttft_s", "first_step_s", "issue_s")
 SAMPLES = {
-    "samples", "visits", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s", "ttft_p90_s", "ttft_p99_s"
+    "samples", "repetitions", "stopped", "latency_low_s", "latency_high_s", "p90_s", "p99_s", "ttft_p90_s", "ttft_p99_s"
 }  # fmt: skip
-"""Columns that may lose or gain values where a sweep has fewer or more visits."""
+"""Columns that may lose or gain values where a sweep has fewer or more repetitions."""
 COUNTING = {"the choice of kernels", "bitsandbytes' choice of 4-bit kernels"}
 """Parts of a run without which executed work is counted by another rule."""
-TICKS_S, OTHER_VISITS, FALSE = 1.01e-6, 0.01, 0.05
-"""Two ticks of a CUDA event; what another number of visits may change; and from where on a figure is false."""
+TICKS_S, OTHER_REPETITIONS, FALSE = 1.01e-6, 0.01, 0.05
+"""Two ticks of a CUDA event; what another number of repetitions may change; and from where on a figure is false."""
 MOST_EXTRA_S = 60.0
 """Simulated seconds that a fault may add to a run."""
 
@@ -422,7 +422,7 @@ def _resumed(recording: Recorded, resumed: Ran, after: State | None) -> Iterator
 
 
 def _moved(before: dict[str, str], row: dict[str, str], counts: Sequence[str]) -> Iterator[str]:
-    share = 0.0 if before["visits"] == row["visits"] else OTHER_VISITS
+    share = 0.0 if before["repetitions"] == row["repetitions"] else OTHER_REPETITIONS
     changed = [name for name in counts if before[name] != row[name]]
     changed += [name for name in TIMES if _differs(before[name], row[name], share, TICKS_S)]
     cell = "/".join(row[name] for name in KEY)

@@ -57,5 +57,7 @@ def test_a_card_that_is_lost(known: Recorded, tmp_path: Path) -> None:
     assert "illegal memory access" in first.err
     assert 0 < sum(row["status"] == "ok" for row in lost.rows.values()) < len(known.state.rows)
     assert (tmp_path / "samples.jsonl").read_text().startswith(before)
-    visits = [(one["prompt_len"], one["batch_size"], one["round"]) for one in read_records(tmp_path) if "round" in one]
-    assert len(visits) == len(set(visits))
+    repetitions = [
+        (one["prompt_len"], one["batch_size"], one["round"]) for one in read_records(tmp_path) if "round" in one
+    ]
+    assert len(repetitions) == len(set(repetitions))

@@ -47,8 +47,8 @@ def test_cells_are_counted_from_the_config_alone(known: RunFacts) -> None:
             assert column.flops[index] == item.flops
             assert column.weight_bytes[index] == item.weight_bytes
             assert column.kv_bytes[index] == item.kv_bytes
-            assert sum(values[index] for values in column.avoidable_bytes.values()) == sum(
-                item.avoidable_bytes.values()
+            assert sum(values[index] for values in column.redundant_bytes.values()) == sum(
+                item.redundant_bytes.values()
             )
         need = known.trained.measured.demanded.need.at(np.array(index))
         assert need.peak_bytes == pytest.approx(known.facts.predicted_peak_bytes[key.cell], rel=0.01)
@@ -63,14 +63,14 @@ def test_the_model_is_the_split() -> None:
     results = {result.key: result for result in judge_run(known.facts).cells}
     for index, key in enumerate(known.facts.grid.keys):
         result = results[key]
-        for name in ("weights_s", "kv_s", "compute_s", "dispatch_s"):
+        for name in ("weights_s", "kv_s", "compute_s", "overhead_s"):
             assert getattr(terms, name)[index] == pytest.approx(getattr(result, name), rel=1e-6, abs=1e-9), name
     judged = [results[key] for key in known.facts.grid.keys]
-    explained = np.array([result.latency_s - result.unexplained_s - result.avoidable_s for result in judged])
-    off = np.abs((terms.total_s - terms.avoidable_s) / explained - 1)
+    explained = np.array([result.latency_s - result.unexplained_s - result.redundant_s for result in judged])
+    off = np.abs((terms.total_s - terms.redundant_s) / explained - 1)
     assert np.median(off) < 0.02
     # A cache serves what a kernel wrote at least as fast as memory; the run's split counts it all as memory traffic.
-    assert np.all(terms.avoidable_s <= 1.001 * np.array([result.avoidable_s for result in judged]))
+    assert np.all(terms.redundant_s <= 1.001 * np.array([result.redundant_s for result in judged]))
 
 
 def test_held_out_cells_are_not_seen(known: RunFacts) -> None:
@@ -93,19 +93,20 @@ def test_the_intervals_of_a_real_run_hold_nine_in_ten_of_what_they_have_not_seen
 
 
 def planted(known: RunFacts, overlaps: bool = False) -> tuple[MeasuredCells, DeviceRates, Callable[[Any], Any]]:
-    """The same cells on a simulated device: kernels at 40 % of their roof, steps 7 % above the sum of their terms."""
+    """The same cells on a simulated device: kernels at 40 % of their ceiling, steps 7 % above the sum of their
+    terms."""
     device = replace(known.trained.fitted.device, overlaps=overlaps)
     demanded = known.trained.measured.demanded
     rates = {column.operator: device.ceilings.compute_flops_per_s(column.dtype) for column in demanded.columns}
 
-    def roof_s(column: Any, bandwidth: Any) -> Any:
+    def ceiling_s(column: Any, bandwidth: Any) -> Any:
         return np.maximum(column.flops / rates[column.operator], column.model_bytes / bandwidth) / column.count
 
     def bandwidth_of(some: Any) -> Any:
         return device.ceilings.memory_bytes_per_s_for(sum(column.model_bytes for column in some.columns))
 
     replayed = {
-        column.operator: roof_s(column, bandwidth_of(demanded)) / 0.4
+        column.operator: ceiling_s(column, bandwidth_of(demanded)) / 0.4
         for column in demanded.columns
         if isinstance(column.source, Linear | AttentionCore)
     }
@@ -186,13 +187,14 @@ def test_a_forecast_that_contradicts_larger_cells_is_refused(known: RunFacts) ->
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0])
-def test_the_twin_of_a_batch_without_a_cell_changes_no_forecast(slower: float) -> None:
-    """An H100's run without its cells of batch 4: the decode steps took 24.1 and 26.2 ms, whatever its twin took."""
+def test_the_overhead_model_of_a_batch_without_a_cell_changes_no_forecast(slower: float) -> None:
+    """An H100's run without its cells of batch 4: the decode steps took 24.1 and 26.2 ms, whatever its overhead model
+    took."""
     known = run_facts(REFERENCE / "mistral-7b-h100")
-    twin = {
-        key: replace(item, step_s=slower * item.step_s) for key, item in known.facts.dispatch.items() if key[2] == 4
+    overhead_model = {
+        key: replace(item, step_s=slower * item.step_s) for key, item in known.facts.overhead.items() if key[2] == 4
     }
-    facts = replace(known.facts, dispatch={**known.facts.dispatch, **twin})
+    facts = replace(known.facts, overhead={**known.facts.overhead, **overhead_model})
     rows = [row for row in known.run.measured if row.batch_size != 4]
     steps = StepArrays.of([key for key in facts.grid.keys if key.cell.batch_size == 4 and key.phase == "decode"])
     trained = train_on(facts, rows, lambda keys: known.demanded(StepArrays.of(keys)), "eager")

@@ -44,14 +44,14 @@ def test_float32_runs_under_the_peak_of_float32() -> None:
     # NVIDIA's T4 datasheet has 65 TFLOP/s of FP16 in tensor cores, and none of BF16.
     wanted = ForecastRequest(prompt_lens="512", batch_sizes="1")
     assert forecast_on("llama-3.1-8b", "T4", wanted).precision == "float16"
-    with pytest.raises(RequestError, match="no peak for products in bfloat16; use --dtype float16"):
+    with pytest.raises(RequestError, match="no peak for matmuls in bfloat16; use --dtype float16"):
         forecast_on("llama-3.1-8b", "T4", replace(wanted, dtype="bfloat16"))
 
 
 def test_a_context_equal_to_the_limit_is_not_too_long() -> None:
-    """New tokens count only if they were asked for. The cell has the name of the context that was asked for."""
-    for asked in ({"context_lens": "131072"}, {"prompt_lens": "131072"}):
-        answer = forecast_on("llama-3.1-8b", CARD, ForecastRequest(**asked, batch_sizes="1"))
+    """New tokens count only if they were requested. The cell has the name of the context that was requested."""
+    for requested in ({"context_lens": "131072"}, {"prompt_lens": "131072"}):
+        answer = forecast_on("llama-3.1-8b", CARD, ForecastRequest(**requested, batch_sizes="1"))
         assert cell(answer, "decode").name == "decode 1 x 131072"
     for more in (ForecastRequest(context_lens="131073"), ForecastRequest(context_lens="131072", new_tokens=8)):
         with pytest.raises(RequestError, match="limit is 131072"):
@@ -109,7 +109,7 @@ def test_dense_copies_that_fit_the_l2_are_no_bound() -> None:
         assert decode.other_bytes[0] > 4 * weights
 
 
-def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
+def test_a_latent_that_is_expanded_again_costs_its_matmuls() -> None:
     """DeepSeek-V2-Lite: 27 layers expand the latents (512) of 64 x 2064 tokens to 16 heads of 256 in every step."""
     decode = cell(forecast_on("deepseek-v2-lite", CARD, ForecastRequest("2048", "64", new_tokens=32)), "decode")
     tokens = 64 * 2064
@@ -119,12 +119,12 @@ def test_a_latent_that_is_expanded_again_costs_its_products() -> None:
     assert decode.low_s > max(expanded_flops / 312e12, moved_bytes / BYTES_PER_S) > 40e-3
 
 
-def test_what_a_step_loses_is_dispatch_only_where_the_host_is_slower() -> None:
-    """4096 tokens of Mistral-7B take 14.2 GFLOP each: 0.9 s at 65 TFLOP/s, and no host dispatches that long."""
+def test_what_a_step_loses_is_overhead_only_where_the_host_is_slower() -> None:
+    """4096 tokens of Mistral-7B take 14.2 GFLOP each: 0.9 s at 65 TFLOP/s, and no host launches that long."""
     on_t4 = forecast_on("mistral-7b-v0.1", "T4", ForecastRequest("512", "8", quant="nf4"))
     prefill = cell(on_t4, "prefill")
     assert prefill.terms["compute_s"] == pytest.approx(4096 * 14.2e9 / 65e12, rel=0.05)
-    assert (prefill.terms["dispatch_s"], prefill.regime) == (0.0, "kernel-bound")
+    assert (prefill.terms["overhead_s"], prefill.regime) == (0.0, "slow-kernels")
     fast = cell(forecast_on("mistral-7b-v0.1", "H100 SXM", ForecastRequest("128", "1")), "decode")
     assert (fast.terms["kernel_s"], fast.regime) == (0.0, "overhead-bound")
 

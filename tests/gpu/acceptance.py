@@ -3,7 +3,7 @@
 It is one call from any folder, and needs no installed roofscope and no network: models are cards with random weights,
 sized by the card's memory. It takes at most `--minutes` (9), and writes two files to FOLDER. scoreboard.json is written
 again after every check, so a killed call loses nothing; runs.tar.gz has the runs and their pictures. Skipped checks are
-listed with their reason. `--only roofs,trace` runs some groups, so several calls can share the work, each with a
+listed with their reason. `--only ceilings,trace` runs some groups, so several calls can share the work, each with a
 different FOLDER. It changes no setting of the card.
 
 A bare image with torch and transformers often lacks only pydantic, pydantic-core, annotated-types and
@@ -57,10 +57,10 @@ Groups = dict[str, Callable[["Bench"], Iterable["Attempt"]]]
 
 def groups() -> Groups:
     """Return the groups of checks, the quickest to learn from first; those that may fill the card's memory are last."""
-    from claims import counts, doubling, formats, machine, recovery, roofs, times, tokens, trace
+    from claims import ceilings, counts, doubling, formats, machine, recovery, times, tokens, trace
 
     return {
-        "installation": machine.installation, "recovery": recovery.attempts, "roofs": roofs.attempts,
+        "installation": machine.installation, "recovery": recovery.attempts, "roofs": ceilings.attempts,
         "trace": trace.attempts, "time": times.attempts, "counters": machine.counters,
         "tokens": tokens.attempts, "bytes": counts.attempts,
         "precision": formats.attempts, "telemetry": machine.telemetry,
@@ -203,7 +203,7 @@ def main() -> int:
     if not options.dry_run and not torch.cuda.is_available():
         return _refused("no CUDA device answers; --dry-run runs the script on a CPU.")
     with tempfile.TemporaryDirectory(prefix="roofscope-acceptance-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder  # roofs of another card of this name must not be found
+        os.environ["XDG_CACHE_HOME"] = folder  # ceilings of another card of this name must not be found
         bench = _bench(Path(folder), dry_run=options.dry_run, minutes=options.minutes, imports_s=imports_s)
         if options.ncu_target:
             from claims.counts import ncu_target

@@ -24,7 +24,7 @@ from simulated.truth import H100, RTX_4090, Truth
 from simulated.world import simulated
 
 from profiler.device.machine import machine_for
-from profiler.facts.roofs import Ceilings
+from profiler.facts.ceilings import Ceilings
 from profiler.judge.breakdown import TERMS
 from profiler.roofs.measure import measure
 
@@ -58,13 +58,13 @@ def test_dry_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_questions_fit_their_minutes_and_are_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_questions_fit_their_minutes_and_are_requested(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Together they may take 560 s. A CPU answers those of the script's own groups, on the tiny model."""
     script = (ROOT / "tests/gpu/questions.sh").read_text()
-    asked = re.findall(r'^    (?:ask|run) (\S+) (\d+) "', script, re.MULTILINE)
-    assert sum(int(seconds) for _, seconds in asked) <= 560
+    requested = re.findall(r'^    (?:ask|run) (\S+) (\d+) "', script, re.MULTILINE)
+    assert sum(int(seconds) for _, seconds in requested) <= 560
     groups = re.findall(r"--only (\S+)", script)
-    assert set(groups) == {*acceptance.questions(), "counters"} <= {name for name, _ in asked}
+    assert set(groups) == {*acceptance.questions(), "counters"} <= {name for name, _ in requested}
     found = scoreboard(monkeypatch, tmp_path, "--dry-run", "--only", ",".join(groups))
     assert {check["group"] for check in found["checks"] if check["value"]} == set(acceptance.questions())
 
@@ -119,20 +119,20 @@ def test_on_this_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 LABELS = [
     "compute-bound", "memory-bound", "mixed", "overhead-bound", "overhead-bound",
-    "kernel-bound, kernels below the roof", "kernel-bound, dequantisation", "link-bound",
+    "slow-kernels, kernels below the ceiling", "slow-kernels, dequantisation", "link-bound",
 ]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def roofs() -> Ceilings:
+def ceilings() -> Ceilings:
     return measure(HOST, ["float32"], model_dtype="float32")
 
 
 @pytest.mark.timing
 @pytest.mark.slow
-def test_every_known_kernel_gets_its_label_or_none(roofs: Ceilings) -> None:
+def test_every_known_kernel_gets_its_label_or_none(ceilings: Ceilings) -> None:
     """On a shared machine a label may be missing, but it is never a wrong one."""
-    found = list(judged_kernels(HOST, roofs, seconds=1.5))
+    found = list(judged_kernels(HOST, ceilings, seconds=1.5))
     assert [item.kernel.label for item in found] == LABELS
     assert [(item.kernel.name, item.label, item.rounds) for item in found if item.is_wrong] == []
     for item in found:
@@ -141,12 +141,12 @@ def test_every_known_kernel_gets_its_label_or_none(roofs: Ceilings) -> None:
 
 @pytest.mark.timing
 @pytest.mark.slow
-def test_wrong_roofs_move_the_verdict(roofs: Ceilings) -> None:
-    """With three times the memory roof and four times the compute roof, no kernel reaches a roof."""
+def test_wrong_ceilings_move_the_verdict(ceilings: Ceilings) -> None:
+    """With three times the memory ceiling and four times the compute ceiling, no kernel reaches a ceiling."""
     faster = replace(
-        roofs,
-        memory={name: replace(roof, per_s=3 * roof.per_s) for name, roof in roofs.memory.items()},
-        compute={name: replace(roof, per_s=4 * roof.per_s) for name, roof in roofs.compute.items()},
+        ceilings,
+        memory={name: replace(ceiling, per_s=3 * ceiling.per_s) for name, ceiling in ceilings.memory.items()},
+        compute={name: replace(ceiling, per_s=4 * ceiling.per_s) for name, ceiling in ceilings.compute.items()},
     )
     assert [item.label for item in islice(judged_kernels(HOST, faster, seconds=1.5), 2)] == [UNKNOWN, UNKNOWN]
 

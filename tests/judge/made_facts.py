@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from machines import roof
+from machines import ceiling
 
-from profiler.facts.dispatch import Dispatch
+from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import READ, Ceilings
+from profiler.facts.overhead import Overhead
 from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
 from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.judge.breakdown import TERMS, TimeBreakdown
@@ -37,14 +37,14 @@ def facts(
     operators: Sequence[OperatorWork], replays: Mapping[str, Replay] | None = None, *, flops_per_s: float,
     bytes_per_s: float, kind: str = "cuda", host_s: float | None = None, **of_model: Any,
 ) -> Facts:  # fmt: skip
-    """Return the facts of one cell on a device with these roofs."""
+    """Return the facts of one cell on a device with these ceilings."""
     return Facts(
         model=model(**of_model),
         device=DeviceFacts(kind, "made", 1, 1, 1, ""),
         grid=Grid((64,), (1,), 8),
-        ceilings=Ceilings({"float16": roof(flops_per_s)}, {READ: roof(bytes_per_s)}, 1, True),
+        ceilings=Ceilings({"float16": ceiling(flops_per_s)}, {READ: ceiling(bytes_per_s)}, 1, True),
         operators={KEY: operators},
         predicted_peak_bytes={CELL: 1},
-        dispatch={} if host_s is None else {("eager", "decode", 1): Dispatch(host_s, 0.0)},
+        overhead={} if host_s is None else {("eager", "decode", 1): Overhead(host_s, 0.0)},
         replays={KEY: replays or {}},
     )

@@ -14,7 +14,7 @@ from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.answer import Answer, answer_of, budget_for
-from profiler.judge.cells import JudgedCell, Lever, TrialResult
+from profiler.judge.cells import ChangeEffect, JudgedCell, TrialResult
 
 LINE = "from_pretrained(..., dtype=torch.bfloat16)"
 
@@ -96,14 +96,14 @@ def test_a_change_without_a_line_is_measured_and_not_advised() -> None:
     assert changes(found) == ["Measured, not as a line: with one CUDA graph per step the 80.0 ms step takes 20.0 ms."]
 
 
-def computed(saves_s: float, change: ChangeId = ChangeId.COMPILED_STEP, preparing_s: float = 60.0) -> Lever:
-    return Lever(change.value, saves_s, "arithmetic", at_least_s=saves_s, how="a line", id=change,
+def computed(saves_s: float, change: ChangeId = ChangeId.COMPILED_STEP, preparing_s: float = 60.0) -> ChangeEffect:
+    return ChangeEffect(change.value, saves_s, "arithmetic", at_least_s=saves_s, how="a line", id=change,
                  preparing_s=preparing_s)  # fmt: skip
 
 
 def test_a_computed_saving_never_leads() -> None:
     """It follows the tried change and the batch, and is left out if it promises less than was found."""
-    step = cell("decode", 80e-3, result(80e-3, 60e-3), levers=(computed(70e-3),))
+    step = cell("decode", 80e-3, result(80e-3, 60e-3), changes=(computed(70e-3),))
     found = answer(step, cell("decode", 90e-3, batch=8))
     assert [text.split(":")[0] for text in changes(found)] == ["What to change", "8 sequences a step", "Not tried"]
     assert [item.id for item in found.not_tried] == [ChangeId.COMPILED_STEP]
@@ -111,7 +111,7 @@ def test_a_computed_saving_never_leads() -> None:
         "Not tried: a line. Of the 80.0 ms step of 1 x 64 it would save about 70.0 ms (computed:"
         f" arithmetic). It compiles for about 60 s once, for which --budget {budget_for(60.0)} has time."
     )
-    assert answer(replace(step, levers=(computed(10e-3),))).not_tried == ()
+    assert answer(replace(step, changes=(computed(10e-3),))).not_tried == ()
     only = answer(replace(step, tried=()))
     assert only.advised == ()
     assert [item.id for item in only.not_tried] == [ChangeId.COMPILED_STEP]
@@ -127,9 +127,9 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     """A new length, two lines, a graph and a batch, which leave no room for what is only computed."""
     lines = (result(80e-3, 40e-3), result(80e-3, 50e-3, ChangeId.THREADS, line="torch.set_num_threads(1)"))
     graph = result(80e-3, 20e-3, ChangeId.GRAPH, line="")
-    step = cell("decode", 80e-3, *lines, graph, first_use_s=0.2, levers=(computed(75e-3),))
+    step = cell("decode", 80e-3, *lines, graph, first_use_s=0.2, changes=(computed(75e-3),))
     batch = cell("decode", 90e-3, batch=8)
-    prefill = cell("prefill", 1.0, levers=(computed(0.5, ChangeId.COMPILED_FORWARD),))
+    prefill = cell("prefill", 1.0, changes=(computed(0.5, ChangeId.COMPILED_FORWARD),))
     found = answer(step, batch, prefill)
     assert [text.split(" ")[0] for text in changes(found)] == ["The", "What", "By", "Measured,", "8"]
     assert found.not_tried == (), "only what a sentence names"

@@ -7,19 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from machines import roof
+from machines import ceiling
 from made_facts import facts
 
+from profiler.facts.ceilings import CurvePoint
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
-from profiler.facts.roofs import CurvePoint
+from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
 from profiler.judge.answer import answer_of
 from profiler.judge.breakdown import TimeBreakdown
 from profiler.judge.cells import JudgedCell
+from profiler.judge.changes import Setting, changes
 from profiler.judge.judge_run import judge_run
-from profiler.judge.levers import Setting, levers
 from profiler.judge.regimes import Flag, Regime, Verdict
 from profiler.loading.changes import Circumstances
 
@@ -29,8 +29,8 @@ SETTING = Setting(1e12, 100e12, weight_bits=4.5, here=Circumstances(True, "float
 
 
 def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdown:
-    """Return a breakdown at the roof of its weights; terms that are not given are 0."""
-    zeros = dict.fromkeys(("kv_s", "compute_s", "dequantise_s", "kernel_s", "avoidable_s", "dispatch_s"), 0.0)
+    """Return a breakdown at the ceiling of its weights; terms that are not given are 0."""
+    zeros = dict.fromkeys(("kv_s", "compute_s", "dequantise_s", "kernel_s", "redundant_s", "overhead_s"), 0.0)
     return TimeBreakdown(
         latency_s=latency_s, device_s=weights_s, floor_s=weights_s, weights_s=weights_s,
         **{**zeros, "unexplained_s": 0.0, **terms},
@@ -38,25 +38,25 @@ def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdo
 
 
 def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, **more: Any) -> JudgedCell:
-    """Return a judged step with these parts, under roofs of 1 TB/s and 100 TFLOP/s."""
+    """Return a judged step with these parts, under ceilings of 1 TB/s and 100 TFLOP/s."""
     return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, Verdict(regime, "high", (), ()), **more)
 
 
 def answer(cells: Sequence[JudgedCell], setting: Setting) -> tuple[str, ...]:
-    """Return the answer about cells with their levers."""
-    return answer_of([replace(cell, levers=tuple(levers(cell, setting))) for cell in cells], setting).sentences
+    """Return the answer about cells with their changes."""
+    return answer_of([replace(cell, changes=tuple(changes(cell, setting))) for cell in cells], setting).sentences
 
 
 def measured(of: Facts, **seconds: float) -> Facts:
-    """Return the facts with four visits of each engine, at its seconds per step."""
+    """Return the facts with four repetitions of each engine, at its seconds per step."""
     cells = {name: replace(CELL, engine=name) for name in seconds}
     return replace(
         of,
         operators={replace(KEY, cell=cell): work for cell in cells.values() for work in of.operators.values()},
         grid=Grid((), (1,), 8, context_lens=(64,), engines=tuple(seconds)),
         predicted_peak_bytes=dict.fromkeys(cells.values(), 1),
-        visits={
-            cell: [Visit(cell, 0, None, (seconds[name],) * 8, 2.0, (), 1, 0.0)] * 4 for name, cell in cells.items()
+        repetitions={
+            cell: [Repetition(cell, 0, None, (seconds[name],) * 8, 2.0, (), 1, 0.0)] * 4 for name, cell in cells.items()
         },
     )
 
@@ -66,7 +66,7 @@ def measured(of: Facts, **seconds: float) -> Facts:
     (0.30, 0.66, "No change is known that saves 5 %: this step is at 30 % of its roofline, and 66 % of it is unexpl"),
     (0.50, 0.02, "No change is known that saves 5 %: this step is at 50 % of its roofline."),
 ])  # fmt: skip
-def test_only_a_step_near_its_roof_has_nothing_to_gain(attained: float, unexplained: float, words: str) -> None:
+def test_only_a_step_near_its_ceiling_has_nothing_to_gain(attained: float, unexplained: float, words: str) -> None:
     parts = breakdown(1e-2, attained * 1e-2, unexplained_s=unexplained * 1e-2)
     cell = of_parts(parts, "memory-bound" if attained > 0.6 else "inconclusive")
     [*_, change] = answer([replace(cell, bytes_per_s=attained * 1e12)], SETTING)
@@ -88,7 +88,7 @@ def test_a_time_that_is_not_usable_is_in_no_headline() -> None:
     assert not any(time in " ".join(said) for time in ("20.0 ms", "70.0 ms"))
 
 
-def test_a_share_is_of_the_roof_that_judged() -> None:
+def test_a_share_is_of_the_ceiling_that_judged() -> None:
     """A step reads 1 GB at 2 TB/s; caches reach 2.5 TB/s and memory 1 TB/s, so the share is 80 %, not 200 %."""
     read = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
     of = facts([read], flops_per_s=100e12, bytes_per_s=1e12)
@@ -98,11 +98,11 @@ def test_a_share_is_of_the_roof_that_judged() -> None:
     assert "memory-bound: 500 us per step, at 80 % of the 2.50 TB/s measured here from its caches" in first
 
 
-def test_products_in_two_dtypes_have_a_roof_between_theirs() -> None:
+def test_matmuls_in_two_dtypes_have_a_ceiling_between_theirs() -> None:
     """90 GFLOP at 100 TFLOP/s and 90 at 50 take at least 2.7 of 3 ms: 90 % of 66.7 TFLOP/s."""
-    products = [OperatorWork(name, "mlp", 1, name, 90e9, 1, 0, 0) for name in ("float16", "int8")]
-    of = facts(products, flops_per_s=100e12, bytes_per_s=1e12)
-    of = replace(of, ceilings=replace(of.ceilings, compute={"float16": roof(100e12), "int8": roof(50e12)}))
+    matmuls = [OperatorWork(name, "mlp", 1, name, 90e9, 1, 0, 0) for name in ("float16", "int8")]
+    of = facts(matmuls, flops_per_s=100e12, bytes_per_s=1e12)
+    of = replace(of, ceilings=replace(of.ceilings, compute={"float16": ceiling(100e12), "int8": ceiling(50e12)}))
     [first, *_] = judge_run(measured(of, eager=3e-3)).answer.sentences
     assert "compute-bound: 3.00 ms per step, at 90 % of the 66.7 TFLOP/s" in first
 
@@ -115,7 +115,7 @@ def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
     """
     cached = OperatorWork("core", "attention", 1, "float16", 1e9, 0, 10_000_000_000, 0)
     weights = OperatorWork("linears", "mlp", 1, "float16", 1e9, 1_000_000_000, 0, 0)
-    copied = replace(cached, avoidable_bytes={Cause.CACHE_COPIES: 20_000_000_000})
+    copied = replace(cached, redundant_bytes={Cause.CACHE_COPIES: 20_000_000_000})
     of = measured(
         facts([weights, copied], flops_per_s=100e12, bytes_per_s=1e12, host_s=1e-3), eager=31.5e-3, graph=11.5e-3
     )
@@ -126,9 +126,9 @@ def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
     assert Flag.HOST not in eager.verdict.flags
 
 
-def step(phase: Phase, batch: int, dispatch_s: float, **more: Any) -> JudgedCell:
-    """A step with 8 ms of weights and this dispatch."""
-    parts = breakdown(8e-3 + dispatch_s, 8e-3, dispatch_s=dispatch_s)
+def step(phase: Phase, batch: int, overhead_s: float, **more: Any) -> JudgedCell:
+    """A step with 8 ms of weights and this overhead."""
+    parts = breakdown(8e-3 + overhead_s, 8e-3, overhead_s=overhead_s)
     key = CellKey(phase, replace(CELL, batch_size=batch, prompt_len=64, context_len=0))
     return of_parts(parts, "mixed", key, **more)
 

@@ -1,4 +1,5 @@
-"""Cells whose label is known: rows of cases.csv with times in milliseconds at the roofs, the label and its reason."""
+"""Cells whose label is known: rows of cases.csv with times in milliseconds at the ceilings, the label and its
+reason."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import Demand, StepRoofs, break_down, with_engine
+from profiler.facts.overhead import Overhead
+from profiler.judge.breakdown import Demand, StepCeilings, break_down, with_engine
 from profiler.judge.regimes import Flag, Measurement, Verdict, judge_cell
 
 W, P = 1e12, 100e12
@@ -16,7 +17,7 @@ CASES = list(csv.DictReader((Path(__file__).parent / "cases.csv").read_text().sp
 
 
 def verdict(case: dict[str, str]) -> Verdict:
-    """Judge a step with one operator per term: weights and cache at the memory roof, products at the compute roof.
+    """Judge a step with one operator per term: weights and cache at the memory ceiling, matmuls at the compute ceiling.
 
     `replayed` is the share of them that was replayed, which shows the losses and conversions of their kernels.
     """
@@ -24,7 +25,7 @@ def verdict(case: dict[str, str]) -> Verdict:
     times = {name: ms[f"{name}_ms"] for name in ("weights", "kv", "compute")}
     whole_s = sum(times.values())
     clock_share = float(case["clock_share"])
-    flops_per_s = P * clock_share  # the roof of a GPU at a part of its clock
+    flops_per_s = P * clock_share  # the ceiling of a GPU at a part of its clock
     covered, lost_s, converted_s = float(case["replayed"]), ms["kernel_ms"], ms["dequantise_ms"]
     work = {
         "weights": (0.0, times["weights"] * W, 0.0),
@@ -41,17 +42,17 @@ def verdict(case: dict[str, str]) -> Verdict:
             demands.append(Demand(name, "mlp", *sizes, flops_per_s, alone_s, dequantise_s=converting_s))
     overlaps = case["overlaps"] == "1"
     owns = case["owns"] == "1"
-    dispatch = None if owns or not case["host_ms"] else Dispatch(ms["host_ms"], 0.0)
-    roofs = StepRoofs(W, dispatch, overlaps, fetch_s=ms["link_ms"])
+    overhead = None if owns or not case["host_ms"] else Overhead(ms["host_ms"], 0.0)
+    ceilings = StepCeilings(W, overhead, overlaps, fetch_s=ms["link_ms"])
     latency_s, width = ms["latency_ms"], float(case["half_width"])
-    parts = break_down(latency_s, demands, ms["avoidable_ms"], roofs)
+    parts = break_down(latency_s, demands, ms["redundant_ms"], ceilings)
     return judge_cell(
         Measurement(
             split=with_engine(parts) if owns else parts,
             model_flops=times["compute"] * P,
             model_bytes=(times["weights"] + times["kv"]) * W or 1.0,
             compute_flops_per_s=flops_per_s,
-            roofs=roofs,
+            ceilings=ceilings,
             latency_low_s=latency_s * (1 - width),
             latency_high_s=latency_s * (1 + width),
             noise=case["noise"],

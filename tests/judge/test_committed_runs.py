@@ -11,7 +11,7 @@ import pytest
 
 from profiler.errors import RunError
 from profiler.facts.change_ids import ChangeId
-from profiler.judge.cells import CellEvidence, CellResult, Lever
+from profiler.judge.cells import CellEvidence, CellResult, ChangeEffect
 from profiler.judge.demand import TRAFFIC_TOLERANCE
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_run
@@ -60,8 +60,8 @@ def test_labels_are_those_of_an_expert(name: str) -> None:
     assert len(wrong) <= len(rows) / 10, wrong
 
 
-def lever_of(evidence: CellEvidence, change: ChangeId) -> Lever:
-    [found] = [item for item in evidence.levers if item.id is change]
+def effect_of(evidence: CellEvidence, change: ChangeId) -> ChangeEffect:
+    [found] = [item for item in evidence.changes if item.id is change]
     return found
 
 
@@ -81,12 +81,12 @@ def test_an_h100s_figures_are_its_own() -> None:
     assert small.latency_high_s > 40e-3
     # 98 of 300 decode steps took less than 24.1 ms, which was the floor before.
     assert all(row.floor_s == pytest.approx(23.1e-3, rel=0.01) for row in decodes)
-    # At 1.98 GHz the roof is 780 TFLOP/s, not the 700 of the power limit: no kernel is faster than its roof.
+    # At 1.98 GHz the ceiling is 780 TFLOP/s, not the 700 of the power limit: no kernel is faster than its ceiling.
     ceilings = run.document.ceilings
     assert ceilings.compute["bfloat16"].per_s == pytest.approx(700e12, rel=0.01)
     assert ceilings.full_clock["bfloat16"] == pytest.approx(780e12, rel=0.01)
     assert cells["prefill", 4, 512].kernel_s > 0
-    compiled = lever_of(evidence["decode", 1, 64], ChangeId.COMPILED_STEP)
+    compiled = effect_of(evidence["decode", 1, 64], ChangeId.COMPILED_STEP)
     assert compiled.at_least_s is not None
     fastest_s, slowest_s = (
         cells["decode", 1, 64].latency_s - saves_s for saves_s in (compiled.saves_s, compiled.at_least_s)
@@ -103,7 +103,7 @@ def test_a_computed_saving_contains_what_was_then_measured(gpu: str) -> None:
     """
     computed, measured = (read_run(REFERENCE / f"mistral-7b-{gpu}-{name}") for name in ("engines", "compile"))
     decodes = [item for item in computed.document.evidence if (item.phase, item.engine) == ("decode", "eager")]
-    compiled = lever_of(decodes[0], ChangeId.COMPILED_STEP)
+    compiled = effect_of(decodes[0], ChangeId.COMPILED_STEP)
     rows = {row.engine: row for row in measured.measured if row.phase == "decode"}
     own_s = {row.engine: row.latency_s for row in computed.measured if row.phase == "decode"}["eager"]
     assert compiled.at_least_s is not None
@@ -116,26 +116,26 @@ def prefill_8_x_512(name: str) -> tuple[CellResult, CellEvidence]:
     return row, next(item for item in run.document.evidence if item.key == row.key)
 
 
-def test_no_product_beats_its_ceiling() -> None:
-    """A trace of an H200 has all 224 products of prefill 8 x 512 in 74.0 ms; squares gave 671 TFLOP/s, 703 at the end.
+def test_no_matmul_beats_its_ceiling() -> None:
+    """A trace of an H200 has all 224 matmuls of prefill 8 x 512 in 74.0 ms; squares gave 671 TFLOP/s, 703 at the end.
 
-    The products need 57.2 TFLOP, so they ran at 772 TFLOP/s, and cannot need 85 ms.
+    The matmuls need 57.2 TFLOP, so they ran at 772 TFLOP/s, and cannot need 85 ms.
     """
     row, _ = prefill_8_x_512("mistral-7b-h200-default")
     assert 74.0e-3 < row.compute_s < 76e-3
     document = read_run(REFERENCE / "mistral-7b-h200-default").document
     assert document.ceilings.full_clock["bfloat16"] == pytest.approx(772e12, rel=2e-3)
     [raised] = [text for text in document.warnings if "too low" in text]
-    assert "682 TFLOP/s was too low, and is raised to 773 TFLOP/s, the rate of 224 products" in raised
+    assert "682 TFLOP/s was too low, and is raised to 773 TFLOP/s, the rate of 224 matmuls" in raised
     ends = re.search(r"\((\d+) TFLOP/s to (\d+) TFLOP/s under load\)", " ".join(document.answer))
     assert ends is not None
     assert int(ends[1]) < 671 < 703 < int(ends[2])
 
 
 def test_fusing_saves_at_most_what_a_trace_leaves() -> None:
-    """Of 110.8 ms, products take 74.0 and attention about 2; fused, the rest moves 22.5 GB, 5.1 ms at 4.39 TB/s."""
+    """Of 110.8 ms, matmuls take 74.0 and attention about 2; fused, the rest moves 22.5 GB, 5.1 ms at 4.39 TB/s."""
     _, evidence = prefill_8_x_512("mistral-7b-h200-default")
-    fusing = lever_of(evidence, ChangeId.COMPILED_FORWARD)
+    fusing = effect_of(evidence, ChangeId.COMPILED_FORWARD)
     assert fusing.at_most
     assert 110.8e-3 - 74.0e-3 - 2e-3 - 5.1e-3 < fusing.saves_s < 32e-3
 
@@ -164,16 +164,16 @@ def test_memory_beyond_a_window_is_that_of_a_real_gpu() -> None:
 
 
 def test_rolled_windows_take_the_time_that_a_trace_saw() -> None:
-    """Concatenating took 26.2 of 77 ms at 16 x 4096 on an H200, 6.7 times what its bytes need at the roof."""
+    """Concatenating took 26.2 of 77 ms at 16 x 4096 on an H200, 6.7 times what its bytes need at the ceiling."""
     run = read_run(REFERENCE / "mistral-7b-h200-window")
     row = next(row for row in run.measured if row.batch_size == 16)
-    assert row.avoidable_s == pytest.approx(26.2e-3, rel=0.01)
-    # The trace, the replays and the roofs are measured apart, and add up to the step.
+    assert row.redundant_s == pytest.approx(26.2e-3, rel=0.01)
+    # The trace, the replays and the ceilings are measured apart, and add up to the step.
     assert abs(row.unexplained_s) < 0.03 * row.latency_s
 
 
 def test_a_step_of_compiled_kernels_is_explained_by_its_trace() -> None:
-    """inductor's kernels run for 4.815 of 4.82 ms; weights need 3.24 at the roof, and the kernels lose the rest."""
+    """inductor's kernels run for 4.815 of 4.82 ms; weights need 3.24 at the ceiling, and the kernels lose the rest."""
     run = read_run(REFERENCE / "mistral-7b-h200-compile")
     row = next(row for row in run.measured if row.phase == "decode")
     assert row.kernel_s == pytest.approx(4.815e-3 - 3.25e-3, rel=0.03)

@@ -13,7 +13,7 @@ from profiler.comparison.side import read_side
 from profiler.judge.difference import difference, longer_s
 from profiler.run.judge_folder import judge_folder
 from profiler.run.screens import compare_with_first
-from profiler.stats import Estimate, VisitSpread, estimate
+from profiler.stats import Estimate, RepetitionSpread, estimate
 from profiler.store.folder import read_run
 
 REFERENCE = Path(__file__).parents[2] / "runs/reference"
@@ -48,11 +48,12 @@ def test_precisions_and_compare_give_one_interval_for_the_same_folders(tmp_path:
 
 
 def test_a_difference_is_at_least_as_uncertain_as_its_sides() -> None:
-    """100 and 90 ms, with two equal visits each; other cells have 2 % between visits with ten degrees of freedom.
+    """100 and 90 ms, with two equal repetitions each; other cells have 2 % between repetitions with ten degrees of
+    freedom.
 
     Moderated by the cell's variance of 0 with one more degree: 2 % x sqrt(10 / 11); t(11) is 2.201.
     """
-    spread = VisitSpread(0.02, 10.0)
+    spread = RepetitionSpread(0.02, 10.0)
     change = longer_s(*(estimate([[seconds] * 4] * 2, spread) for seconds in (0.09, 0.1)))
     assert change.median_s == pytest.approx(0.01)
     sigma = 0.02 * math.sqrt(10 / 11) * math.hypot(0.1, 0.09) / math.sqrt(2)

@@ -1,4 +1,4 @@
-"""Uncertain roofs: weights read more slowly than a stream, a machine that changes, a GPU at another clock."""
+"""Uncertain ceilings: weights read more slowly than a stream, a machine that changes, a GPU at another clock."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from made_facts import model
 
-from profiler.facts.dispatch import Dispatch
+from profiler.facts.ceilings import Ceiling, Ceilings, CeilingsRemeasured, CurvePoint, WeightReadCeiling
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import Ceilings, CurvePoint, Roof, RoofsRemeasured, WeightReadRoof
+from profiler.facts.overhead import Overhead
+from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import DeviceFacts, Facts
 from profiler.facts.telemetry import Reading
-from profiler.facts.visits import Visit
 from profiler.grid.cells import Cell, CellKey, Grid
 from profiler.judge.cells import JudgedCell
 from profiler.judge.demand import extreme_shares, moved, weight_read_share
@@ -27,17 +27,17 @@ DECODE = CellKey("decode", CELL)
 PREFILL = CellKey("prefill", CELL)
 
 
-def roof(per_s: float, clock_hz: float | None = None) -> Roof:
-    """Return a roof that is known to 0.2 %: the quartiles of 64 samples are 1 % apart."""
-    return Roof(per_s, 0.995 * per_s, 1.005 * per_s, samples=64, method="by hand", clock_hz=clock_hz)
+def ceiling(per_s: float, clock_hz: float | None = None) -> Ceiling:
+    """Return a ceiling that is known to 0.2 %: the quartiles of 64 samples are 1 % apart."""
+    return Ceiling(per_s, 0.995 * per_s, 1.005 * per_s, samples=64, method="by hand", clock_hz=clock_hz)
 
 
-def test_a_gpu_at_its_power_limit_has_one_roof() -> None:
+def test_a_gpu_at_its_power_limit_has_one_ceiling() -> None:
     """An H100 at 700 W: 700 TFLOP/s with a median clock of 1410 MHz, and 674 with readings of 1500."""
-    first, later = roof(700e12, clock_hz=1.41e9), roof(674e12, clock_hz=1.5e9)
+    first, later = ceiling(700e12, clock_hz=1.41e9), ceiling(674e12, clock_hz=1.5e9)
     ceilings = replace(facts(10e-3, kind="cuda").ceilings, compute={"bfloat16": first})
-    assert not list(moved(ceilings, RoofsRemeasured({}, {"bfloat16": later})))
-    assert list(moved(ceilings, RoofsRemeasured({}, {"bfloat16": later.times(0.9)})))
+    assert not list(moved(ceilings, CeilingsRemeasured({}, {"bfloat16": later})))
+    assert list(moved(ceilings, CeilingsRemeasured({}, {"bfloat16": later.times(0.9)})))
 
 
 def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = None, kind: str = "cpu") -> Facts:
@@ -46,8 +46,8 @@ def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = No
         DECODE: (OperatorWork("linears", "mlp", 1, "float32", GB // 2, GB, 0, 0),),
         PREFILL: (OperatorWork("linears", "mlp", 1, "float32", 10**11, GB, 0, 0),),
     }
-    visits = [
-        Visit(CELL, number, prefill_s, (decode_s,) * 9, prefill_s + 9 * decode_s, (), None, 100.0 * number)
+    repetitions = [
+        Repetition(CELL, number, prefill_s, (decode_s,) * 9, prefill_s + 9 * decode_s, (), None, 100.0 * number)
         for number in range(4)
     ]
     replays = {DECODE: {"linears": Replay("linears", (replayed_s,) * 8)}} if replayed_s else {}
@@ -56,30 +56,30 @@ def facts(decode_s: float, prefill_s: float = 1.0, replayed_s: float | None = No
         device=DeviceFacts(kind, "device", 64 * GB, 1 << 20, 2, ""),
         grid=Grid((64,), (1,), 9),
         ceilings=Ceilings(
-            compute={"float32": roof(P, clock_hz=1.0e9 if kind == "cuda" else None)},
-            memory={"read": roof(W), "copy": roof(0.8 * W), "gemv": roof(0.5 * W)},
+            compute={"float32": ceiling(P, clock_hz=1.0e9 if kind == "cuda" else None)},
+            memory={"read": ceiling(W), "copy": ceiling(0.8 * W), "gemv": ceiling(0.5 * W)},
             stream_bytes=1 << 30,
             beyond_cache=True,
             curve=(CurvePoint(1 << 29, W), CurvePoint(1 << 30, W)),
         ),
         operators=operators,
         predicted_peak_bytes={CELL: GB},
-        dispatch={("eager", phase, 1): Dispatch(1e-4, 0.0) for phase in ("decode", "prefill")},
-        visits={CELL: visits},
+        overhead={("eager", phase, 1): Overhead(1e-4, 0.0) for phase in ("decode", "prefill")},
+        repetitions={CELL: repetitions},
         replays=replays,
     )
 
 
-def later_roofs(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> RoofsRemeasured:
-    """Return the roofs at the end, as shares of those at the start. The slower stream does not matter."""
-    return RoofsRemeasured(
-        {"read": roof(memory * W), "gemv": roof(0.4 * W)}, {"float32": roof(compute * P, clock_hz)}, 1.0
+def later_ceilings(memory: float = 1.0, compute: float = 1.0, clock_hz: float | None = None) -> CeilingsRemeasured:
+    """Return the ceilings at the end, as shares of those at the start. The slower stream does not matter."""
+    return CeilingsRemeasured(
+        {"read": ceiling(memory * W), "gemv": ceiling(0.4 * W)}, {"float32": ceiling(compute * P, clock_hz)}, 1.0
     )
 
 
 def with_weight_read(base: Facts, share: float) -> Facts:
-    witness = WeightReadRoof(GB, roof(share * W))
-    return replace(base, ceilings=replace(base.ceilings, weights=witness))
+    drift_probe = WeightReadCeiling(GB, ceiling(share * W))
+    return replace(base, ceilings=replace(base.ceilings, weights=drift_probe))
 
 
 def judged(base: Facts) -> tuple[Judgement, list[str]]:
@@ -99,11 +99,11 @@ def verdict(found: Judgement, key: CellKey) -> tuple[str, str, bool]:
 STEADY = facts(decode_s=12.5e-3, prefill_s=120e-3)
 
 
-def test_roofs_that_agree_change_nothing() -> None:
-    """Later roofs within 5 %, or weights read as fast as a stream, change nothing."""
+def test_ceilings_that_agree_change_nothing() -> None:
+    """Later ceilings within 5 %, or weights read as fast as a stream, change nothing."""
     base, warnings = judged(STEADY)
     assert warnings == []
-    for same in (replace(STEADY, roofs_again=(later_roofs(0.97, 1.03),)), with_weight_read(STEADY, 0.96)):
+    for same in (replace(STEADY, ceilings_again=(later_ceilings(0.97, 1.03),)), with_weight_read(STEADY, 0.96)):
         assert extreme_shares(same) == {}
         assert judged(same) == (base, [])
 
@@ -112,29 +112,29 @@ def test_roofs_that_agree_change_nothing() -> None:
     ("rates", "hidden"),
     [((4.0, 1.0, 1.0), True), ((4.0, 2.0, 2.0), False), ((1.0, 1.0, 1.0), False), ((2.0, 1.0), False)],
 )
-def test_a_cache_does_not_excuse_a_roof_measured_too_low(rates: tuple[float, ...], hidden: bool) -> None:
-    """A step reads 1 GB at 1.6 times the memory roof, perhaps from a cache that ends between 0.5 and 1 GiB.
+def test_a_cache_does_not_excuse_a_ceiling_measured_too_low(rates: tuple[float, ...], hidden: bool) -> None:
+    """A step reads 1 GB at 1.6 times the memory ceiling, perhaps from a cache that ends between 0.5 and 1 GiB.
 
-    In the other cases a warning says that a roof is too low or a count too high. There, the curve beyond is twice as
-    fast as the roof, no size is faster, or only the end of the curve is slower.
+    In the other cases a warning says that a ceiling is too low or a count too high. There, the curve beyond is twice as
+    fast as the ceiling, no size is faster, or only the end of the curve is slower.
     """
     curve = tuple(CurvePoint(1 << power, share * W) for power, share in enumerate(rates, 29))
     base = facts(decode_s=GB / (1.6 * W), prefill_s=120e-3)
     found, warnings = judged(replace(base, ceilings=replace(base.ceilings, curve=curve)))
-    assert {Flag.CACHE_RESIDENT, Flag.ABOVE_ROOF} & {*cell_of(found).verdict.flags} == {
-        Flag.CACHE_RESIDENT if hidden else Flag.ABOVE_ROOF
+    assert {Flag.CACHE_RESIDENT, Flag.ABOVE_CEILING} & {*cell_of(found).verdict.flags} == {
+        Flag.CACHE_RESIDENT if hidden else Flag.ABOVE_CEILING
     }
     if not hidden:
         assert verdict(found, DECODE)[1] == "low"
-        assert any("a roof is too low or a count too high" in warning for warning in warnings)
+        assert any("a ceiling is too low or a count too high" in warning for warning in warnings)
 
 
-def test_a_machine_that_slowed_is_judged_under_both_its_roofs() -> None:
-    """A decode at 80 % of the memory roof is memory-bound with that roof and with a roof that is 40 % lower.
+def test_a_machine_that_slowed_is_judged_under_both_its_ceilings() -> None:
+    """A decode at 80 % of the memory ceiling is memory-bound with that ceiling and with a ceiling that is 40 % lower.
 
-    It takes 12.5 ms, so it is above the lower roof. Its prefill does not depend on memory.
+    It takes 12.5 ms, so it is above the lower ceiling. Its prefill does not depend on memory.
     """
-    slowed = replace(STEADY, roofs_again=(later_roofs(memory=0.6),))
+    slowed = replace(STEADY, ceilings_again=(later_ceilings(memory=0.6),))
     assert extreme_shares(slowed) == {"lowest": (0.6, 1.0)}
     found, warnings = judged(slowed)
     assert len(warnings) == 1
@@ -142,25 +142,25 @@ def test_a_machine_that_slowed_is_judged_under_both_its_roofs() -> None:
     assert verdict(found, PREFILL) == verdict(judged(STEADY)[0], PREFILL)
 
 
-def test_a_label_that_changes_between_the_roofs_says_so() -> None:
+def test_a_label_that_changes_between_the_ceilings_says_so() -> None:
     """Bytes take 10 of 15 ms. At the end of the run memory is twice as fast, and they would take 5 of 15 ms."""
-    moved = replace(facts(decode_s=15e-3), roofs_again=(later_roofs(memory=2.0, compute=1.2),))
+    moved = replace(facts(decode_s=15e-3), ceilings_again=(later_ceilings(memory=2.0, compute=1.2),))
     assert extreme_shares(moved) == {"highest": (2.0, 1.2)}
-    assert verdict(judged(replace(moved, roofs_again=()))[0], DECODE)[0] == "memory-bound"
+    assert verdict(judged(replace(moved, ceilings_again=()))[0], DECODE)[0] == "memory-bound"
     found, warnings = judged(moved)
     assert verdict(found, DECODE) == ("memory-bound", "low", True)
-    named = "memory-bound under the roofs measured first, inconclusive under the highest"
+    named = "memory-bound under the ceilings measured first, inconclusive under the highest"
     [line] = [line for line in warnings if "label" in line]
     assert line.startswith(f"{2 if verdict(found, PREFILL)[2] else 1} cell")
     assert named in line
     assert line in run_warnings(moved, found.judged), "it may change a conclusion"
-    assert warnings[0] in run_remarks(moved, found.judged), "the verdicts take both roofs into account"
+    assert warnings[0] in run_remarks(moved, found.judged), "the verdicts take both ceilings into account"
 
 
 def test_replays_that_take_longer_than_their_step_are_named() -> None:
     """The only operator of an 11 ms step takes 15.4 ms in isolation.
 
-    With 0.1 ms of dispatch, the parts are 41 % longer than the step on a CPU, and 40 % on a GPU, which hides dispatch.
+    With 0.1 ms of overhead, the parts are 41 % longer than the step on a CPU, and 40 % on a GPU, which hides overhead.
     At 11.9 ms they are less than a tenth longer.
     """
     for kind, share in (("cpu", "41 %"), ("cuda", "40 %")):
@@ -170,33 +170,34 @@ def test_replays_that_take_longer_than_their_step_are_named() -> None:
             assert verdict(found, DECODE)[:2] == ("memory-bound", confidence)
 
 
-def test_a_step_above_a_roof_proves_something_if_the_roof_rose() -> None:
-    """A step reads 10 ms of bytes in 8 ms. At the end memory reaches 150 GB/s, so the first roof was disturbed."""
+def test_a_step_above_a_ceiling_proves_something_if_the_ceiling_rose() -> None:
+    """A step reads 10 ms of bytes in 8 ms. At the end memory reaches 150 GB/s, so the first ceiling was disturbed."""
     above = facts(decode_s=8e-3)
-    assert Flag.ABOVE_ROOF in cell_of(judge_run(above)).verdict.flags
+    assert Flag.ABOVE_CEILING in cell_of(judge_run(above)).verdict.flags
     assert (
-        Flag.ABOVE_ROOF not in cell_of(judge_run(replace(above, roofs_again=(later_roofs(memory=1.5),)))).verdict.flags
+        Flag.ABOVE_CEILING
+        not in cell_of(judge_run(replace(above, ceilings_again=(later_ceilings(memory=1.5),)))).verdict.flags
     )
 
 
 @pytest.mark.parametrize(
-    ("witness", "share"),
+    ("weight read", "share"),
     [
         # A model of 4 MiB is in a cache that reads at 400 GB/s, not in memory at 100 GB/s.
-        (WeightReadRoof(4 << 20, roof(W)), 0.25),
-        (WeightReadRoof(GB, roof(W)), 1.0),
+        (WeightReadCeiling(4 << 20, ceiling(W)), 0.25),
+        (WeightReadCeiling(GB, ceiling(W)), 1.0),
         # Short reads reach 70 of 100 GB/s in any memory; reads of the weights are as fast, or half as fast.
-        (WeightReadRoof(GB, roof(0.69 * W), roof(0.7 * W)), 1.0),
-        (WeightReadRoof(GB, roof(0.35 * W), roof(0.7 * W)), 0.5),
+        (WeightReadCeiling(GB, ceiling(0.69 * W), ceiling(0.7 * W)), 1.0),
+        (WeightReadCeiling(GB, ceiling(0.35 * W), ceiling(0.7 * W)), 0.5),
         # The read is 20 % slower than a stream, but its five samples have quartiles that are 30 % apart.
-        (WeightReadRoof(GB, Roof(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand")), 1.0),
+        (WeightReadCeiling(GB, Ceiling(0.8 * W, 0.65 * W, 0.95 * W, samples=5, method="by hand")), 1.0),
     ],
 )
 def test_the_read_of_weights_is_compared_with_a_stream_of_their_size_and_pieces(
-    witness: WeightReadRoof, share: float
+    drift_probe: WeightReadCeiling, share: float
 ) -> None:
     curve = (CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve)
-    assert weight_read_share(replace(STEADY.ceilings, curve=curve, weights=witness)) == pytest.approx(share)
+    assert weight_read_share(replace(STEADY.ceilings, curve=curve, weights=drift_probe)) == pytest.approx(share)
 
 
 HALF_CLOCK = tuple(Reading(clock_hz=0.5e9, at_unix_s=100.0 * number + 0.01) for number in range(4))
@@ -216,11 +217,11 @@ def test_a_card_at_half_its_clock_is_compute_bound() -> None:
 
 
 def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> None:
-    """At half the clock 0.1 TFLOP take 200 ms. The measured 125 ms are 80 % of the roof at the whole clock."""
+    """At half the clock 0.1 TFLOP take 200 ms. The measured 125 ms are 80 % of the ceiling at the whole clock."""
     misread = replace(facts(decode_s=12.5e-3, prefill_s=125e-3, kind="cuda"), readings=HALF_CLOCK)
     cell = cell_of(judge_run(misread), PREFILL)
     assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 1.0)
-    assert not {Flag.ABOVE_ROOF, Flag.THROTTLED} & {*cell.verdict.flags}
+    assert not {Flag.ABOVE_CEILING, Flag.THROTTLED} & {*cell.verdict.flags}
     assert cell.split.compute_s == pytest.approx(100e-3)
 
 
@@ -233,10 +234,10 @@ def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> 
         (1.0e9, "hardware thermal", ("throttled (hardware thermal)",)),
     ],
 )
-def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_roofs(
+def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_ceilings(
     clock_hz: float, reason: str, noise: tuple[str, ...]
 ) -> None:
-    """A T4 of 70 W is always at its power cap. Its roofs were measured at the cap too, and its times are steady."""
+    """A T4 of 70 W is always at its power cap. Its ceilings were measured at the cap too, and its times are steady."""
     readings = tuple(
         Reading(clock_hz=clock_hz, throttle=(reason,), at_unix_s=100.0 * number + 0.01) for number in range(4)
     )
@@ -245,7 +246,7 @@ def test_a_power_cap_is_noise_only_if_the_clock_differs_from_that_of_the_roofs(
     assert tuple(why for why in prefill.noise_reasons if why.startswith("throttled")) == noise
 
 
-def test_a_roof_that_a_cache_may_have_served_gives_no_high_confidence() -> None:
+def test_a_ceiling_that_a_cache_may_have_served_gives_no_high_confidence() -> None:
     """Without room for buffers beyond the caches, the stream may have measured a cache."""
     for beyond_cache in (True, False):
         facts = replace(STEADY, ceilings=replace(STEADY.ceilings, beyond_cache=beyond_cache))

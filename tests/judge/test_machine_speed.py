@@ -1,4 +1,4 @@
-"""A machine whose speed swings: the swing that the probe measures next to each visit is divided out."""
+"""A machine whose speed swings: the swing that the probe measures next to each repetition is divided out."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from slowed_visits import slowed
+from slowed_repetitions import slowed
 
-from profiler.facts.roofs import DriftReading
+from profiler.facts.ceilings import DriftReading
+from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
-from profiler.facts.visits import Visit
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.machine_speed import at_median_speed, mode_words, swing_words
 from profiler.judge.scaling import SIZE_OF
 from profiler.store.folder import read_document, read_facts, read_gathered
 
-VISITS = 4
+REPETITIONS = 4
 Pace = Callable[[float], float]
 
 
@@ -43,22 +43,22 @@ UNSTEADY: dict[str, Pace] = {
 
 
 def on_machine(facts: Facts, pace: Pace, probe_pace: Pace) -> Facts:
-    """Repeat each cell's first visit every 2 s on a machine of this pace, with a probe before each visit.
+    """Repeat each cell's first repetition every 2 s on a machine of this pace, with a probe before each repetition.
 
     The probe has the pace `probe_pace`, within 1 %.
     """
     rng, now_s = np.random.default_rng(0), 0.0
-    visits: dict[object, list[Visit]] = {cell: [] for cell in facts.visits}
-    looks = []
-    for number in range(VISITS):
-        for cell, known in facts.visits.items():
+    repetitions: dict[object, list[Repetition]] = {cell: [] for cell in facts.repetitions}
+    drift_readings = []
+    for number in range(REPETITIONS):
+        for cell, known in facts.repetitions.items():
             memory, compute = probe_pace(now_s) * rng.normal(1.0, 0.01, 2)
-            looks.append(DriftReading(0.02 * float(memory), 0.01 * float(compute), now_s))
+            drift_readings.append(DriftReading(0.02 * float(memory), 0.01 * float(compute), now_s))
             slower = pace(now_s + 0.5) * float(rng.normal(1.0, 0.005))
-            visits[cell].append(slowed(replace(known[0], round=number, at_unix_s=now_s, wall_s=1.0), slower))
+            repetitions[cell].append(slowed(replace(known[0], round=number, at_unix_s=now_s, wall_s=1.0), slower))
             now_s += 2.0
-    looks.append(DriftReading(0.02 * probe_pace(now_s), 0.01 * probe_pace(now_s), now_s))
-    return replace(facts, visits=visits, looks=looks, roofs_again=[])
+    drift_readings.append(DriftReading(0.02 * probe_pace(now_s), 0.01 * probe_pace(now_s), now_s))
+    return replace(facts, repetitions=repetitions, drift_readings=drift_readings, ceilings_again=[])
 
 
 def shape(judgement: Judgement) -> dict[object, float]:
@@ -95,20 +95,22 @@ def test_a_probe_that_swings_by_itself_or_once_a_round_changes_no_time(xeon_fact
     swung = on_machine(xeon_facts, steady, swinging)
     steadied, swings = at_median_speed(swung)
     assert not swings
-    assert steadied.visits == swung.visits
+    assert steadied.repetitions == swung.repetitions
     assert swing_words(swung) == []
 
 
 def hosted(facts: Facts, pace_of: Callable[[np.random.Generator, int], float], seed: int, scatter: float) -> Facts:
-    """Give each cell two visits in which steps take `pace_of` times as long, and scatter by themselves."""
+    """Give each cell two repetitions in which steps take `pace_of` times as long, and scatter by themselves."""
     rng = np.random.default_rng(seed)
 
-    def visit(known: Visit, number: int) -> Visit:
+    def repetition(known: Repetition, number: int) -> Repetition:
         steps = rng.normal(1.0, scatter, len(known.decode_s)) * pace_of(rng, number)
         return replace(known, round=number, decode_s=tuple(float(np.median(known.decode_s)) * steps))
 
-    visits = {cell: [visit(known[0], number) for number in range(2)] for cell, known in facts.visits.items()}
-    return replace(facts, visits=visits, looks=[])
+    repetitions = {
+        cell: [repetition(known[0], number) for number in range(2)] for cell, known in facts.repetitions.items()
+    }
+    return replace(facts, repetitions=repetitions, drift_readings=[])
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +121,7 @@ def many_cells() -> Facts:
 
 
 def test_a_host_with_two_modes_is_named_once_with_both(many_cells: Facts) -> None:
-    """Visits of 16 cells meet modes of 18 and 33 ms. In nine runs of ten and more a sentence has both."""
+    """Repetitions of 16 cells meet modes of 18 and 33 ms. In nine runs of ten and more a sentence has both."""
     named = 0
     for seed in range(20):
         words = mode_words(hosted(many_cells, lambda rng, _: float(rng.choice([18, 33])), seed, 0.01))
@@ -131,14 +133,14 @@ def test_a_host_with_two_modes_is_named_once_with_both(many_cells: Facts) -> Non
 @pytest.mark.parametrize("scatter", [0.01, 0.1])
 @pytest.mark.parametrize("apart", [0.01, 0.03, 0.1])
 def test_one_mode_is_not_two(many_cells: Facts, scatter: float, apart: float) -> None:
-    """Visits that differ by chance, and steps that scatter: at most one run in fifty is named."""
+    """Repetitions that differ by chance, and steps that scatter: at most one run in fifty is named."""
     runs = [hosted(many_cells, lambda rng, _: float(rng.normal(1.0, apart)), seed, scatter) for seed in range(50)]
     assert sum(bool(mode_words(run)) for run in runs) <= 1
 
 
 def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share(many_cells: Facts) -> None:
     """Every second round takes a tenth longer, and the probe does not show it. A time's interval includes that."""
-    round_s = 2.0 * len(many_cells.visits)
+    round_s = 2.0 * len(many_cells.repetitions)
     drifted = judge_run(on_machine(many_cells, lambda at_s: 1.1 if int(at_s / round_s) % 2 else 1.0, steady))
     for test in drifted.scaling:
         spans = {

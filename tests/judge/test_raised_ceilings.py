@@ -1,28 +1,26 @@
-"""A compute ceiling that a run's own products beat, and the range of one on a GPU."""
+"""A compute ceiling that a run's own matmuls beat, and the range of one on a GPU."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from machines import roof
+from machines import ceiling
 from made_facts import KEY, facts
 
+from profiler.facts.ceilings import READ, Ceilings, CeilingsRemeasured
 from profiler.facts.measurements import Activity, KernelTime, Replay
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import READ, Ceilings, RoofsRemeasured
 from profiler.facts.run_facts import Facts
-from profiler.judge.demand import faster_products, over_the_run
+from profiler.judge.demand import faster_matmuls, over_the_run
 from profiler.judge.warnings import run_remarks
 
 FLOPS = 10**9
 CEILING = 100e12
 
 
-def products(
-    count: int, *, us: float | None = None, traced_us: float | None = None, calls: int = 0, **on: str
-) -> Facts:
-    """Return the facts of products of 1 GFLOP on a device of 100 TFLOP/s, where each takes 10 us."""
+def matmuls(count: int, *, us: float | None = None, traced_us: float | None = None, calls: int = 0, **on: str) -> Facts:
+    """Return the facts of matmuls of 1 GFLOP on a device of 100 TFLOP/s, where each takes 10 us."""
     operator = OperatorWork("linears", "mlp", count, "float16", count * FLOPS, 1, 0, 0)
     replays = {} if us is None else {"linears": Replay("linears", (us * 1e-6,))}
     known = facts([operator], replays, flops_per_s=CEILING, bytes_per_s=1e12, **on)
@@ -31,52 +29,52 @@ def products(
         KernelTime("MulFunctor", 9, 1.0),
     )
     activity = {} if traced_us is None else {KEY: Activity(KEY, 1, 1.0, 0, 0.0, 1.0, longest=kernels)}
-    clocked = replace(roof(CEILING), clock_hz=1.4e9) if known.device.kind == "cuda" else roof(CEILING)
+    clocked = replace(ceiling(CEILING), clock_hz=1.4e9) if known.device.kind == "cuda" else ceiling(CEILING)
     return replace(known, activity=activity, ceilings=replace(known.ceilings, compute={"float16": clocked}))
 
 
 @pytest.mark.parametrize(
     ("known", "per_s"),
     [
-        pytest.param(products(32, us=8.0), 125e12, id="32 replayed"),
-        pytest.param(products(31, us=8.0), None, id="31 are too few"),
-        pytest.param(products(32, us=9.7), None, id="3 % is no difference"),
-        pytest.param(products(32, us=12.0, traced_us=8.0), 125e12, id="32 traced"),
-        pytest.param(products(32, traced_us=8.0, calls=31), None, id="one kernel is not named"),
-        pytest.param(products(32, us=8.0, dtype="float32"), None, id="no model's dtype"),
+        pytest.param(matmuls(32, us=8.0), 125e12, id="32 replayed"),
+        pytest.param(matmuls(31, us=8.0), None, id="31 are too few"),
+        pytest.param(matmuls(32, us=9.7), None, id="3 % is no difference"),
+        pytest.param(matmuls(32, us=12.0, traced_us=8.0), 125e12, id="32 traced"),
+        pytest.param(matmuls(32, traced_us=8.0, calls=31), None, id="one kernel is not named"),
+        pytest.param(matmuls(32, us=8.0, dtype="float32"), None, id="no model's dtype"),
     ],
 )
-def test_at_least_32_products_of_the_models_dtype_beat_a_ceiling(known: Facts, per_s: float | None) -> None:
-    found = faster_products(known)
+def test_at_least_32_matmuls_of_the_models_dtype_beat_a_ceiling(known: Facts, per_s: float | None) -> None:
+    found = faster_matmuls(known)
     assert (found[0].flops_per_s if found else None) == (None if per_s is None else pytest.approx(per_s))
 
 
 def test_a_gpu_is_raised_at_full_clock_and_a_cpu_at_any() -> None:
-    """A GPU's roof is measured at its power limit, which other cells meet, too."""
-    gpu, cpu = (over_the_run(products(32, us=8.0, kind=kind)).ceilings.compute["float16"] for kind in ("cuda", "cpu"))
+    """A GPU's ceiling is measured at its power limit, which other cells meet, too."""
+    gpu, cpu = (over_the_run(matmuls(32, us=8.0, kind=kind)).ceilings.compute["float16"] for kind in ("cuda", "cpu"))
     assert (gpu.per_s, gpu.per_s * gpu.at_full_clock) == (CEILING, pytest.approx(125e12))
     assert cpu.per_s == pytest.approx(125e12)
-    [said] = run_remarks(products(32, us=8.0), [])
+    [said] = run_remarks(matmuls(32, us=8.0), [])
     assert said == (
-        "the compute ceiling of 100 TFLOP/s was too low, and is raised to 125 TFLOP/s, the rate of 32 products of"
+        "the compute ceiling of 100 TFLOP/s was too low, and is raised to 125 TFLOP/s, the rate of 32 matmuls of"
         " decode 1 x 64 (replayed)."
     )
 
 
 def test_a_replay_is_no_slower_than_its_trace() -> None:
     """Replays of a long prefill run into a power limit: 82.0 ms on an H200, where a trace had 74.0."""
-    [replay] = over_the_run(products(224, us=82.0, traced_us=74.0)).replays[KEY].values()
+    [replay] = over_the_run(matmuls(224, us=82.0, traced_us=74.0)).replays[KEY].values()
     assert replay.whole.median_s == pytest.approx(74.0e-6)
-    [replay] = over_the_run(products(224, us=82.0, traced_us=90.0)).replays[KEY].values()
+    [replay] = over_the_run(matmuls(224, us=82.0, traced_us=90.0)).replays[KEY].values()
     assert replay.whole.median_s == pytest.approx(82.0e-6)
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("cuda", (98e12, 112e12)), ("cpu", (98e12, 102e12))])
 def test_a_gpus_ceiling_is_the_range_of_all_its_measurements(kind: str, ends: tuple[float, float]) -> None:
-    known = products(1, kind=kind)
+    known = matmuls(1, kind=kind)
     first = replace(known.ceilings.compute["float16"], low_per_s=98e12, high_per_s=102e12)
     later = replace(first, per_s=110e12, low_per_s=108e12, high_per_s=112e12)
-    ceilings = Ceilings({"float16": first}, {READ: roof(1e12)}, 1, True)
-    seen = over_the_run(replace(known, ceilings=ceilings, roofs_again=[RoofsRemeasured({}, {"float16": later})]))
+    ceilings = Ceilings({"float16": first}, {READ: ceiling(1e12)}, 1, True)
+    seen = over_the_run(replace(known, ceilings=ceilings, ceilings_again=[CeilingsRemeasured({}, {"float16": later})]))
     found = seen.ceilings.compute["float16"]
     assert (found.low_per_s, found.high_per_s) == ends

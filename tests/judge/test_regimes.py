@@ -8,27 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from profiler.facts.dispatch import Dispatch
-from profiler.judge.breakdown import Demand, StepRoofs, break_down
+from profiler.facts.overhead import Overhead
+from profiler.judge.breakdown import Demand, StepCeilings, break_down
 from profiler.judge.regimes import Measurement, Verdict, judge_cell
 
 
 def verdict(
     latency_s: float, flops: float, weight_bytes: float, *, bytes_per_s: float, flops_per_s: float,
-    dispatch_s: float | None = None, overlaps: bool = True, scale: float = 1.0,
+    overhead_s: float | None = None, overlaps: bool = True, scale: float = 1.0,
 ) -> Verdict:  # fmt: skip
-    """Judge one operator with all the work; `scale` multiplies the time and divides the roofs."""
+    """Judge one operator with all the work; `scale` multiplies the time and divides the ceilings."""
     operator = Demand("all", "mlp", flops, weight_bytes, 0.0, flops_per_s / scale)
-    dispatch = None if dispatch_s is None else Dispatch(dispatch_s * scale, 0.0)
-    roofs = StepRoofs(bytes_per_s / scale, dispatch, overlaps)
-    split = break_down(latency_s * scale, [operator], 0.0, roofs)
+    overhead = None if overhead_s is None else Overhead(overhead_s * scale, 0.0)
+    ceilings = StepCeilings(bytes_per_s / scale, overhead, overlaps)
+    split = break_down(latency_s * scale, [operator], 0.0, ceilings)
     ends_s = (latency_s * scale * 0.995, latency_s * scale * 1.005)
-    return judge_cell(Measurement(split, flops, weight_bytes, flops_per_s / scale, roofs, *ends_s))
+    return judge_cell(Measurement(split, flops, weight_bytes, flops_per_s / scale, ceilings, *ends_s))
 
 
-def test_a_step_that_dispatch_fills_has_no_time_of_the_device_to_share() -> None:
-    """Dispatch measured at another moment may exceed the step: bytes then have no share of what is left of it."""
-    found = verdict(0.8, 1e9, 6e8, bytes_per_s=1e10, flops_per_s=1e13, dispatch_s=0.84, overlaps=False)
+def test_a_step_that_overhead_fills_has_no_time_of_the_device_to_share() -> None:
+    """Overhead measured at another moment may exceed the step: bytes then have no share of what is left of it."""
+    found = verdict(0.8, 1e9, 6e8, bytes_per_s=1e10, flops_per_s=1e13, overhead_s=0.84, overlaps=False)
     assert found.regime == "overhead-bound"
     assert not any("device's time" in item.signal for item in found.evidence)
 
@@ -39,10 +39,12 @@ def test_a_device_that_waited_for_its_host_at_the_start_of_a_prefill_works_on() 
     for host_s, idle_share, regime in (
         (20e-3, 0.5, "memory-bound"), (39e-3, 0.5, "mixed"), (40e-3, 0.0, "mixed"),
     ):  # fmt: skip
-        roofs = StepRoofs(1e12, Dispatch(host_s, 0.0), overlaps=True, idle_share=idle_share, idle_most=2 * idle_share)
-        split = break_down(40e-3, [operator], 0.0, roofs)
-        assert (split.dispatch_s, split.unexplained_s) == (pytest.approx(10e-3), pytest.approx(0.0, abs=1e-9))
-        assert judge_cell(Measurement(split, 1e9, 3e10, 1e14, roofs, 39.9e-3, 40.1e-3)).regime == regime
+        ceilings = StepCeilings(
+            1e12, Overhead(host_s, 0.0), overlaps=True, idle_share=idle_share, idle_most=2 * idle_share
+        )
+        split = break_down(40e-3, [operator], 0.0, ceilings)
+        assert (split.overhead_s, split.unexplained_s) == (pytest.approx(10e-3), pytest.approx(0.0, abs=1e-9))
+        assert judge_cell(Measurement(split, 1e9, 3e10, 1e14, ceilings, 39.9e-3, 40.1e-3)).regime == regime
 
 
 @given(
@@ -50,21 +52,21 @@ def test_a_device_that_waited_for_its_host_at_the_start_of_a_prefill_works_on() 
     st.booleans(),
 )  # fmt: skip
 def test_a_faster_machine_with_a_faster_clock_changes_nothing(
-    latency_s: float, flops: float, bytes_: float, dispatch_s: float, scale: float, overlaps: bool
+    latency_s: float, flops: float, bytes_: float, overhead_s: float, scale: float, overlaps: bool
 ) -> None:
-    machine = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "dispatch_s": dispatch_s, "overlaps": overlaps}
+    machine = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "overhead_s": overhead_s, "overlaps": overlaps}
     one, other = (verdict(latency_s, flops, bytes_, scale=by, **machine) for by in (1.0, scale))  # type: ignore[arg-type]
     assert one.regime == other.regime
 
 
 def hosted_case(issue_s: float | None = None, **fields: object) -> Verdict:
     """Judge an H100 step of 10 ms whose host takes 9 ms and whose bytes take 2 ms."""
-    roofs = StepRoofs(3.0e12, Dispatch(9e-3, 0.0), overlaps=True)
+    ceilings = StepCeilings(3.0e12, Overhead(9e-3, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, 6e9, 0.0, 680e12)
-    parts = break_down(10e-3, [operator], 0.0, roofs)
+    parts = break_down(10e-3, [operator], 0.0, ceilings)
     return judge_cell(
         Measurement(
-            parts, 1e9, 6e9, 680e12, replace(roofs, issue_s=issue_s), 9.95e-3, 10.05e-3,
+            parts, 1e9, 6e9, 680e12, replace(ceilings, issue_s=issue_s), 9.95e-3, 10.05e-3,
             **fields,  # type: ignore[arg-type]
         )
     )  # fmt: skip
@@ -93,9 +95,11 @@ RANK = {"low": 0, "medium": 1, "high": 2}
 @given(st.floats(0.62, 1.0), st.sampled_from(["", "memory"]), st.booleans())
 def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float, side: str, graph: bool) -> None:
     """A flat doubling and a graph that saves nothing agree with a memory-bound step."""
-    roofs = StepRoofs(1e12, Dispatch(1e-4, 0.0), overlaps=True)
+    ceilings = StepCeilings(1e12, Overhead(1e-4, 0.0), overlaps=True)
     operator = Demand("all", "mlp", 1e9, share * 1e10, 0.0, 1e14)
-    bare = Measurement(break_down(1e-2, [operator], 0.0, roofs), 1e9, share * 1e10, 1e14, roofs, 0.995e-2, 1.005e-2)
+    bare = Measurement(
+        break_down(1e-2, [operator], 0.0, ceilings), 1e9, share * 1e10, 1e14, ceilings, 0.995e-2, 1.005e-2
+    )
     more = replace(bare, batch_side=side, graph_step_s=0.99e-2 if graph else None)
     assert RANK[judge_cell(more).confidence] >= RANK[judge_cell(bare).confidence]
     against = replace(bare, graph_step_s=0.2e-2, batch_side="compute")
@@ -103,11 +107,11 @@ def test_more_evidence_never_lowers_confidence_unless_it_disagrees(share: float,
 
 
 @given(st.sampled_from(["memory-bound", "compute-bound"]), st.floats(0.65, 0.95), st.floats(0.01, 0.7), st.booleans())
-def test_a_step_of_which_one_roof_explains_most_is_not_mixed(
+def test_a_step_of_which_one_ceiling_explains_most_is_not_mixed(
     regime: str, share: float, other: float, overlaps: bool
 ) -> None:
-    """One roof needs 65 to 95 % of the step, the other at most 0.7 times as much, and the host 1 %."""
+    """One ceiling needs 65 to 95 % of the step, the other at most 0.7 times as much, and the host 1 %."""
     by_memory, by_compute = (share, other * share) if regime == "memory-bound" else (other * share, share)
-    roofs = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "dispatch_s": 1e-4}
-    found = verdict(1e-2, by_compute * 1e12, by_memory * 1e10, **roofs, overlaps=overlaps)
+    ceilings = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "overhead_s": 1e-4}
+    found = verdict(1e-2, by_compute * 1e12, by_memory * 1e10, **ceilings, overlaps=overlaps)
     assert found.regime == regime

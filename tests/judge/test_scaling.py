@@ -6,19 +6,19 @@ import math
 from dataclasses import replace
 
 import pytest
-from machines import roof
+from machines import ceiling
 
 from profiler.counting.cache import counted_model
 from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import as_value
+from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.operators import OperatorWork
-from profiler.facts.roofs import READ, Ceilings
 from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
 from profiler.judge.scaling import compute_bound_by_counts, doubling_tests, scaling, scaling_sentences
 from profiler.loading.source import resolve
-from profiler.stats import CLAIM_VISITS
+from profiler.stats import CLAIM_REPETITIONS
 
 A100_P, A100_W = 312e12, 2.039e12
 # Llama-2-7B in fp16: parameters without the embedding table, and the cache of a token.
@@ -37,7 +37,7 @@ def stepped(batch: int, time_s: float, width: float, flops: float, nbytes: float
     return CellResult(
         "decode", batch, 0, 16, 8, "ok",
         latency_s=time_s, latency_low_s=time_s / width, latency_high_s=time_s * width, tokens_per_s=batch / time_s,
-        model_flops=int(flops), model_bytes=int(nbytes), executed_bytes=int(nbytes), visits=CLAIM_VISITS,
+        model_flops=int(flops), model_bytes=int(nbytes), executed_bytes=int(nbytes), repetitions=CLAIM_REPETITIONS,
     )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def by_batch(model: str, context: int, batches: list[int], phase: Phase = "decod
     }
 
 
-A100 = Ceilings({"float16": roof(A100_P)}, {READ: roof(A100_W)}, 1, True)
+A100 = Ceilings({"float16": ceiling(A100_P)}, {READ: ceiling(A100_W)}, 1, True)
 
 
 def test_a_layer_of_16_bits_is_compute_bound_from_the_ridge_on_and_a_cache_moves_that() -> None:
@@ -77,7 +77,7 @@ def test_a_layer_of_16_bits_is_compute_bound_from_the_ridge_on_and_a_cache_moves
 @pytest.mark.parametrize(("context", "batches"), [(16, [1, 16]), (128, [1, 2, 4, 8]), (2048, [2, 5])])
 def test_a_run_says_the_same_batch_as_count(model: str, context: int, batches: list[int]) -> None:
     """The judge has a run's operators at some batches only; `count` counts each batch. Experts are not linear in it."""
-    under = A100.roof_set("an A100")
+    under = A100.ceiling_set("an A100")
     counted = model_numbers(counted_model(resolve(model)), context, (under,))
     assert compute_bound_by_counts(by_batch(model, context, batches), A100) == counted.gpus[0].compute_bound_from_batch
 
@@ -136,16 +136,16 @@ def test_a_knee_is_a_claim_of_whole_intervals(
 
 
 def test_drift_between_sizes_makes_best_and_knee_uncertain() -> None:
-    """Each size of Llama-2-7B is visited once, while the machine drifts by 50 %.
+    """Each size of Llama-2-7B is timed once, while the machine drifts by 50 %.
 
     Tokens/s grow by up to 2 with each doubling to 64, by 1.7 to 128, and not at all from 256 on. So the best of the
-    last sizes is unknown, and so is the knee, with log2(1.5) = 0.58 on each slope. Both are known if sizes are visited
+    last sizes is unknown, and so is the knee, with log2(1.5) = 0.58 on each slope. Both are known if sizes are timed
     in turn.
     """
     known = steps(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
     still = scaling(known, "batch")
-    drifted = scaling([replace(step, visits=1) for step in known], "batch", drift=0.5)
-    in_turn = scaling([replace(step, visits=3) for step in known], "batch", drift=0.5)
+    drifted = scaling([replace(step, repetitions=1) for step in known], "batch", drift=0.5)
+    in_turn = scaling([replace(step, repetitions=3) for step in known], "batch", drift=0.5)
     assert still == in_turn
     assert (still.best, still.rivals) == (256, ())
     assert still.knee_measured is not None

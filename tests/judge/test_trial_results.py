@@ -1,4 +1,4 @@
-"""Trials on a few layers predict the step of the whole model, and give a lever."""
+"""Trials on a few layers predict the step of the whole model, and give a change."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from made_facts import KEY
-from test_levers import SETTING, cell, linears
+from test_changes import SETTING, cell, linears
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import StepSamples, Trial
-from profiler.judge.cells import Lever, TrialResult, trial_results
-from profiler.judge.levers import levers, saves_clearly
+from profiler.judge.cells import ChangeEffect, TrialResult, trial_results
+from profiler.judge.changes import changes, saves_clearly
 
 LINE = "from_pretrained(..., dtype=torch.bfloat16)"
 OF_FLOAT32 = replace(SETTING, weight_bits=32.0, cache_bits=32.0, sixteen_bit_flops_per_s=100e12)
@@ -29,10 +29,10 @@ def trial(layers: int, before: StepSamples, after: StepSamples, **more: Any) -> 
     return found
 
 
-def tried(step_s: float, *results: TrialResult) -> list[Lever]:
-    """The levers of a step that were tried; the last ones cost time."""
+def tried(step_s: float, *results: TrialResult) -> list[ChangeEffect]:
+    """The changes of a step that were tried; the last ones cost time."""
     of_step = replace(cell(weights_s=step_s), tried=results)
-    return [item for item in levers(of_step, OF_FLOAT32) if item.basis == "tried"]
+    return [item for item in changes(of_step, OF_FLOAT32) if item.basis == "tried"]
 
 
 def test_a_change_is_compared_with_the_model_as_loaded() -> None:
@@ -40,12 +40,12 @@ def test_a_change_is_compared_with_the_model_as_loaded() -> None:
     found = trial(6, stepped(6, 1e-3, 4e-3), stepped(6, 1e-3 / 3, 4e-3))
     assert found.ratio == pytest.approx(14 / 34)
     assert found.half_width == pytest.approx(0, abs=1e-9)
-    [lever] = tried(34e-3, found)
-    assert (lever.id, lever.value, lever.how) == (ChangeId.DTYPE, "bfloat16", LINE)
-    assert lever.saves_s == pytest.approx(20e-3)
-    assert lever.because == "the step takes 14.0 ms then, by 6 of 30 layers"
+    [effect] = tried(34e-3, found)
+    assert (effect.id, effect.value, effect.how) == (ChangeId.DTYPE, "bfloat16", LINE)
+    assert effect.saves_s == pytest.approx(20e-3)
+    assert effect.because == "the step takes 14.0 ms then, by 6 of 30 layers"
     step = cell(linears(1e9, 34e9), weights_s=34e-3)
-    before, after = (levers(each, OF_FLOAT32) for each in (step, replace(step, tried=(found,))))
+    before, after = (changes(each, OF_FLOAT32) for each in (step, replace(step, tried=(found,))))
     lost = {item.value for item in before} - {item.value for item in after if item.basis == "computed"}
     assert lost == {"bfloat16"}, "a tried change replaces its own computed saving"
 
@@ -91,9 +91,9 @@ def test_layers_that_do_not_represent_the_whole_step_claim_less() -> None:
 def test_a_trial_of_the_whole_model_has_its_own_times() -> None:
     """A call of `generate` took 34 ms a step, and 31 with the change, where the run's own step takes 28."""
     found = trial(30, stepped(30, 1e-3, 4e-3), stepped(30, 0.9e-3, 4e-3))
-    [lever] = tried(28e-3, found)
-    assert lever.saves_s == pytest.approx(3e-3)
-    assert lever.because == "the step takes 31.0 ms then"
+    [effect] = tried(28e-3, found)
+    assert effect.saves_s == pytest.approx(3e-3)
+    assert effect.because == "the step takes 31.0 ms then"
 
 
 @pytest.mark.parametrize(("ratio", "clear"), [(0.9, True), (0.93, False), (0.96, False)])

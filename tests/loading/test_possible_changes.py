@@ -23,7 +23,7 @@ ON_GPU = "cuda-graph compiled-step compiled-forward 8-bit-cache eager-attention"
     ("here", "ids"),
     [
         (H100, f"float16 int4wo nf4 int8wo int8 {ON_GPU} without-cudnn"),
-        # A T4 has no products in bfloat16, torchao's kernels need 8.0, and grouped heads leave the math kernel.
+        # A T4 has no matmuls in bfloat16, torchao's kernels need 8.0, and grouped heads leave the math kernel.
         (T4, f"nf4 int8 {ON_GPU} repeated-heads"),
         (
             replace(H100, capability=8.0, kernel="flash", grouped_heads=False),
@@ -92,7 +92,7 @@ def test_generate_compiles_the_formats_whose_quantizer_says_so(name: str) -> Non
     assert FORMATS[name].compileable == bool(quantizer.is_compileable)
 
 
-def test_unquantised_weights_are_asked_for_in_a_quantised_script() -> None:
+def test_unquantised_weights_are_requested_for_in_a_quantised_script() -> None:
     """A script that passes a quantization_config would keep it with the dtype alone."""
     dense, nf4 = (possible_changes(replace(H100, quant=quant)) for quant in ("none", "nf4"))
     lines = [{item.value: item.line for item in each if item.id is ChangeId.DTYPE} for each in (dense, nf4)]

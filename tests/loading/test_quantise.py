@@ -137,7 +137,7 @@ def test_the_kernel_that_converts(
     linear = loaded_by(request_of(str(tiny_folder), quant, weights="random")).model.layers[0].mlp.up_proj
     calls = conversion_calls([linear], rows, torch.bfloat16)
     assert bool(calls) == converts
-    if not calls or quant in ("int8", "int8wo"):  # they apply their scales to the product
+    if not calls or quant in ("int8", "int8wo"):  # they apply their scales to the matmul
         return
     with torch.inference_mode():
         dense: Any = calls[0]()
@@ -177,7 +177,7 @@ def test_a_quantised_run_fills_every_column(
     answer_cpu_probe(False)  # the fused kernel converts nothing
     run = profiler.profile(
         str(short_folder), quant=quant, prompt_lens=[64], batch_sizes=[1, 2], new_tokens=8, check_quality=True,
-        no_levers=True, out=tmp_path / quant,
+        no_trials=True, out=tmp_path / quant,
     )  # fmt: skip
     from_a_device = {"mfu", "mbu", "joules_per_token", "device_memory_bytes", "issue_s"}
     of_unequal_prompts = {"padding", "mask_s", "waiting_s"}
@@ -188,7 +188,7 @@ def test_a_quantised_run_fills_every_column(
     assert 0 < run.document.quality.mean_kl_nats < 0.5
     assert any(f"{quant} is emulated" in warning for warning in run.document.warnings) == (quant == "nf4")
     decode = run.cells[run.cells["phase"] == "decode"]
-    assert (decode["dequantise_s"] > 0).all() or quant == "int8", "nearly all of its conversions are dispatch"
+    assert (decode["dequantise_s"] > 0).all() or quant == "int8", "nearly all of its conversions are overhead"
 
 
 def test_no_group_divides_this_model(tiny_folder: Path) -> None:
@@ -199,14 +199,14 @@ def test_no_group_divides_this_model(tiny_folder: Path) -> None:
         plan(ModelRequest(request.source, CPU, torch.bfloat16, "int4wo"), config)
 
 
-@pytest.mark.parametrize(("fused", "product_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
+@pytest.mark.parametrize(("fused", "matmul_dtype"), [(False, torch.float16), (True, torch.bfloat16)])
 def test_matmuls_run_in_the_compute_dtype(
-    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, product_dtype: torch.dtype
+    tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], fused: bool, matmul_dtype: torch.dtype
 ) -> None:
     """The exception is bitsandbytes' fused kernel on a CPU, which supports only bfloat16."""
     answer_cpu_probe(fused)
     request = request_of(str(tiny_folder), "nf4", QuantOptions(compute_dtype=torch.float16), "random")
-    assert stored(loaded_by(request).model.layers[0].mlp.up_proj).compute_dtype == product_dtype
+    assert stored(loaded_by(request).model.layers[0].mlp.up_proj).compute_dtype == matmul_dtype
 
 
 def narrow_request(folder: Path, quant: Quant = "nf4", **widths: int) -> ModelRequest:
@@ -260,7 +260,7 @@ def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
 
 @pytest.mark.parametrize("weights", ["random", "checkpoint"])
 def test_a_prefill_runs_the_operators_of_a_plain_one(tiny_folder: Path, weights: Any) -> None:
-    """torch folds the last positions of a batch into one product if the weight requires gradients.
+    """torch folds the last positions of a batch into one matmul if the weight requires gradients.
 
     Weights that transformers loads require them. Without gradients torch copies the weight for each position, and a
     prefill takes five times as long.
@@ -352,5 +352,5 @@ def test_random_weights_have_the_layout_of_quantised_ones(
         layer = random.get_submodule(name)
         assert layout(layer) == layout(quantised.get_submodule(name))
         with torch.inference_mode():
-            products = layer(inputs[:, : layer.in_features]).float()
-        assert products.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)
+            matmuls = layer(inputs[:, : layer.in_features]).float()
+        assert matmuls.std().item() == pytest.approx(0.02 * layer.in_features**0.5, rel=0.1)

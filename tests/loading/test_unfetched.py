@@ -63,7 +63,7 @@ def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pyte
     monkeypatch.setattr(metadata, "version", {"torchao": "0.17.0", "torch": "2.13.0"}.__getitem__)
     with pytest.raises(RequestError, match=r"torchao 0\.17\.0 is too old for it: pip install 'torchao>=0\.18'\.$"):
         need_library("int4wo")
-    assert not can_quantise("int4wo"), "no lever tries it"
+    assert not can_quantise("int4wo"), "no change tries it"
 
 
 def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

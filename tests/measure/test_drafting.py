@@ -13,8 +13,8 @@ from subjects import PLANTED, subject_of
 
 from profiler.cli.options import EXIT_INCOMPLETE
 from profiler.errors import RequestError
+from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.measurements import DraftFloor, Drafting
-from profiler.facts.roofs import READ, Ceilings
 from profiler.measure.drafting import NGRAM, Draft, draft_of, measure_drafts
 from profiler.measure.subject import Subject
 from profiler.store.folder import read_run
@@ -83,7 +83,8 @@ def test_a_draft_that_is_the_model_itself_is_always_right(subject: Subject, shor
     check(found)
     assert found.accepted == found.drafted
     assert found.steps < NEW_TOKENS / 4
-    # Roofs of 1e10: a float32 weight takes 4 bytes and 2 FLOPs per row, so from 2 rows on arithmetic binds the linears.
+    # Ceilings of 1e10: a float32 weight takes 4 bytes and 2 FLOPs per row, so from 2 rows on arithmetic binds the
+    # linears.
     one, eight = found.floors
     rows = 1 + one.drafted
     assert one.verifying_s == pytest.approx(max(1, rows / 2) * one.one_token_s, rel=0.05)
@@ -124,7 +125,7 @@ def test_a_run_says_whether_drafts_pay(
     arguments = ("run", str(gguf_file), "--prompt-lens", "16", "--batch-sizes", "1,4", "--new-tokens", "16")
     folder = tmp_path / "run"
     found = roofscope(
-        *arguments, "--budget", "5", "--no-levers", "--full", "--draft", str(short_folder), "--out", str(folder)
+        *arguments, "--budget", "5", "--no-trials", "--full", "--draft", str(short_folder), "--out", str(folder)
     )
     assert found.code in (0, EXIT_INCOMPLETE), found.err  # so short a budget may not measure a busy host's overhead
     screen = " ".join(found.out.split())

@@ -1,4 +1,4 @@
-"""Calls of a step, captured as the model makes them, and their replays; the hollow twin of the model."""
+"""Calls of a step, captured as the model makes them, and their replays; the overhead model of the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from profiler.counting.walk import walk
 from profiler.engines.caches import rewind
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.dispatch import dispatch_of
+from profiler.facts.overhead import overhead_of
 from profiler.facts.step import Step
 from profiler.grid.cells import CellKey
 from profiler.loading.config import config_from, load_config
@@ -34,10 +34,10 @@ from profiler.loading.load import load
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
-from profiler.measure import dispatch
+from profiler.measure import overhead
 from profiler.measure.captured_calls import answered, callable_modules, caught_calls, masks_of_uncaptured_steps, step_of
-from profiler.measure.dispatch import hollow_config
 from profiler.measure.kernels import replay_kernels
+from profiler.measure.overhead import overhead_model_config
 from profiler.measure.replay import replay_calls, replay_linears
 
 pytestmark = pytest.mark.cpu
@@ -123,7 +123,7 @@ def touched(key: CellKey) -> int:
     return cell.batch_size * (context + copied) * TOKEN_BYTES
 
 
-def test_each_decode_step_is_given_its_own_bytes_between_its_products(
+def test_each_decode_step_is_given_its_own_bytes_between_its_matmuls(
     tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two caches, batches of 1, 8 and 64 after prompts of 16 and 200 tokens; prefills read nothing in between."""
@@ -203,8 +203,8 @@ def test_a_window_is_handed_over_as_the_model_hands_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["Mistral", "Qwen3Moe"])
-def test_between_the_calls_no_product_is_left(kind: str) -> None:
-    """By torch's own counter, a step has products; with its calls answered, only rotary angles are multiplied."""
+def test_between_the_calls_no_matmul_is_left(kind: str) -> None:
+    """By torch's own counter, a step has matmuls; with its calls answered, only rotary angles are multiplied."""
     model = small_model(kind)
     modules = callable_modules(model, walk(model), 1e9, Step(2, 1, 6))
     run = decode_step(model, 6)
@@ -275,11 +275,11 @@ def test_a_capture_of_small_kernels_makes_no_mask_of_its_own(monkeypatch: pytest
     cache: Any = StaticCache(config=config, max_cache_len=32)
     cache.update(torch.zeros(1, 2, 1, 16), torch.zeros(1, 2, 1, 16), 0)
     cache.reset()
-    asked: Any = {"config": config, "inputs_embeds": torch.zeros(1, 16, 64), "attention_mask": None}
+    requested: Any = {"config": config, "inputs_embeds": torch.zeros(1, 16, 64), "attention_mask": None}
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert create_causal_mask(**asked, past_key_values=cache) is not None
+    assert create_causal_mask(**requested, past_key_values=cache) is not None
     with masks_of_uncaptured_steps():
-        assert create_causal_mask(**asked, past_key_values=cache) is None
+        assert create_causal_mask(**requested, past_key_values=cache) is None
 
 
 CPU = torch.device("cpu")
@@ -307,31 +307,33 @@ def test_same_operators_as_the_model(name: str) -> None:
     text.pad_token_id = None
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:2]
-    twin, twin_params = decode_operators(name, hollow_config(config))
+    overhead_model, overhead_model_params = decode_operators(name, overhead_model_config(config))
     model, model_params = decode_operators(name, config)
-    if name == "mixtral-8x7b":  # the experts of a token depend on its values, and so does the number of their products
-        twin, model = sorted(set(twin)), sorted(set(model))
-    assert twin == model
-    assert twin_params < model_params / 20
+    if name == "mixtral-8x7b":  # the experts of a token depend on its values, and so does the number of their matmuls
+        overhead_model, model = sorted(set(overhead_model)), sorted(set(model))
+    assert overhead_model == model
+    assert overhead_model_params < model_params / 20
 
 
 def test_layers_with_other_heads_keep_their_grouping() -> None:
-    """Gemma-4-31B has 2 query heads per key in windowed layers, and 8 in global ones; the twin has 4 query heads."""
+    """Gemma-4-31B has 2 query heads per key in windowed layers, and 8 in global ones; the overhead model has 4 query
+    heads."""
     layers = {
         "model_type": "gemma4_text", "num_hidden_layers": 6, "num_attention_heads": 32, "num_key_value_heads": 16,
         "num_global_key_value_heads": 4, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
         "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
     }  # fmt: skip
-    twin = from_config(hollow_config(config_from(layers, "model")), torch.float32, None)
-    assert [layer.self_attn.num_key_value_groups for layer in twin.model.layers] == [2] * 5 + [4]
-    assert sum(parameter.numel() for parameter in twin.parameters()) < 1_000_000
-    assert twin(input_ids=torch.zeros(1, 3, dtype=torch.long)).logits.shape[1] == 3
+    overhead_model = from_config(overhead_model_config(config_from(layers, "model")), torch.float32, None)
+    assert [layer.self_attn.num_key_value_groups for layer in overhead_model.model.layers] == [2] * 5 + [4]
+    assert sum(parameter.numel() for parameter in overhead_model.parameters()) < 1_000_000
+    assert overhead_model(input_ids=torch.zeros(1, 3, dtype=torch.long)).logits.shape[1] == 3
 
 
 @pytest.mark.timing
 @pytest.mark.ci
 def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) -> None:
-    """Linears take 0 to 8 ms per call, 4 ms on average; the twin's own part does not depend on their sum in a step."""
+    """Linears take 0 to 8 ms per call, 4 ms on average; the overhead model's own part does not depend on their sum in a
+    step."""
     subject, config = subject_of(str(tiny_folder))
     linears = [module for module in subject.loaded.module.modules() if isinstance(module, torch.nn.Linear)]
     draw = random.Random(0)
@@ -343,8 +345,8 @@ def test_weights_that_stream_by_are_taken_off_step_by_step(tiny_folder: Path) ->
 
     for linear in linears:
         linear.register_forward_pre_hook(stream)
-    measured = dispatch.measure_dispatch(subject.loaded, config, HOST, [1], ["eager"], 2.0)
+    measured = overhead.measure_overhead(subject.loaded, config, HOST, [1], ["eager"], 2.0)
     decode = next(item for item in measured if item.phase == "decode")
     streamed_s = 4e-3 * len(linears)
-    found = dispatch_of(decode)
+    found = overhead_of(decode)
     assert 0 < found.in_kernels_s < found.step_s < 0.5 * streamed_s

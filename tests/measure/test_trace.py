@@ -96,7 +96,8 @@ def test_a_step_has_the_operators_that_torch_dispatches(profile_tiny: Callable[.
 def test_what_carries_the_residual_is_named(
     profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If norms sleep 20 ms in the model but not in its twin, the residual of a decode step is found in the norms.
+    """If norms sleep 20 ms in the model but not in its overhead model, the residual of a decode step is found in the
+    norms.
 
     In a prefill the norms are replayed, so they are kernels and not a residual.
     """
@@ -105,14 +106,18 @@ def test_what_carries_the_residual_is_named(
     plain = modeling_llama.LlamaRMSNorm.forward
 
     def sleepy(self, hidden_states: torch.Tensor) -> torch.Tensor:  # type: ignore[no-untyped-def]
-        if self.weight.shape[0] == 64 and hidden_states.shape[0] == 3:  # the model's own batch, not the twin's
+        if (
+            self.weight.shape[0] == 64 and hidden_states.shape[0] == 3
+        ):  # the model's own batch, not the overhead model's
             time.sleep(20e-3)
         return plain(self, hidden_states)
 
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", sleepy)
-    monkeypatch.setattr("profiler.measure.dispatch.twin_by_itself", Mock(side_effect=RuntimeError("no twin today")))
-    run = profile_tiny(prompt_lens=[16], batch_sizes=[3], budget_s=4, no_levers=False)
-    assert not (run.folder / TRACE).exists(), "no trace was asked for"
+    monkeypatch.setattr(
+        "profiler.measure.overhead.overhead_model_by_itself", Mock(side_effect=RuntimeError("no overhead model today"))
+    )
+    run = profile_tiny(prompt_lens=[16], batch_sizes=[3], budget_s=4, no_trials=False)
+    assert not (run.folder / TRACE).exists(), "no trace was requested"
     assert run.document.activity == ()
     found = {item.phase: item.unexplained_in_s for item in read_run(run.folder).document.evidence}
     name, excess_s = next(iter(found["decode"].items()))
@@ -169,15 +174,15 @@ def test_the_tax_is_found_where_it_was_planted(
     """Every check of the stopping criteria waits 20 ms; our own loop has no such check."""
     from transformers.generation.stopping_criteria import StoppingCriteriaList
 
-    asked = StoppingCriteriaList.__call__
+    requested = StoppingCriteriaList.__call__
 
     def slowly(self: Any, *args: Any, **named: Any) -> Any:
         time.sleep(_DELAY_S)
-        return asked(self, *args, **named)
+        return requested(self, *args, **named)
 
     monkeypatch.setattr(StoppingCriteriaList, "__call__", slowly)
     run = profile_tiny(batch_sizes=[2], new_tokens=5, engine="generate", budget_s=2)
-    assert run.document.asked.engines == ("eager", "generate")
+    assert run.document.requested.engines == ("eager", "generate")
     tax, once = sorted(run.document.generate, key=lambda item: item.phase)
     assert tax.tax_s > _DELAY_S / 2 < once.tax_s
     assert set(tax.parts_s) == set(PART_NAMES)
@@ -191,6 +196,6 @@ def test_the_tax_is_found_where_it_was_planted(
     assert sum(getattr(row, term) for term in TERMS) == pytest.approx(row.latency_s, rel=1e-9)
     [own] = [row for row in run.results if row.engine == "eager" and row.phase == "decode"]
     assert own.generate_s == 0
-    claimed = replace(run.document, generate=(replace(tax, visits=2, low_s=tax.tax_s / 2, high_s=2 * tax.tax_s),))
+    claimed = replace(run.document, generate=(replace(tax, repetitions=2, low_s=tax.tax_s / 2, high_s=2 * tax.tax_s),))
     [line] = generate_lines(replace(run, document=claimed))
     assert "stopping criteria 2" in line

@@ -19,7 +19,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from profiler.errors import RequestError
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, Trial
-from profiler.facts.visits import Visit
+from profiler.facts.repetitions import Repetition
 from profiler.loading.changes import UNWINDOWED, Change, Circumstances, possible_changes
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES
@@ -27,7 +27,7 @@ from profiler.measure import trials
 from profiler.measure.lines import Switch, arguments_of, attributes_kept
 from profiler.measure.short_model import pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
-from profiler.measure.sweep import VisitContext, visit
+from profiler.measure.sweep import RepetitionContext, repetition
 from profiler.measure.trials import circumstances_here, try_changes
 
 CPU = Circumstances(on_gpu=False, dtype="float32", threads=2)
@@ -219,18 +219,19 @@ def test_a_short_model_holds_every_kind_of_layer_and_a_longer_one_has_more_of_th
 
 @pytest.mark.timing
 def test_a_step_takes_as_long_after_the_trials_as_before(short_folder: Path) -> None:
-    """The next visit's median is within the interval of those before, or differs by less than the machine drifts."""
+    """The next repetition's median is within the interval of those before, or differs by less than the machine
+    drifts."""
     subject, config = subject_of(str(short_folder), batch_sizes=[1], new_tokens=24)
     [cell], engine = subject.grid.cells, subject.engines["eager"]
 
-    def visits(number: int) -> list[Visit]:
-        context = VisitContext(subject.machine, subject.prompts)
-        found = [visit(engine, cell, place, context) for place in range(number)]
-        return [each for each in found if isinstance(each, Visit)]
+    def repetitions(number: int) -> list[Repetition]:
+        context = RepetitionContext(subject.machine, subject.prompts)
+        found = [repetition(engine, cell, place, context) for place in range(number)]
+        return [each for each in found if isinstance(each, Repetition)]
 
-    before = visits(6)
+    before = repetitions(6)
     tried(subject, config, [change for change in changes_of(subject) if not change.preparing_s])
-    after = visits(6)
+    after = repetitions(6)
     drifts = [median(each.decode_s) for each in before]
     step_s = median(median(each.decode_s) for each in after)
     spread = max(drifts) - min(drifts)

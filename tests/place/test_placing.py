@@ -1,4 +1,4 @@
-"""Another tool's figures compared with roofs, checked against figures from outside."""
+"""Another tool's figures compared with ceilings, checked against figures from outside."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_bits_per_weight_come_from_the_size_of_a_gguf_file() -> None:
     decode = next(row for row in found.rows if row.phase == "decode")
     cache_bytes = 16 * 2 * 3 * 64 * 2 * 30
     assert decode.floor_s == pytest.approx((96_576_768 + cache_bytes) / 1008e9, rel=0.01)
-    assert found.stored == "at the file's own 5.74 bits per weight, products in int8,"
+    assert found.stored == "at the file's own 5.74 bits per weight, matmuls in int8,"
     assert place(FILES / "aiperf.json", "smollm2-135m", gpu="T4").stored == "in bfloat16"
     assert "5.74 bits per weight as stored" in decode.note
 
@@ -98,7 +98,7 @@ def test_llama_cpp_multiplies_packed_weights_in_int8(tmp_path: Path) -> None:
         assert (found.rows[0].regime is None) == (gpu == "V100 SXM2 16GB" or precision == "F16")
 
 
-def test_a_figure_above_the_roof_is_not_valid(tmp_path: Path) -> None:
+def test_a_figure_above_the_ceiling_is_not_valid(tmp_path: Path) -> None:
     """14.2 GB at 3.35 TB/s take 4.2 ms: nothing decodes Mistral-7B in 16 bits in 1 ms."""
     path = table(tmp_path / "t", ("decode", 1, 64, 32, 0.001), ("prefill", 1, 2048, "", 0.001))
     found = place(path, "mistral-7b-v0.1", gpu="H100 SXM")
@@ -108,7 +108,7 @@ def test_a_figure_above_the_roof_is_not_valid(tmp_path: Path) -> None:
     assert "from a cache" in prefill.note
     # 14.48 GB of 16 bits would take 4.3 ms: in 1 ms a step reads less than 4 bits per weight.
     assert "by its times at most 3.8 on H100 SXM" in found.warnings[0]
-    assert found.warnings[1:] == ["2 of 2 figures are above the roof, so not valid."]
+    assert found.warnings[1:] == ["2 of 2 figures are above the ceiling, so not valid."]
 
 
 def test_decode_steps_that_include_the_prefill_are_reported(tmp_path: Path) -> None:
@@ -172,18 +172,18 @@ def test_the_gpu_is_requested_or_named_by_the_file(roofscope: Callable[..., Any]
     gpu_file = tmp_path / "transformers.json"
     text = (FILES / "transformers.json").read_text()
     gpu_file.write_text(text.replace('"gpu_name": null', '"gpu_name": "NVIDIA A10G"'))
-    assert place(gpu_file, "smollm2-135m").roofs.name == "A10G, datasheet"
+    assert place(gpu_file, "smollm2-135m").ceilings.name == "A10G, datasheet"
     both = roofscope("place", str(FILES / "llama-bench.csv"), "--model", "smollm2-135m", "--here", "--gpu", "T4")
     assert both.code == 2
 
 
 @pytest.mark.slow
-def test_here_uses_the_roofs_of_this_device(
+def test_here_uses_the_ceilings_of_this_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roofscope: Callable[..., Any]
 ) -> None:
     """They are measured for any device in the file: a decode step reads its bytes at that bandwidth.
 
-    On a CPU that emulates bfloat16, its products take longer than that.
+    On a CPU that emulates bfloat16, its matmuls take longer than that.
     """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "roofs"))
     path = table(tmp_path / "t", ("decode", 1, 64, 32, 10.0))
@@ -195,9 +195,9 @@ def test_here_uses_the_roofs_of_this_device(
     nbytes = 2 * 134_515_008 + 80 * 23_040 + 2 * 49_152
     # 2 FLOPs per weight, and 4 x 576 per token and layer for attention.
     flops = 2 * 134_515_008 + 30 * 4 * 576 * 80
-    read_s, products_s = nbytes / found["roofs"]["bytes_per_s"], flops / found["roofs"]["flops_per_s"]["bfloat16"]
-    assert row["floor_s"] == pytest.approx(max(read_s, products_s), rel=0.01)
-    assert row["bound"] == ("memory" if read_s > products_s else "compute")
+    read_s, matmuls_s = nbytes / found["roofs"]["bytes_per_s"], flops / found["roofs"]["flops_per_s"]["bfloat16"]
+    assert row["floor_s"] == pytest.approx(max(read_s, matmuls_s), rel=0.01)
+    assert row["bound"] == ("memory" if read_s > matmuls_s else "compute")
 
 
 @pytest.mark.ci
@@ -271,7 +271,7 @@ def test_the_floor_is_that_of_count(gpu: str, quant: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("model", "asked", "gpu", "gigabytes"),
+    ("model", "requested", "gpu", "gigabytes"),
     [
         ("llama-3.1-70b", {"quant": "nvfp4"}, "GB10", 68.45 * 4.5 / 8 + 2.10),
         ("llama-3.1-70b", {"bits": 4.84}, "GB10", 69.50 * 4.84 / 8), ("gpt-oss-20b", {"quant": "mxfp4"}, "L4", 3.70),
@@ -279,13 +279,15 @@ def test_the_floor_is_that_of_count(gpu: str, quant: str, tmp_path: Path) -> Non
         ("qwen3-8b", {"quant": "Q4_K_M"}, "M4 Max 64GB", 7.57 * 4.8944 / 8),
     ],
 )  # fmt: skip
-def test_weights_in_others_bits(model: str, asked: dict[str, Any], gpu: str, gigabytes: float, tmp_path: Path) -> None:
+def test_weights_in_others_bits(
+    model: str, requested: dict[str, Any], gpu: str, gigabytes: float, tmp_path: Path
+) -> None:
     """Gigabytes by hand: linears in the format's bits and the head in 16, or all that a step reads in a mean.
 
     gpt-oss-20b: 19.1 B x 4 of 32 experts in 4.25 bits, and 1.22 B in 16. Qwen3-30B-A3B: 29.0 B x 8 of 128 and 0.91 B of
     attention in 8, the head in 16.
     """
-    [row] = place(table(tmp_path / "t", ("decode", 1, 1, 1, 1.0)), model, gpu=gpu, **asked).rows
+    [row] = place(table(tmp_path / "t", ("decode", 1, 1, 1, 1.0)), model, gpu=gpu, **requested).rows
     assert row.floor_s * gpu_called(gpu).bandwidth_bytes_per_s / 1e9 == pytest.approx(gigabytes, rel=0.01)
     assert row.fits
 
@@ -321,16 +323,16 @@ def test_a_format_in_the_name_of_the_model_is_counted(command: str, gigabytes: f
 
 def test_a_command_above_a_report_names_its_gpus(tmp_path: Path) -> None:
     report = (FILES / "vllm-serve.txt").read_text()
-    for option, roofs in (("-tp 2", "2 x H200 SXM"), ("--tensor-parallel-size=4", "4 x H200 SXM"), ("", "H200 SXM")):
+    for option, ceilings in (("-tp 2", "2 x H200 SXM"), ("--tensor-parallel-size=4", "4 x H200 SXM"), ("", "H200 SXM")):
         (tmp_path / "f").write_text(f"$ vllm serve Qwen/Qwen3-30B-A3B {option} --port 1\n{report}")
-        assert place(tmp_path / "f", "qwen3-30b-a3b", gpu="H200 SXM").roofs.name == f"{roofs}, datasheet"
+        assert place(tmp_path / "f", "qwen3-30b-a3b", gpu="H200 SXM").ceilings.name == f"{ceilings}, datasheet"
 
 
 def test_a_table_may_name_gpu_model_and_quant(tmp_path: Path) -> None:
     path = tmp_path / "t"
     path.write_text("gpu,model,quant,batch_size,prompt_len,new_tokens,tokens_per_s\nRTX 4090,x,q4_k_m,1,1,1,150\n")
     found = place(path, "llama-3.1-8b")
-    assert (found.roofs.name, found.quant, found.rows[0].regime) == ("RTX 4090, datasheet", "q4_k_m", "memory-bound")
+    assert (found.ceilings.name, found.quant, found.rows[0].regime) == ("RTX 4090, datasheet", "q4_k_m", "memory-bound")
     assert "fewer bits per weight, drafts or a larger batch" in found.rows[0].note
 
 
@@ -356,7 +358,7 @@ def test_experts_in_a_published_format_keep_it() -> None:
     # 391.20 ± 0.39 and 380.31 ± 15.07 tokens/s.
     assert [row.spread for row in found.rows[2:4]] == pytest.approx([0.39 / 391.20, 15.07 / 380.31])
     two = place(FILES / "llama-bench-two-gpus.md", "gpt-oss-20b")
-    assert two.roofs.name == "RTX A5000, datasheet"
+    assert two.ceilings.name == "RTX A5000, datasheet"
     assert two.rows[1].attained == pytest.approx(0.46, abs=0.01)
     assert "hold layers in turn" in two.warnings[0]
 
@@ -385,7 +387,7 @@ def test_stages_take_turns(tmp_path: Path) -> None:
     found = place(changed(tmp_path / "f", "sglang-mtp.jsonl", stages), "llama-3.1-70b", gpu="H100 SXM")
     assert found.rows[1].fits
     assert found.rows[1].floor_s == pytest.approx((137e9 + 8704 * 327_680) / 3.35e12, rel=0.02)
-    assert "8 GPUs that hold layers in turn: the roofs are those of 1" in found.warnings[0]
+    assert "8 GPUs that hold layers in turn: the ceilings are those of 1" in found.warnings[0]
 
 
 def test_a_verifying_step_counts_its_tokens(tmp_path: Path) -> None:
@@ -400,7 +402,7 @@ def test_a_verifying_step_counts_its_tokens(tmp_path: Path) -> None:
 
 
 def test_tokens_per_step_of_a_table(tmp_path: Path) -> None:
-    """40.7 tokens/s at 2.76 tokens per step are steps of 67.8 ms; unsaid, half of the roof is a doubt."""
+    """40.7 tokens/s at 2.76 tokens per step are steps of 67.8 ms; unsaid, half of the ceiling is a doubt."""
     head = "phase,batch_size,prompt_len,new_tokens,tokens_per_s"
     path = tmp_path / "t"
     for name in ("tokens_per_step", "acceptance_length"):

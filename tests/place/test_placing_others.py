@@ -133,7 +133,7 @@ def test_a_generation_of_llama_bench_has_a_step_for_each_token(new: int, tmp_pat
 def test_only_the_gpus_that_ran_count(ran: dict[str, Any], gpus: int, stages: int, tmp_path: Path) -> None:
     """`gpu_info` lists the machine's GPUs; `devices`, `tensor_split` and `split_mode` say which of them ran."""
     found = place(llama_bench(tmp_path / "f", {"gpu_info": f"{A100}, {A100}", **ran}), "llama-3.1-8b")
-    assert found.roofs.name == f"{'2 x ' if gpus > 1 else ''}A100 80GB SXM, datasheet"
+    assert found.ceilings.name == f"{'2 x ' if gpus > 1 else ''}A100 80GB SXM, datasheet"
     assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
 
 
@@ -149,7 +149,7 @@ def test_lines_above_a_table_name_its_gpus(lines: str, gpu: str, stages: int, tm
     table = "| model | size | params | ngl | test | t/s |\n| - | - | - | - | - | - |\n"
     (tmp_path / "f").write_text(f"{lines}\n{table}| llama 8B | 4.58 GiB | 8.03 B | 99 | tg32 | 9.9 ± 0.1 |\n")
     found = place(tmp_path / "f", "llama-3.1-8b")
-    assert found.roofs.name == f"{gpu}, datasheet"
+    assert found.ceilings.name == f"{gpu}, datasheet"
     assert [f"{stages} GPUs that hold layers" in warning for warning in found.warnings] == [True] * (stages > 1)
 
 
@@ -168,15 +168,16 @@ def test_figures_without_a_layer_on_the_gpu_are_left_out(tmp_path: Path) -> None
 
 
 def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
-    """-ngl 10 of 32 layers, or experts on the host: the GPU's roof is not the file's, and 16 GB need not fit 4 GB."""
+    """-ngl 10 of 32 layers, or experts on the host: the GPU's ceiling is not the file's, and 16 GB need not fit 4
+    GB."""
     big = {"model_size": 16_000_000_000}
     rows = [{"n_gpu_layers": 10, **big}, {"n_gpu_layers": 99, "n_cpu_moe": 8, **big}, {"n_gpu_layers": 99, **big}]
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b", gpu="RTX 3060 12GB")
     assert [row.fits for row in found.rows] == [True, True, True]
     assert "the weights need 16.0 GB" in found.warnings[1]
     assert "10 of 32 layers were on the GPU" in found.rows[0].note
-    assert "another, lower roof" in found.rows[1].note
-    assert "lower roof" not in found.rows[2].note
+    assert "another, lower ceiling" in found.rows[1].note
+    assert "lower ceiling" not in found.rows[2].note
 
 
 def test_a_cache_in_the_hosts_memory_needs_no_room(tmp_path: Path) -> None:
@@ -219,7 +220,7 @@ def test_the_example_of_each_tool_runs(
     monkeypatch.chdir(PAGE.parents[2])
     outcome = roofscope(*shlex.split(example))
     assert (outcome.code, outcome.err) == (0, "")
-    assert "under the roofs of" in " ".join(outcome.out.split())
+    assert "under the ceilings of" in " ".join(outcome.out.split())
 
 
 def test_each_tool_has_an_example() -> None:

@@ -1,4 +1,5 @@
-"""Forecasts of committed runs: the cells of a default grid forecast the others, and are compared with later visits."""
+"""Forecasts of committed runs: the cells of a default grid forecast the others, and are compared with later
+repetitions."""
 
 from __future__ import annotations
 
@@ -14,12 +15,12 @@ from profiler.predict.kernel_times import line
 
 FOLDERS = sorted(MORE.glob("smollm2-*"))
 DRIFTED = "smollm2-135m-zen4-nf4"
-"""All its later visits are slower, by 7 % at the median, so that fewer intervals can hold."""
+"""All its later repetitions are slower, by 7 % at the median, so that fewer intervals can hold."""
 
 
 @pytest.mark.parametrize("folder", slow_except(FOLDERS[:1], FOLDERS), ids=lambda folder: folder.name)
 def test_a_default_grid_forecasts_the_other_cells(folder: Path) -> None:
-    """Six cells, each visited twice, forecast the other ten in both phases."""
+    """Six cells, each timed twice, forecast the other ten in both phases."""
     rows = left_out(folder)
     held, off, said = shares(rows)
     assert len(rows) == 20
@@ -38,10 +39,10 @@ def test_times_grow_with_every_size() -> None:
     assert grown(phases, np.array([3.0, 9.0, 2.0])) == pytest.approx([3.0, 9.0, 2.0]), "neither is larger"
 
 
-def test_between_two_points_a_kernel_has_their_common_share_of_its_roof() -> None:
-    """The roof is 1 s up to 4 rows, and 0.25 s per row beyond; the kernel takes twice as long."""
+def test_between_two_points_a_kernel_has_their_common_share_of_its_ceiling() -> None:
+    """The ceiling is 1 s up to 4 rows, and 0.25 s per row beyond; the kernel takes twice as long."""
     measured, others = np.array([1.0, 64.0]), np.array([4.0, 8.0, 32.0])
     halved = line(measured, 2 * np.maximum(1.0, measured / 4), np.maximum(1.0, measured / 4))
-    roof_s = np.maximum(1.0, others / 4)
-    assert halved.seconds(others, roof_s) == pytest.approx(2 * roof_s)
+    ceiling_s = np.maximum(1.0, others / 4)
+    assert halved.seconds(others, ceiling_s) == pytest.approx(2 * ceiling_s)
     assert halved.seconds(np.array([256.0]), np.array([64.0])) == pytest.approx(128.0, rel=1e-3), "beyond all points"

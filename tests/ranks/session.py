@@ -1,6 +1,6 @@
-"""`session.py FOUND run MODEL --tp N ...` is roofscope with fake roofs; its torchrun starts this file N times.
+"""`session.py FOUND run MODEL --tp N ...` is roofscope with fake ceilings; its torchrun starts this file N times.
 
-Roofs and dispatch take most of a minute on a shared machine and are not under test, so they are fake. The tokens,
+Ceilings and overhead take most of a minute on a shared machine and are not under test, so they are fake. The tokens,
 bytes and operators of the ranks are written to FOUND as soon as they are loaded. Each exchange between the ranks takes
 `EXCHANGE_S` longer than gloo needs, in the measurement of the link and in the model alike.
 """
@@ -25,7 +25,7 @@ from profiler.cli.app import main
 from profiler.cli.measure import started_by_torchrun
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.roofs import Ceilings, Roof, RoofsRemeasured
+from profiler.facts.ceilings import Ceiling, Ceilings, CeilingsRemeasured
 
 sys.path.append(str(Path(__file__).parents[1]))
 from greedy import greedy_tokens
@@ -35,14 +35,14 @@ EXCHANGE_S = 0.03
 SWEEP_BYTES = (1 << 10, 1 << 14, 1 << 18)
 
 
-def fake_roofs(*_: Any, **__: Any) -> Ceilings:
-    roof = Roof(1e10, 1e10, 1e10, 9, "fake")
-    compute = dict.fromkeys(("float32", "bfloat16"), roof)
-    return Ceilings(compute, {"read": roof}, 1 << 28, True)
+def fake_ceilings(*_: Any, **__: Any) -> Ceilings:
+    ceiling = Ceiling(1e10, 1e10, 1e10, 9, "fake")
+    compute = dict.fromkeys(("float32", "bfloat16"), ceiling)
+    return Ceilings(compute, {"read": ceiling}, 1 << 28, True)
 
 
 def write_state(joined: Any, alone: Any, group: Any, found: Path) -> None:
-    """Write each rank's tokens, bytes, frozen parameters and products as JSON, on rank 0."""
+    """Write each rank's tokens, bytes, frozen parameters and matmuls as JSON, on rank 0."""
     tokens = greedy_tokens(EagerEngine(joined, machine_for(group.device)), IDS, 12)
     every: list[Any] = [None] * group.size
     dist.all_gather_object(
@@ -51,15 +51,15 @@ def write_state(joined: Any, alone: Any, group: Any, found: Path) -> None:
             "tokens": tokens.tolist(),
             "bytes": sum(tensor.nbytes for tensor in {t.data_ptr(): t for t in _local(joined)}.values()),
             "frozen": [name for name, param in joined.named_parameters() if not param.requires_grad],
-            "products": [products_of(part) for part in (joined, alone)],
+            "products": [matmuls_of(part) for part in (joined, alone)],
         },
     )
     if group.rank == 0:
         found.write_text(json.dumps({name: [one[name] for one in every] for name in every[0]}))
 
 
-def products_of(model: Any) -> dict[str, int]:
-    """Count matrix products and attention kernels in a prefill of several prompts with logits of the last tokens."""
+def matmuls_of(model: Any) -> dict[str, int]:
+    """Count matmuls and attention kernels in a prefill of several prompts with logits of the last tokens."""
     with torch.inference_mode(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         model(IDS, logits_to_keep=1)
     counts = {event.key: event.count for event in profile.key_averages() if event.key.startswith("aten::")}
@@ -100,10 +100,10 @@ def run(found: Path) -> None:
         return joined, alone, work
 
     job.load_share = loaded
-    job.measure = fake_roofs  # type: ignore[attr-defined]
-    job.dispatch_of_twin = lambda *_: []  # type: ignore[attr-defined]
+    job.measure = fake_ceilings  # type: ignore[attr-defined]
+    job.overhead_of_model = lambda *_: []  # type: ignore[attr-defined]
     machine_ranks.SWEEP_BYTES = SWEEP_BYTES
-    measuring.remeasure_roofs = lambda *_, **__: RoofsRemeasured({}, {})  # type: ignore[attr-defined]
+    measuring.remeasure_ceilings = lambda *_, **__: CeilingsRemeasured({}, {})  # type: ignore[attr-defined]
     delay_exchanges()
     main()
 

@@ -15,14 +15,14 @@ import psutil
 import pytest
 import torch
 from greedy import greedy_tokens
-from session import EXCHANGE_S, IDS, products_of
+from session import EXCHANGE_S, IDS, matmuls_of
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from profiler.counting.count import count
 from profiler.device.machine import machine_for
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
-from profiler.facts.visits import Visit
+from profiler.facts.repetitions import Repetition
 from profiler.ranks.run import OWN_CORES
 from profiler.run.options import Options
 from profiler.run.validate import prepare
@@ -73,14 +73,14 @@ def check_found(found: Path, folder: Path, ranks: int) -> None:
 
 
 def check_operators(state: Any, model: Any, ranks: int) -> None:
-    """Check that weights are trainable, as after a plain load, and that a rank's prefill runs the same products.
+    """Check that weights are trainable, as after a plain load, and that a rank's prefill runs the same matmuls.
 
     The LM head differs: transformers' hooks pass a local tensor to the kernel, which is not trainable, so torch makes
-    it a batched product (should_fold). A separate share runs the same products as the joined one.
+    it a batched matmul (should_fold). A separate share runs the same matmuls as the joined one.
     """
     assert all(param.requires_grad for param in model.parameters())
     assert state["frozen"] == [[]] * ranks
-    plain = products_of(model)
+    plain = matmuls_of(model)
     assert plain["aten::mm"] == 3 * 7 + 1  # three layers of seven, and the LM head
     rank = {**plain, "aten::mm": 3 * 7, "aten::bmm": 1}
     assert state["products"] == [[rank, rank]] * ranks
@@ -171,15 +171,15 @@ def test_ranks_that_end_with_exit_code_3_print_their_report_and_no_traceback() -
 
 
 def _second_rank(torchrun_pid: int, out: Path) -> int:
-    """Return the process id of rank 1 after two visits of cells."""
+    """Return the process id of rank 1 after two repetitions of cells."""
     deadline_s = time.monotonic() + WAIT_S
     while time.monotonic() < deadline_s:
         samples = out / "samples.jsonl"
-        if samples.exists() and sum(isinstance(fact, Visit) for fact in read_facts_of(out)) >= 2:
+        if samples.exists() and sum(isinstance(fact, Repetition) for fact in read_facts_of(out)) >= 2:
             children = psutil.Process(torchrun_pid).children()
             return next(child.pid for child in children if child.environ().get("RANK") == "1")
         time.sleep(0.2)
-    raise AssertionError("no cell was visited")
+    raise AssertionError("no cell was timed")
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,10 @@ def test_several_models_are_distinguished_by_their_shortest_name(tmp_path: Path)
         {"model_filename": f"/m/{n}.gguf", "model_type": f"llama {n}B", "model_n_params": n * 10**8} for n in (1, 7)
     ]
     side = read_side(written(tmp_path / "a", *(row(0.1, **model) for model in models)))
-    assert [asked.settings for asked in side.cells] == [(("precision", "llama 1B"),), (("precision", "llama 7B"),)]
+    assert [requested.settings for requested in side.cells] == [
+        (("precision", "llama 1B"),),
+        (("precision", "llama 7B"),),
+    ]
 
 
 def test_two_rows_that_nothing_distinguishes_are_refused(tmp_path: Path) -> None:
@@ -183,15 +186,18 @@ def test_decode_is_compared_per_token(tmp_path: Path) -> None:
 
 
 def test_copied_samples_are_refused(tmp_path: Path) -> None:
-    """A cell is visited once per round; copied lines would halve every variance without new measurements."""
+    """A cell is timed once per round; copied lines would halve every variance without new measurements."""
     folder = tmp_path / "run"
     shutil.copytree(ROOT / "runs" / "reference" / "smollm2-135m-zen4", folder)
     document = read_document(folder)
-    visits = read_gathered(folder, document).visits
-    assert all(len({visit.round for visit in cell_visits}) == len(cell_visits) for cell_visits in visits.values())
+    repetitions = read_gathered(folder, document).repetitions
+    assert all(
+        len({repetition.round for repetition in cell_repetitions}) == len(cell_repetitions)
+        for cell_repetitions in repetitions.values()
+    )
     samples = folder / "samples.jsonl"
     samples.write_text(samples.read_text() * 2)
-    with pytest.raises(RunError, match=r"samples.jsonl contains a visit of .* twice"):
+    with pytest.raises(RunError, match=r"samples.jsonl contains a repetition of .* twice"):
         read_gathered(folder, document)
     with pytest.raises(RunError, match="twice"):
         read_side(folder)
@@ -237,7 +243,7 @@ def test_what_a_file_left_out_is_said(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_only_one_table_has_is_named(tmp_path: Path) -> None:
-    """llama-bench prints the column `fa` only if it was asked for."""
+    """llama-bench prints the column `fa` only if it was requested."""
     row = "| llama 7B Q4_0 | 3.56 GiB | 6.74 B | CUDA | 99 |{} tg128 | 80.00 ± 0.30 |"
     sides = []
     for name, heading, value in (("first", "", ""), ("second", " fa |", " 1 |")):

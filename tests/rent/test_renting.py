@@ -72,11 +72,15 @@ def test_weights_that_are_published_packed_are_called_so() -> None:
 )
 def test_ranges_are_those_of_forecast(model: str, gpu: str, options: dict[str, Any]) -> None:
     """The first token is that of the batch's prefill, and a token that of its decode step, at the batch of the row."""
-    asked = RentOptions(model, price=f"{gpu}=3.6", **options)
-    [offer] = rent(asked).gpus
+    requested = RentOptions(model, price=f"{gpu}=3.6", **options)
+    [offer] = rent(requested).gpus
     assert offer.batch > 1
     wanted = ForecastRequest(
-        str(asked.prompt), str(offer.batch), new_tokens=asked.new, engine=asked.engine, quant=asked.quant
+        str(requested.prompt),
+        str(offer.batch),
+        new_tokens=requested.new,
+        engine=requested.engine,
+        quant=requested.quant,
     )
     prefill, decode = forecast_on(model, gpu, wanted).cells
     assert ends(offer.ttft_s) == (prefill.low_s, prefill.latency_s, prefill.high_s)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from profiler.facts.roofs import Roof
+from profiler.facts.ceilings import Ceiling
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CellEvidence, CellResult, columns_of
@@ -31,8 +31,8 @@ def with_document(run: Run, **changes: Any) -> Run:
     return replace(run, document=replace(run.document, **changes))
 
 
-def roof(per_s: float) -> Roof:
-    return Roof(per_s, 0.9 * per_s, 1.1 * per_s, samples=8, method="by hand")
+def ceiling(per_s: float) -> Ceiling:
+    return Ceiling(per_s, 0.9 * per_s, 1.1 * per_s, samples=8, method="by hand")
 
 
 def key(phase: Phase = "decode", batch: int = 1, depth: int = 64, engine: str = "eager") -> CellKey:

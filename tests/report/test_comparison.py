@@ -50,20 +50,21 @@ def test_rows_have_the_figures_of_both(pair: list[Run]) -> None:
     assert len(against) == len(AGAINST_COLUMNS)
 
 
-def test_a_cell_that_was_visited_once_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The first of two cells of nf4 was visited twice; int8 was visited once."""
+def test_a_cell_that_was_timed_once_is_counted(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The first of two cells of nf4 was timed twice; int8 was timed once."""
     runs = []
-    for quant, step_s, visits in (("none", 1.0, (2, 1)), ("nf4", 0.5, (2, 1)), ("int8", 4.0, (1, 1))):
+    for quant, step_s, repetitions in (("none", 1.0, (2, 1)), ("nf4", 0.5, (2, 1)), ("int8", 4.0, (1, 1))):
         rows = [
-            replace(result(key(batch=batch), step_s), visits=count) for batch, count in zip((1, 2), visits, strict=True)
+            replace(result(key(batch=batch), step_s), repetitions=count)
+            for batch, count in zip((1, 2), repetitions, strict=True)
         ]
         runs.append(replace(made(quant, 1.0, 10**9), results=tuple(rows)))
     show(runs, plain=True)
     text = " ".join(capsys.readouterr().out.split())
-    assert "3 of 4 cells were visited once" in text
-    assert "as far as it was visited twice (1 of 2 cells)" in text
+    assert "3 of 4 cells were timed once" in text
+    assert "as far as it was timed twice (1 of 2 cells)" in text
     write_comparison(runs, tmp_path)
-    assert "3 of 4 cells were visited once" in Page((tmp_path / "report.html").read_text(encoding="utf-8")).words
+    assert "3 of 4 cells were timed once" in Page((tmp_path / "report.html").read_text(encoding="utf-8")).words
 
 
 def test_the_page_links_to_each_run(tmp_path: Path) -> None:

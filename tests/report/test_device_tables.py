@@ -1,4 +1,4 @@
-"""Tables of devices: roofs next to their datasheet, a link with what was planted."""
+"""Tables of devices: ceilings next to their datasheet, a link with what was planted."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import sys
 
 import pytest
 from docs.schemas import assert_follows
-from made_runs import roof
+from made_runs import ceiling
 
 from profiler.data.datasheets import gpus
 from profiler.data.links import Link, MessageTime, fit_link
-from profiler.facts.roofs import Ceilings
+from profiler.facts.ceilings import Ceilings
 from profiler.json_document import json_text
 from profiler.report.blocks import TextTable
-from profiler.report.device import gpus_table, link_document, link_lines, link_table, roofs_table
+from profiler.report.device import ceilings_table, gpus_table, link_document, link_lines, link_table
 from profiler.report.terminal import rich_table, screen
 
 
@@ -26,13 +26,13 @@ def printed(capsys: pytest.CaptureFixture[str], table: TextTable) -> list[str]:
     return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
 
-def test_a_roof_is_next_to_its_datasheet(capsys: pytest.CaptureFixture[str]) -> None:
-    ceilings = Ceilings({"float32": roof(8e12)}, {"read": roof(1.5e11)}, 1 << 30, True, launch={"host_s": 4e-6})
-    lines = printed(capsys, roofs_table(ceilings, {"float32": 1e13, "bandwidth": 3e11}))
+def test_a_ceiling_is_next_to_its_datasheet(capsys: pytest.CaptureFixture[str]) -> None:
+    ceilings = Ceilings({"float32": ceiling(8e12)}, {"read": ceiling(1.5e11)}, 1 << 30, True, launch={"host_s": 4e-6})
+    lines = printed(capsys, ceilings_table(ceilings, {"float32": 1e13, "bandwidth": 3e11}))
     assert "float32 8.00 TFLOP/s 7.20 T to 8.80 T 80 % - 8 by hand" in lines
     assert "read 150 GB/s 135 G to 165 G 50 % - 8 by hand" in lines
     assert "launch, host 4.00 us - one tiny kernel" in lines
-    assert "read 150 GB/s 135 G to 165 G - - 8 by hand" in printed(capsys, roofs_table(ceilings, {}))
+    assert "read 150 GB/s 135 G to 165 G - - 8 by hand" in printed(capsys, ceilings_table(ceilings, {}))
 
 
 def test_every_card_is_one_line_of_100_columns(capsys: pytest.CaptureFixture[str]) -> None:

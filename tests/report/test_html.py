@@ -14,7 +14,7 @@ from made_runs import ROOT, old_run, whole_run, with_document
 from pages import Page
 
 from profiler.judge.breakdown import TERMS
-from profiler.report.roofline_data import roof_lines
+from profiler.report.roofline_data import ceiling_lines
 from profiler.report.write import html_report, write_reports
 from profiler.store.folder import read_run
 from profiler.why_slow.findings import Finding, Why
@@ -49,7 +49,7 @@ def test_every_term_has_a_colour_of_the_page_and_a_runs_terms_are_in_the_legend(
     split = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[1]
     assert not re.search(r"#[0-9a-f]{6}", split)
     # An eager run on one device converts, pads and fetches nothing, and has no engine term.
-    present = ("weights", "kv", "compute", "kernel", "avoidable", "dispatch", "unexplained")
+    present = ("weights", "kv", "compute", "kernel", "redundant", "dispatch", "unexplained")
     names = {TERMS[f"{name}_s"].name for name in present}
     assert names == {term.name for term in TERMS.values()} & {words.strip() for words in Page(split).text}
 
@@ -111,7 +111,7 @@ probe.textContent = JSON.stringify({
   shown: times.length,
   least: times[0],
   hover: document.querySelector(".point.decode title").textContent,
-  roofs: document.querySelectorAll(".roof title").length,
+  ceilings: document.querySelectorAll(".ceiling title").length,
   wide: document.documentElement.scrollWidth > document.documentElement.clientWidth,
   ink: getComputedStyle(document.querySelector("svg.figure text")).fill,
   letters: Math.min(...[...document.querySelectorAll("svg.figure text")].map(
@@ -150,7 +150,7 @@ def test_in_a_headless_browser(tmp_path: Path) -> None:
     assert '"least":0.00000999' in probe
     assert '"requests":0' in probe
     assert '"hover":"decode 1 x' in probe
-    assert f'"roofs":{len(roof_lines(run))}' in probe
+    assert f'"ceilings":{len(ceiling_lines(run))}' in probe
     assert '"wide":false' in probe, "the page itself never scrolls sideways"
     assert '"letters":true' in probe, "no letter of a picture is smaller than 9 px"
     assert '"captions":true' in probe, "no caption is cut"

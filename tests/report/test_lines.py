@@ -11,11 +11,11 @@ from made_runs import evidence, key, old_run, result, whole_run, with_document
 
 from profiler.errors import RequestError
 from profiler.facts.measurements import BatchTimes, FormatLinears, LinearsTime, PackedBatches
-from profiler.facts.visits import Visit
-from profiler.judge.cells import EngineDifference, Lever, columns_of, with_visits
+from profiler.facts.repetitions import Repetition
+from profiler.judge.cells import ChangeEffect, EngineDifference, columns_of, with_repetitions
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.cells import batch_lines, noise_lines
-from profiler.report.changes import engines, levers, linears, no_claim_lines, packed_lines
+from profiler.report.changes import changes, engines, linears, no_claim_lines, packed_lines
 from profiler.report.glossary import explanation
 from profiler.report.selection import half_width
 from profiler.report.time_breakdown import terms_table
@@ -38,9 +38,11 @@ def run() -> Run:
     return replace(base, results=tuple(result(of, noise="noisy") for of in KEYS))
 
 
-def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> EngineDifference:
+def difference(saves_s: float, low_s: float, high_s: float, repetitions: int = 2) -> EngineDifference:
     columns = columns_of(key("decode", 2, engine="static"))
-    return EngineDifference(**columns, against="eager", saves_s=saves_s, low_s=low_s, high_s=high_s, visits=visits)
+    return EngineDifference(
+        **columns, against="eager", saves_s=saves_s, low_s=low_s, high_s=high_s, repetitions=repetitions
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,13 +52,14 @@ def difference(saves_s: float, low_s: float, high_s: float, visits: int = 2) -> 
         (difference(-3e-3, -4e-3, -2e-3), ["costs 3.00 ms", "2.00 ms to 4.00 ms"], None),
         (difference(1e-3, -1e-3, 3e-3), None, "in 1 cell engines differ by no more than noise"),
         (
-            difference(-107e-3, -118e-3, -97e-3, visits=1), None,
-            "1 cell has only one visit of an engine: no difference is claimed; a larger --budget gives more",
+            difference(-107e-3, -118e-3, -97e-3, repetitions=1), None,
+            "1 cell has only one repetition of an engine: no difference is claimed; a larger --budget gives more",
         ),
     ],
 )  # fmt: skip
 def test_engines(run: Run, item: EngineDifference, row: list[str] | None, line: str | None) -> None:
-    """One visit each is not enough to claim a difference: visits of the same code can differ by this amount."""
+    """One repetition each is not enough to claim a difference: repetitions of the same code can differ by this
+    amount."""
     run = with_document(run, engine=replace(run.document.engine, differences=(item,)))
     assert no_claim_lines(run) == ([line] if line else [])
     assert engines(run).blocks[0].rows == ([["decode 2 x 64", "static", *row, ""]] if row else [])
@@ -77,9 +80,13 @@ def test_reasons_of_one_kind_are_one_line_with_the_range_of_their_figures() -> N
     ]
 
 
-def test_the_interval_of_one_visit_or_of_a_forecast_is_not_that_of_a_measured_time() -> None:
-    """Ends 1 % below and above the time are 1 %; one visit does not show how much visits differ."""
-    rows = [result(KEYS[0], visits=2), result(KEYS[0], visits=1), result(KEYS[0], visits=2, status="forecast")]
+def test_the_interval_of_one_repetition_or_of_a_forecast_is_not_that_of_a_measured_time() -> None:
+    """Ends 1 % below and above the time are 1 %; one repetition does not show how much repetitions differ."""
+    rows = [
+        result(KEYS[0], repetitions=2),
+        result(KEYS[0], repetitions=1),
+        result(KEYS[0], repetitions=2, status="forecast"),
+    ]
     shares = [half_width(row) for row in rows]
     assert shares == [pytest.approx(0.01), pytest.approx(math.nan, nan_ok=True), pytest.approx(math.nan, nan_ok=True)]
 
@@ -107,9 +114,9 @@ def test_a_measured_doubling_says_how_many_times_the_tokens_it_gives() -> None:
 
 
 def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
-    both = (Lever("a charm", 0.4, "hope"), Lever("a lucky charm", 0.009, "hope"))
-    items = (evidence(KEYS[1], levers=both),)
-    assert levers(with_document(run, evidence=items)).blocks[0].rows == [
+    both = (ChangeEffect("a charm", 0.4, "hope"), ChangeEffect("a lucky charm", 0.009, "hope"))
+    items = (evidence(KEYS[1], changes=both),)
+    assert changes(with_document(run, evidence=items)).blocks[0].rows == [
         ["decode 1 x 64", "a charm", "about 400 ms", "40 %", "computed: hope"]
     ]
 
@@ -127,14 +134,14 @@ def test_a_percentile_of_ttft_needs_its_samples() -> None:
     """p95 of 1 to 20 s is 19.05 s with linear interpolation (numpy's default); 19 samples have none."""
     cell, seconds = key("prefill", 2), [float(second) for second in range(1, 21)]
     for count, p95_s in ((20, 19.05), (19, math.nan)):
-        visits = [
-            Visit(
+        repetitions = [
+            Repetition(
                 cell.cell, round=0, prefill_s=half[0], decode_s=(0.1,) * 3, wall_s=2.0, warm_up_s=(),
                 peak_memory_bytes=1, at_unix_s=0.0, ttft_s=half[0], more_ttft_s=tuple(half[1:]),
             )
             for half in (seconds[:count:2], seconds[1:count:2])
         ]  # fmt: skip
-        row = with_visits(result(cell, 0.4), cell, visits)
+        row = with_repetitions(result(cell, 0.4), cell, repetitions)
         assert (row.ttft_samples, row.ttft_p95_s) == (count, pytest.approx(p95_s, nan_ok=True))
 
 

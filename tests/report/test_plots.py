@@ -72,8 +72,8 @@ def _spans(axes: Axes) -> list[tuple[float, float]]:
 
 
 def test_a_step_rises_term_by_term_to_its_time() -> None:
-    """4.8 ms of weights, 15.5 ms of dispatch and -0.3 ms unexplained: 20 ms. Terms below 0.2 % are not drawn."""
-    terms = {"weights_s": 4.8e-3, "kv_s": 3e-5, "dispatch_s": 15.5e-3, "unexplained_s": -3e-4}
+    """4.8 ms of weights, 15.5 ms of overhead and -0.3 ms unexplained: 20 ms. Terms below 0.2 % are not drawn."""
+    terms = {"weights_s": 4.8e-3, "kv_s": 3e-5, "overhead_s": 15.5e-3, "unexplained_s": -3e-4}
     [axes] = draw([replace(whole_run(), results=(result(key(), 20e-3, **terms),))], "waterfall").axes
     assert _spans(axes) == [(0, 4.8), (4.8, 20.3), (20, 20.3), (0, 20)]
     labels = [label.get_text() for label in axes.get_xticklabels()]
@@ -116,8 +116,8 @@ def test_memory_is_counted_next_to_measured_only_where_a_cell_has_its_own_peak()
 
 
 def test_a_bar_is_at_the_place_of_its_segments_and_the_legend_names_them() -> None:
-    """60 % weights, 50 % dispatch and a residual of -10 %."""
-    cell = result(key(), 1.0, weights_s=0.6, dispatch_s=0.5, unexplained_s=-0.1)
+    """60 % weights, 50 % overhead and a residual of -10 %."""
+    cell = result(key(), 1.0, weights_s=0.6, overhead_s=0.5, unexplained_s=-0.1)
     [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weights", "dispatch", "unexplained"]
     drawn = {(round(bar.get_x()), round(bar.get_width())) for bar in axes.patches if bar.get_width() > 0}

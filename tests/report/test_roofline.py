@@ -1,17 +1,17 @@
-"""Lines and points of a roofline: the run's own roofs where they apply, its operators and its matrix products."""
+"""Lines and points of a roofline: the run's own ceilings where they apply, its operators and its matmuls."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from made_runs import REFERENCE, key, old_run, result, roof, with_document
+from made_runs import REFERENCE, ceiling, key, old_run, result, with_document
 
 from profiler.errors import RequestError
+from profiler.facts.ceilings import CurvePoint, WeightReadCeiling
 from profiler.facts.operators import GemmShape
-from profiler.facts.roofs import CurvePoint, WeightReadRoof
 from profiler.report.plots import draw
-from profiler.report.roofline_data import RoofLine, group_points, roof_lines
+from profiler.report.roofline_data import CeilingLine, ceiling_lines, group_points
 from profiler.report.write import html_report
 from profiler.store.folder import Run, read_run
 
@@ -28,20 +28,20 @@ def run() -> Run:
     cell = result(key("decode"), latency_s=2e-3, model_flops=10**8, model_bytes=10**8, intensity=1.0, flops_per_s=5e10)
     ceilings = replace(
         run.document.ceilings,
-        compute={"bfloat16": roof(1e12), "float32": roof(2e12)},
-        memory={"read": roof(1e11)},
+        compute={"bfloat16": ceiling(1e12), "float32": ceiling(2e12)},
+        memory={"read": ceiling(1e11)},
         memory_bytes_per_s=1e11,
         curve=(CurvePoint(4 << 20, 4e11), CurvePoint(16 << 20, 1.24e11), CurvePoint(256 << 20, 1e11)),
-        links={"host": roof(1e10)},
-        dispatch_s={"eager": {"decode": {1: 1e-3}}},
+        links={"host": ceiling(1e10)},
+        overhead_s={"eager": {"decode": {1: 1e-3}}},
     )
     device = replace(run.document.device, datasheet_flops_per_s=1.2e12, datasheet_bytes_per_s=1.5e11)
     model = replace(run.model, dtype="bfloat16")
     return replace(with_document(run, ceilings=ceilings, device=device, model=model), results=(cell,))
 
 
-def only(run: Run, kind: str) -> RoofLine:
-    [line] = [line for line in roof_lines(run) if line.kind == kind]
+def only(run: Run, kind: str) -> CeilingLine:
+    [line] = [line for line in ceiling_lines(run) if line.kind == kind]
     return line
 
 
@@ -65,16 +65,17 @@ def test_another_dtype_is_only_a_plateau(run: Run) -> None:
 
 def test_a_witness_is_drawn_if_it_disagrees(run: Run) -> None:
     def drawn(bytes_per_s: float) -> list[str]:
-        witness = WeightReadRoof(256 << 20, roof(bytes_per_s))
-        seen = with_document(run, ceilings=replace(run.document.ceilings, weights=witness))
-        return [line.label for line in roof_lines(seen) if "weights" in line.label]
+        drift_probe = WeightReadCeiling(256 << 20, ceiling(bytes_per_s))
+        seen = with_document(run, ceilings=replace(run.document.ceilings, weights=drift_probe))
+        return [line.label for line in ceiling_lines(seen) if "weights" in line.label]
 
     assert drawn(0.97e11) == []
     assert drawn(0.6e11) == ["the model's own weights: 60.0 GB/s"]
 
 
 def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
-    """A size read at 1.24 times memory speed is not a cache (limit 1.25); the link meets the roof at 100 FLOP/byte."""
+    """A size read at 1.24 times memory speed is not a cache (limit 1.25); the link meets the ceiling at 100
+    FLOP/byte."""
     cache, link = only(run, "cache"), only(run, "link")
     assert cache.label == "a cache, at 4 MiB: 400 GB/s"
     assert cache.corners(0.1, 1000.0) == [(0.1, pytest.approx(4e10)), (2.5, pytest.approx(1e12))]
@@ -83,7 +84,7 @@ def test_a_cache_and_a_link_are_only_slopes(run: Run) -> None:
 
 
 def test_groups_add_up_to_the_step() -> None:
-    """SmolLM2-135M in float32: all weights except norms are in products, and a decode step reads each once."""
+    """SmolLM2-135M in float32: all weights except norms are in matmuls, and a decode step reads each once."""
     run = read_run(XEON)
     points = group_points(run)
     assert {cell.phase for cell in points} == {"prefill", "decode"}
@@ -99,9 +100,9 @@ def test_groups_add_up_to_the_step() -> None:
 
 @pytest.mark.slow
 def test_the_page_draws_them_and_a_run_without_replays_has_no_such_section() -> None:
-    assert "Operator groups under the measured roof" in html_report(read_run(XEON))
+    assert "Operator groups under the measured ceiling" in html_report(read_run(XEON))
     run = read_run(REFERENCE / "mistral-7b-h200-compile")
-    assert "Operator groups under the measured roof" not in html_report(run)
+    assert "Operator groups under the measured ceiling" not in html_report(run)
     with pytest.raises(RequestError, match="no replayed kernels"):
         draw([run], "operators")
 

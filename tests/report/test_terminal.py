@@ -31,8 +31,8 @@ def lines_of(sections: Sequence[Section | None], width: int = 100, most_lines: i
 
 
 def test_a_bar_has_the_shares_of_its_cell() -> None:
-    """Half weights, a quarter dispatch, a quarter arithmetic; negative terms take no space."""
-    cell = result(key(), 1.0, weights_s=0.5, dispatch_s=0.25, compute_s=0.25)
+    """Half weights, a quarter overhead, a quarter arithmetic; negative terms take no space."""
+    cell = result(key(), 1.0, weights_s=0.5, overhead_s=0.25, compute_s=0.25)
     [bar] = breakdown_bars([cell], 8)
     text = bar_text(bar)
     widths = [(span.style, span.end - span.start) for span in text.spans]
@@ -51,15 +51,15 @@ def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: l
     assert max(map(len, lines)) <= width
     [heads] = [line.split() for line in lines if line.startswith("batch x tokens")]
     assert [name for name in ("memory", "B/s", "FLOP/s", "tok/s") if name not in heads] == left_out
-    assert {"batch", "tokens", "time", "±", "roof", "regime", "sure"} <= set(heads)
+    assert {"batch", "tokens", "time", "±", "ceiling", "regime", "sure"} <= set(heads)
 
 
 def test_a_negative_rest_is_shown_beyond_the_largest_terms() -> None:
     """Terms that add up to 104 % show their -4 %, though four others are larger."""
-    terms = {"compute_s": 0.5, "kernel_s": 0.32, "dispatch_s": 0.15, "avoidable_s": 0.07, "unexplained_s": -0.04}
+    terms = {"compute_s": 0.5, "kernel_s": 0.32, "overhead_s": 0.15, "redundant_s": 0.07, "unexplained_s": -0.04}
     bars = breakdown_bars([result(key(), 1.0, weights_s=0.0, **terms)], 8)
     [[_, words]] = shares_table(bars, 4).rows
-    assert words == "arithmetic 50 %, kernels 32 %, dispatch 15 %, avoidable work 7 %, unexplained -4 %"
+    assert words == "arithmetic 50 %, kernels 32 %, overhead 15 %, redundant work 7 %, unexplained -4 %"
 
 
 def test_a_cell_without_a_bar_is_named() -> None:
@@ -120,13 +120,13 @@ def test_negative_terms_are_left_of_zero() -> None:
 def test_a_line_per_stage_and_one_per_half_minute(capsys: pytest.CaptureFixture[str]) -> None:
     listener = LineListener()
     listener.stage("timing")
-    for visit, elapsed_s, left_s in ((1, 0, 60), (1, 29, 31), (1, 45, 15), (2, 70, 5), (2, 90, 1)):
-        listener.progress(Progress(Cell(1, 64, 8), visit, elapsed_s, left_s), 4)
+    for repetition, elapsed_s, left_s in ((1, 0, 60), (1, 29, 31), (1, 45, 15), (2, 70, 5), (2, 90, 1)):
+        listener.progress(Progress(Cell(1, 64, 8), repetition, elapsed_s, left_s), 4)
     assert capsys.readouterr().err.splitlines() == [
         "timing",
-        "batch 1 x 64, visit 1, about 1:00 left",
-        "batch 1 x 64, visit 1, about 0:15 left",
-        "batch 1 x 64, visit 2, about 0:01 left",
+        "batch 1 x 64, repetition 1, about 1:00 left",
+        "batch 1 x 64, repetition 1, about 0:15 left",
+        "batch 1 x 64, repetition 2, about 0:01 left",
     ]
 
 

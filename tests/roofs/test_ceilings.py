@@ -1,4 +1,4 @@
-"""The probes of the roofs: with a fake clock, over memories with known caches, and once with a real clock."""
+"""The probes of the ceilings: with a fake clock, over memories with known caches, and once with a real clock."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ import pytest
 import torch
 from docs.schemas import assert_follows
 from hurry import with_effort
-from machines import CPU, HOST, FakeClock, SimulatedMachine, SimulatedMemory, roof, small
+from machines import CPU, HOST, FakeClock, SimulatedMachine, SimulatedMemory, ceiling, small
 from torch import nn
 
 from profiler.device.device import Device
 from profiler.device.machine import Machine
 from profiler.device.memory import page_faults, storage_bytes
 from profiler.device.telemetry import DeviceSettings, NoSource
-from profiler.errors import NoRoomError
-from profiler.facts.roofs import Ceilings, CurvePoint, DriftReading, Roof, WeightReadRoof, drift, swing
+from profiler.errors import NoFreeMemoryError
+from profiler.facts.ceilings import Ceiling, Ceilings, CurvePoint, DriftReading, WeightReadCeiling, drift, swing
 from profiler.facts.telemetry import Reading
 from profiler.judge.demand import moved
-from profiler.roofs import gemm as products
+from profiler.roofs import gemm as matmuls
 from profiler.roofs.bandwidth import _storages, measure_page_fault_s, measure_streams, measure_weights
 from profiler.roofs.fixed_work import DriftProbe, measure_host_pace
-from profiler.roofs.measure import cached, measure, remeasure_roofs
+from profiler.roofs.measure import cached, measure, remeasure_ceilings
 from profiler.roofs.sampler import clocked, sample
-from profiler.run.warnings import roof_warnings
+from profiler.run.warnings import ceiling_warnings
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +42,21 @@ def of_fake_clock() -> Ceilings:
     return measure(small(clock=FakeClock()), ["float32"], model_dtype="float32", budget_s=0.3)
 
 
-def test_a_cpus_roof_has_no_clock() -> None:
-    """Its cells are judged at no clock of their own, so a later roof must not be corrected by one."""
+def test_a_cpus_ceiling_has_no_clock() -> None:
+    """Its cells are judged at no clock of their own, so a later ceiling must not be corrected by one."""
     source = Mock(read=Mock(return_value=Reading(clock_hz=3e9)))
-    assert clocked(lambda: Roof(1e9, 1e9, 1e9, 3, "copy"), Machine(CPU, source=source)).clock_hz is None
+    assert clocked(lambda: Ceiling(1e9, 1e9, 1e9, 3, "copy"), Machine(CPU, source=source)).clock_hz is None
 
 
 def test_rates_are_work_over_the_clocks_time(of_fake_clock: Ceilings) -> None:
-    roofs = of_fake_clock
+    ceilings = of_fake_clock
     # A fake call takes 1 s, so a rate is the work of one call: 2 n^3 FLOPs, and the buffer's bytes.
-    size = int(roofs.compute["float32"].method.split("x")[0])
-    assert roofs.compute["float32"].per_s == 2 * size**3
-    assert roofs.memory["read"].per_s == roofs.stream_bytes
-    assert roofs.memory["copy"].per_s == roofs.stream_bytes
-    assert roofs.memory["triad"].per_s == pytest.approx(roofs.stream_bytes, rel=1e-6)
-    assert roofs.beyond_cache
+    size = int(ceilings.compute["float32"].method.split("x")[0])
+    assert ceilings.compute["float32"].per_s == 2 * size**3
+    assert ceilings.memory["read"].per_s == ceilings.stream_bytes
+    assert ceilings.memory["copy"].per_s == ceilings.stream_bytes
+    assert ceilings.memory["triad"].per_s == pytest.approx(ceilings.stream_bytes, rel=1e-6)
+    assert ceilings.beyond_cache
 
 
 def sampled(bytes_per_s: Callable[[int], float], budget_s: float, **least: float) -> tuple[list[float], float]:
@@ -101,7 +101,7 @@ def test_a_long_call_takes_at_most_twice_its_time_or_is_made_once(call_s: float,
 
 
 @pytest.mark.parametrize("slower", [1, 20])
-def test_all_roofs_together_take_at_most_twice_their_time(slower: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ceilings_together_take_at_most_twice_their_time(slower: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neighbours come after half a second, and make each call longer."""
     monkeypatch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
     memory = SimulatedMemory(lambda _: 4e9 / (slower if memory.now_s > 0.5 else 1))
@@ -128,17 +128,17 @@ def test_fresh_pages_are_counted_and_have_a_price() -> None:
         assert page_faults() - before < 32
         del fresh  # a map that is still in use cannot be closed
     # Another process that slows only the second filling hides the cost of the first.
-    looks = (measure_page_fault_s(HOST) for _ in range(3))
-    assert any(0 < price_s < 1e-2 for price_s in looks)
+    drift_readings = (measure_page_fault_s(HOST) for _ in range(3))
+    assert any(0 < price_s < 1e-2 for price_s in drift_readings)
 
 
-@pytest.mark.timing  # other tests do not check cached roofs
-def test_roofs_from_a_busy_minute_are_not_kept(of_fake_clock: Ceilings) -> None:
-    """Roofs cached at half of today's speed are measured again; those that still hold are reused."""
+@pytest.mark.timing  # other tests do not check cached ceilings
+def test_ceilings_from_a_busy_minute_are_not_kept(of_fake_clock: Ceilings) -> None:
+    """Ceilings cached at half of today's speed are measured again; those that still hold are reused."""
     first = of_fake_clock
 
     def again(slower: float) -> Ceilings:
-        memory = {name: replace(roof, per_s=roof.per_s / slower) for name, roof in first.memory.items()}
+        memory = {name: replace(ceiling, per_s=ceiling.per_s / slower) for name, ceiling in first.memory.items()}
         known = replace(first, memory=memory)
         machine = small(clock=FakeClock())
         return measure(machine, ["float32"], model_dtype="float32", budget_s=0.3, known=known)
@@ -148,11 +148,11 @@ def test_roofs_from_a_busy_minute_are_not_kept(of_fake_clock: Ceilings) -> None:
 
 
 @pytest.mark.parametrize(("budget_s", "size"), [(0.5, 256), (2.0, 512)])
-def test_a_larger_product_begins_only_if_four_of_its_calls_fit(budget_s: float, size: int) -> None:
+def test_a_larger_matmul_begins_only_if_four_of_its_calls_fit(budget_s: float, size: int) -> None:
     """256x256 takes 26 ms, so four calls of eight times the work take 0.8 s; a call of 50 ms is long enough."""
     with SimulatedMemory(lambda _: 2e7) as memory:
-        roof = products.measure_gemm(SimulatedMachine(memory), "float32", budget_s)
-    assert products.square_size(roof) == size
+        ceiling = matmuls.measure_gemm(SimulatedMachine(memory), "float32", budget_s)
+    assert matmuls.square_size(ceiling) == size
 
 
 def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,9 +177,9 @@ def test_float8_is_measured_as_torchao_multiplies_it(monkeypatch: pytest.MonkeyP
         act_quant_kwargs=QuantizeTensorToFloat8Kwargs(torch.float8_e4m3fn, PerRow()),
     )
     torch.nn.functional.linear(torch.randn(64, 64, dtype=torch.bfloat16), weight)
-    products.square_product(CPU, "float8_e4m3fn", 64)[0]()
+    matmuls.square_matmul(CPU, "float8_e4m3fn", 64)[0]()
     theirs, *ours = seen
-    assert ours == [theirs] * 2, "one call checks that it works, one is the roof"
+    assert ours == [theirs] * 2, "one call checks that it works, one is the ceiling"
 
 
 def _shown(value: object) -> object:
@@ -194,20 +194,20 @@ def test_a_machine_that_slows_is_seen_at_the_end_and_a_steady_one_is_not() -> No
     memory = SimulatedMemory(lambda _nbytes: 40e9 * (slower or [1.0])[-1])
     machine = SimulatedMachine(memory)
     with memory:
-        roofs = measure(machine, ["float32"], model_dtype="float32", budget_s=0.3).only(["float32"], "float32")
-        steady = remeasure_roofs(machine, roofs, "float32", 0.02)
+        ceilings = measure(machine, ["float32"], model_dtype="float32", budget_s=0.3).only(["float32"], "float32")
+        steady = remeasure_ceilings(machine, ceilings, "float32", 0.02)
         slower.append(0.7)
-        slowed = remeasure_roofs(machine, roofs, "float32", 0.02)
+        slowed = remeasure_ceilings(machine, ceilings, "float32", 0.02)
     assert set(slowed.memory) == {"read", "gemv"}
-    assert list(moved(roofs, steady)) == []
-    shares = {what: now.per_s / first.per_s for what, _, first, now in moved(roofs, slowed)}
-    assert shares == {"memory": pytest.approx(0.7), "float32 products": pytest.approx(0.7)}
+    assert list(moved(ceilings, steady)) == []
+    shares = {what: now.per_s / first.per_s for what, _, first, now in moved(ceilings, slowed)}
+    assert shares == {"memory": pytest.approx(0.7), "float32 matmuls": pytest.approx(0.7)}
 
 
 def read_at(per_s: float, sizes: Mapping[int, float]) -> Ceilings:
     """Ceilings of a memory of `per_s` bytes/s whose curve reads these sizes at these rates."""
     curve = tuple(CurvePoint(nbytes, rate) for nbytes, rate in sizes.items())
-    return Ceilings({}, {"read": roof(per_s)}, max(sizes), True, curve)
+    return Ceilings({}, {"read": ceiling(per_s)}, max(sizes), True, curve)
 
 
 def test_a_size_between_two_of_the_curve_can_be_either() -> None:
@@ -222,7 +222,8 @@ def test_a_size_between_two_of_the_curve_can_be_either() -> None:
 
 
 def test_a_curve_that_was_read_in_a_faster_minute_makes_no_cache() -> None:
-    """The roof is 31 GB/s and the curve ends at 48: memory is 31, and a size read three times as fast is in a cache."""
+    """The ceiling is 31 GB/s and the curve ends at 48: memory is 31, and a size read three times as fast is in a
+    cache."""
     found = read_at(31e9, {1 << 20: 144e9, 16 << 20: 96e9, 256 << 20: 48e9})
     assert found.memory_bytes_per_s_for(200 << 20) == pytest.approx(31e9)
     assert not found.cache_resident(200 << 20)
@@ -242,18 +243,18 @@ def test_what_is_read_as_slowly_as_memory_leaves_nothing_else_in_a_cache() -> No
     assert replace(found, curve=()).past_caches_bytes == 1 << 30
 
 
-def test_roofs_are_not_looked_at_again_without_room(of_fake_clock: Ceilings) -> None:
+def test_ceilings_are_not_looked_at_again_without_room(of_fake_clock: Ceilings) -> None:
     """A run on a full GPU continues instead of running out of memory at its end."""
     machine = small(clock=FakeClock())
     full = replace(of_fake_clock, stream_bytes=machine.available_bytes())
-    with pytest.raises(NoRoomError, match="no room for buffers of"):
-        remeasure_roofs(machine, full, "float32", 0.05)
+    with pytest.raises(NoFreeMemoryError, match="no room for buffers of"):
+        remeasure_ceilings(machine, full, "float32", 0.05)
 
 
 @pytest.mark.timing
 @pytest.mark.slow
 def test_ceilings_command(roofscope, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    with_effort(monkeypatch, roof_s=0.1)
+    with_effort(monkeypatch, ceiling_s=0.1)
     document = json.loads(roofscope("ceilings", "--format", "json").out)
     assert_follows("ceilings", document)
     assert {"float32", "bfloat16", "float16", "int8"} <= set(document["compute"])
@@ -299,7 +300,7 @@ def test_the_curve_is_followed_to_its_plateau(
     for operation in ("sum", "copy_", "add"):
         assert max(memory.footprints[operation]) == pytest.approx(found.stream_bytes, rel=1e-6)
     assert (found.stream_bytes, found.plateau, found.beyond_cache) == (stream_mib * MIB, True, True)
-    assert roof_warnings(found) == []
+    assert ceiling_warnings(found) == []
 
 
 def random_replacement(cache_bytes: int, times: float, memory_bytes_per_s: float) -> Callable[[int], float]:
@@ -332,12 +333,12 @@ def test_two_equal_sizes_past_a_large_cache_show_that_it_serves_nothing(
     with SimulatedMemory(bytes_per_s) as memory:
         found = measure_streams(SimulatedMachine(memory, 16 << 30, cache_bytes=480 * MIB), 4.5)
     assert found.stream_bytes == 1024 * MIB
-    assert bool(roof_warnings(found)) == warns
+    assert bool(ceiling_warnings(found)) == warns
 
 
 def read(
     tensors: list[torch.Tensor | None], call_s: float = 20e-6, available_bytes: int = 64 << 30
-) -> WeightReadRoof | None:
+) -> WeightReadCeiling | None:
     """Measure with a memory of 60 GB/s and a cache of 1 MiB that takes no time."""
     memory = SimulatedMemory(lambda nbytes: 60e9 if nbytes > MIB else 1e15, call_s)
     with memory:
@@ -350,8 +351,8 @@ def test_a_stream_in_the_same_pieces_pays_for_the_same_calls(call_s: float) -> N
     assert found is not None
     assert found.nbytes == 20 * 8 * MIB
     assert found.stream is not None
-    assert found.roof.per_s == pytest.approx(found.stream.per_s, rel=1e-9)
-    assert found.roof.per_s == pytest.approx(8 * MIB / (8 * MIB / 60e9 + call_s), rel=1e-3)
+    assert found.ceiling.per_s == pytest.approx(found.stream.per_s, rel=1e-9)
+    assert found.ceiling.per_s == pytest.approx(8 * MIB / (8 * MIB / 60e9 + call_s), rel=1e-3)
 
 
 def test_pages_that_are_slower_than_a_streams_show() -> None:
@@ -371,7 +372,7 @@ def test_pages_that_are_slower_than_a_streams_show() -> None:
         found = measure_weights([*far, *(torch.empty(1024, 2048) for _ in range(10))], SimulatedMachine(memory), 0.01)
     assert found is not None
     assert found.stream is not None
-    assert found.roof.per_s / found.stream.per_s == pytest.approx(0.5, rel=1e-3)
+    assert found.ceiling.per_s / found.stream.per_s == pytest.approx(0.5, rel=1e-3)
 
 
 def test_a_model_that_leaves_no_room_for_such_a_stream_is_read_in_part() -> None:
@@ -431,21 +432,21 @@ def test_a_slower_second_half_is_drift_and_one_bad_look_is_not() -> None:
         assert drift([], on_gpu=on_gpu) == 0.0
 
 
-H200_LOOKS = ((70.336, 58.080), (70.144, 57.856), (70.368, 66.048), (70.464, 66.048))
+H200_READINGS = ((70.336, 58.080), (70.144, 57.856), (70.368, 66.048), (70.464, 66.048))
 """Readings of an H200 in microseconds of memory and compute; the last two follow prefills at its power limit."""
 
 
 @pytest.mark.parametrize("clocks_mhz", [(None,) * 4, (1980, 1980, 1740, 1740)])
 def test_a_gpus_own_heat_is_no_drift(clocks_mhz: tuple[float | None, ...]) -> None:
-    """Its memory moved by 0.25 % between the halves. The products took the same cycles, at 1.98 and 1.74 GHz."""
-    looks = [
+    """Its memory moved by 0.25 % between the halves. The matmuls took the same cycles, at 1.98 and 1.74 GHz."""
+    drift_readings = [
         DriftReading(memory * 1e-6, compute * 1e-6, clock_hz=mhz and mhz * 1e6)
-        for (memory, compute), mhz in zip(H200_LOOKS, clocks_mhz, strict=True)
+        for (memory, compute), mhz in zip(H200_READINGS, clocks_mhz, strict=True)
     ]
-    assert drift(looks, on_gpu=True) < 0.01
-    assert swing(looks, on_gpu=True) < 0.01
-    assert drift(looks, on_gpu=False) > 0.13
-    assert swing(looks, on_gpu=False) > 0.13
+    assert drift(drift_readings, on_gpu=True) < 0.01
+    assert swing(drift_readings, on_gpu=True) < 0.01
+    assert drift(drift_readings, on_gpu=False) > 0.13
+    assert swing(drift_readings, on_gpu=False) > 0.13
 
 
 def test_a_gpu_that_loses_speed_at_its_clock_drifts() -> None:
@@ -528,7 +529,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def known(machine: Machine, measured_s: float = 5.0, *, keeps: bool = True) -> bool:
-    """Whether roofs were cached for this machine; afterwards they are, if they were measured for long enough."""
+    """Whether ceilings were cached for this machine; afterwards they are, if they were measured for long enough."""
     found: list[Ceilings | None] = []
 
     def measure(*, known: Ceilings | None) -> Ceilings:
@@ -546,12 +547,12 @@ def test_two_cards_of_one_name_share_nothing() -> None:
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_another_power_limit_or_driver_is_another_roof() -> None:
+def test_another_power_limit_or_driver_is_another_ceiling() -> None:
     """An H100 at 350 W multiplies slower than at 700."""
     assert [known(Card("GPU-2d5f", watts)) for watts in (700.0, 350.0, 700.0)] == [False, False, True]
     assert [known(Card("GPU-2d5f", driver=version)) for version in ("590.10", "590.10")] == [False, True]
 
 
 @pytest.mark.usefixtures("own_cache")
-def test_roofs_of_a_very_short_run_or_of_a_busy_machine_are_not_kept() -> None:
+def test_ceilings_of_a_very_short_run_or_of_a_busy_machine_are_not_kept() -> None:
     assert [known(HOST, 0.8), known(HOST, keeps=False), known(HOST, 3.0), known(HOST)] == [False, False, False, True]

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from machines import HOST, Others, roof
+from machines import HOST, Others, ceiling
 
 from profiler import effort
 from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
-from profiler.facts.roofs import Ceilings
+from profiler.facts.ceilings import Ceilings
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
 from profiler.judge.judge_run import judge_run
@@ -65,7 +65,7 @@ def test_each_part_has_time_until_the_budget_ends_and_all_end_with_it(spent_s: f
     assert made.elapsed_s <= max(90.0 + spent_s / 10, spent_s) + 1e-9
 
 
-def test_a_whole_grid_makes_the_run_as_long_as_its_visits_and_its_later_parts() -> None:
+def test_a_whole_grid_makes_the_run_as_long_as_its_repetitions_and_its_later_parts() -> None:
     machine = SetClock()
     made = budget(machine, whole=True)
     machine.seconds += 60.0
@@ -85,7 +85,7 @@ def card(name: str) -> Device:
 
 
 def reaching(dtype: str, flops_per_s: float, copy_bytes_per_s: float) -> Ceilings:
-    return Ceilings({dtype: roof(flops_per_s)}, {"copy": roof(copy_bytes_per_s)}, 1 << 30, beyond_cache=True)
+    return Ceilings({dtype: ceiling(flops_per_s)}, {"copy": ceiling(copy_bytes_per_s)}, 1 << 30, beyond_cache=True)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +131,12 @@ def test_memory_may_spill_under_wsl(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
     name: str, dtype: str, flops_per_s: float, copy_bytes_per_s: float
 ) -> None:
-    """The rates were measured on real cards of these kinds, over seconds: none is the burst of its first products."""
+    """The rates were measured on real cards of these kinds, over seconds: none is the burst of its first matmuls."""
     info = card(name)
     assert health_warnings(info.datasheet, reaching(dtype, flops_per_s, copy_bytes_per_s)) == []
     [slow] = health_warnings(info.datasheet, reaching(dtype, 0.7 * flops_per_s, copy_bytes_per_s))
     assert f"this {name} sustains" in slow
-    assert f"{dtype} products" in slow
+    assert f"{dtype} matmuls" in slow
     [slow] = health_warnings(info.datasheet, reaching(dtype, flops_per_s, 0.7 * copy_bytes_per_s))
     assert "copies" in slow
 
@@ -153,10 +153,10 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def waited(total_s: float, *looks: Contention) -> tuple[Sequence[Contention], list[str]]:
+def waited(total_s: float, *drift_readings: Contention) -> tuple[Sequence[Contention], list[str]]:
     """Wait for neighbours with these readings, of which the last one is repeated."""
     told: list[str] = []
-    readings = itertools.chain(looks, itertools.repeat(looks[-1]))
+    readings = itertools.chain(drift_readings, itertools.repeat(drift_readings[-1]))
     neighbours: Any = SimpleNamespace(look=lambda: next(readings))
     listener: Any = SimpleNamespace(stage=told.append)
     return wait_for_neighbours(neighbours, Stages(listener, HOST), RunBudget(HOST, total_s, Effort())), told
@@ -171,15 +171,18 @@ def test_a_neighbour_that_ends_is_waited_for(waits: list[float]) -> None:
 
 
 def test_a_neighbour_that_stays_is_waited_for_a_tenth_of_the_budget(waits: list[float]) -> None:
-    looks = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
-    [found], _ = waited(10.0, *looks)
+    drift_readings = [replace(BUSY, at_unix_s=float(number)) for number in range(9)]
+    [found], _ = waited(10.0, *drift_readings)
     assert found.at_unix_s == len(waits), "a look follows each wait"
     assert sum(waits) == 1.0
 
 
 def busy(facts: Facts, cores: float) -> Facts:
-    visits = {cell: [replace(visit, foreign_cores=cores) for visit in known] for cell, known in facts.visits.items()}
-    return replace(facts, visits=visits, others={**facts.others, Contention: [replace(BUSY, of_cores=2)]})
+    repetitions = {
+        cell: [replace(repetition, foreign_cores=cores) for repetition in known]
+        for cell, known in facts.repetitions.items()
+    }
+    return replace(facts, repetitions=repetitions, others={**facts.others, Contention: [replace(BUSY, of_cores=2)]})
 
 
 def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(xeon_facts: Facts) -> None:
@@ -188,7 +191,7 @@ def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(xeon_fact
     assert "no saving is named" in disturbed.answer.sentences[1]
     assert any("save" in sentence for sentence in quiet.answer.sentences)
     assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer.sentences[2:])
-    assert {lever.basis for item in disturbed.evidence for lever in item.levers} <= {"tried"}
+    assert {effect.basis for item in disturbed.evidence for effect in item.changes} <= {"tried"}
 
 
 def test_the_systems_own_work_is_no_neighbour(xeon_facts: Facts) -> None:

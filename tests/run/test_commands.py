@@ -30,14 +30,14 @@ from profiler.device.device import ENVIRONMENT
 from profiler.effort import STANDARD
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import DeviceError, RankError, RequestError, RunError
-from profiler.facts.visits import Gap
+from profiler.facts.repetitions import Gap
 from profiler.grid.cells import Cell
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure import trials
-from profiler.measure.sweep import VisitContext, visit, warm_up
+from profiler.measure.sweep import RepetitionContext, repetition, warm_up
 from profiler.quant.registry import QuantOptions
 from profiler.ranks.process_group import ProcessGroup
 from profiler.report.progress import QuietListener
@@ -55,7 +55,7 @@ OTHER_THAN_DEFAULT = {
     "dtype": "bfloat16", "quant": "nf4", "double_quant": True, "compute_dtype": "float16", "weights": "random",
     "engine": "static", "cache": "fp8", "attn": "eager", "tp": 2, "device": "cuda:1", "out": "runs/mine",
     "budget_s": 7.5, "draft": "ngram",
-    "fresh": True, "no_levers": True, "breakdown": True, "trace": True, "check_quality": True,
+    "fresh": True, "no_trials": True, "breakdown": True, "trace": True, "check_quality": True,
     "trust_remote_code": True, "allow_pickle": True,
 }  # fmt: skip
 """Every option, with a value that is not its default."""
@@ -73,8 +73,8 @@ def test_every_option_is_in_the_command(roofscope, monkeypatch: pytest.MonkeyPat
     )  # fmt: skip
     read: list[Options] = []
 
-    def prepare(asked: Options) -> None:
-        read.append(asked)
+    def prepare(requested: Options) -> None:
+        read.append(requested)
         raise RequestError("only read.")
 
     monkeypatch.setattr("profiler.run.validate.prepare", prepare)
@@ -175,8 +175,8 @@ def failing(error: BaseException) -> Any:
     return SimpleNamespace(name="eager", prepare=mock.Mock(side_effect=error))
 
 
-def visited(error: BaseException) -> Any:
-    return visit(failing(error), CELL, 0, VisitContext(HOST, Prompts(64)))
+def timed(error: BaseException) -> Any:
+    return repetition(failing(error), CELL, 0, RepetitionContext(HOST, Prompts(64)))
 
 
 def no_memory() -> BaseException:
@@ -196,13 +196,13 @@ def no_memory() -> BaseException:
     ],
 )
 def test_a_cell_that_raises_is_a_gap_with_its_reason(error: Exception, status: Any, reason: str) -> None:
-    assert visited(error) == Gap(CELL, status, reason)
+    assert timed(error) == Gap(CELL, status, reason)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("it is lost"), RankError("rank 1 ended")])
 def test_what_ends_a_run_ends_it(error: BaseException) -> None:
     with pytest.raises(type(error)):
-        visited(error)
+        timed(error)
     with pytest.raises(type(error)):
         warm_up(failing(error), CELL, HOST, prompts=Prompts(64), budget_s=1.0)
     with pytest.raises(type(error)), Stages(QuietListener(), HOST).optional("a stage", "it is missing"):
@@ -249,7 +249,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
 ) -> None:
     """The batch of one is measured, judged and reported, although other parts of the run fail.
 
-    The model raises AttributeError at a batch of two, changes raise unexpected errors, the roofs cannot be measured
+    The model raises AttributeError at a batch of two, changes raise unexpected errors, the ceilings cannot be measured
     again, and the disk is full at a picture.
     """
     prefill = EagerEngine.prefill
@@ -265,20 +265,20 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
 
     monkeypatch.setattr(EagerEngine, "prefill", fails_at_two)
     monkeypatch.setattr(trials.Side, "call", lambda *given: tried.append(given) or unforeseen())
-    monkeypatch.setattr("profiler.run.measure.remeasure_roofs", unforeseen)
+    monkeypatch.setattr("profiler.run.measure.remeasure_ceilings", unforeseen)
     full = mock.Mock(side_effect=OSError(ENOSPC, "No space left on device"))
     monkeypatch.setattr("profiler.report.write.html_report", full)
-    with_effort(monkeypatch, shares=STANDARD.shares | {"trials": 15.0}, roofs_again_s=0.5)
-    run = profile_tiny(batch_sizes=[1, 2], no_levers=False, fresh=True)
+    with_effort(monkeypatch, shares=STANDARD.shares | {"trials": 15.0}, ceilings_again_s=0.5)
+    run = profile_tiny(batch_sizes=[1, 2], no_trials=False, fresh=True)
     assert dict(zip(run.cells["batch_size"], run.cells["status"], strict=True)) == {1: "ok", 2: "failed"}
     assert run.document.finished
     assert any("AttributeError: no attribute 'cos'" in warning for warning in run.document.warnings)
     assert tried, "a change was tried and then skipped"
     missing = {part.what: part.why for part in run.document.missing}
-    assert missing.pop("the second measurement of the roofs") == "KeyError: 'what nobody foresaw'"
+    assert missing.pop("the second measurement of the ceilings") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"
     assert "report.html" in (run.folder / "report.md").read_text()
-    assert missing.pop("dispatch on the hollow twin") == "AttributeError: no attribute 'cos'"
+    assert missing.pop("overhead on the overhead model") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)
 
@@ -291,14 +291,14 @@ def stored(tmp_path: Path) -> profiler.Run:
 
 @pytest.mark.slow
 def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """After SIGKILL in a sweep and a torn last line, --resume loses no visit and repeats none."""
+    """After SIGKILL in a sweep and a torn last line, --resume loses no repetition and repeats none."""
     folder = tmp_path / "killed"
     options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
     command = [sys.executable, ROOT / "tests" / "hurry.py", "run", tiny_folder, *options, "--out", folder, "--quiet"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     samples = folder / "samples.jsonl"
     deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (samples.exists() and b'"visit"' in samples.read_bytes()):
+    while time.monotonic() < deadline and not (samples.exists() and b'"repetition"' in samples.read_bytes()):
         time.sleep(0.01)
     process.kill()
     process.communicate(timeout=60)
@@ -306,7 +306,7 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     assert len(read_run(folder).cells) == 12, "the table is written during the sweep"
     assert roofscope("export", str(folder)).code == 0
     with samples.open("a") as file:
-        file.write('{"kind": "visit", "batch_')
+        file.write('{"kind": "repetition", "batch_')
 
     refused = roofscope("run", "--resume", str(folder))
     assert (refused.code, refused.err.count("\n")) == (2, 1)
@@ -322,8 +322,10 @@ def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_pa
     assert (run.cells["status"] == "ok").all()
     after = samples.read_text().splitlines()
     assert after[: len(before)] == before
-    visits = [(one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one]
-    assert len(visits) == len(set(visits)), "no visit is repeated"
+    repetitions = [
+        (one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one
+    ]
+    assert len(repetitions) == len(set(repetitions)), "no repetition is repeated"
     assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run is not changed"
 
 
@@ -359,8 +361,8 @@ def test_a_run_without_a_later_column_is_read(stored: profiler.Run) -> None:
     """What a run did not record is not known; a table without times is damaged."""
     copy = stored.folder
     frame = pd.read_csv(copy / "cells.csv")
-    frame.drop(columns="visits").to_csv(copy / "cells.csv", index=False)
-    assert {result.visits for result in read_run(copy).results} == {None}
+    frame.drop(columns="repetitions").to_csv(copy / "cells.csv", index=False)
+    assert {result.repetitions for result in read_run(copy).results} == {None}
     frame.drop(columns="latency_s").to_csv(copy / "cells.csv", index=False)
     with pytest.raises(RunError, match="latency_s"):
         read_run(copy)

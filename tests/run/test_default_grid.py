@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 import torch
 from hurry import hurry
-from machines import HOST, roof
+from machines import HOST, ceiling
 from subjects import subject_of
 
 from profiler import effort
 from profiler.errors import RunError
-from profiler.facts.roofs import READ, Ceilings
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.ceilings import READ, Ceilings
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.grid.cells import Cell, Phase
 from profiler.grid.ranges import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
@@ -31,8 +31,8 @@ from profiler.run.setup import Pace, choose_grid, measure_pace
 from profiler.run.stages import RunBudget
 from profiler.run.validate import PreparedRun, prepare, prepare_batch_test, prepare_resume
 
-FAST = Ceilings({"float32": roof(1e15), "bfloat16": roof(1e16)}, {READ: roof(1e15)}, 1, beyond_cache=True)
-"""Roofs so high that only the warm-ups decide."""
+FAST = Ceilings({"float32": ceiling(1e15), "bfloat16": ceiling(1e16)}, {READ: ceiling(1e15)}, 1, beyond_cache=True)
+"""Ceilings so high that only the warm-ups decide."""
 
 
 def pace_of(folder: Path, prefill_s: float, step_s: float, wider: float, ceilings: Ceilings = FAST) -> Pace:
@@ -74,7 +74,8 @@ def test_a_batch_test_has_three_doublings_of_a_short_prompt_before_fewer_of_a_lo
 def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
     prepared: PreparedRun, tiny_folder: Path
 ) -> None:
-    """Two visits of the chosen grid take less than half of 60 s; the budget that is named measures the next grid."""
+    """Two repetitions of the chosen grid take less than half of 60 s; the budget that is named measures the next
+    grid."""
     places = []
     for seconds in (1e-4, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0):
         pace = pace_of(tiny_folder, seconds, seconds / 2, 2.0)
@@ -93,7 +94,7 @@ def test_a_slower_machine_has_a_smaller_grid_and_names_the_budget_of_the_next(
 
 def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_folder: Path) -> None:
     """A GPU's smallest cells take the host's time, and one warm-up has no slope: only the roofline shows the rest."""
-    slow = Ceilings({"float32": roof(1e6), "bfloat16": roof(1e6)}, {READ: roof(1e15)}, 1, beyond_cache=True)
+    slow = Ceilings({"float32": ceiling(1e6), "bfloat16": ceiling(1e6)}, {READ: ceiling(1e15)}, 1, beyond_cache=True)
     key = prepared.grid.keys[-1]
     on_cpu, pace = pace_of(tiny_folder, 1e-4, 1e-4, 1.0), pace_of(tiny_folder, 1e-4, 1e-4, 1.0, slow)
     assert on_cpu.expected_s(key) == pytest.approx(1e-4, rel=0.01)
@@ -107,10 +108,10 @@ def test_a_steps_time_is_at_least_its_rooflines(prepared: PreparedRun, tiny_fold
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, phase: Phase) -> None:
     """Without a cache, a float32 step reads 4 bytes for two FLOPs per weight: with 30 per byte, the knee is at 60."""
-    roofs = Ceilings({"float32": roof(30e12)}, {READ: roof(1e12)}, 1, beyond_cache=True)
+    ceilings = Ceilings({"float32": ceiling(30e12)}, {READ: ceiling(1e12)}, 1, beyond_cache=True)
     options = Options(model=str(tiny_folder), new_tokens=4, dtype="float32", device="cpu", budget_s=1e9)
     prepared = prepare_batch_test(options, phase, context_len=1 if phase == "decode" else None, prompt_len=1)
-    pace = replace(pace_of(tiny_folder, 1e-9, 1e-9, 1.0), ceilings=roofs)
+    pace = replace(pace_of(tiny_folder, 1e-9, 1e-9, 1.0), ceilings=ceilings)
     sizes = choose_grid(prepared, pace, budget(1e9))[0].batch_sizes
     assert 60 < sizes[-1] <= 256
 
@@ -155,14 +156,14 @@ def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures
 ) -> None:
     hurry(monkeypatch, whole_grid=False)
     options = Options(model=str(tiny_folder), prompt_lens="8", batch_sizes="1,2", new_tokens=4, device="cpu")
-    options = replace(options, budget_s=600.0, no_levers=True, out=tmp_path / "run")
+    options = replace(options, budget_s=600.0, no_trials=True, out=tmp_path / "run")
 
-    def first_only(*given: Any, **named: Any) -> Iterator[Visit | Gap]:
+    def first_only(*given: Any, **named: Any) -> Iterator[Repetition | Gap]:
         yield next(sweep(*given, **named))
 
     run = execute(prepare(options), QuietListener(), first_only)
     assert run.cells["status"].tolist() == ["ok", "skipped"] * 2
-    assert any("the budget of 600 s ended before its visit" in warning for warning in run.document.warnings)
+    assert any("the budget of 600 s ended before its repetition" in warning for warning in run.document.warnings)
     again = execute(prepare_resume(run.folder, options), QuietListener())
     assert again.cells["status"].tolist() == ["ok"] * 4
     with pytest.raises(RunError, match="is finished"):
@@ -175,7 +176,7 @@ def test_precisions_share_the_grid_of_the_slowest(
 ) -> None:
     """The second model is a thousand times slower, as planted in its warm-ups."""
     hurry(monkeypatch, whole_grid=False)
-    options = Options(model=str(tiny_folder), device="cpu", no_levers=True, out=tmp_path / "runs", budget_s=20.0)
+    options = Options(model=str(tiny_folder), device="cpu", no_trials=True, out=tmp_path / "runs", budget_s=20.0)
     slow, ladder = measure_pace, prepare(options).ladder
 
     def planted(prepared: PreparedRun, *given: Any) -> Pace:

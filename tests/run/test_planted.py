@@ -1,7 +1,7 @@
 """Changes planted in real runs: each is reported and moves its own term.
 
 Times and budgets count only the CPU time of one thread, so other processes do not matter. Every run then has the same
-visits on a machine of any speed and load.
+repetitions on a machine of any speed and load.
 
     python test_planted.py MODEL RUNS THREADS...
 
@@ -44,7 +44,7 @@ NOBODY = 1e6
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a model of two layers, so wide that products dominate a prefill and weights dominate a decode step."""
+    """Return a model of two layers, so wide that matmuls dominate a prefill and weights dominate a decode step."""
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "vocab_size": 512, "max_position_embeddings": 4096}
     folder = tmp_path_factory.mktemp("models") / "small-llama"
     small_model("Llama", **sizes, num_attention_heads=12, num_key_value_heads=12).save_pretrained(folder)
@@ -55,21 +55,21 @@ Run = Callable[..., Path]
 
 
 def on_one_clock(patch: pytest.MonkeyPatch) -> None:
-    """Measure times, budgets and roofs by the CPU time of one thread, and shorten the checks."""
+    """Measure times, budgets and ceilings by the CPU time of one thread, and shorten the checks."""
     patch.setattr("profiler.device.clock.clock_for", lambda _device: CoreClock())
     patch.setattr(Machine, "now_s", lambda _machine: time.thread_time())
     patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
-    # A check of the machine before every round would take longer than the visits of such a small model.
+    # A check of the machine before every round would take longer than the repetitions of such a small model.
     shares = {**effort.STANDARD.shares, "ceilings": 2.0}
     with_effort(
-        patch, rounds=30, checks_kept_roofs=False, roofs_again_s=0.0, drift_calls=2, drift_bursts=2, shares=shares
+        patch, rounds=30, checks_kept_ceilings=False, ceilings_again_s=0.0, drift_calls=2, drift_bursts=2, shares=shares
     )
     patch.setattr("profiler.comparison.compare.MOST_FOREIGN_CORES", NOBODY)
 
 
 def profile(model: Path, out: Path, **options: Any) -> Path:
-    asked = {"prompt_lens": [64], "batch_sizes": [1], "new_tokens": 8, "budget_s": 2, "no_levers": True}
-    return profiler.profile(str(model), out=out, **{**asked, **options}).folder
+    requested = {"prompt_lens": [64], "batch_sizes": [1], "new_tokens": 8, "budget_s": 2, "no_trials": True}
+    return profiler.profile(str(model), out=out, **{**requested, **options}).folder
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def changes(before: Path, after: Path) -> dict[str, Change]:
     return {change.phase: change for change in compare_sides(read_side(before), read_side(after)).changes}
 
 
-def test_work_of_the_host_is_dispatch(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_of_the_host_is_overhead(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = LlamaModel.forward
 
     def slow(self: LlamaModel, *args: Any, **named: Any) -> Any:
@@ -105,11 +105,11 @@ def test_work_of_the_host_is_dispatch(run: Run, base: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(LlamaModel, "forward", slow)
     change = changes(base, run("slow host"))["decode"]
-    assert (change.verdict, change.moved) == ("slower", "dispatch_s")
-    assert change.terms["dispatch_s"] == pytest.approx(SPIN_S, rel=0.25)
+    assert (change.verdict, change.moved) == ("slower", "overhead_s")
+    assert change.terms["overhead_s"] == pytest.approx(SPIN_S, rel=0.25)
 
 
-def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slower_matmul_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call has four times the rows: the host's work is nearly the same, and so are the bytes of weights."""
     forward = torch.nn.Linear.forward
 
@@ -122,9 +122,9 @@ def test_a_slower_product_is_a_kernel(run: Run, base: Path, monkeypatch: pytest.
 
 
 def test_a_slow_small_kernel_is_found_between_the_others(run: Run, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An activation that is computed 120 times is not a product, not attention and not work of the host.
+    """An activation that is computed 120 times is not a matmul, not attention and not work of the host.
 
-    Its time is found between products and attention. It is also measured by itself, before and after the run, since
+    Its time is found between matmuls and attention. It is also measured by itself, before and after the run, since
     this machine's speed may change in between.
     """
     activation = type(ACT2FN["silu"])
@@ -149,25 +149,25 @@ def test_a_slow_small_kernel_is_found_between_the_others(run: Run, base: Path, m
 
 
 def small_kernels_s(folder: Path) -> float:
-    """Return the seconds of a prefill's kernels that are neither products nor attention."""
+    """Return the seconds of a prefill's kernels that are neither matmuls nor attention."""
     replays = read_gathered(folder, read_run(folder).document).replays
     return next(found[REST].whole.median_s for key, found in replays.items() if key.phase == "prefill")
 
 
-def test_a_cache_that_is_copied_is_avoidable(run: Run) -> None:
+def test_a_cache_that_is_copied_is_redundant(run: Run) -> None:
     """transformers copies its growing cache at every step, but not the static cache."""
     deep = {"prompt_lens": (), "context_lens": [1536], "batch_sizes": [4], "budget_s": 5}
     static, eager = run("static", engine="static", **deep), run("eager", engine="eager", **deep)
     change = changes(static, eager)["decode"]
-    assert max(change.terms, key=lambda term: change.terms[term]) == "avoidable_s"
+    assert max(change.terms, key=lambda term: change.terms[term]) == "redundant_s"
     if change.verdict == "inconclusive":
         pytest.skip(f"this machine is too noisy: a change of {change.change:.0%} is not sure of its sign")
-    assert (change.verdict, change.moved) == ("slower", "avoidable_s")
+    assert (change.verdict, change.moved) == ("slower", "redundant_s")
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="emulated products take longer than the weights")
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="emulated matmuls take longer than the weights")
 def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
-    """Runs are compared at one bandwidth: their roofs are of different minutes, and a cache may hold half of it."""
+    """Runs are compared at one bandwidth: their ceilings are of different minutes, and a cache may hold half of it."""
     other = run("bfloat16", dtype="bfloat16")
     change = changes(base, other)["decode"]
     before, after = (bandwidth(folder) for folder in (base, other))
@@ -176,7 +176,7 @@ def test_another_dtype_halves_the_weights(run: Run, base: Path) -> None:
 
 
 def bandwidth(folder: Path) -> float:
-    """Return the memory roof of a decode step, in bytes/s."""
+    """Return the memory ceiling of a decode step, in bytes/s."""
     run = read_run(folder)
     [read] = run.cells[run.cells["phase"] == "decode"]["model_bytes"]
     facts = read_facts(folder, run.document, read_gathered(folder, run.document))
@@ -196,8 +196,8 @@ def test_a_busy_neighbour_is_noise_and_a_warning(run: Run, base: Path, monkeypat
         assert "cores busy" in change.because
 
 
-def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
-    """With half the threads both roofs fall, the report names the setting, and a prefill spends more on arithmetic.
+def test_a_ceiling_that_fell_is_named(model: Path, tmp_path: Path) -> None:
+    """With half the threads both ceilings fall, the report names the setting, and a prefill spends more on arithmetic.
 
     Waiting threads sleep (OMP_WAIT_POLICY), so the CPU time of the first thread covers only its share of the work.
     It does not depend on whether the second thread has a core.
@@ -209,7 +209,9 @@ def test_a_roof_that_fell_is_named(model: Path, tmp_path: Path) -> None:
     assert "threads 2 -> 1" in [item.words for item in found.differences if item.weight == "explains"]
     fell = {shift.resource: shift for shift in found.shifts}["compute"]
     if fell.roof_ratio is None or min(fell.roof_ratio, fell.ratio) < 1.3:
-        pytest.skip(f"two threads multiply {fell.ratio:.2f} times as fast as one here (the roofs: {fell.roof_ratio})")
+        pytest.skip(
+            f"two threads multiply {fell.ratio:.2f} times as fast as one here (the ceilings: {fell.roof_ratio})"
+        )
     assert {change.machine for change in found.changes} == {0.0}, (
         "a change that a setting explains is not machine drift and is not divided out"
     )
@@ -227,8 +229,8 @@ def main(model: str, runs: str, *threads: str) -> None:
         on_one_clock(patch)
         for count in threads:
             torch.set_num_threads(int(count))
-            asked = {"prompt_lens": [256], "new_tokens": 4, "budget_s": 2.5}
-            profile(Path(model), Path(runs) / f"{count} threads", **asked)
+            requested = {"prompt_lens": [256], "new_tokens": 4, "budget_s": 2.5}
+            profile(Path(model), Path(runs) / f"{count} threads", **requested)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.timing, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], profiler.Run]]:
-    """Profile six layers of SmolLM2-135M, each cell four times, with briefly measured roofs."""
+    """Profile six layers of SmolLM2-135M, each cell four times, with briefly measured ceilings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("roofs")))
         patch.setattr("profiler.roofs.measure.measure_host_pace", lambda *_: None)
@@ -27,7 +27,7 @@ def profiled(short_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> It
             prompt_lens=[64, 128],
             batch_sizes=[1, 2],
             new_tokens=16,
-            no_levers=True,
+            no_trials=True,
             out=tmp_path_factory.mktemp("runs") / "run",
         )
 
@@ -50,12 +50,12 @@ def test_the_split_explains_the_step(run: profiler.Run) -> None:
 def test_samples_are_the_raw_ones(run: profiler.Run) -> None:
     records = read_records(run.folder)
     every = [record for record in records if record["kind"] == "visit"]
-    visits = [record for record in every if (record["batch_size"], record["prompt_len"]) == (1, 64)]
-    steady = [value for record in visits for value in record["decode_s"][1:]]
+    repetitions = [record for record in every if (record["batch_size"], record["prompt_len"]) == (1, 64)]
+    steady = [value for record in repetitions for value in record["decode_s"][1:]]
     [decode] = [row for row in run.results if (row.phase, row.batch_size, row.prompt_len) == ("decode", 1, 64)]
     assert decode.samples == len(steady)
     assert decode.latency_s == pytest.approx(pd.Series(steady).median())
-    for record in visits:
+    for record in repetitions:
         assert len(record["decode_s"]) == 15
         assert record["prefill_s"] + sum(record["decode_s"]) == pytest.approx(record["wall_s"], rel=0.02)
 

@@ -1,4 +1,4 @@
-"""The files and figures of the main job, and what it measures besides its cells: dispatch, replays, caches."""
+"""The files and figures of the main job, and what it measures besides its cells: overhead, replays, caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raw_samples import read_records
 import profiler
 from profiler.counting.operators import Linear
 from profiler.effort import STANDARD
-from profiler.facts.dispatch import DispatchSamples
+from profiler.facts.overhead import OverheadSamples
 from profiler.forecast.command import run_facts
 from profiler.judge.breakdown import TERMS
 from profiler.judge.cells import CELL_COLUMNS
@@ -30,7 +30,7 @@ def gguf_run(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> profi
     """Profile the real SmolLM2-135M through the Python interface."""
     folder = tmp_path_factory.mktemp("runs") / "gguf"
     return profiler.profile(
-        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_levers=True, out=folder
+        str(gguf_file), prompt_lens=[64, 128], batch_sizes=[1, 2], new_tokens=16, no_trials=True, out=folder
     )
 
 
@@ -88,44 +88,44 @@ HELD_UP_S, UNDISTURBED_S = 10.0, 1e-6
 
 
 @pytest.mark.slow
-def test_dispatch_that_was_held_up_is_measured_again(
+def test_overhead_that_was_held_up_is_measured_again(
     profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process slows the twin's first steps to ten seconds and ends before the cells are timed."""
-    measured, seen = foundation.measure_dispatch, iter([HELD_UP_S, UNDISTURBED_S])
+    """Another process slows the overhead model's first steps to ten seconds and ends before the cells are timed."""
+    measured, seen = foundation.measure_overhead, iter([HELD_UP_S, UNDISTURBED_S])
 
-    def at_first_held_up(*arguments: Any, **named: Any) -> list[DispatchSamples]:
+    def at_first_held_up(*arguments: Any, **named: Any) -> list[OverheadSamples]:
         step_s, in_time = (next(seen),) * 8, measured(*arguments[:5], 60.0, *arguments[6:], **named)
-        return [DispatchSamples(item.engine, item.phase, item.batch_size, step_s) for item in in_time]
+        return [OverheadSamples(item.engine, item.phase, item.batch_size, step_s) for item in in_time]
 
-    monkeypatch.setattr(foundation, "measure_dispatch", at_first_held_up)
+    monkeypatch.setattr(foundation, "measure_overhead", at_first_held_up)
     run = profile_tiny(batch_sizes=[1, 2])
     records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
     assert [item["alone_s"][0] for item in records] == [HELD_UP_S] * 4 + [UNDISTURBED_S] * 4
-    assert (run.cells["dispatch_s"] == UNDISTURBED_S).all()
-    assert run.document.ceilings.dispatch_s == {
+    assert (run.cells["overhead_s"] == UNDISTURBED_S).all()
+    assert run.document.ceilings.overhead_s == {
         "eager": {phase: {1: UNDISTURBED_S, 2: UNDISTURBED_S} for phase in ("prefill", "decode")}
     }
 
 
 @pytest.mark.slow
-def test_dispatch_is_completed_for_the_cells_that_were_measured(
+def test_overhead_is_completed_for_the_cells_that_were_measured(
     profile_tiny: Callable[..., profiler.Run], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine no time is left for the second batch size before the cells are timed."""
-    measured, sizes = foundation.measure_dispatch, iter([1, 2])
+    measured, sizes = foundation.measure_overhead, iter([1, 2])
 
-    def at_first_late(*arguments: Any, **named: Any) -> list[DispatchSamples]:
+    def at_first_late(*arguments: Any, **named: Any) -> list[OverheadSamples]:
         most = next(sizes)
         found = measured(*arguments[:5], 60.0, *arguments[6:], **named)
         return [item for item in found if item.phase == "prefill" or item.batch_size <= most]
 
-    monkeypatch.setattr(foundation, "measure_dispatch", at_first_late)
+    monkeypatch.setattr(foundation, "measure_overhead", at_first_late)
     run = profile_tiny(batch_sizes=[1, 2], budget_s=60)
     records = [record for record in read_records(run.folder) if record["kind"] == "dispatch"]
     decodes = [item["batch_size"] for item in records if item["phase"] == "decode"]
     assert decodes[:2] == [1, 2]
-    assert (run.cells["dispatch_s"] > 0).all()
+    assert (run.cells["overhead_s"] > 0).all()
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_linears_are_replayed_at_rows_between_those_of_the_cells(
 @pytest.mark.cpu
 @pytest.mark.slow
 def test_a_run_times_the_linears_of_every_format(profile_tiny: Callable[..., profiler.Run]) -> None:
-    run = profile_tiny(quant="nf4", budget_s=60, no_levers=False)
+    run = profile_tiny(quant="nf4", budget_s=60, no_trials=False)
     found = run.document.format_linears
     assert found is not None
     assert [item.format for item in found.times][:2] == ["nf4", "bfloat16"]

@@ -40,7 +40,7 @@ class Work(NamedTuple):
     writes: tuple[Region, ...] = ()
     flops: float = 0.0
     dtype: str = ""
-    """The dtype of a product's operands."""
+    """The dtype of a matmul's operands."""
     link_s: float = 0.0
     """Seconds over a link, for a copy from elsewhere."""
 

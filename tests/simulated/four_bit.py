@@ -34,7 +34,7 @@ def table() -> Any:
 
 
 @contextlib.contextmanager
-def asked_anew() -> Iterator[None]:
+def requested_anew() -> Iterator[None]:
     """Forget answers for other cards on entry, and answers for these cards on exit."""
     found = table()
 
@@ -50,7 +50,7 @@ def asked_anew() -> Iterator[None]:
 
 
 def fuses(values: torch.Tensor, shape: Sequence[int], blocksize: int) -> bool:
-    """Return whether a product with a weight of this shape [outputs, inputs] unpacks it in the kernel
+    """Return whether a matmul with a weight of this shape [outputs, inputs] unpacks it in the kernel
     (backends/cuda/ops.py)."""
     found = table()
     rows = values.numel() // values.shape[-1]

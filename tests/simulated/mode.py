@@ -1,4 +1,4 @@
-"""The dispatch mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing.
+"""The overhead mode for calls that are not known yet: it prices them and sends them to a card, and computes nothing.
 
 The C++ card answers later calls with the same layout.
 """
@@ -22,7 +22,7 @@ from . import attention, four_bit
 from .card import Card, Work
 from .host import Host
 from .native import native
-from .pricing import Price, aten, in_place, nbytes, on_card, place, price_of, product_dtype, shaped
+from .pricing import Price, aten, in_place, matmul_dtype, nbytes, on_card, place, price_of, shaped
 
 _VALUED: dict[Any, Callable[..., Any]] = {
     aten.full.default: lambda size, value: value,
@@ -51,7 +51,7 @@ _HELD_FOR_REAL = 32 << 20
 """Larger host tensors are fake, too: they only wait for a copy over the link."""
 
 
-_NO_DISPATCH = torch.Tensor.__torch_dispatch__
+_NO_OVERHEAD = torch.Tensor.__torch_dispatch__
 """`__torch_dispatch__` of a class that decomposes no operator."""
 
 
@@ -112,7 +112,7 @@ class CardMode(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if any(each.__torch_dispatch__ is not _NO_DISPATCH and not issubclass(each, FakeTensor) for each in types):
+        if any(each.__torch_dispatch__ is not _NO_OVERHEAD and not issubclass(each, FakeTensor) for each in types):
             return NotImplemented  # a weight of another library decomposes the call itself
         kwargs = kwargs or {}
         if func in self._pinning:
@@ -122,8 +122,8 @@ class CardMode(TorchDispatchMode):
         if not (any(map(on_card, tensors)) or (named is not None and named.type == "cuda")):
             if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
                 return self._on_host(func, args, kwargs)
-            asked = self._read_value if func is aten._local_scalar_dense.default else partial(self._faked, func)
-            return asked(args, kwargs)
+            requested = self._read_value if func is aten._local_scalar_dense.default else partial(self._faked, func)
+            return requested(args, kwargs)
         if special := self._special.get(func) or self._named.get(func.name()):
             return special(args, kwargs)
         if func not in self._fused and (decomposed := _decomposition(func)):
@@ -214,10 +214,10 @@ class CardMode(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _linear(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
-        """Run one product as cuBLAS does: the views around it would only take time here."""
+        """Run one matmul as cuBLAS does: the views around it would only take time here."""
         x, weight, *bias = args
         result = torch.empty((*x.shape[:-1], weight.shape[0]), dtype=x.dtype, device="meta")
-        dtype = product_dtype(x)
+        dtype = matmul_dtype(x)
         operands = [place(0, x), place(1, weight)]
         if bias and bias[0] is not None:
             operands = [place(2, bias[0]), *operands]
@@ -244,7 +244,7 @@ class CardMode(TorchDispatchMode):
     def _attention(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Price]:
         query, key, value, mask, causal, _ = _attended(args, kwargs)
         result = attention.output(query, value)
-        dtype = product_dtype(query)
+        dtype = matmul_dtype(query)
         name = attention.NAMES[self._choose(args, kwargs)]
         operands = [query, key, value, *([] if mask is None else [mask])]
         reads = tuple(place(at, tensor) for at, tensor in enumerate(operands))
@@ -279,7 +279,7 @@ class CardMode(TorchDispatchMode):
         return rows, scales, outliers
 
     def _multiply_4bit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Multiply as bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpack in the product, or write a dense
+        """Multiply as bitsandbytes' table says (backends/cuda/ops.py, 0.50): unpack in the matmul, or write a dense
         copy first."""
         values, packed, shape, absmax, blocksize, quant_type, *_ = args
         func = torch.ops.bitsandbytes.gemm_4bit.default

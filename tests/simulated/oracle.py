@@ -17,7 +17,7 @@ import torch
 
 from . import attention
 from .card import Card, Kernel, Region, duration_s
-from .pricing import BATCHED, BY_EXPERTS, PACKED, PRODUCTS, aten, product_dtype
+from .pricing import BATCHED, BY_EXPERTS, MATMULS, PACKED, aten, matmul_dtype
 from .truth import Truth
 from .world import World
 
@@ -25,7 +25,7 @@ _LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.a
 """Kernels that look for columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
 _CONVERTING = ("dequantize", "int8_vectorwise_quant", "int8_mm_dequant")
 _DEQUANTISING = (*(f"bitsandbytes.{name}" for name in _CONVERTING), *_LOOKING)
-"""Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its products in 16."""
+"""Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its matmuls in 16."""
 _ATTENTION = tuple(attention.NAMES.values())
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
 _FASTER = 1.25
@@ -46,7 +46,7 @@ class Phase:
     prompt_len: int
     latency_s: float
     regime: str
-    """The resource that limits the step most; `kernel-bound` if kernels lose half of it, and half of that can be saved.
+    """The resource that limits the step most; `slow-kernels` if kernels lose half of it, and half of that can be saved.
 
     The host sets the pace only while the card idles for it. If the card idles for less than half of the step, no faster
     host doubles the speed, and the step is `mixed`.
@@ -57,20 +57,20 @@ class Phase:
     Bytes that the algorithm does not need are moved, and its kernels lose their time: either name is right.
     """
     awaits: bool
-    """Whether the host waits for the card between the products of the step, which no capture of its kernels allows."""
+    """Whether the host waits for the card between the matmuls of the step, which no capture of its kernels allows."""
     device_s: float
     """Time of the kernels."""
-    exposed_dispatch_s: float
+    exposed_overhead_s: float
     """Time during which the card idles and waits for the host."""
     launches: int
     weights_s: float
-    """Time for the weights of memory-bound products, at the card's bandwidth."""
+    """Time for the weights of memory-bound matmuls, at the card's bandwidth."""
     kv_s: float
     """Time for keys and values as the cache stores them, if the attention that reads them is memory-bound."""
     compute_s: float
-    """Time for the FLOPs of compute-bound products and attention, at the card's peaks.
+    """Time for the FLOPs of compute-bound matmuls and attention, at the card's peaks.
 
-    Causal attention does not need half of the square, though its products also compute that half.
+    Causal attention does not need half of the square, though its matmuls also compute that half.
     """
     dequantise_s: float
     """Time of kernels that write dense copies of packed weights."""
@@ -120,21 +120,21 @@ def _cell(world: World, model: Any, engine: str, prompt: int, batch: int, new_to
     torch.cuda.synchronize()
     del token
     config = model.config.get_text_config()
-    asked = _Asked(
+    requested = _Requested(
         config.num_attention_heads // getattr(config, "num_key_value_heads", config.num_attention_heads),
-        product_dtype(torch.empty(0, dtype=model.dtype)),
+        matmul_dtype(torch.empty(0, dtype=model.dtype)),
         _kept_share(config),
         batch,
     )
     of = partial(Phase, engine, batch_size=batch, prompt_len=prompt, peak_bytes=peak)
     return [
-        of(phase=phase, **_figures(logs, card.truth, asked, queries))
+        of(phase=phase, **_figures(logs, card.truth, requested, queries))
         for phase, logs, queries in (("prefill", [log], prompt), ("decode", steps, 1))
     ]
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Requested:
     """The work that the algorithm needs, whatever path a library takes."""
 
     groups: int
@@ -144,17 +144,17 @@ class _Asked:
     """The share of the keys and values that attention reads which a cache stores; the rest is expanded from it."""
     batch: int
 
-    def roofs_s(
+    def ceilings_s(
         self, kernel: Kernel, queries: int, truth: Truth, stored: Mapping[Region, int], bytes_per_s: float
     ) -> tuple[float, float]:
-        """Return the seconds for the FLOPs and for the bytes of a product or an attention, with some queries each.
+        """Return the seconds for the FLOPs and for the bytes of a matmul or an attention, with some queries each.
 
         A weight that is a dense copy counts with its `stored` bytes.
         """
         dtype = kernel.dtype
         if kernel.name.startswith(_ATTENTION):
             flops, nbytes = kernel.flops, self.kept_share * (kernel.reads[1][1] + kernel.reads[2][1])
-        elif kernel.name.startswith(BATCHED):  # attention in plain products: scores, then values
+        elif kernel.name.startswith(BATCHED):  # attention in plain matmuls: scores, then values
             # Math attention repeats keys for the query heads that share them, in float32, over the whole square.
             repeated = self.groups * _BYTES[dtype] / _BYTES[self.dtype]
             flops, nbytes = kernel.flops * (queries + 1) / (2 * queries), kernel.reads[1][1] / repeated
@@ -173,7 +173,7 @@ class _Asked:
         """Return the seconds of a kernel that the algorithm needs: at most its time."""
         if _part(kernel) is None:
             return kernel.link_s
-        return min(kernel.duration_s, max(self.roofs_s(kernel, queries, truth, {}, truth.bytes_per_s)))
+        return min(kernel.duration_s, max(self.ceilings_s(kernel, queries, truth, {}, truth.bytes_per_s)))
 
 
 @contextlib.contextmanager
@@ -184,16 +184,16 @@ def _logged(card: Card) -> Iterator[list[Kernel]]:
     card.log = None
 
 
-def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries: int) -> dict[str, Any]:
+def _figures(steps: Sequence[list[Kernel]], truth: Truth, requested: _Requested, queries: int) -> dict[str, Any]:
     """Return the figures of a phase from its kernels, with some queries per sequence."""
     middle = steps[len(steps) // 2]
     latency_s = timeline_s(steps, truth)
     device_s = _device_s(steps)
     weights_s = kv_s = compute_s = dequantise_s = 0.0
     stored: dict[Region, int] = {}
-    products = [kernel for kernel in middle if _part(kernel) == "weights"]
-    weight_bytes = sum(kernel.reads[1 if kernel.name.startswith(BY_EXPERTS) else -1][1] for kernel in products)
-    resident = 2 * sum(kernel.memory_bytes for kernel in products) < weight_bytes
+    matmuls = [kernel for kernel in middle if _part(kernel) == "weights"]
+    weight_bytes = sum(kernel.reads[1 if kernel.name.startswith(BY_EXPERTS) else -1][1] for kernel in matmuls)
+    resident = 2 * sum(kernel.memory_bytes for kernel in matmuls) < weight_bytes
     bytes_per_s = truth.l2_bytes_per_s if resident else truth.bytes_per_s
     for kernel in middle:
         if kernel.name.startswith(_DEQUANTISING):
@@ -202,7 +202,7 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
         part = _part(kernel)
         if part is None:
             continue
-        computing_s, moving_s = asked.roofs_s(kernel, queries, truth, stored, bytes_per_s)
+        computing_s, moving_s = requested.ceilings_s(kernel, queries, truth, stored, bytes_per_s)
         if computing_s > moving_s:
             compute_s += computing_s
         elif part == "weights":
@@ -211,13 +211,13 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, asked: _Asked, queries
             kv_s += moving_s
     link_s = sum(kernel.link_s for kernel in middle)
     lost_s = [_lost_s(kernel, truth) for step in steps for kernel in step]
-    needless_s = [kernel.duration_s - asked.needed_s(kernel, queries, truth) for step in steps for kernel in step]
+    needless_s = [kernel.duration_s - requested.needed_s(kernel, queries, truth) for step in steps for kernel in step]
     gains_s = _gains_s(steps, truth, lost_s)
     # With the needless bytes as a loss of kernels, only the others are memory's.
     otherwise_s = _gains_s(steps, truth, needless_s)
     otherwise_s["memory-bound"] = min(gains_s["memory-bound"], (1 - 1 / _FASTER) * (weights_s + kv_s))
     return {
-        "latency_s": latency_s, "device_s": device_s, "exposed_dispatch_s": gains_s["idle"], "weights_s": weights_s,
+        "latency_s": latency_s, "device_s": device_s, "exposed_overhead_s": gains_s["idle"], "weights_s": weights_s,
         "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
         "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
         "regime": _label(gains_s, latency_s), "border": _border(gains_s, latency_s) | _border(otherwise_s, latency_s),
@@ -238,7 +238,7 @@ def _part(kernel: Kernel) -> str | None:
     name = kernel.name
     if name.startswith((*_ATTENTION, BATCHED)):
         return "kv"
-    return "weights" if name.startswith(tuple(PRODUCTS)) else None
+    return "weights" if name.startswith(tuple(MATMULS)) else None
 
 
 def timeline_s(steps: Sequence[list[Kernel]], truth: Truth, saved_s: Iterable[float] = ()) -> float:
@@ -273,7 +273,7 @@ def _device_s(steps: Sequence[list[Kernel]]) -> float:
 def _gains_s(steps: Sequence[list[Kernel]], truth: Truth, lost_s: Sequence[float]) -> dict[str, float]:
     """Return the seconds that a step saves if a resource is a quarter faster, by regime.
 
-    `kernel-bound` has what kernels lose, as far as the step saves half of it or more; `idle` all time in which the card
+    `slow-kernels` has what kernels lose, as far as the step saves half of it or more; `idle` all time in which the card
     idles.
     """
     latency_s = timeline_s(steps, truth)
@@ -282,17 +282,17 @@ def _gains_s(steps: Sequence[list[Kernel]], truth: Truth, lost_s: Sequence[float
     gains_s["link-bound"] = latency_s - timeline_s(linked, truth)
     device_s = _device_s(steps)
     lost_a_step_s, saved_s = sum(lost_s) / len(steps), latency_s - timeline_s(steps, truth, lost_s)
-    whole = {"kernel-bound": min(lost_a_step_s, saved_s / _LOST), "idle": max(0.0, latency_s - device_s)}
+    whole = {"slow-kernels": min(lost_a_step_s, saved_s / _LOST), "idle": max(0.0, latency_s - device_s)}
     return gains_s | whole
 
 
 def _label(gains_s: Mapping[str, float], latency_s: float) -> str:
-    if gains_s["kernel-bound"] > _LOST * latency_s:
-        return "kernel-bound"
-    parts = {**gains_s, "kernel-bound": (1 - 1 / _FASTER) * gains_s["kernel-bound"]}
+    if gains_s["slow-kernels"] > _LOST * latency_s:
+        return "slow-kernels"
+    parts = {**gains_s, "slow-kernels": (1 - 1 / _FASTER) * gains_s["slow-kernels"]}
     del parts["idle"]
     (first, most), (_, second), *_ = sorted(parts.items(), key=lambda item: -item[1])
-    if first == "kernel-bound" or (first == "overhead-bound" and gains_s["idle"] < _IDLE * latency_s):
+    if first == "slow-kernels" or (first == "overhead-bound" and gains_s["idle"] < _IDLE * latency_s):
         return "mixed"
     return first if most > _ALIKE * second else "mixed"
 
@@ -304,14 +304,14 @@ def _border(gains_s: Mapping[str, float], latency_s: float) -> set[str]:
     tolerance of the step's own time, no resource can be seen to limit it.
     """
     off_s, found = TOLERANCE * latency_s, set()
-    resources = [name for name in gains_s if name not in ("kernel-bound", "idle")]
+    resources = [name for name in gains_s if name not in ("slow-kernels", "idle")]
     for signs in itertools.product((-1, 0, 1), repeat=len(resources) + 1):
-        sign = dict(zip([*resources, "kernel-bound"], signs, strict=True))
+        sign = dict(zip([*resources, "slow-kernels"], signs, strict=True))
         moved = {name: gains_s[name] + sign[name] * off_s * (1 - 1 / _FASTER) for name in resources}
-        moved["kernel-bound"] = gains_s["kernel-bound"] + sign["kernel-bound"] * off_s
+        moved["slow-kernels"] = gains_s["slow-kernels"] + sign["slow-kernels"] * off_s
         moved["idle"] = gains_s["idle"] + sign["overhead-bound"] * off_s
         found.add(_label(moved, latency_s))
-    if max(gains_s[name] for name in (*resources, "kernel-bound")) < off_s:
+    if max(gains_s[name] for name in (*resources, "slow-kernels")) < off_s:
         found.add("mixed")
     return found
 

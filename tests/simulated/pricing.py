@@ -45,7 +45,7 @@ class Price(NamedTuple):
     writes: tuple[Place, ...]
     flops: float = 0.0
     dtype: str = ""
-    """The dtype of a product's operands."""
+    """The dtype of a matmul's operands."""
     workspace: bool = False
     """Whether cuBLAS runs it."""
 
@@ -79,11 +79,11 @@ def price_of(
         reads[1] = reads[1]._replace(nbytes=int(reads[1].nbytes * hit))
     elif not inputs or func._schema.name.endswith(("fill_", "zero_", "normal_", "uniform_", "random_")):
         reads = []  # it writes without reading
-    product = PRODUCTS.get(str(func))
+    product = MATMULS.get(str(func))
     if product is None:
         return Price(str(func), tuple(reads), tuple(writes))
     flops, operand = product(args)
-    dtype = product_dtype(operand)
+    dtype = matmul_dtype(operand)
     return Price(f"{func} {dtype}", tuple(reads), tuple(writes), flops, dtype, workspace=True)
 
 
@@ -98,12 +98,12 @@ def nbytes(tensor: torch.Tensor) -> int:
     return math.prod(size for size, stride in pairs if stride or size == 0) * tensor.element_size()
 
 
-def _product(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
+def _matmul(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
     return 2.0 * args[0].numel() * args[1].shape[-1], args[0]
 
 
-def _sum_and_product(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
-    return _product(args[1:])
+def _sum_and_matmul(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
+    return _matmul(args[1:])
 
 
 def _by_rows(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
@@ -119,22 +119,22 @@ def _packed(args: Sequence[Any]) -> tuple[float, torch.Tensor]:
 BY_EXPERTS = "aten._grouped_mm.default"
 PACKED = "bitsandbytes.gemm_4bit.default"
 BATCHED = "aten.bmm.default"
-PRODUCTS: dict[str, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
-    "aten.mm.default": _product,
-    BATCHED: _product,
-    "aten.addmm.default": _sum_and_product,
-    "aten.baddbmm.default": _sum_and_product,
-    "aten._int_mm.default": _product,
-    "aten._scaled_mm.default": _product,
-    BY_EXPERTS: _product,
+MATMULS: dict[str, Callable[[Sequence[Any]], tuple[float, torch.Tensor]]] = {
+    "aten.mm.default": _matmul,
+    BATCHED: _matmul,
+    "aten.addmm.default": _sum_and_matmul,
+    "aten.baddbmm.default": _sum_and_matmul,
+    "aten._int_mm.default": _matmul,
+    "aten._scaled_mm.default": _matmul,
+    BY_EXPERTS: _matmul,
     "bitsandbytes.int8_linear_matmul.default": _by_rows,
     PACKED: _packed,
 }
 """Each returns (FLOPs, the operand whose dtype decides the speed). By name, since some versions lack some of them."""
 
 
-def product_dtype(operand: torch.Tensor) -> str:
-    """Return the key of a product's speed in a card's truth."""
+def matmul_dtype(operand: torch.Tensor) -> str:
+    """Return the key of a matmul's speed in a card's truth."""
     if operand.dtype is torch.float32 and torch.backends.cuda.matmul.allow_tf32:
         return "tfloat32"
     name = str(operand.dtype).removeprefix("torch.")

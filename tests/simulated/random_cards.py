@@ -74,9 +74,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.simulated.random_cards")
     parser.add_argument("cards", type=int, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of the first; each further one has the next")
-    asked = parser.parse_args()
+    requested = parser.parse_args()
     logging.disable(logging.CRITICAL)
-    for seed in range(asked.seed, asked.seed + asked.cards):
+    for seed in range(requested.seed, requested.seed + requested.cards):
         scenario, truth = drawn(seed)
         with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, XDG_CACHE_HOME=folder):
             found = list(disagreements(scenario, truth, Path(folder)))

@@ -28,7 +28,7 @@ from .truth import Truth
 from .world import World, simulated
 
 NEW_TOKENS = 8
-ROOFS = 0.03
+CEILINGS = 0.03
 REST = oracle.TOLERANCE
 PROMPT_S = 100e-6
 """Time to copy a prompt to the card and a token back: two copies over the link, with their waits."""
@@ -65,25 +65,25 @@ class Scenario:
         """Return the options of `roofscope run` for the request."""
         cells = {"prompt_lens": _listed(self.prompt_lens), "batch_sizes": _listed(self.batch_sizes)}
         how = {name: getattr(self, name) for name in ("dtype", "quant", "engine", "new_tokens")}
-        return {**cells, **how, "no_levers": True}
+        return {**cells, **how, "no_trials": True}
 
 
 def said(scenario: Scenario, truths: Sequence[Truth], parent: Path, **options: Any) -> tuple[Run, World]:
     """Return the run of `roofscope run` on these cards. Raises the error that ends it."""
-    asked = {**scenario.options(), "fresh": True, "out": parent / "run", **options}
+    requested = {**scenario.options(), "fresh": True, "out": parent / "run", **options}
     folder = scenario.folder(parent)
     with simulated(*truths) as world, mock.patch("profiler.report.write.write_reports"):  # these pages are not needed
-        code = command_line("run", str(folder), **asked)
-    run = read_run(asked["out"])
+        code = command_line("run", str(folder), **requested)
+    run = read_run(requested["out"])
     assert code == (EXIT_INCOMPLETE if len(run.measured) < len(run.results) or run.document.missing else 0)
     return run, world
 
 
 def command_line(*words: str, **options: Any) -> int:
     """Run a command in this process, with random weights. Return its exit code, or raise the error that ends it."""
-    asked = {"device": "cuda", "weights": "random", **options}
+    requested = {"device": "cuda", "weights": "random", **options}
     with (
-        mock.patch.object(sys, "argv", ["roofscope", *words, *flags(asked), "--quiet", "--plain", "--debug"]),
+        mock.patch.object(sys, "argv", ["roofscope", *words, *flags(requested), "--quiet", "--plain", "--debug"]),
         contextlib.redirect_stdout(io.StringIO()),
     ):
         try:
@@ -129,9 +129,9 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
     The loss of hidden small kernels is known only together with the unexplained rest.
     """
     ceilings = run.document.ceilings
-    assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
-    for dtype, roof in ceilings.compute.items():
-        assert roof.per_s == pytest.approx(truth.flops_per_s[dtype], rel=ROOFS), dtype
+    assert ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=CEILINGS)
+    for dtype, ceiling in ceilings.compute.items():
+        assert ceiling.per_s == pytest.approx(truth.flops_per_s[dtype], rel=CEILINGS), dtype
     assert ceilings.launch["submit_s"] == pytest.approx(truth.launch_s, rel=REST)
     for phase, row in oracle.pairs(so(scenario, truth, parent), run.cells):
         cell = f"{phase.engine} {phase.phase} {phase.batch_size} x {phase.prompt_len}"
@@ -140,13 +140,13 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
         if phase.phase == "prefill":
             beside_s = row["ttft_s"] - row["latency_s"]
             assert 0 <= beside_s < REST * phase.latency_s + PROMPT_S, f"{cell}: time to first token is {row['ttft_s']}"
-        terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "dispatch_s")}
+        terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "overhead_s")}
         unknown_s = row["unexplained_s"] if phase.hides_small_kernels else 0.0
-        terms["beside_s"] = row["kernel_s"] + row["avoidable_s"] + row["dequantise_s"] + unknown_s
+        terms["beside_s"] = row["kernel_s"] + row["redundant_s"] + row["dequantise_s"] + unknown_s
         if phase.awaits and phase.hides_small_kernels:  # its idle time, too
-            terms["beside_s"] += terms.pop("dispatch_s") - phase.exposed_dispatch_s
+            terms["beside_s"] += terms.pop("overhead_s") - phase.exposed_overhead_s
         for name, told_s in terms.items():
-            true_s = getattr(phase, {"dispatch_s": "exposed_dispatch_s"}.get(name, name))
+            true_s = getattr(phase, {"overhead_s": "exposed_overhead_s"}.get(name, name))
             assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, reported {told_s}"
         left_s = row["unexplained_s"] - unknown_s
         assert abs(left_s) < REST * phase.latency_s, f"{cell}: {left_s} of {phase.latency_s} unexplained"
@@ -157,8 +157,8 @@ SAVE_THE_HOST = {ChangeId.GRAPH, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWA
 """Changes that save what the host adds; a compiled step saves small kernels too."""
 
 
-def first_lever(run: Run, row: dict[str, Any]) -> ChangeId | None:
+def first_change(run: Run, row: dict[str, Any]) -> ChangeId | None:
     """Return the change that saves the most in a cell."""
     keys = ("engine", "phase", "batch_size", "prompt_len")
     [item] = [item for item in run.document.evidence if all(getattr(item, key) == row[key] for key in keys)]
-    return item.levers[0].id if item.levers else None
+    return item.changes[0].id if item.changes else None

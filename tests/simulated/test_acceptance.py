@@ -34,7 +34,7 @@ pytestmark = pytest.mark.slow
 
 Planted = contextlib.AbstractContextManager[Any]
 # On the host of an H100, eager transformers takes 25 to 30 ms for a decode step of Mistral-7B, about 1,400 launches. An
-# operator on the host's own small tensors costs the same Python and dispatch as a launch.
+# operator on the host's own small tensors costs the same Python and overhead as a launch.
 CARD = H100.but(launch_s=20e-6, host_operator_s=20e-6, plan_s=36e-3)
 
 
@@ -42,7 +42,7 @@ CARD = H100.but(launch_s=20e-6, host_operator_s=20e-6, plan_s=36e-3)
 def on_card(folder: Path, *truths: Truth) -> Iterator[Any]:
     """Yield the script as a module, on simulated cards and on the clock of a simulated host.
 
-    Each model has one layer. There are few tokens, no levers and no pages, and doctor checks one preset.
+    Each model has one layer. There are few tokens, no changes and no pages, and doctor checks one preset.
     """
     acceptance = importlib.reload(importlib.import_module("acceptance"))  # its time begins at its import
     from claims.bench import Bench
@@ -106,9 +106,9 @@ def faster(cell: Any) -> Any:
 
 
 FAULTS: dict[str, tuple[str, str, str, Callable[[], Planted]]] = {
-    "a roof halved": (
+    "a ceiling halved": (
         "roofs", "bfloat16 product", "bfloat16 product measured twice",
-        changed("claims.roofs.measure_gemm", lambda roof, *_: replace(roof, per_s=roof.per_s / 2)),
+        changed("claims.ceilings.measure_gemm", lambda ceiling, *_: replace(ceiling, per_s=ceiling.per_s / 2)),
     ),
     "other tokens": (
         "tokens", "tokens: graph = eager", "tokens: graph = eager",

@@ -63,7 +63,7 @@ def seconds_by_part(run: Run) -> dict[str, float]:
 def test_every_row_is_measured_twice_within_the_budget(case: Default, tmp_path: Path) -> None:
     run = default_run(case, tmp_path)
     assert len(run.measured) == len(run.results) >= case.rows
-    assert min(row.visits or 0 for row in run.measured) >= 2
+    assert min(row.repetitions or 0 for row in run.measured) >= 2
     parts = seconds_by_part(run)
     assert sum(parts.values()) <= 1.1 * _BUDGET_S
     assert sum(parts.get(name, 0.0) for name in ("roofs", "dispatch", "replays")) <= 0.3 * _BUDGET_S
@@ -73,12 +73,12 @@ def test_every_row_is_measured_twice_within_the_budget(case: Default, tmp_path: 
 
 def _line(name: str, run: Run) -> str:
     widths = [(row.latency_high_s - row.latency_low_s) / 2 / row.latency_s for row in run.measured]
-    visits = sorted({row.visits or 0 for row in run.measured})
+    repetitions = sorted({row.repetitions or 0 for row in run.measured})
     parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in seconds_by_part(run).items())
     grid = run.document.grid
     shape = f"{','.join(map(str, grid.prompt_lens))} x {','.join(map(str, grid.batch_sizes))}"
     return (
-        f"| {name} | {shape} | {len(run.measured)} of {len(run.results)} | {visits[0]} to {visits[-1]} |"
+        f"| {name} | {shape} | {len(run.measured)} of {len(run.results)} | {repetitions[0]} to {repetitions[-1]} |"
         f" {100 * statistics.median(widths):.1f} % | {parts} | {sum(seconds_by_part(run).values()):.0f} s |"
     )
 

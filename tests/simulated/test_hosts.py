@@ -10,7 +10,7 @@ import pytest
 from profiler.judge.breakdown import TERMS
 
 from .oracle import Phase
-from .scenario import REST, SAVE_THE_HOST, Scenario, first_lever, held, said
+from .scenario import REST, SAVE_THE_HOST, Scenario, first_change, held, said
 from .truth import H100
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
         assert {phase.regime, row["regime"]} <= expected, f"{phase.phase} {phase.batch_size}: {row['regime']}"
         if phase.batch_size == 8:  # no larger batch was measured
             waits = expected in ({"overhead-bound"}, {"mixed"})
-            assert (first_lever(run, row) in SAVE_THE_HOST) == waits
+            assert (first_change(run, row) in SAVE_THE_HOST) == waits
 
 
 def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""CUDA's machine on a simulated GPU: captures and their failures, roofs, and what `roofscope doctor` says of it."""
+"""CUDA's machine on a simulated GPU: captures and their failures, ceilings, and what `roofscope doctor` says of it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 from profiler.checks.doctor import examine
 from profiler.device.machine import CudaMachine, machine_for
 from profiler.errors import CaptureError, RequestError, RunError
-from profiler.facts.roofs import DATASHEET
+from profiler.facts.ceilings import DATASHEET
 from profiler.forecast.command import run_facts
 from profiler.report.write import markdown_report
 from profiler.roofs.bandwidth import measure_weights
 from profiler.roofs.gemm import measurable_dtypes
 from profiler.roofs.measure import measure
-from profiler.run.warnings import roof_warnings
+from profiler.run.warnings import ceiling_warnings
 from profiler.store.folder import Run
 
 from .card import Card
@@ -85,7 +85,7 @@ def test_cudas_own_allocator_captures_without_a_pool(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.slow
 def test_a_failed_capture_is_listed_and_gives_no_bandwidth() -> None:
-    """The stream is long enough for any host, so its roof is right."""
+    """The stream is long enough for any host, so its ceiling is right."""
     error = RequestError("this cannot be captured as a CUDA graph: no.")
     with simulated(FAST), mock.patch.object(CudaMachine, "capture", side_effect=error):
         machine = machine_for(CARD)
@@ -139,14 +139,14 @@ def test_a_dtype_that_fails_is_listed_and_the_others_are_measured(
     filled = found.only(dtypes, "bfloat16", sheet)
     assert filled.compute[dtype].per_s == pytest.approx(1979e12, rel=1e-3)
     assert [name for name in dtypes if not filled.measured(name)] == [dtype]
-    assert f"the datasheet's peak replaces the roof of {dtype}" in roof_warnings(filled)[0]
-    assert roof_warnings(found.only(dtypes, "bfloat16")) == []
+    assert f"the datasheet's peak replaces the ceiling of {dtype}" in ceiling_warnings(filled)[0]
+    assert ceiling_warnings(found.only(dtypes, "bfloat16")) == []
 
 
-def run_without_roofs(truth: Truth, folder: Path) -> Run:
+def run_without_ceilings(truth: Truth, folder: Path) -> Run:
     """Return a run on a card without random numbers, as after a failed capture with torch 2.7 to 2.11.
 
-    No roof is measured, and no operator is replayed.
+    No ceiling is measured, and no operator is replayed.
     """
 
     def poisoned(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,32 +164,34 @@ def run_without_roofs(truth: Truth, folder: Path) -> Run:
 
 
 @pytest.mark.slow
-def test_without_any_roof_cells_have_times_and_counts_and_no_regime(tmp_path: Path) -> None:
-    run = run_without_roofs(H100.but(name="NVIDIA Unknown"), tmp_path)
+def test_without_any_ceiling_cells_have_times_and_counts_and_no_regime(tmp_path: Path) -> None:
+    run = run_without_ceilings(H100.but(name="NVIDIA Unknown"), tmp_path)
     assert len(run.measured) == 4
     assert {(row.status, row.regime, row.confidence) for row in run.measured} == {("ok", None, None)}
     assert all(row.latency_s > 0 and row.flops_per_s > 0 and row.model_bytes > 0 for row in run.measured)
     assert run.document.ceilings.memory_bytes_per_s is None
-    assert any("there is no roof of memory: cells have times and counts" in line for line in run.document.warnings)
-    roofs = [part for part in run.document.missing if part.effect == "this roof is missing"]
-    assert len(roofs) == 7
-    assert all(POISONED.rstrip(".") in part.why for part in roofs)
+    assert any("there is no ceiling of memory: cells have times and counts" in line for line in run.document.warnings)
+    ceilings = [part for part in run.document.missing if part.effect == "this ceiling is missing"]
+    assert len(ceilings) == 7
+    assert all(POISONED.rstrip(".") in part.why for part in ceilings)
     [saved] = [item for item in run.document.engine.differences if item.phase == "decode"]
-    assert saved.saves_s > 0, "the savings of an engine are known without a roof"
-    with pytest.raises(RunError, match="no roof of memory"):
+    assert saved.saves_s > 0, "the savings of an engine are known without a ceiling"
+    with pytest.raises(RunError, match="no ceiling of memory"):
         run_facts(run.folder)
 
 
 @pytest.mark.slow
-def test_a_datasheet_replaces_roofs_and_is_marked(tmp_path: Path) -> None:
+def test_a_datasheet_replaces_ceilings_and_is_marked(tmp_path: Path) -> None:
     """NVIDIA's datasheet of the H100 SXM: 3.35 TB/s, and 989 TFLOP/s in 16 bits, dense."""
-    run = run_without_roofs(H100, tmp_path)
+    run = run_without_ceilings(H100, tmp_path)
     assert run.document.ceilings.memory_bytes_per_s == pytest.approx(3.35e12)
-    products = run.document.ceilings.compute["float16"]
-    assert (products.method, products.measured, products.clock_hz) == (DATASHEET, False, None)
-    assert products.per_s == pytest.approx(989e12, rel=1e-3)
-    assert {row.confidence for row in run.measured} <= {"medium", "low"}, "an unmeasured roof gives no high confidence"
-    assert any("the datasheet's peak replaces the roof of read" in line for line in run.document.warnings)
+    matmuls = run.document.ceilings.compute["float16"]
+    assert (matmuls.method, matmuls.measured, matmuls.clock_hz) == (DATASHEET, False, None)
+    assert matmuls.per_s == pytest.approx(989e12, rel=1e-3)
+    assert {row.confidence for row in run.measured} <= {"medium", "low"}, (
+        "an unmeasured ceiling gives no high confidence"
+    )
+    assert any("the datasheet's peak replaces the ceiling of read" in line for line in run.document.warnings)
     assert "3.35 TB/s and 989 TFLOP/s, not all measured here" in markdown_report(run)
 
 

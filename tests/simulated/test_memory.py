@@ -83,7 +83,7 @@ def test_fragmented_memory_is_reported(tmp_path: Path) -> None:
         assert world.card.memory.reserved == 18 << 30
         holes.clear()
         code = command_line(
-            "run", str(folder), prompt_lens=512, batch_sizes="1,128", new_tokens=4, dtype="float16", no_levers=True,
+            "run", str(folder), prompt_lens=512, batch_sizes="1,128", new_tokens=4, dtype="float16", no_trials=True,
             out=out,
         )  # fmt: skip
         gc.collect()

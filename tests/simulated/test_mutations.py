@@ -44,9 +44,9 @@ def doubled_replay() -> Planted:
     return mock.patch.object(parts, "step_demand", twice)
 
 
-def _roofs(**changes: object) -> Planted:
-    right = parts.roofs_of
-    return mock.patch.object(parts, "roofs_of", lambda *args: replace(right(*args), **changes))
+def _ceilings(**changes: object) -> Planted:
+    right = parts.ceilings_of
+    return mock.patch.object(parts, "ceilings_of", lambda *args: replace(right(*args), **changes))
 
 
 def timed_warm_up() -> Planted:
@@ -99,13 +99,13 @@ _SLOTS = property(lambda cell: cell.depth + cell.new_tokens + (16 << 10))
 """Room for more tokens than a cell needs."""
 MUTATIONS = {
     "double-count a replay": (doubled_replay, fast_host),
-    "forget the link": (partial(_roofs, fetch_s=0.0), scenarios.test_a_small_card_spills_to_the_host),
+    "forget the link": (partial(_ceilings, fetch_s=0.0), scenarios.test_a_small_card_spills_to_the_host),
     "time the warm-up": (timed_warm_up, fast_host),
     "capture on the first card": (
         first_capture_stream, scenarios.test_two_cards_one_after_the_other_in_one_process,
     ),
     "read before synchronising": (partial(mock.patch.object, CudaClock, "synchronize"), fast_host),
-    "hidden dispatch as overhead": (partial(_roofs, overlaps=False), fast_host),
+    "hidden overhead as overhead": (partial(_ceilings, overlaps=False), fast_host),
     "wrong slots": (partial(mock.patch.object, Cell, "slots", _SLOTS), static_cache),
     "reserved as used": (
         partial(mock.patch.object, memory, "unused_bytes", return_value=0),

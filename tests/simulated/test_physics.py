@@ -1,4 +1,4 @@
-"""What a GPU has beside its roofs, planted: short kernels, power that settles, a host that others use, counters."""
+"""What a GPU has beside its ceilings, planted: short kernels, power that settles, a host that others use, counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from profiler.device import telemetry
 from profiler.device.machine import machine_for
 from profiler.device.telemetry import nvml_source
 from profiler.effort import Effort
-from profiler.facts.roofs import drift
+from profiler.facts.ceilings import drift
 from profiler.roofs.fixed_work import DriftProbe
 from profiler.roofs.gemm import measure_gemm
 from profiler.roofs.sampler import clocked
@@ -35,35 +35,35 @@ def capped(settles_s: float) -> Truth:
 @pytest.mark.parametrize(
     ("truth", "share"), [(capped(0.1), CAP.share), (H100.but(throttle=Throttle(after_busy_s=0.4, share=0.8)), 0.8)]
 )
-def test_a_power_limit_has_settled_before_the_roof_is_taken(truth: Truth, share: float) -> None:
-    """Both the roof and its reported clock are those after the fall; a clock that only dips settles at its share."""
+def test_a_power_limit_has_settled_before_the_ceiling_is_taken(truth: Truth, share: float) -> None:
+    """Both the ceiling and its reported clock are those after the fall; a clock that only dips settles at its share."""
     with simulated(truth, hurried=False):
         machine = machine_for(CARD)
-        roof = clocked(lambda: measure_gemm(machine, "bfloat16", Effort().roof_s), machine)
-    assert roof.per_s == pytest.approx(share * H100.flops_per_s["bfloat16"], rel=0.03)
-    assert roof.clock_hz == pytest.approx(share * H100.clock_hz, rel=0.03)
+        ceiling = clocked(lambda: measure_gemm(machine, "bfloat16", Effort().ceiling_s), machine)
+    assert ceiling.per_s == pytest.approx(share * H100.flops_per_s["bfloat16"], rel=0.03)
+    assert ceiling.clock_hz == pytest.approx(share * H100.clock_hz, rel=0.03)
 
 
 @pytest.mark.slow
-def test_the_probe_reads_the_clock_that_its_product_had() -> None:
-    """Two readings at full clock, two right after 0.2 s of products, which bring the clock to its capped share.
+def test_the_probe_reads_the_clock_that_its_matmul_had() -> None:
+    """Two readings at full clock, two right after 0.2 s of matmuls, which bring the clock to its capped share.
 
     A part of the probe's product is a launch, which has no clock: 38 and 42 us are 2 % apart in cycles.
     """
     with simulated(capped(0.0)):
         machine = machine_for(CARD)
         probe, rows = DriftProbe(machine), torch.randn(8192, 8192, device=CARD, dtype=torch.bfloat16)
-        looks = [probe.look(), probe.look()]
+        drift_readings = [probe.look(), probe.look()]
         for _ in range(2):
             start_s = machine.now_s()
             while machine.now_s() < start_s + 0.2:
                 rows @ rows
                 torch.cuda.synchronize()
-            looks.append(probe.look())
-    assert looks[-1].compute > 1.05 * looks[0].compute
-    assert looks[-1].clock_hz == pytest.approx(CAP.share * H100.clock_hz, rel=0.01)
-    assert drift(looks, on_gpu=True) < 0.02
-    assert drift(looks, on_gpu=False) > 0.05
+            drift_readings.append(probe.look())
+    assert drift_readings[-1].compute > 1.05 * drift_readings[0].compute
+    assert drift_readings[-1].clock_hz == pytest.approx(CAP.share * H100.clock_hz, rel=0.01)
+    assert drift(drift_readings, on_gpu=True) < 0.02
+    assert drift(drift_readings, on_gpu=False) > 0.05
 
 
 @pytest.mark.slow
@@ -71,14 +71,14 @@ def test_the_probe_reads_the_clock_that_its_product_had() -> None:
 def test_heat_of_its_own_prefills_is_no_drift_of_the_machine(settles_s: float, tmp_path: Path) -> None:
     """A short prefill runs at the full clock or at the capped one, after whatever ran before it.
 
-    If the limit settles in seconds, no roof of one second has settled: a cell above it has no sure label.
+    If the limit settles in seconds, no ceiling of one second has settled: a cell above it has no sure label.
     """
     scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", batch_sizes=(1, 16))
     run, _ = said(scenario, [capped(settles_s)], tmp_path)
     evidence = run.document.evidence
     assert not any("machine" in reason for item in evidence for reason in item.noise_reasons)
     assert not any("power-capped" in item.flags for item in evidence if item.phase == "decode")
-    assert all(item.confidence == "low" for item in evidence if "above-roof" in item.flags)
+    assert all(item.confidence == "low" for item in evidence if "above-ceiling" in item.flags)
     assert any("power cap" in line for line in run.document.warnings)
 
 
@@ -149,17 +149,17 @@ def test_the_counters_stand_next_to_the_counted_bytes(
 
 
 @pytest.mark.slow
-def test_the_twin_of_4_bit_weights_launches_the_dense_copies_of_the_model(tmp_path: Path) -> None:
-    """On an H100 bitsandbytes unpacks wide linears within the product up to few rows, and writes a copy for more.
+def test_the_overhead_model_of_4_bit_weights_launches_the_dense_copies_of_the_model(tmp_path: Path) -> None:
+    """On an H100 bitsandbytes unpacks wide linears within the matmul up to few rows, and writes a copy for more.
 
     Its own table decides (backends/cuda/ops.py, 0.50): at 8 rows all but gate and up have a copy.
     """
     scenario = Scenario("mistral-7b-v0.3", 4, "bfloat16", prompt_lens=[64], batch_sizes=[1, 8], quant="nf4")
     truth = H100.but(launch_s=40e-6)
     run, _ = said(scenario, [truth], tmp_path)
-    dispatch = read_gathered(run.folder, run.document).dispatch
-    one, eight = (dispatch["eager", "decode", batch].step_s for batch in (1, 8))
+    overhead = read_gathered(run.folder, run.document).overhead
+    one, eight = (overhead["eager", "decode", batch].step_s for batch in (1, 8))
     assert eight > one
     for phase, row in held(scenario, truth, run, tmp_path):
         if phase.phase == "decode":
-            assert row["dispatch_s"] == pytest.approx(phase.exposed_dispatch_s, rel=0.03)
+            assert row["overhead_s"] == pytest.approx(phase.exposed_overhead_s, rel=0.03)

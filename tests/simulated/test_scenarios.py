@@ -20,7 +20,7 @@ from profiler.store.folder import Run, read_run
 
 from . import four_bit
 from .oracle import pairs
-from .scenario import REST, ROOFS, SAVE_THE_HOST, Scenario, command_line, first_lever, held, said, so
+from .scenario import CEILINGS, REST, SAVE_THE_HOST, Scenario, command_line, first_change, held, said, so
 from .truth import A100, H100, RTX_4090, T4, PowerCap, Throttle
 from .world import simulated
 
@@ -38,7 +38,7 @@ def test_a_small_card_spills_to_the_host(tmp_path: Path) -> None:
     assert (run.cells["status"] == "ok").all()
     decode = run.cells[run.cells["phase"] == "decode"].iloc[0]
     assert decode["regime"] == "link-bound"
-    [found] = [item.levers for item in run.document.evidence if item.phase == "decode"]
+    [found] = [item.changes for item in run.document.evidence if item.phase == "decode"]
     assert found[0].id is ChangeId.FORMAT, "4-bit weights fit"
     crossing_s = run.document.model.offloaded_bytes["host"] / (truth.link_bytes_per_s * truth.pageable_share)
     assert decode["link_s"] == pytest.approx(crossing_s, rel=REST)
@@ -57,7 +57,7 @@ def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
     assert code == 0
     runs = [read_run(tmp_path / "both" / name.replace(":", "")) for name in devices]
     for run, truth in zip(runs, truths, strict=True):
-        assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=ROOFS)
+        assert run.document.ceilings.memory_bytes_per_s == pytest.approx(truth.bytes_per_s, rel=CEILINGS)
         for phase, row in pairs(so(scenario, truth, tmp_path), run.cells):
             assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
     well, ill = device_healths(runs, devices)
@@ -70,7 +70,7 @@ def test_two_cards_one_after_the_other_in_one_process(tmp_path: Path) -> None:
 def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     """bitsandbytes' own table says which linears a T4 unpacks first: at one row none, at 128 all but the widest.
 
-    The kernel that unpacks within the product reaches a quarter of its roofs here, and takes most of a step.
+    The kernel that unpacks within the matmul reaches a quarter of its ceilings here, and takes most of a step.
     """
     truth = T4.but(kernel_share={"gemm_4bit": 0.25})
     scenario = Scenario("mistral-7b-v0.3", 2, quant="nf4", prompt_lens=[128], batch_sizes=[1], new_tokens=4)
@@ -79,46 +79,46 @@ def test_weights_in_4_bits_on_an_old_card(tmp_path: Path) -> None:
     assert {item.flags for item in run.document.evidence} == {(Flag.INEFFICIENT_KERNELS,)}
     for phase, row in held(scenario, truth, run, tmp_path):
         assert (phase.dequantise_s > 0.1 * phase.latency_s) == (phase.phase == "prefill")
-        assert (phase.regime, row["regime"]) == ("kernel-bound", "kernel-bound")
-        assert first_lever(run, row).startswith("other kernels")
+        assert (phase.regime, row["regime"]) == ("slow-kernels", "slow-kernels")
+        assert first_change(run, row).startswith("other kernels")
 
 
 @pytest.mark.ci
-def test_attention_in_plain_products_on_an_old_card(tmp_path: Path) -> None:
+def test_attention_in_plain_matmuls_on_an_old_card(tmp_path: Path) -> None:
     """A T4 has no flash kernel, and no memory-efficient one for grouped heads: it repeats keys and writes scores."""
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [T4], tmp_path)
     for phase, row in held(scenario, T4, run, tmp_path):
         assert row["regime"] == phase.regime == {"prefill": "compute-bound", "decode": "memory-bound"}[phase.phase]
-        assert row["avoidable_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
+        assert row["redundant_s"] > (0.1 if phase.phase == "prefill" else 0.01) * row["latency_s"]
         # bitsandbytes before 0.50 has no table: it unpacks the weights for more than one row, and this decode has 4.
         unpacks = find_spec("bitsandbytes") is not None and four_bit.table() is None
         change = ChangeId.REPEATED_HEADS if phase.phase == "prefill" or unpacks else ChangeId.FORMAT
-        assert first_lever(run, row) is change
+        assert first_change(run, row) is change
 
 
 def test_a_small_model_on_a_large_cache(tmp_path: Path) -> None:
     """All layers of one of SmolLM2's linears fit into a 4090's L2, but all linears of a step do not.
 
     The host is so fast that the card's own time is visible. A kernel replayed from the cache would be too fast, and the
-    difference would be called dispatch.
+    difference would be called overhead.
     """
     truth = RTX_4090.but(launch_s=0.5e-6, graph_launch_s=0.5e-6, smallest_kernel_s=0.3e-6)
     scenario = Scenario("smollm2-135m", 12, prompt_lens=[128], batch_sizes=[1])
     run, _ = said(scenario, [truth], tmp_path)
-    levers = {}
+    changes = {}
     for phase, row in held(scenario, truth, run, tmp_path):
         # 128 rows are 1.2 times below this card's ridge, and a step's kernels take barely longer than their launches.
         assert {phase.regime, row["regime"]} <= {"memory-bound", "mixed"}
-        levers[phase.phase] = first_lever(run, row)
-    assert levers["prefill"] in SAVE_THE_HOST
+        changes[phase.phase] = first_change(run, row)
+    assert changes["prefill"] in SAVE_THE_HOST
     [decode] = [item for item in run.document.evidence if item.phase == "decode"]
     # Small kernels take more of this step than its weights: a compiled step saves most, and 4 bits come next.
-    assert [lever.id for lever in decode.levers][:2] == [ChangeId.COMPILED_STEP, ChangeId.FORMAT]
+    assert [effect.id for effect in decode.changes][:2] == [ChangeId.COMPILED_STEP, ChangeId.FORMAT]
 
 
 def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
-    """The roofs are measured at full clock, in 2.5 busy seconds. Then the clock falls to half."""
+    """The ceilings are measured at full clock, in 2.5 busy seconds. Then the clock falls to half."""
     truth = H100.but(throttle=Throttle(after_busy_s=3.5, share=0.5))
     scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
     run, world = said(scenario, [truth], tmp_path)
@@ -131,7 +131,7 @@ def test_a_throttled_card_is_reported(tmp_path: Path) -> None:
 
 
 def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> None:
-    """A T4 of 70 W has both its roofs and its cells at the capped clock."""
+    """A T4 of 70 W has both its ceilings and its cells at the capped clock."""
     truth = T4.but(throttle=Throttle(after_busy_s=0.01, share=0.8))
     scenario = Scenario("mistral-7b-v0.3", 2, prompt_lens=[512], batch_sizes=[4])
     run, _ = said(scenario, [truth], tmp_path)
@@ -145,17 +145,17 @@ def test_a_card_that_is_always_under_its_power_cap_is_quiet(tmp_path: Path) -> N
 
 
 def test_a_card_that_only_arithmetic_brings_to_its_power_cap(tmp_path: Path) -> None:
-    """Products run at 0.8 of the clock, streams at all of it; each roof has its own clock, like a prefill."""
+    """Matmuls run at 0.8 of the clock, streams at all of it; each ceiling has its own clock, like a prefill."""
     truth = H100.but(power_cap=PowerCap(after_computing_s=0.05, share=0.8))
     scenario = Scenario("mistral-7b-v0.3", 4, prompt_lens=[2048], batch_sizes=[64])
     run, _ = said(scenario, [truth], tmp_path)
     ceilings = run.document.ceilings
-    products, read = ceilings.compute["float16"], ceilings.memory["read"]
-    assert products.per_s == pytest.approx(0.8 * truth.flops_per_s["float16"], rel=ROOFS)
-    assert products.burst_per_s == pytest.approx(truth.flops_per_s["float16"], rel=ROOFS)
-    assert ceilings.full_clock["float16"] == pytest.approx(products.burst_per_s)
-    assert products.clock_hz == pytest.approx(0.8 * truth.clock_hz, rel=1e-3)
-    assert (read.per_s, read.clock_hz) == (pytest.approx(truth.bytes_per_s, rel=ROOFS), truth.clock_hz)
+    matmuls, read = ceilings.compute["float16"], ceilings.memory["read"]
+    assert matmuls.per_s == pytest.approx(0.8 * truth.flops_per_s["float16"], rel=CEILINGS)
+    assert matmuls.burst_per_s == pytest.approx(truth.flops_per_s["float16"], rel=CEILINGS)
+    assert ceilings.full_clock["float16"] == pytest.approx(matmuls.burst_per_s)
+    assert matmuls.clock_hz == pytest.approx(0.8 * truth.clock_hz, rel=1e-3)
+    assert (read.per_s, read.clock_hz) == (pytest.approx(truth.bytes_per_s, rel=CEILINGS), truth.clock_hz)
     evidence = {item.phase: item for item in run.document.evidence}
     assert Flag.POWER_CAPPED in evidence["prefill"].flags
     assert Flag.THROTTLED not in evidence["prefill"].flags
@@ -230,7 +230,7 @@ def test_a_run_forecasts_a_card_of_known_truth(tmp_path: Path) -> None:
 def test_a_short_run_ends_with_its_budget_and_has_the_corners_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loading is apart. The rest of the grid is visited as far as the time goes."""
+    """Loading is apart. The rest of the grid is timed as far as the time goes."""
     prompts, batches, budget_s = [64, 128, 256, 512], [1, 2, 4, 8, 16], 20.0
     scenario = Scenario("mistral-7b-v0.3", 8, prompt_lens=prompts, batch_sizes=batches, new_tokens=16)
     with_effort(monkeypatch, whole_grid=False, more_prefills_s=0.8, warm_up_s=1.0)
@@ -244,6 +244,6 @@ def test_a_short_run_ends_with_its_budget_and_has_the_corners_twice(
     run = read_run(tmp_path / "run")
     assert code == EXIT_INCOMPLETE
     assert 0.4 * budget_s < took_s - run.document.stage_s["loading"] < 1.2 * budget_s
-    twice = {(row.batch_size, row.prompt_len) for row in run.measured if (row.visits or 0) >= 2}
+    twice = {(row.batch_size, row.prompt_len) for row in run.measured if (row.repetitions or 0) >= 2}
     assert twice >= {(1, 64), (1, 512), (16, 64), (16, 512)}
     assert len(run.measured) < 2 * len(prompts) * len(batches)

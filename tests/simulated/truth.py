@@ -23,7 +23,7 @@ class Throttle:
 class PowerCap:
     """After some seconds of arithmetic the clock falls to a share of itself.
 
-    It recovers after the same time of other work or rest. Products draw all the power of the card, streams do not.
+    It recovers after the same time of other work or rest. Matmuls draw all the power of the card, streams do not.
     """
 
     after_computing_s: float = math.inf
@@ -53,7 +53,7 @@ class Truth:
     memory_bytes: int
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
-    """FLOP/s by the dtype of a product's operands; `tfloat32` if float32 may be rounded."""
+    """FLOP/s by the dtype of a matmul's operands; `tfloat32` if float32 may be rounded."""
     l2_bytes: int
     l2_bytes_per_s: float
     l2_writes_back: bool = False
@@ -86,7 +86,7 @@ class Truth:
     taken_bytes: int = 300 << 20
     """Bytes that the driver's context and other processes take."""
     kernel_share: Mapping[str, float] = field(default_factory=dict)
-    """Share of its roof that a kernel reaches, by a part of its operator's name; others reach all of it."""
+    """Share of its ceiling that a kernel reaches, by a part of its operator's name; others reach all of it."""
     torch_version: tuple[int, int] = (2, 13)
     """The torch release that decides the state after a failed capture (`card`): 2.11 or older, 2.12, 2.13, 2.14."""
 
@@ -95,7 +95,7 @@ class Truth:
         return replace(self, **changes)
 
 
-# Dense peaks and bandwidths of NVIDIA's datasheets, times 0.85 (products) and 0.9 (streams): such cards attain about
+# Dense peaks and bandwidths of NVIDIA's datasheets, times 0.85 (matmuls) and 0.9 (streams): such cards attain about
 # these speeds. L2 sizes are those that their drivers report.
 H100 = Truth(
     "NVIDIA H100 80GB HBM3", (9, 0), 132, 80 * GIB, 3.0e12,

@@ -32,13 +32,13 @@ from .mode import CardMode, copied
 from .native import native
 from .truth import Truth
 
-TIMED = ("device.clock", "device.machine", "device.telemetry", "device.contention", "roofs.gemm", "roofs.measure")
+TIMED = ("device.clock", "device.machine", "device.telemetry", "device.contention", "ceilings.gemm", "ceilings.measure")
 """Modules of the profiler that read a clock."""
 
 ENOUGH = {
-    "roofs.sampler.MOST_SAMPLES": 8, "roofs.sampler.CLOCK_LOOKS_S": 2e-3, "roofs.fixed_work.HOST_PACE_STEPS": 4,
-    "roofs.fixed_work._LEAST_RUNS": 2,
-    "measure.dispatch.TWIN_STEPS": 8, "measure.replay.ENOUGH_SAMPLES": 8,
+    "ceilings.sampler.MOST_SAMPLES": 8, "ceilings.sampler.CLOCK_READINGS_S": 2e-3, "ceilings.fixed_work.HOST_PACE_STEPS": 4,
+    "ceilings.fixed_work._LEAST_RUNS": 2,
+    "measure.overhead.OVERHEAD_MODEL_STEPS": 8, "measure.replay.ENOUGH_SAMPLES": 8,
     "measure.schedule.MORE_PREFILLS": 1, "measure.schedule.TAIL_PREFILLS": 2,
 }  # fmt: skip
 """Sample counts: a card without noise needs few samples, and its clock must be read despite so few."""
@@ -84,8 +84,8 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
         stack.enter_context(standing_in("pynvml", nvml.answers(cards)))
         if four_bit.table() is not None:
             stack.enter_context(standing_in(four_bit.NAME, four_bit.table()))
-            stack.enter_context(four_bit.asked_anew())
-        brief = replace(effort.STANDARD, roof_s=0.1, shares={**effort.STANDARD.shares, "ceilings": 0.02})
+            stack.enter_context(four_bit.requested_anew())
+        brief = replace(effort.STANDARD, ceiling_s=0.1, shares={**effort.STANDARD.shares, "ceilings": 0.02})
         for name, value in {**ENOUGH, "effort.STANDARD": brief}.items() if hurried else ():
             stack.enter_context(mock.patch(f"profiler.{name}", value))
         forget = sys.modules["profiler.device.machine"].side_stream.cache_clear

@@ -1,8 +1,8 @@
 """Coverage of 95 % intervals on machines with known noise, also under the sweep's stopping rule.
 
-The overlap of two intervals is not tested: those of 83 % coverage overlap nine times in ten. A visit is 31 steps; the
-true time of every cell is 1. Coverage must be at least 90 % for every kind of noise from four visits on. That includes
-a single cell, a cell among others, and a sweep that decides when to stop.
+The overlap of two intervals is not tested: those of 83 % coverage overlap nine times in ten. A repetition is 31 steps;
+the true time of every cell is 1. Coverage must be at least 90 % for every kind of noise from four repetitions on. That
+includes a single cell, a cell among others, and a sweep that decides when to stop.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from numpy.typing import NDArray
 
 from profiler import stats as sampling
 from profiler.device.machine import Machine
-from profiler.facts.roofs import DriftReading, swing
-from profiler.facts.visits import Visit, phase_medians, phase_samples
+from profiler.facts.ceilings import DriftReading, swing
+from profiler.facts.repetitions import Repetition, phase_medians, phase_samples
 from profiler.grid.cells import Cell, Grid
 from profiler.judge.cells import CellResult
 from profiler.judge.scaling import scaling
 from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
-from profiler.stats import LEAST_VISITS, estimate, spread_of
+from profiler.stats import LEAST_REPETITIONS, estimate, spread_of
 
 STEPS = 31
 POOLED = 12
@@ -36,19 +36,20 @@ ROUNDS = 8
 LOOK_SIGMA = 0.007
 Steps = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int], Iterator[Steps]]
-"""A generator of one cell's steps, visit by visit, with the number of other cells' steps between two visits."""
+"""A generator of one cell's steps, repetition by repetition, with the number of other cells' steps between two
+repetitions."""
 
 
-def normal(between_visits: float, between_steps: float) -> Noise:
-    def visits(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
+def normal(between_repetitions: float, between_steps: float) -> Noise:
+    def repetitions(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
         while True:
-            yield rng.normal(1.0, between_visits) * rng.normal(1.0, between_steps, STEPS)
+            yield rng.normal(1.0, between_repetitions) * rng.normal(1.0, between_steps, STEPS)
 
-    return visits
+    return repetitions
 
 
 def autoregressive(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
-    """AR(1) with 0.98 from step to step and a standard deviation of 3 %, which continues between visits."""
+    """AR(1) with 0.98 from step to step and a standard deviation of 3 %, which continues between repetitions."""
     rho, sigma = 0.98, 0.03
     powers = np.arange(1, STEPS + 1)
     weights = np.tril(rho ** np.maximum(0, powers[:, None] - powers[None, :])) * sigma * math.sqrt(1 - rho**2)
@@ -69,16 +70,16 @@ def modes(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
         slow = (states[-1] + (rng.random() < 0.5 * (1 - (1 - 2 / 20) ** gap))) % 2 == 1
 
 
-def modes_of_visits(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
-    """Each visit in one of two modes of the host, of 18 and 33 ms, whose mean is 1."""
+def modes_of_repetitions(rng: np.random.Generator, gap: int) -> Iterator[Steps]:
+    """Each repetition in one of two modes of the host, of 18 and 33 ms, whose mean is 1."""
     for steps in normal(0.01, 0.01)(rng, gap):
         yield rng.choice([18, 33]) / 25.5 * steps
 
 
 NOISES: dict[str, tuple[Noise, float]] = {
     "independent steps": (normal(0.0, 0.02), 0.0),
-    "1 % between visits": (normal(0.01, 0.01), 0.0),
-    "3 % between visits": (normal(0.03, 0.01), 0.0),
+    "1 % between repetitions": (normal(0.01, 0.01), 0.0),
+    "3 % between repetitions": (normal(0.03, 0.01), 0.0),
     "AR(1), 0.98 a step": (autoregressive, 0.0),
     "two modes, 20 steps": (modes, 0.0),
     "slow drift of +-3 %": (normal(0.0, 0.005), 0.03),
@@ -86,12 +87,12 @@ NOISES: dict[str, tuple[Noise, float]] = {
 """The noise of each cell, and the amplitude of a slow wave of the whole machine."""
 
 
-MODES: dict[str, tuple[Noise, float]] = {"visits in two modes": (modes_of_visits, 0.0)}
+MODES: dict[str, tuple[Noise, float]] = {"repetitions in two modes": (modes_of_repetitions, 0.0)}
 """What a single cell cannot show."""
 
 
 class World:
-    """A machine with known noise, and its clock; a visit takes one second."""
+    """A machine with known noise, and its clock; a repetition takes one second."""
 
     def __init__(self, name: str, cells: int, wave_s: float, seed: int) -> None:
         noise, self._amplitude = {**NOISES, **MODES}[name]
@@ -101,19 +102,19 @@ class World:
         gap = STEPS if cells == 1 else (cells - 1) * 2 * STEPS
         self.grid = Grid((), tuple(range(1, cells + 1)), STEPS + 2, (64,))
         self._steps = {cell: noise(self._rng, gap) for cell in self.grid.cells}
-        self._looks: list[DriftReading] = []
+        self._drift_readings: list[DriftReading] = []
         self.now_s = 0.0
 
-    def visit(self, cell: Cell, round_number: int) -> Visit:
+    def repetition(self, cell: Cell, round_number: int) -> Repetition:
         self.now_s += 1.0
         steps = self._machine(self.now_s - 0.5) * next(self._steps[cell])
-        return Visit(cell, round_number, None, (steps[0], *steps), 1.0, (), None, 0.0)
+        return Repetition(cell, round_number, None, (steps[0], *steps), 1.0, (), None, 0.0)
 
     def look(self) -> float:
         """Return the swing of the drift probe: the time of the machine, with the probe's noise."""
         memory, compute = self._machine(self.now_s) * self._rng.normal(1.0, LOOK_SIGMA, 2)
-        self._looks.append(DriftReading(float(memory), float(compute)))
-        return swing(self._looks, on_gpu=False)
+        self._drift_readings.append(DriftReading(float(memory), float(compute)))
+        return swing(self._drift_readings, on_gpu=False)
 
     def _machine(self, at_s: float) -> float:
         return 1 + self._amplitude * math.sin(2 * math.pi * at_s / self._wave_s + self._phase)
@@ -123,42 +124,48 @@ SLOPE = 0.7
 """d log(time) / d log(batch) of a planted series."""
 
 
-def series(visits: dict[Cell, list[Visit]], swing_share: float) -> list[CellResult]:
+def series(repetitions: dict[Cell, list[Repetition]], swing_share: float) -> list[CellResult]:
     """Return steps by batch that take batch ** SLOPE times as long as the world says, in a run of shuffled rounds.
 
     As in a judgement, intervals have no term for a drift that sizes share (`judge_run.Timed.steady`).
     """
-    spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
+    spread = spread_of(
+        (phase_medians("decode", cell_repetitions) for cell_repetitions in repetitions.values()), swing_share
+    )
     rows = []
-    for cell, of_cell in visits.items():
+    for cell, of_cell in repetitions.items():
         time_s, longer = estimate(phase_samples("decode", of_cell), replace(spread, drift=0.0)), cell.batch_size**SLOPE
         ends = {"latency_low_s": time_s.low_s * longer, "latency_high_s": time_s.high_s * longer}
         rows.append(
             CellResult(
-                "decode", cell.batch_size, 0, cell.context_len, cell.new_tokens, "ok", visits=len(of_cell),
+                "decode", cell.batch_size, 0, cell.context_len, cell.new_tokens, "ok", repetitions=len(of_cell),
                 latency_s=time_s.median_s * longer, **ends, tokens_per_s=1.0, model_flops=1, executed_bytes=1,
             )
         )  # fmt: skip
     return rows
 
 
-def coverage(visits: dict[Cell, list[Visit]], swing_share: float, cells: Sequence[Cell]) -> float:
+def coverage(repetitions: dict[Cell, list[Repetition]], swing_share: float, cells: Sequence[Cell]) -> float:
     """Return the share of these cells whose interval contains the true time, as judged at the end of a run."""
-    spread = spread_of((phase_medians("decode", cell_visits) for cell_visits in visits.values()), swing_share)
-    estimates = [estimate(phase_samples("decode", visits[cell]), spread) for cell in cells]
+    spread = spread_of(
+        (phase_medians("decode", cell_repetitions) for cell_repetitions in repetitions.values()), swing_share
+    )
+    estimates = [estimate(phase_samples("decode", repetitions[cell]), spread) for cell in cells]
     return float(np.mean([item.low_s <= 1.0 <= item.high_s for item in estimates]))
 
 
-def visited(name: str, cells: int, count: int, seed: int, waves: float = 0.5) -> tuple[dict[Cell, list[Visit]], float]:
-    """Return `count` visits of every cell and the probe's swing; the run covers `waves` of the slow drift."""
+def timed(
+    name: str, cells: int, count: int, seed: int, waves: float = 0.5
+) -> tuple[dict[Cell, list[Repetition]], float]:
+    """Return `count` repetitions of every cell and the probe's swing; the run covers `waves` of the slow drift."""
     world = World(name, cells, cells * count / waves, seed)
-    visits: dict[Cell, list[Visit]] = {cell: [] for cell in world.grid.cells}
+    repetitions: dict[Cell, list[Repetition]] = {cell: [] for cell in world.grid.cells}
     for number in range(count):
         world.look()
         for index in np.random.default_rng(seed + number).permutation(cells):
             cell = world.grid.cells[index]
-            visits[cell].append(world.visit(cell, number))
-    return visits, world.look()
+            repetitions[cell].append(world.repetition(cell, number))
+    return repetitions, world.look()
 
 
 def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> float:
@@ -166,16 +173,16 @@ def with_stopping(name: str, cells: int, seed: int, monkeypatch: pytest.MonkeyPa
 
     A slow wave lasts twice the least rounds of a cell; otherwise the true time would change.
     """
-    world = World(name, cells, 2 * cells * LEAST_VISITS, seed)
-    monkeypatch.setattr(sweep, "visit", lambda engine, cell, number, bench: world.visit(cell, number))
-    visits: dict[Cell, list[Visit]] = {}
+    world = World(name, cells, 2 * cells * LEAST_REPETITIONS, seed)
+    monkeypatch.setattr(sweep, "visit", lambda engine, cell, number, bench: world.repetition(cell, number))
+    repetitions: dict[Cell, list[Repetition]] = {}
     machine = cast(Machine, SimpleNamespace(now_s=lambda: world.now_s))
     plan = sweep.Plan(world.grid, ROUNDS * cells)
     engines: Any = {"eager": None}
-    for outcome in sweep.sweep(engines, plan, machine=machine, prompts=Prompts(1), before_visits=world.look):
-        assert isinstance(outcome, Visit)
-        visits.setdefault(outcome.cell, []).append(outcome)
-    return coverage(visits, world.look(), world.grid.cells[::3])
+    for outcome in sweep.sweep(engines, plan, machine=machine, prompts=Prompts(1), before_repetitions=world.look):
+        assert isinstance(outcome, Repetition)
+        repetitions.setdefault(outcome.cell, []).append(outcome)
+    return coverage(repetitions, world.look(), world.grid.cells[::3])
 
 
 def least_coverage(runs: int) -> float:
@@ -184,7 +191,7 @@ def least_coverage(runs: int) -> float:
 
 
 SIZES = ((1, 4, 100), (1, 4, 300), (POOLED, 4, 100), (1, 6, 300), (4, 6, 100), (POOLED, 6, 100))
-"""How many cells, visits to each, and runs."""
+"""How many cells, repetitions to each, and runs."""
 
 
 @pytest.fixture
@@ -197,27 +204,31 @@ def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "count", "runs"), slow_except(SIZES[:1], SIZES))
 def test_intervals_contain_the_truth(name: str, cells: int, count: int, runs: int) -> None:
-    runs_visits = (visited(name, cells, count, seed) for seed in range(runs))
-    shares = [coverage(visits, swing_share, list(visits)[::3]) for visits, swing_share in runs_visits]
+    runs_repetitions = (timed(name, cells, count, seed) for seed in range(runs))
+    shares = [
+        coverage(repetitions, swing_share, list(repetitions)[::3]) for repetitions, swing_share in runs_repetitions
+    ]
     assert np.mean(shares) >= least_coverage(runs)
 
 
 TWICE = {
-    "1 % between visits": (0.92, 0.99),
-    "3 % between visits": (0.92, 0.99),
+    "1 % between repetitions": (0.92, 0.99),
+    "3 % between repetitions": (0.92, 0.99),
     "slow drift of +-3 %": (0.92, 0.99),
-    "visits in two modes": (0.92, 1.0),
+    "repetitions in two modes": (0.92, 1.0),
 }
-"""Bounds of the coverage with two visits. An interval that includes both modes also includes their mean."""
+"""Bounds of the coverage with two repetitions. An interval that includes both modes also includes their mean."""
 
 
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", TWICE)
 @pytest.mark.parametrize(("cells", "runs"), slow_except([(8, 30)], [(8, 30), (8, 200), (12, 200), (18, 200)]))
-def test_two_visits_of_each_cell_contain_the_truth(name: str, cells: int, runs: int) -> None:
+def test_two_repetitions_of_each_cell_contain_the_truth(name: str, cells: int, runs: int) -> None:
     """In 92 to 99 % of cases, within three standard errors of runs; the run covers one wave of the drift."""
-    runs_visits = (visited(name, cells, 2, seed, waves=1.0) for seed in range(runs))
-    shares = [coverage(visits, swing_share, list(visits)[::2]) for visits, swing_share in runs_visits]
+    runs_repetitions = (timed(name, cells, 2, seed, waves=1.0) for seed in range(runs))
+    shares = [
+        coverage(repetitions, swing_share, list(repetitions)[::2]) for repetitions, swing_share in runs_repetitions
+    ]
     least, most = TWICE[name]
     error = float(np.std(shares)) / math.sqrt(runs)
     assert least - 3 * error <= np.mean(shares) <= most + 3 * error
@@ -227,13 +238,13 @@ def test_two_visits_of_each_cell_contain_the_truth(name: str, cells: int, runs: 
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("count", "runs"), [(2, 20), (4, 20)])
 def test_slopes_contain_the_truth(name: str, count: int, runs: int) -> None:
-    """In 92 to 99 % of cases with two visits and 99 % with four, whose own intervals are as wide as that.
+    """In 92 to 99 % of cases with two repetitions and 99 % with four, whose own intervals are as wide as that.
 
     Opposite ends of two equal intervals are 1.41 times as far apart, and contained 98 to 100 %.
     """
     covered, shares = [], []
     for seed in range(runs):
-        rows = series(*visited(name, POOLED, count, seed))
+        rows = series(*timed(name, POOLED, count, seed))
         for (before, after), item in zip(pairwise(rows), scaling(rows, "batch").doublings, strict=True):
             covered.append(item.low <= SLOPE <= item.high)
             apart = math.log(after.latency_high_s / after.latency_low_s * before.latency_high_s / before.latency_low_s)
@@ -246,7 +257,9 @@ def test_slopes_contain_the_truth(name: str, count: int, runs: int) -> None:
 @pytest.mark.usefixtures("few_resamples")
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize(("cells", "runs"), [(1, 200), (4, 60), (POOLED, 60)])
-def test_stopping_selects_no_lucky_visits(name: str, cells: int, runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopping_selects_no_lucky_repetitions(
+    name: str, cells: int, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shares = [with_stopping(name, cells, seed, monkeypatch) for seed in range(runs)]
     assert np.mean(shares) >= least_coverage(runs)
 
@@ -258,14 +271,14 @@ def bursts(rng: np.random.Generator, share: float, samples: int) -> tuple[float,
     return tuple(np.where(slow, quiet * (1 + rng.uniform(0.15, 1.5, samples)), quiet).tolist())
 
 
-@pytest.mark.parametrize(("share", "visits"), slow_except([(0.45, 2)], [(0.0, 4), (0.3, 3), (0.45, 2), (0.45, 4)]))
-def test_six_prefills_a_visit_are_separate_samples(share: float, visits: int) -> None:
-    """At least 90 % of the intervals contain the median. As one block per visit it was 46 to 88 % in bursts."""
+@pytest.mark.parametrize(("share", "repetitions"), slow_except([(0.45, 2)], [(0.0, 4), (0.3, 3), (0.45, 2), (0.45, 4)]))
+def test_six_prefills_a_repetition_are_separate_samples(share: float, repetitions: int) -> None:
+    """At least 90 % of the intervals contain the median. As one block per repetition it was 46 to 88 % in bursts."""
     rng, rounds = np.random.default_rng(1), 100
     median = float(np.median(bursts(rng, share, 200_000)))
     covered = 0
     for _ in range(rounds):
-        cells = [[bursts(rng, share, 6) for _ in range(visits)] for _ in range(6)]
+        cells = [[bursts(rng, share, 6) for _ in range(repetitions)] for _ in range(6)]
         spread = spread_of([{number: float(np.median(own)) for number, own in enumerate(cell)} for cell in cells])
         time_s = estimate(cells[0], spread)
         covered += time_s.low_s <= median <= time_s.high_s

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from profiler.stats import (
-    VISITED_ONCE,
+    TIMED_ONCE,
     NoiseReport,
     estimate,
     narrow_enough,
@@ -51,21 +51,21 @@ def test_students_t(freedom: float, within: float, end: float) -> None:
     assert student_t(freedom, within) == pytest.approx(end, rel=0.01)
 
 
-def test_the_spread_of_visits_is_one_standard_deviation_and_ignores_a_few_disturbed_cells() -> None:
+def test_the_spread_of_repetitions_is_one_standard_deviation_and_ignores_a_few_disturbed_cells() -> None:
     rng = np.random.default_rng(6)
     run = [by_round(*rng.normal(1.0, 0.02, 4)) for _ in range(300)]
-    assert spread_of(run).visit == pytest.approx(0.02, rel=0.06)
+    assert spread_of(run).repetition == pytest.approx(0.02, rel=0.06)
     disturbed = [by_round(*rng.normal(1.0, 0.5, 4)) for _ in range(15)]
-    assert spread_of([*run, *disturbed]).visit == pytest.approx(0.02, rel=0.12)
+    assert spread_of([*run, *disturbed]).repetition == pytest.approx(0.02, rel=0.12)
 
 
-def test_two_visits_do_not_decide_the_spread_of_all() -> None:
-    """Without second visits the spread is the usual 1 %; with a pair 6 % apart it is only slightly more."""
+def test_two_repetitions_do_not_decide_the_spread_of_all() -> None:
+    """Without second repetitions the spread is the usual 1 %; with a pair 6 % apart it is only slightly more."""
     nothing = spread_of([by_round(1.0), by_round(1.1)])
-    assert nothing.visit == pytest.approx(0.01, rel=0.1)
+    assert nothing.repetition == pytest.approx(0.01, rel=0.1)
     disturbed, calm = by_round(0.959, 1.021), by_round(1.000, 1.002)
-    assert nothing.visit < spread_of([disturbed, calm]).visit < 0.02
-    assert spread_of([calm] * 20).visit < 0.3 * nothing.visit
+    assert nothing.repetition < spread_of([disturbed, calm]).repetition < 0.02
+    assert spread_of([calm] * 20).repetition < 0.3 * nothing.repetition
 
 
 def test_the_freedom_of_a_spread_counts_only_the_other_cells() -> None:
@@ -75,23 +75,23 @@ def test_the_freedom_of_a_spread_counts_only_the_other_cells() -> None:
 
 
 def test_the_drift_of_few_cells_is_limited_by_the_drift_probe() -> None:
-    """Visits of a single cell from 0.97 to 1.03 are drift up to the change of the probe, and else chance."""
+    """Repetitions of a single cell from 0.97 to 1.03 are drift up to the change of the probe, and else chance."""
     cell = by_round(0.97, 0.99, 1.01, 1.03)
     assert spread_of([cell]).drift == 0.0
     assert spread_of([cell], swing=0.01).drift == 0.005
     assert spread_of([cell], swing=0.50).drift == pytest.approx(0.0258, rel=0.01)
 
 
-def test_a_cell_is_done_after_four_visits_at_the_earliest() -> None:
-    """Fewer visits that agree within 0.1 % prove nothing."""
+def test_a_cell_is_done_after_four_repetitions_at_the_earliest() -> None:
+    """Fewer repetitions that agree within 0.1 % prove nothing."""
     quiet = [[1.0, 1.001, 0.999, 1.0]] * 4
     assert not narrow_enough(estimate(quiet[:3]), 3)
     assert narrow_enough(estimate(quiet), 4)
     assert not narrow_enough(estimate([[1.0], [1.0], [1.0], [1.0]]), 4), "fewer samples than an interval needs"
 
 
-def graded(visits: list[list[float]], **options: Any) -> NoiseReport:
-    return noise_report(visits, estimate(visits), **options)
+def graded(repetitions: list[list[float]], **options: Any) -> NoiseReport:
+    return noise_report(repetitions, estimate(repetitions), **options)
 
 
 def test_grades() -> None:
@@ -103,8 +103,8 @@ def test_grades() -> None:
     assert drifted.grade == "noisy"
     assert any("drift of 10 %" in reason for reason in drifted.reasons)
     assert graded([list(rng.lognormal(0, 0.8, 8)) for _ in range(2)]).grade == "unusable"
-    assert graded([[1.0]]).reasons == (VISITED_ONCE, "a single sample")
-    assert graded(quiet[:1]).reasons == (VISITED_ONCE,)
+    assert graded([[1.0]]).reasons == (TIMED_ONCE, "a single sample")
+    assert graded(quiet[:1]).reasons == (TIMED_ONCE,)
     assert graded(quiet, foreign_cores=1.0).reasons == ("others kept 1.0 cores busy",)
     assert graded(quiet, throttled=["power cap"]).grade == "noisy"
 
@@ -123,7 +123,7 @@ def test_outliers_by_the_modified_z_score() -> None:
 
 
 def test_the_lower_end_of_a_time_is_positive() -> None:
-    """Two visits that differ by a factor of ten: the interval is wide, and its lower end above zero."""
+    """Two repetitions that differ by a factor of ten: the interval is wide, and its lower end above zero."""
     time_s = estimate([[1.0] * 8, [10.0] * 8])
     assert 0 < time_s.low_s <= 1.0
     assert time_s.high_s > 10.0

@@ -17,12 +17,12 @@ from plain_engine import PlainEngine
 
 from profiler import effort
 from profiler.engines.transformers import EagerEngine
-from profiler.facts.visits import Gap, Visit, steady
+from profiler.facts.repetitions import Gap, Repetition, steady
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid
 from profiler.loading.prompts import Prompts
 from profiler.measure.schedule import Limits, Plan, Schedule
-from profiler.measure.sweep import VisitContext, sweep, visit, warm_up
+from profiler.measure.sweep import RepetitionContext, repetition, sweep, warm_up
 from profiler.stats import LEAST_SAMPLES, timing_of
 
 GRID = make_grid([4, 8, 16], [1, 2], 6)
@@ -34,10 +34,12 @@ TWICE = replace(effort.STANDARD, rounds=2)
 
 def run(  # type: ignore[no-untyped-def]
     engine: PlainEngine, budget_s: float = 600.0, fits=lambda cell: None, earlier=(), grid: Grid = GRID, **plan: Any
-) -> list[Visit | Gap]:
+) -> list[Repetition | Gap]:
     planned = Plan(grid, budget_s, half_width=10.0, **plan)
     schedule = Schedule(planned, HOST.now_s, fits=fits, earlier=earlier)
-    return list(sweep(schedule, dict.fromkeys(grid.engines, engine), VisitContext(HOST, Prompts(32)), lambda _: None))
+    return list(
+        sweep(schedule, dict.fromkeys(grid.engines, engine), RepetitionContext(HOST, Prompts(32)), lambda _: None)
+    )
 
 
 SIZES = [2**power for power in range(8)]
@@ -50,8 +52,8 @@ SIZES = [2**power for power in range(8)]
 def test_corners_come_first_and_no_cell_a_third_time_before_all_have_two(grid: Grid, interrupted_after: int) -> None:
     """An interrupted sweep continues as if it had not been interrupted."""
     earlier = run(PlainEngine(), grid=grid, whole=True, effort=TWICE)[:interrupted_after]
-    visits = [*earlier, *run(PlainEngine(), 0.0, grid=grid, whole=True, effort=TWICE, earlier=earlier)]
-    cells = [outcome.cell for outcome in visits]
+    repetitions = [*earlier, *run(PlainEngine(), 0.0, grid=grid, whole=True, effort=TWICE, earlier=earlier)]
+    cells = [outcome.cell for outcome in repetitions]
     ends = [{min(sizes), max(sizes)} for sizes in (grid.batch_sizes, grid.prompt_lens)]
     corners = {(batch, prompt) for batch in ends[0] for prompt in ends[1]}
     first = {(cell.batch_size, cell.prompt_len) for cell in cells[: len(corners)]}
@@ -64,18 +66,18 @@ def test_corners_come_first_and_no_cell_a_third_time_before_all_have_two(grid: G
     assert min(counts[cell] for cell in grid.cells) >= 2
 
 
-def test_doublings_have_a_first_visit_each_from_the_smallest_on() -> None:
+def test_doublings_have_a_first_repetition_each_from_the_smallest_on() -> None:
     sizes = [1, 2, 4, 8, 16, 32]
     cells = [outcome.cell for outcome in run(PlainEngine(), 5.0, grid=make_grid([4], sizes, 6), ascending=True)]
     assert [cell.batch_size for cell in cells[:6]] == sizes
     assert sorted(cell.batch_size for cell in cells[6:12]) == sizes
 
 
-def test_engines_of_a_cell_are_visited_in_turn() -> None:
+def test_engines_of_a_cell_are_timed_in_turn() -> None:
     """They follow each other directly, every second time in reverse order."""
     grid = make_grid([4, 8], [1, 2], 6, engines=("eager", "static"))
-    visits = [outcome for outcome in run(PlainEngine(), 5.0, grid=grid) if isinstance(outcome, Visit)]
-    pairs = list(zip(visits[::2], visits[1::2], strict=True))
+    repetitions = [outcome for outcome in run(PlainEngine(), 5.0, grid=grid) if isinstance(outcome, Repetition)]
+    pairs = list(zip(repetitions[::2], repetitions[1::2], strict=True))
     assert len(pairs) == 4 * 4
     seen: Counter[Cell] = Counter()
     for one, other in pairs:
@@ -86,13 +88,13 @@ def test_engines_of_a_cell_are_visited_in_turn() -> None:
         seen[cell] += 1
 
 
-def test_the_cells_of_the_answer_have_twenty_prefills_after_two_visits_if_those_fit() -> None:
+def test_the_cells_of_the_answer_have_twenty_prefills_after_two_repetitions_if_those_fit() -> None:
     """With linear interpolation, p95 is below the largest of 20 samples, and not of fewer."""
     of_answer = {Cell(1, 4, 6), Cell(2, 16, 6)}
     for tail_s, first_two in ((600.0, 20), (1e-9, 2 * LEAST_SAMPLES)):
         prefills: dict[Cell, list[int]] = {}
         for outcome in run(PlainEngine(), tail_s=tail_s):
-            assert isinstance(outcome, Visit)
+            assert isinstance(outcome, Repetition)
             assert len(outcome.ttfts_s) == len(outcome.prefills_s)
             assert all(ttft_s > 0 for ttft_s in outcome.ttfts_s)
             prefills.setdefault(outcome.cell, []).append(len(outcome.prefills_s))
@@ -103,46 +105,48 @@ def test_the_cells_of_the_answer_have_twenty_prefills_after_two_visits_if_those_
 
 @pytest.mark.parametrize("budget_s", [60.0, 150.0])
 def test_what_the_budget_has_no_time_for_is_not_begun(budget_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A visit takes a second per token of its prompts. Only the first visit of 1 x 8 or 2 x 8 is not foreseen."""
+    """A repetition takes a second per token of its prompts. Only the first repetition of 1 x 8 or 2 x 8 is not
+    foreseen."""
     now_s = [0.0]
 
-    def visited(engine: Any, cell: Cell, number: int, *_: Any) -> Visit:
+    def timed(engine: Any, cell: Cell, number: int, *_: Any) -> Repetition:
         took_s = float(cell.batch_size * cell.prompt_len)
         now_s[0] += took_s
-        return Visit(cell, number, took_s / 2, (took_s / 10,) * 5, took_s, (), None, 0.0)
+        return Repetition(cell, number, took_s / 2, (took_s / 10,) * 5, took_s, (), None, 0.0)
 
-    monkeypatch.setattr("profiler.measure.sweep.visit", visited)
+    monkeypatch.setattr("profiler.measure.sweep.repetition", timed)
     machine: Any = SimpleNamespace(now_s=lambda: now_s[0])
     engines: Any = {"eager": None}
-    schedule, context = Schedule(Plan(GRID, budget_s), machine.now_s), VisitContext(machine, Prompts(32))
+    schedule, context = Schedule(Plan(GRID, budget_s), machine.now_s), RepetitionContext(machine, Prompts(32))
     found = [outcome.cell for outcome in sweep(schedule, engines, context, lambda _: None)]
     assert found[:4] == CORNERS
     assert budget_s - 32 < now_s[0] <= budget_s + 16
 
 
-def test_one_cell_or_a_whole_grid_twice_is_visited_however_short_the_budget() -> None:
+def test_one_cell_or_a_whole_grid_twice_is_timed_however_short_the_budget() -> None:
     assert [outcome.cell for outcome in run(PlainEngine(), budget_s=1e-9)] == [Cell(1, 4, 6)]
     cells = Counter(outcome.cell for outcome in run(PlainEngine(), budget_s=1e-9, whole=True))
     assert cells == dict.fromkeys(GRID.cells, 2)
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_a_later_visit_that_fails_is_repeated_once(failures: int) -> None:
-    """A passing fault, such as an event that is not ready, costs a visit; a lasting one ends the cell's visits."""
+def test_a_later_repetition_that_fails_is_repeated_once(failures: int) -> None:
+    """A passing fault, such as an event that is not ready, costs a repetition; a lasting one ends the cell's
+    repetitions."""
 
     cell = Cell(2, 8, 6)
 
     class Passing(PlainEngine):
-        visits = 0
+        repetitions = 0
 
         def prepare(self, batch: int, slots: int) -> None:
             if (batch, slots) == (cell.batch_size, cell.slots):
-                self.visits += 1
-                if 2 <= self.visits < 2 + failures:
+                self.repetitions += 1
+                if 2 <= self.repetitions < 2 + failures:
                     raise RuntimeError("device not ready")
 
     found = [type(outcome) for outcome in run(Passing()) if outcome.cell == cell]
-    assert found == ([Visit, Gap, Visit, Visit, Visit] if failures == 1 else [Visit, Gap, Gap])
+    assert found == ([Repetition, Gap, Repetition, Repetition, Repetition] if failures == 1 else [Repetition, Gap, Gap])
 
 
 def test_a_cell_that_cannot_fit_is_never_tried() -> None:
@@ -180,11 +184,14 @@ def test_times_agree_with_a_plain_loop(short_model: torch.nn.Module) -> None:
 
 
 def our_loop(engine: EagerEngine) -> dict[str, float]:
-    """Medians of one visit: a prefill of 128 tokens, and the steps after it."""
+    """Medians of one repetition: a prefill of 128 tokens, and the steps after it."""
     schedule = Schedule(Plan(make_grid([128], [1], 24), budget_s=1e-9, effort=ONCE), HOST.now_s)
-    [visit] = list(sweep(schedule, {"eager": engine}, VisitContext(HOST, Prompts(49152)), lambda _: None))
-    assert isinstance(visit, Visit)
-    return {"prefill": statistics.median(visit.prefills_s), "decode": statistics.median(steady(visit.decode_s))}
+    [repetition] = list(sweep(schedule, {"eager": engine}, RepetitionContext(HOST, Prompts(49152)), lambda _: None))
+    assert isinstance(repetition, Repetition)
+    return {
+        "prefill": statistics.median(repetition.prefills_s),
+        "decode": statistics.median(steady(repetition.decode_s)),
+    }
 
 
 def plain_loop(model: Any) -> dict[str, float]:
@@ -205,21 +212,21 @@ def plain_loop(model: Any) -> dict[str, float]:
     return {"prefill": statistics.median(prefills), "decode": statistics.median(steps[1:])}
 
 
-def test_only_the_very_first_visit_hurries_and_only_later_ones_are_given_up() -> None:
+def test_only_the_very_first_repetition_hurries_and_only_later_ones_are_given_up() -> None:
     """The budget ends at 5 s, and what is late at 6 s; a whole grid has no limit."""
     first, later = Schedule(Plan(GRID, 5.0, late_s=1.0)), Schedule(Plan(GRID, 5.0, late_s=1.0))
-    later.note(Visit(CORNERS[0], 0, 1.0, (1.0,) * 5, 6.0, (), None, 0.0), 6.0)
+    later.note(Repetition(CORNERS[0], 0, 1.0, (1.0,) * 5, 6.0, (), None, 0.0), 6.0)
     assert first.limits(CORNERS[0]) == Limits(hurry_s=5.0)
     assert later.limits(CORNERS[1]) == Limits(deadline_s=6.0)
     assert Schedule(Plan(GRID, 5.0, late_s=1.0, whole=True)).limits(CORNERS[0]) == Limits()
 
 
-def test_a_first_visit_that_is_late_has_fewer_steps() -> None:
+def test_a_first_repetition_that_is_late_has_fewer_steps() -> None:
     late, in_time = (
-        visit(PlainEngine(), Cell(1, 4, 24), 0, VisitContext(HOST, Prompts(32)), Limits(hurry_s=hurry_s))
+        repetition(PlainEngine(), Cell(1, 4, 24), 0, RepetitionContext(HOST, Prompts(32)), Limits(hurry_s=hurry_s))
         for hurry_s in (0.0, math.inf)
     )
-    assert isinstance(late, Visit)
-    assert isinstance(in_time, Visit)
+    assert isinstance(late, Repetition)
+    assert isinstance(in_time, Repetition)
     assert len(steady(late.decode_s)) == LEAST_SAMPLES
     assert len(in_time.decode_s) == 23

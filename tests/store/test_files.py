@@ -36,13 +36,13 @@ from profiler.comparison.documents import comparison_document
 from profiler.comparison.side import side_of_file
 from profiler.device.machine import Machine
 from profiler.errors import RequestError, RunError
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.grid.cells import Cell, Grid
 from profiler.grid.ranges import make_grid, parse_values
 from profiler.json_document import json_text
 from profiler.loading.prompts import Prompts
 from profiler.measure.schedule import Plan, Schedule
-from profiler.measure.sweep import VisitContext, sweep
+from profiler.measure.sweep import RepetitionContext, sweep
 from profiler.place.place import placed
 from profiler.readers.detect import read_foreign
 from profiler.report.progress import QuietListener
@@ -58,10 +58,10 @@ GRID = make_grid([2, 4, 8], [1, 2], 6)
 LONG_GRID = make_grid(range(2, 62), [1, 2], 6)
 
 
-def outcomes(engine: PlainEngine, earlier: Any = (), grid: Grid = GRID) -> Iterator[Visit | Gap]:
+def outcomes(engine: PlainEngine, earlier: Any = (), grid: Grid = GRID) -> Iterator[Repetition | Gap]:
     plan = Plan(grid, budget_s=0.0, whole=True, effort=replace(effort.STANDARD, rounds=1))
     machine = Machine(CPU)
-    schedule, context = Schedule(plan, machine.now_s, earlier=earlier), VisitContext(machine, Prompts(32))
+    schedule, context = Schedule(plan, machine.now_s, earlier=earlier), RepetitionContext(machine, Prompts(32))
     return sweep(schedule, {"eager": engine}, context, lambda _: None)
 
 
@@ -86,14 +86,14 @@ def test_out_of_memory_at_any_cell(cell: Cell, error: type[Exception]) -> None:
     assert set(gaps) == {cell, *larger}
     assert gaps[cell] == "oom"
     assert set(gaps.values()) <= {"oom", "skipped"}
-    assert {o.cell for o in results if isinstance(o, Visit)} == set(GRID.cells) - set(gaps)
+    assert {o.cell for o in results if isinstance(o, Repetition)} == set(GRID.cells) - set(gaps)
 
 
 def test_a_prefill_that_did_not_fit_says_nothing_of_a_cache_that_is_filled() -> None:
     """A prefill of 8 tokens fails; a step after 16 filled ones needs no such prefill."""
     grid = Grid((8,), (1,), 6, context_lens=(16,))
     results = list(outcomes(PlainEngine(fits=lambda _, tokens: tokens < 8), grid=grid))
-    assert [(type(found), found.cell.context_len) for found in results if found.cell.context_len] == [(Visit, 16)]
+    assert [(type(found), found.cell.context_len) for found in results if found.cell.context_len] == [(Repetition, 16)]
     assert [found.status for found in results if isinstance(found, Gap)] == ["oom"]
 
 
@@ -118,8 +118,8 @@ def test_killed_at_twenty_moments_and_resumed(tmp_path: Path) -> None:
     assert killed >= 10
     measure_into(folder, resume=True, grid=LONG_GRID)
     records = read_records(folder)
-    visited = [(record["batch_size"], record["prompt_len"]) for record in records]
-    assert sorted(visited) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
+    timed = [(record["batch_size"], record["prompt_len"]) for record in records]
+    assert sorted(timed) == sorted((cell.batch_size, cell.prompt_len) for cell in LONG_GRID.cells)
 
 
 @pytest.mark.parametrize("failing", range(6))
@@ -193,7 +193,7 @@ DOCUMENT = json.loads((WHOLE / "run.json").read_text())
 RECORDS = {json.loads(line)["kind"]: json.loads(line) for line in (WHOLE / SAMPLES_FILE).read_text().splitlines()}
 OPERATOR = {
     **dict.fromkeys(OPERATOR_COLUMNS, "1"), "phase": "prefill", "operator": "o", "engine": "eager",
-    **dict.fromkeys(("avoidable_bytes_by_cause", "avoidable_flops_by_cause", "gemms"), ""),
+    **dict.fromkeys(("redundant_bytes_by_cause", "redundant_flops_by_cause", "gemms"), ""),
 }  # fmt: skip
 CELL = next(csv.DictReader((OLD / "cells.csv").read_text().splitlines()))
 
@@ -259,7 +259,7 @@ def test_run_json_and_samples(tmp_path: Path, content: Any, record: Any) -> None
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "visit"', b"\x00\n", b'{"kind": "\\ud800"}\n']
+    "content", [b"\xff\n", b"[" * 10**5 + b"\n", b'{"kind": "repetition"', b"\x00\n", b'{"kind": "\\ud800"}\n']
 )
 @pytest.mark.parametrize("name", [SAMPLES_FILE, "run.json", "cells.csv", "operators.csv"])
 def test_broken_files(tmp_path: Path, name: str, content: bytes) -> None:
@@ -278,8 +278,8 @@ def row_of(file: Path, row: dict[str, str]) -> None:
 
 
 @given(st.sampled_from(OPERATOR_COLUMNS), st.sampled_from(sorted(CELL)), cells)
-@example("avoidable_bytes_by_cause", "engine", "[" * 10**5)
-@example("avoidable_flops_by_cause", "engine", '{"copies": {}}')
+@example("redundant_bytes_by_cause", "engine", "[" * 10**5)
+@example("redundant_flops_by_cause", "engine", '{"copies": {}}')
 @example("flops", "latency_s", "²")
 @example("gemms", "engine", "1*0x1x1")
 def test_operators_and_cells(tmp_path: Path, column: str, other: str, value: str) -> None:

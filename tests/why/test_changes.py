@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 import profiler
 from profiler.device.clock import OwnTime
-from profiler.measure.dense_twins import dense_twins, packed_linears, replaced
+from profiler.measure.dense_copies import dense_copies, packed_linears, replaced
 from profiler.why_slow import changes, trials
 from profiler.why_slow.findings import TriedChange, Untried, is_settled, pairs_agree
 from profiler.why_slow.observations import Call, CallSettings
@@ -90,8 +90,8 @@ def test_dense_linears_take_the_place_of_packed_ones(make: Any, name: str) -> No
     linears = packed_linears(model)
     assert [each.format for each in linears] == [name] * LINEARS_OF_A_LAYER
     before = [each.module for each in linears]
-    twins = dense_twins(linears, model.dtype, 1e9)
-    with torch.no_grad(), replaced(linears, twins):
+    overhead_models = dense_copies(linears, model.dtype, 1e9)
+    with torch.no_grad(), replaced(linears, overhead_models):
         assert packed_linears(model) == [], "a dense model has none"
         assert model(IDS).logits.isfinite().all()
         assert type(model.model.layers[0].mlp.up_proj) is nn.Linear
@@ -105,10 +105,10 @@ def test_layers_share_dense_weights_where_memory_is_short() -> None:
     """With room for half of the float32 weights, four layers share the dense weights of two."""
     linears = packed_linears(with_linears(tiny_llama(num_hidden_layers=4), WordLinear))
     weights = sum(each.module.in_features * each.module.out_features for each in linears)
-    twins = dense_twins(linears, torch.float32, 4 * weights / 2)
-    assert len(twins) == len(linears) == 4 * LINEARS_OF_A_LAYER
-    assert sum(twin.weight.numel() for twin in set(twins)) == weights / 2
-    assert len(set(dense_twins(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
+    overhead_models = dense_copies(linears, torch.float32, 4 * weights / 2)
+    assert len(overhead_models) == len(linears) == 4 * LINEARS_OF_A_LAYER
+    assert sum(overhead_model.weight.numel() for overhead_model in set(overhead_models)) == weights / 2
+    assert len(set(dense_copies(linears, torch.float32, 1.0))) == len({each.shape for each in linears})
 
 
 @pytest.mark.ci

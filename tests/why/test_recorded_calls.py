@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import profiler
-from profiler.data.roof_set import RoofSet
+from profiler.data.ceiling_set import CeilingSet
 from profiler.facts.step import Step
 from profiler.why_slow import kept_arguments
 from profiler.why_slow.findings import Untried, judge_calls
@@ -234,7 +234,7 @@ def test_a_model_that_compiles_itself_counts_as_compiled(compile_: Callable[[Any
 
 
 def test_its_work_is_that_of_torchs_counter() -> None:
-    """One token attends to 9 keys, and torch's counter counts the same matrix products."""
+    """One token attends to 9 keys, and torch's counter counts the same matmuls."""
     model = Plain().eval()
     recorder = recorded(lambda: model(ids(1), 8))
     work = plain_work(model, recorder.notes[0].attention)
@@ -254,8 +254,8 @@ def test_its_work_is_that_of_torchs_counter() -> None:
 
 
 def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    roofs = RoofSet("known", 1e9, {"float32": 1e9}, 0)
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: roofs)
+    ceilings = CeilingSet("known", 1e9, {"float32": 1e9}, 0)
+    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: ceilings)
     model = Plain().eval()
     recorder = recorded(lambda: model(ids(1), 8))
     [call] = recorder.seen("script").calls
@@ -264,7 +264,7 @@ def test_its_calls_have_a_floor(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = sum(parameter.numel() for parameter in model.parameters()) - ENTRIES * WIDTH
     nbytes = 4 * (weights + WIDTH + ENTRIES + LAYERS * 2 * WIDTH * 9)
     assert floor.seconds == pytest.approx(nbytes / 1e9, rel=0.01)
-    assert floor.dispatch_s is None
+    assert floor.overhead_s is None
     [group] = call_groups(recorder, recorder.seen("script"), Untried())
     assert module_times(group, lambda _seconds: True, floor.subjects["Plain"]) is not None
 
@@ -386,8 +386,10 @@ def test_trials_need_at_most_a_fifth_or_300_mb_more_memory(kind: str, tmp_path: 
 
 
 def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The floor builds a twin of the model, whose weights are random."""
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: RoofSet("here", 1e9, {"float32": 1e9}))
+    """The floor builds an overhead model of the model, whose weights are random."""
+    monkeypatch.setattr(
+        "profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", 1e9, {"float32": 1e9})
+    )
     with_effort(monkeypatch, script_least_s=1.0, script_most_s=1.0)
     model = tiny_llama()
     torch.manual_seed(0)

@@ -23,7 +23,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 import profiler
 from profiler.counting.walk import walk
-from profiler.data.roof_set import RoofSet
+from profiler.data.ceiling_set import CeilingSet
 from profiler.device.clock import Clock
 from profiler.json_document import json_text
 from profiler.why_slow import costs, loop_changes, trials
@@ -77,11 +77,11 @@ def test_each_second_of_a_script_has_one_name() -> None:
     parts = parts_of(seen, CallFloor(7.0, 2.0, needless_s=1.0))
     assert parts == pytest.approx(
         {
-            "kernels at the roofs of this machine": 5.0,
-            "dispatch of kernels by Python and torch, at least": 2.0,
+            "kernels at the ceilings of this machine": 5.0,
+            "overhead of kernels by Python and torch, at least": 2.0,
             "work that the tokens do not need": 1.0,
             "waiting for a core that other processes used": 2.0,
-            "kernels (modules unknown) slower than the roofs, and dispatch beyond least": 0.95 * 11 - 8,
+            "kernels (modules unknown) slower than the ceilings, and overhead beyond least": 0.95 * 11 - 8,
             "TopPLogitsWarper, at every token": 0.95 * 3.0,
             "your Stops, at every token": 0.95 * 1.0,
             "generate's own work": 0.95 * 1.0,
@@ -97,10 +97,10 @@ def test_each_second_of_a_script_has_one_name() -> None:
 
 
 def test_no_part_is_longer_than_what_is_left() -> None:
-    """By inaccurate measurements, a floor of 5 s and dispatch of 3 s exceed 6 s of forward passes."""
+    """By inaccurate measurements, a floor of 5 s and overhead of 3 s exceed 6 s of forward passes."""
     parts = parts_of(script(6.0, generate(0, 6.0, forward_s=6.0)), CallFloor(8.0, 3.0))
     assert parts == {
-        "kernels at the roofs of this machine": 5.0, "dispatch of kernels by Python and torch, at least": 1.0,
+        "kernels at the ceilings of this machine": 5.0, "overhead of kernels by Python and torch, at least": 1.0,
     }  # fmt: skip
 
 
@@ -397,18 +397,18 @@ def test_part_of_the_weights_represents_all(monkeypatch: pytest.MonkeyPatch) -> 
     assert written == [8 << 20]
 
 
-# At this low bandwidth only bytes count. The others are the dispatch of a prefill and of a decode step.
+# At this low bandwidth only bytes count. The others are the overhead of a prefill and of a decode step.
 BYTES_PER_S, PREFILL_S, DECODE_S = 1e6, 5.0, 2.0
 CALL = Call(0, "generate", "LlamaForCausalLM", 1, 8, 0, 4, 4, 60.0, "s.py:1", CallSettings())
 
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def roofs(*_: object, **__: object) -> RoofSet:
-        return RoofSet("here", BYTES_PER_S, {"float32": 1e18})
+    def ceilings(*_: object, **__: object) -> CeilingSet:
+        return CeilingSet("here", BYTES_PER_S, {"float32": 1e18})
 
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", roofs)
-    monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (PREFILL_S, DECODE_S))
+    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", ceilings)
+    monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (PREFILL_S, DECODE_S))
     return tiny_llama(num_hidden_layers=2, tie_word_embeddings=False)
 
 
@@ -428,9 +428,9 @@ def device_s(tokens: int, steps: int) -> float:
 def test_a_generate_is_a_prefill_and_a_step_per_further_token(model: Any) -> None:
     """8 tokens and 4 new ones need a prefill, and three steps with 8, 9 and 10 tokens in the cache."""
     found = floor_of(model, CALL)
-    assert found.dispatch_s == pytest.approx(PREFILL_S + 3 * DECODE_S)
+    assert found.overhead_s == pytest.approx(PREFILL_S + 3 * DECODE_S)
     # A prefill reads no cache; a step reads it, including its own token.
-    assert found.seconds == pytest.approx(device_s(8, 4) + found.dispatch_s, rel=0.02)
+    assert found.seconds == pytest.approx(device_s(8, 4) + found.overhead_s, rel=0.02)
 
 
 def test_a_generate_with_a_cache_computes_only_the_tokens_that_it_lacks(model: Any) -> None:
@@ -450,7 +450,7 @@ def test_repeated_work_of_a_faulty_script_is_not_in_its_floor(model: Any) -> Non
     assert floor_of(model, *loop).seconds == pytest.approx(expected_s)
 
 
-def test_dispatch_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overhead_overlaps_with_a_gpu(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the host runs ahead, a step takes the longer of 0.08 s on the device and 2 s on the host."""
 
     class Ahead:
@@ -467,12 +467,12 @@ MEMORY, COMPUTE = (1.0, {"float32": 1e18}), (1e18, {"float32": 1.0})
 
 
 @pytest.fixture
-def on_roofs(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that gives a change to the calls of a function of a model, on a device with these roofs."""
+def on_ceilings(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that gives a change to the calls of a function of a model, on a device with these ceilings."""
 
-    def candidate(change: str, roofs: Any, model: Any, run: Any) -> Any:
-        monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: RoofSet("here", *roofs))
-        monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
+    def candidate(change: str, ceilings: Any, model: Any, run: Any) -> Any:
+        monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CeilingSet("here", *ceilings))
+        monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (0.0, 0.0))
         subjects = {"LlamaForCausalLM": subject_of(model)}
         found = changes_to(lambda: run(model), lambda recorder: floor_of_calls(recorder.seen("s.py").calls, subjects))
         return found[change]
@@ -515,39 +515,39 @@ HEAD, LAYER = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
          7 * HEAD / (8 * HEAD + 8 * LAYER), 0.01),
     ],
 )  # fmt: skip
-def test_a_change_saves_what_the_roofs_say(
-    change: str, roofs: Any, run: Any, about: float, room: float, on_roofs: Any, wide: Any
+def test_a_change_saves_what_the_ceilings_say(
+    change: str, ceilings: Any, run: Any, about: float, room: float, on_ceilings: Any, wide: Any
 ) -> None:
     model = tiny_llama(vocab_size=4096) if change == "all-logits" else wide
-    assert on_roofs(change, roofs, model, run).about == pytest.approx(about, abs=room)
+    assert on_ceilings(change, ceilings, model, run).about == pytest.approx(about, abs=room)
 
 
-def test_fewer_prompts_in_a_batch_save_less(on_roofs: Any, wide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_prompts_in_a_batch_save_less(on_ceilings: Any, wide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of eight long prompts, four as one batch read a quarter of the weights; the trial says that more save more."""
     monkeypatch.setattr(loop_changes, "_MOST_S", 0.0)
     prompts = torch.ones(8, 8, dtype=torch.long).split(1)
-    some = on_roofs("one-by-one", MEMORY, wide, lambda model: [generated(model, ids) for ids in prompts])
+    some = on_ceilings("one-by-one", MEMORY, wide, lambda model: [generated(model, ids) for ids in prompts])
     assert some.about == pytest.approx(0.75, abs=0.05)
     assert some.shape == "4 of the prompts (more at once save more)"
 
 
 PROMPTS = torch.ones(2, 8, dtype=torch.long)
-ROOFS = RoofSet("a device, measured", 1e9, {"float32": 1e12})
+CEILINGS = CeilingSet("a device, measured", 1e9, {"float32": 1e12})
 
 
 def times_of(model: Any, run: Any) -> ModuleTimes:
     [group] = groups_of(run)
-    found = module_times(group, lambda _: True, Subject(walk(model), ROOFS, "float32", None, overlaps=False))
+    found = module_times(group, lambda _: True, Subject(walk(model), CEILINGS, "float32", None, overlaps=False))
     assert found is not None
     return found
 
 
-def test_the_roofs_are_those_of_the_shapes() -> None:
+def test_the_ceilings_are_those_of_the_shapes() -> None:
     """up_proj [64, 32]: 8,192 bytes of weights at 1 GB/s. Attention: keys and values of 2 x 2 heads x 8 x 16."""
     model = tiny_llama()
     found = times_of(model, lambda: model(PROMPTS, use_cache=False))
-    assert found.roof_s["model.layers.0.mlp.up_proj"] == pytest.approx(8192e-9)
-    assert found.roof_s["model.layers.0.self_attn"] == pytest.approx(2 * 2 * 2 * 8 * 16 * 4 * 1e-9)
+    assert found.ceiling_s["model.layers.0.mlp.up_proj"] == pytest.approx(8192e-9)
+    assert found.ceiling_s["model.layers.0.self_attn"] == pytest.approx(2 * 2 * 2 * 8 * 16 * 4 * 1e-9)
     assert sum(found.own_s.values()) <= found.group.seconds
 
 
@@ -576,7 +576,7 @@ def test_a_slow_module_is_named_on_a_busy_machine() -> None:
     stretched = replace(slow, beyond_s=24.0)
     for seen, module, words in ((SEEN, slow, ""), (busy, stretched, " without waits for a core")):
         first, *_ = why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1), modules=[module]))
-        assert first.startswith(f"Conv (tower.conv, own.py:3) takes 6.00 s of 10.0 s{words} beyond its roof")
+        assert first.startswith(f"Conv (tower.conv, own.py:3) takes 6.00 s of 10.0 s{words} beyond its ceiling")
 
 
 @pytest.mark.slow
@@ -596,16 +596,17 @@ def test_a_slow_tower_is_named_in_the_first_sentence(is_slow: bool, tmp_path: Pa
 
 
 def test_an_encoder_is_outside_of_a_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work of a step is that of the decoder; the encoder's roof is added, or the answer leaves it out in words."""
-    monkeypatch.setattr("profiler.why_slow.floor.here_roofs", lambda *_, **__: ROOFS)
-    monkeypatch.setattr("profiler.why_slow.floor.least_dispatch_s", lambda *_: (0.0, 0.0))
+    """The work of a step is that of the decoder; the encoder's ceiling is added, or the answer leaves it out in
+    words."""
+    monkeypatch.setattr("profiler.why_slow.floor.here_ceilings", lambda *_, **__: CEILINGS)
+    monkeypatch.setattr("profiler.why_slow.floor.least_overhead_s", lambda *_: (0.0, 0.0))
     sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4}
     model = T5ForConditionalGeneration(T5Config(vocab_size=64, decoder_start_token_id=0, **sizes)).eval()
     subject = subject_of(model)
     assert "encoder" in subject.outside
     assert not [item.name for item in subject.work.operators if item.name.startswith("encoder.")]
     times = times_of(model, lambda: model.generate(PROMPTS, max_new_tokens=3, do_sample=False))
-    encoder_s = times.roof_within(("encoder.",))
+    encoder_s = times.ceiling_within(("encoder.",))
     assert encoder_s >= 8192e-9  # one matrix of 32 x 64
     without, with_encoder = (
         floor_of_calls(times.group.calls, {"T5ForConditionalGeneration": subject}, {0: more_s})

@@ -279,7 +279,7 @@ def test_what_did_not_run_comes_after_what_did() -> None:
     """A computed saving of 5 s and a bound of 6 s never lead; a stand-in of 2 s is named as one."""
     pairs = ((1.0, 0.75),) * 5
     stand_in = TriedChange("uncompiled", (0, 1), pairs, "s.py:4", "slow", "compile", "one", stand_in="a graph")
-    more = [Finding("beams", 5.0, "s.py:4", "beams", "one", "computed", "by the roofs"),
+    more = [Finding("beams", 5.0, "s.py:4", "beams", "one", "computed", "by the ceilings"),
             Finding("offload", 6.0, "s.py:4", "a link", "none", "at most", "by its bandwidth")]  # fmt: skip
     found = judge_calls(TWO, [stand_in, trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9))], more=more)
     assert [(item.basis, round(item.saves_s, 1)) for item in found.findings] == [

@@ -54,13 +54,13 @@ def save(runs: Sequence[Run], name: str, path: Path) -> None:
     save_figure(draw(runs, name), path)
 
 
-def check_gpus(grid: GridCount, name: str, asked: str, add: str) -> None:
+def check_gpus(grid: GridCount, name: str, requested: str, add: str) -> None:
     """Raise RequestError for the roofline of a counted grid without a GPU; `kv` needs none.
 
-    `asked` is how the reader asked for the picture, and `add` is what adds a GPU there.
+    `requested` is how the reader requested the picture, and `add` is what adds a GPU there.
     """
     if name == "roofline" and not grid.gpus:
-        raise RequestError(f"{asked} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
+        raise RequestError(f"{requested} needs a GPU: add {add}, or several (`roofscope gpus` lists them).")
 
 
 def save_figure(figure: Figure, path: Path) -> None:

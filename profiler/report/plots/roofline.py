@@ -15,7 +15,7 @@ from profiler.errors import RequestError
 from profiler.grid.cells import Phase
 from profiler.judge.cells import CellResult
 from profiler.report.plots.style import PHASE_STYLE, Dashes, panel_grid, title
-from profiler.report.roofline_data import RoofKind, RoofLine, group_points, roof_lines
+from profiler.report.roofline_data import CeilingKind, CeilingLine, ceiling_lines, group_points
 from profiler.store.folder import Run
 from profiler.units import percent, scaled, significant
 
@@ -36,7 +36,7 @@ _LARGEST_AREA = 2400.0
 """Points squared of a group that takes the whole step."""
 
 
-_STROKES: dict[RoofKind, tuple[str, float, tuple[Dashes, ...]]] = {
+_STROKES: dict[CeilingKind, tuple[str, float, tuple[Dashes, ...]]] = {
     "measured": (INK, 2.0, ("-",)),
     "other": (INK, 1.2, (":", (0, (1, 4)), (0, (3, 3)))),
     "datasheet": (_SHEET_COLOR, 2.0, ("--",)),
@@ -47,13 +47,13 @@ _STROKES: dict[RoofKind, tuple[str, float, tuple[Dashes, ...]]] = {
 
 
 def roofline(run: Run) -> Figure:
-    """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet roofs.
+    """Return achieved FLOP/s against arithmetic intensity on log axes, under the measured and the datasheet ceilings.
 
-    The axes contain every point, every plateau, and the ridges of measured roofs, datasheets and caches. Roofs and
-    points have the ids `roof-0`, `cell-0` and so on, in the order of `roof_lines` and of the measured cells.
+    The axes contain every point, every plateau, and the ridges of measured ceilings, datasheets and caches. Ceilings
+    and points have the ids `ceiling-0`, `cell-0` and so on, in the order of `ceiling_lines` and of the measured cells.
     """
     figure, axes = plt.subplots(figsize=(7.2, 6.2))
-    lines, points = roof_lines(run), run.measured
+    lines, points = ceiling_lines(run), run.measured
     ridges = [line.ridge for line in lines if line.kind in ("measured", "datasheet", "cache")]
     ys = [*(point.flops_per_s for point in points), *(line.flops_per_s for line in lines)]
     frame(axes, [*(point.intensity for point in points), *ridges], ys, "achieved speed")
@@ -61,7 +61,7 @@ def roofline(run: Run) -> Figure:
     for number, line in enumerate(lines):
         color, width, _ = _STROKES[line.kind]
         style = {"color": color, "lw": width, "ls": next(left[line.kind]), "label": line.label}
-        plot_roof(axes, line, **style, gid=f"roof-{number}")
+        plot_ceiling(axes, line, **style, gid=f"ceiling-{number}")
     if lines:
         draw_ridge(axes, lines[0])
     for phase, look in PHASE_STYLE.items():
@@ -82,18 +82,18 @@ def frame(axes: Axes, xs: Sequence[float], ys: Sequence[float], ylabel: str) -> 
         axis.set_minor_formatter(NullFormatter())
 
 
-def plot_roof(axes: Axes, line: RoofLine, **style: Any) -> None:
-    """Draw a roof from end to end of the axes."""
+def plot_ceiling(axes: Axes, line: CeilingLine, **style: Any) -> None:
+    """Draw a ceiling from end to end of the axes."""
     corners = line.corners(*axes.get_xlim())
     axes.plot([x for x, _ in corners], [y for _, y in corners], **style)
 
 
-def draw_ridge(axes: Axes, roof: RoofLine) -> None:
-    """Mark and name the intensity at which a roof bends."""
-    axes.axvline(roof.ridge, color=INK, lw=0.8, ls=":", ymax=0.97)
-    at = (roof.ridge, axes.get_ylim()[0])
+def draw_ridge(axes: Axes, ceiling: CeilingLine) -> None:
+    """Mark and name the intensity at which a ceiling bends."""
+    axes.axvline(ceiling.ridge, color=INK, lw=0.8, ls=":", ymax=0.97)
+    at = (ceiling.ridge, axes.get_ylim()[0])
     style: Any = {"textcoords": "offset points", "fontsize": _FONT_POINTS, "rotation": 90, "va": "bottom"}
-    axes.annotate(f"ridge {roof.ridge:.3g} FLOP/byte", at, xytext=(5, 8), **style)
+    axes.annotate(f"ridge {ceiling.ridge:.3g} FLOP/byte", at, xytext=(5, 8), **style)
 
 
 def _draw_points(axes: Axes, points: Sequence[CellResult], phase: Phase, color: str, marker: str) -> None:
@@ -118,7 +118,7 @@ def _draw_points(axes: Axes, points: Sequence[CellResult], phase: Phase, color: 
 def name_ends(axes: Axes, points: Sequence[tuple[float, float, str]], color: str) -> None:
     """Name the slowest and, if its name has room, the fastest of some points (FLOP/s, intensity, name).
 
-    Names stand at the right below their points, where the roof is not.
+    Names stand at the right below their points, where the ceiling is not.
     """
     slowest, fastest = min(points), max(points)
     for flops_per_s, intensity, name in [slowest, fastest] if fastest[0] > _APART * slowest[0] else [slowest]:
@@ -127,30 +127,30 @@ def name_ends(axes: Axes, points: Sequence[tuple[float, float, str]], color: str
 
 
 def operators(run: Run) -> Figure:
-    """Operator groups against the measured roof: one panel per cell, the area of a point is its share of the step.
+    """Operator groups against the measured ceiling: one panel per cell, the area of a point is its share of the step.
 
     Raises RequestError for a run without replayed kernels.
     """
     cells = group_points(run)
     if not cells:
         raise RequestError(f"{run.folder} has no replayed kernels: there is no time per operator to draw.")
-    roof = roof_lines(run)[0]
+    ceiling = ceiling_lines(run)[0]
     figure, panels = panel_grid(
         -(-len(cells) // 2), min(2, len(cells)), 6.6, 5.0, f"{title(run)}: area is the share of the step"
     )
     for axes in panels[len(cells) :]:
         axes.set_visible(False)
     for axes, (cell, points) in zip(panels, cells.items(), strict=False):
-        ys = [roof.flops_per_s, *(point.flops_per_s for point in points)]
-        frame(axes, [roof.ridge, *(point.intensity for point in points)], ys, "achieved speed")
-        plot_roof(axes, roof, color=INK, lw=2)
+        ys = [ceiling.flops_per_s, *(point.flops_per_s for point in points)]
+        frame(axes, [ceiling.ridge, *(point.intensity for point in points)], ys, "achieved speed")
+        plot_ceiling(axes, ceiling, color=INK, lw=2)
         for point in points:
-            share, attained = point.seconds / cell.latency_s, point.flops_per_s / roof.at(point.intensity)
+            share, attained = point.seconds / cell.latency_s, point.flops_per_s / ceiling.at(point.intensity)
             color, area = _GROUP_COLORS.get(point.group, _SHEET_COLOR), max(20.0, _LARGEST_AREA * share)
             axes.scatter(point.intensity, point.flops_per_s, s=area, color=color, alpha=0.6, ec="black", lw=0.6)
             label = f"{point.group.replace('_', ' ')}: {percent(share)}, {percent(attained)}"
             axes.plot([], [], "o", color=color, label=label)
         placed = sum(point.seconds for point in points) / cell.latency_s
-        axes.legend(loc="lower right", fontsize=9, title="share of the step, of the roof", title_fontsize=9)
+        axes.legend(loc="lower right", fontsize=9, title="share of the step, of the ceiling", title_fontsize=9)
         axes.set_title(f"{cell.key.name}: {percent(placed)} of its time in these kernels", fontsize=11)
     return figure

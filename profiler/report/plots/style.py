@@ -41,7 +41,7 @@ REGIME_COLOR = {
     "memory-bound": "#56B4E9",
     "compute-bound": "#E69F00",
     "overhead-bound": "#CC79A7",
-    "kernel-bound": "#D55E00",
+    "slow-kernels": "#D55E00",
     "link-bound": "#009E73",
     "mixed": "#F0E442",
     "inconclusive": "#DDDDDD",

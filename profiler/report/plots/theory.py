@@ -1,4 +1,4 @@
-"""Pictures of a counted grid: what the roofs of GPUs allow, before anything runs."""
+"""Pictures of a counted grid: what the ceilings of GPUs allow, before anything runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from profiler.report.blocks import evenly
-from profiler.report.plots.roofline import INK, draw_ridge, frame, name_ends, plot_roof
+from profiler.report.plots.roofline import INK, draw_ridge, frame, name_ends, plot_ceiling
 from profiler.report.plots.style import (
     PHASE_STYLE,
     REGIME_COLOR,
@@ -23,7 +23,7 @@ from profiler.report.plots.style import (
     panel_grid,
     phases_of,
 )
-from profiler.report.roofline_data import RoofLine
+from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run
 from profiler.units import scaled
@@ -37,8 +37,9 @@ _OTHER_DASHES: tuple[Dashes, ...] = (":", "-.", "--", (0, (3, 1, 1, 1, 1, 1)), (
 def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     """One panel per GPU: a ceiling per dtype, the ridge of the model's dtype, and the floor of every point.
 
-    A point lies below the roof where some of its operators are bound by compute and others by memory. A dashed ceiling
-    is what a healthy GPU sustains at its power limit, where the datasheets have it. `run` adds a run's measured cells.
+    A point lies below the ceiling where some of its operators are bound by compute and others by memory. A dashed
+    ceiling is what a healthy GPU sustains at its power limit, where the datasheets have it. `run` adds a run's measured
+    cells.
     """
     heading = _title(grid) + ("; stars: measured" if run else "")
     figure, panels = panel_grid(1, len(grid.gpus), 7.4, 6.0, heading)
@@ -48,9 +49,9 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
 
 
 def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> None:
-    roofs, points = gpu.roofs, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
-    own = RoofLine("measured", grid.dtype, roofs.bytes_per_s, roofs.peak(grid.dtype, grid.dtype))
-    frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *roofs.flops_per_s.values()], "speed at most")
+    ceilings, points = gpu.ceilings, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
+    own = CeilingLine("measured", grid.dtype, ceilings.bytes_per_s, ceilings.peak(grid.dtype, grid.dtype))
+    frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *ceilings.flops_per_s.values()], "speed at most")
     (low, high), (_, top) = axes.get_xlim(), axes.get_ylim()
     axes.axvspan(low, own.ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
     axes.axvspan(own.ridge, high, color=REGIME_COLOR["compute-bound"], alpha=0.12, lw=0)
@@ -58,19 +59,19 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
     axes.text(high / 1.15, top / 1.6, "compute-bound", fontsize=9, va="top", ha="right")
     # One line per rate, of the model's own dtype where it has it: float16 and bfloat16 mostly share theirs.
     by_rate: dict[float, str] = {}
-    for dtype in sorted(roofs.flops_per_s, key=lambda name: name != grid.dtype):
-        by_rate.setdefault(roofs.flops_per_s[dtype], dtype)
+    for dtype in sorted(ceilings.flops_per_s, key=lambda name: name != grid.dtype):
+        by_rate.setdefault(ceilings.flops_per_s[dtype], dtype)
     for place, (rate, dtype) in enumerate(by_rate.items()):
         label = f"{dtype}: {scaled(rate, 'OP/s' if dtype.startswith('int') else 'FLOP/s')}"
         color, dashes, width = ("#888888", _OTHER_DASHES[place % len(_OTHER_DASHES)], 1.2)
         if rate == own.flops_per_s:
             color, dashes, width = (INK, "-", 2.0)
-        roof = RoofLine("other", label, roofs.bytes_per_s, rate)
-        plot_roof(axes, roof, color=color, ls=dashes, lw=width, label=label)
-    for dtype, rate in roofs.sustained.items():
+        ceiling = CeilingLine("other", label, ceilings.bytes_per_s, rate)
+        plot_ceiling(axes, ceiling, color=color, ls=dashes, lw=width, label=label)
+    for dtype, rate in ceilings.sustained.items():
         label = f"{dtype}, sustained: {scaled(rate, 'FLOP/s')}"
-        plateau = RoofLine("other", label, roofs.bytes_per_s, rate, from_intensity=rate / roofs.bytes_per_s)
-        plot_roof(axes, plateau, color=INK, ls="--", lw=1.6, label=label)
+        plateau = CeilingLine("other", label, ceilings.bytes_per_s, rate, from_intensity=rate / ceilings.bytes_per_s)
+        plot_ceiling(axes, plateau, color=INK, ls="--", lw=1.6, label=label)
     draw_ridge(axes, own)
     for phase, style in PHASE_STYLE.items():
         of_phase = points[points["phase"] == phase]
@@ -82,8 +83,8 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
         if cells := [cell for cell in (run.measured if run else ()) if cell.phase == phase]:
             x, y = [cell.intensity for cell in cells], [cell.flops_per_s for cell in cells]
             axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
-    axes.set_title(f"{roofs.name}: {scaled(roofs.bytes_per_s, 'B/s')}", fontsize=11)
-    # Below the axes, where it hides neither a roof nor the ridge's name.
+    axes.set_title(f"{ceilings.name}: {scaled(ceilings.bytes_per_s, 'B/s')}", fontsize=11)
+    # Below the axes, where it hides neither a ceiling nor the ridge's name.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=9, ncols=3, frameon=False)
 
 
@@ -100,11 +101,11 @@ def theory_kv(grid: GridCount) -> Figure:
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
     for axes, gpu in zip(panels, grid.gpus, strict=False):
-        if gpu.roofs.room_bytes is not None:
-            axes.axhline(gpu.roofs.room_bytes, color="#D55E00", lw=1, ls="--")
-            _line_name(axes, gpu.roofs.room_bytes, f"room on {gpu.roofs.device}", "#D55E00", va="bottom")
-        _need_lines(axes, grid, gpu.need.peak_bytes, gpu.roofs.room_bytes or 0)
-        axes.set_title(gpu.roofs.device, fontsize=11)
+        if gpu.ceilings.room_bytes is not None:
+            axes.axhline(gpu.ceilings.room_bytes, color="#D55E00", lw=1, ls="--")
+            _line_name(axes, gpu.ceilings.room_bytes, f"room on {gpu.ceilings.device}", "#D55E00", va="bottom")
+        _need_lines(axes, grid, gpu.need.peak_bytes, gpu.ceilings.room_bytes or 0)
+        axes.set_title(gpu.ceilings.device, fontsize=11)
     return figure
 
 

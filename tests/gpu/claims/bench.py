@@ -183,16 +183,16 @@ class Bench:
 
     def run(self, name: str, model: str | None = None, **options: Any) -> Run:
         """Return a run of the main model (or another) in a folder of that name."""
-        asked: dict[str, Any] = {
+        requested: dict[str, Any] = {
             "budget_s": _RUN_S if self.cuda else _CPU_RUN_S,
             "new_tokens": 32 if self.cuda else 8,
             "dtype": dtype_name(self.dtype) if self.cuda else "float32",
             "device": str(self.device) if self.cuda else "cpu",
             **options,
         }
-        asked["budget_s"] = min(asked["budget_s"], max(1.0, _RUN_SHARE * self.left_s))
+        requested["budget_s"] = min(requested["budget_s"], max(1.0, _RUN_SHARE * self.left_s))
         with self.watched(name):
-            return profiler.profile(model or self.model, weights="random", out=self.folder / name, **asked)
+            return profiler.profile(model or self.model, weights="random", out=self.folder / name, **requested)
 
     @contextmanager
     def watched(self, name: str) -> Iterator[None]:
@@ -258,7 +258,7 @@ def small_run(bench: Bench) -> Run:
 SMALL_BATCHES = {True: [1, 8, 64], False: [1, 2]}
 BRIEF: dict[bool, dict[str, Any]] = {
     True: {"budget_s": 20.0, "new_tokens": 16},
-    False: {"dtype": "bfloat16", "no_levers": True},
+    False: {"dtype": "bfloat16", "no_trials": True},
 }
 """Options on a card and on a CPU for runs in several weight formats, which need no long sweep."""
 

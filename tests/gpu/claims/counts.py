@@ -69,7 +69,7 @@ def _next_to(phase: str, counted: Any, total: float) -> Check:
         "memory controller": total,
         "weights": weights,
         "activations": float(counted.activation_bytes),
-        "avoidable": {str(cause): float(nbytes) for cause, nbytes in counted.avoidable_bytes.items()},
+        "redundant": {str(cause): float(nbytes) for cause, nbytes in counted.redundant_bytes.items()},
     }
     if phase == "decode":
         return Check("decode bytes: executed / memory controller", abs(share - 1) < 0.05, value, "within 5 %")

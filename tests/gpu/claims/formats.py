@@ -113,7 +113,7 @@ def _dequantisation(bench: Bench, run: Run, quant: str) -> Check:
     if not any(found):
         return Check(name, term_s == 0.0, term_s, "0: its kernel is fused at this batch")
     if not bench.cuda:
-        return Check(name, None, term_s, why="on a CPU its calls are dispatch, which a loop cannot leave out")
+        return Check(name, None, term_s, why="on a CPU its calls are overhead, which a loop cannot leave out")
     return within(name, term_s / sum(len(calls) * replayed_s(bench, calls) for calls in found if calls), 0.1)
 
 

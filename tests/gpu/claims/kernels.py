@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from profiler.device.clock import no_gc, time_calls
 from profiler.device.machine import Machine
 from profiler.errors import RequestError
-from profiler.facts.dispatch import Dispatch
-from profiler.facts.roofs import Ceilings
-from profiler.judge.breakdown import TERM_NAMES, Demand, StepRoofs, TimeBreakdown, break_down
+from profiler.facts.ceilings import Ceilings
+from profiler.facts.overhead import Overhead
+from profiler.judge.breakdown import TERM_NAMES, Demand, StepCeilings, TimeBreakdown, break_down
 from profiler.judge.regimes import DOMINANCE, Measurement, judge_cell
 from profiler.roofs.bandwidth import disk_fetch
 
@@ -29,28 +29,28 @@ LOOK_S = 30e-3
 """Calls are repeated for this long, or five times: longer than the time slice of another process on the core."""
 _AGREEING = 0.8
 """Share of rounds that must give the same label; other work on the machine may disturb a single round."""
-_ABOVE_ROOF = 1.25
-"""A kernel that exceeds its roof by this factor shows that the roof is wrong; other shapes differ by less."""
+_ABOVE_CEILING = 1.25
+"""A kernel that exceeds its ceiling by this factor shows that the ceiling is wrong; other shapes differ by less."""
 _WIDTH, _ROWS = 4096, 16
-"""Rows of a weight matrix, or more: a cache that holds its 64 MiB would serve all rows of a product but one."""
+"""Rows of a weight matrix, or more: a cache that holds its 64 MiB would serve all rows of a matmul but one."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An operator of a known kernel: its work, and calls that run only it, and its dispatch (on tiny tensors)."""
+    """An operator of a known kernel: its work, and calls that run only it, and its overhead (on tiny tensors)."""
 
     flops: float
     nbytes: float
     call: Call | None = None
-    """None if the operator is almost entirely dispatch."""
-    hollow: Call | None = None
+    """None if the operator is almost entirely overhead."""
+    narrow: Call | None = None
     convert: Call | None = None
     """The conversion between formats within `call`."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """Calls whose label is known: a regime, and the largest term of one that is kernel-bound."""
+    """Calls whose label is known: a regime, and the largest term of one that is slow-kernels."""
 
     name: str
     label: str
@@ -61,12 +61,12 @@ class Kernel:
     """The transfer over a link."""
 
     def calls(self, machine: Machine) -> list[Call | None]:
-        """Return the kernel, its dispatch and its transfer; then each part, its own dispatch, and its conversion."""
+        """Return the kernel, its overhead and its transfer; then each part, its own overhead, and its conversion."""
         whole = in_order(self.fetch, *(part.call for part in self.parts), self.host)
-        calls = [whole, in_order(*(part.hollow for part in self.parts), self.host), self.fetch]
+        calls = [whole, in_order(*(part.narrow for part in self.parts), self.host), self.fetch]
         for part in self.parts:
-            hollow = None if machine.captures else part.hollow  # a captured part is replayed without dispatch
-            calls += [_captured(part.call, machine), hollow, _captured(part.convert, machine)]
+            narrow = None if machine.captures else part.narrow  # a captured part is replayed without overhead
+            calls += [_captured(part.call, machine), narrow, _captured(part.convert, machine)]
         return calls
 
 
@@ -93,7 +93,7 @@ def _captured(call: Call | None, machine: Machine) -> Call | None:
 
 
 class Buffers:
-    """What all kernels share, and the roofs of the moment, measured on it."""
+    """What all kernels share, and the ceilings of the moment, measured on it."""
 
     def __init__(self, machine: Machine, ceilings: Ceilings, stack: ExitStack) -> None:
         self.machine, self.flops_per_s = machine, ceilings.compute_flops_per_s("float32")
@@ -108,13 +108,13 @@ class Buffers:
         self.fetch = stack.enter_context(disk_fetch(4 * _WIDTH**2, machine))
 
     def squares(self, seconds: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return two square matrices whose product takes about `seconds`."""
+        """Return two square matrices whose matmul takes about `seconds`."""
         side = 1 << max(5, round(math.log2(seconds * self.flops_per_s / 2) / 3))
         left, right = torch.randn(2, side, side, device=self.machine.device)
         return left, right
 
-    def roofs(self) -> tuple[float, float]:
-        """Return bytes/s (the faster of a stream and products of one row) and FLOP/s."""
+    def ceilings(self) -> tuple[float, float]:
+        """Return bytes/s (the faster of a stream and matmuls of one row) and FLOP/s."""
         one_row = in_order(*(partial(F.linear, self.rows[:1], weight) for weight in self.weights))
         read_per_s = self.data.nbytes / self.seconds(self.data.sum, 1)
         flops_per_s = 2.0 * len(self.left) ** 3 / self.seconds(partial(F.linear, self.left, self.right), 1)
@@ -129,24 +129,24 @@ class Buffers:
 
 
 def known_kernels(at: Buffers) -> Iterator[Kernel]:
-    """Yield kernels of every label. Each is built when it is needed, by the roofs of that moment."""
+    """Yield kernels of every label. Each is built when it is needed, by the ceilings of that moment."""
     left, width, tiny, device = at.left, at.width, at.tiny, at.machine.device
-    tiny_product, square_flops = partial(F.linear, tiny, tiny), 2.0 * len(left) ** 3
+    tiny_matmul, square_flops = partial(F.linear, tiny, tiny), 2.0 * len(left) ** 3
     wide = torch.randn(2 * len(left), len(left), device=device)
     nbytes = 4.0 * (left.numel() + wide.numel() + len(left) * len(wide))
-    product = Part(2 * square_flops, nbytes, partial(F.linear, left, wide), tiny_product)
-    yield Kernel("a large matrix product", "compute-bound", (product,))
+    product = Part(2 * square_flops, nbytes, partial(F.linear, left, wide), tiny_matmul)
+    yield Kernel("a large matmul", "compute-bound", (product,))
     stream = Part(0.0, at.data.nbytes, at.data.sum, at.one.sum)
     yield Kernel("a stream past every cache", "memory-bound", (stream,))
 
-    # The stream takes 1.1 times as long as the product, in the middle of the mixed regime.
-    memory_per_s, compute_per_s = at.roofs()
+    # The stream takes 1.1 times as long as the matmul, in the middle of the mixed regime.
+    memory_per_s, compute_per_s = at.ceilings()
     stream_bytes = 1.1 * square_flops / compute_per_s * memory_per_s
     times = math.ceil(stream_bytes / at.data.nbytes)
     data = at.data[: int(stream_bytes / times / 4)]
-    product = Part(square_flops, 12.0 * left.numel(), partial(F.linear, left, at.right), tiny_product)
+    product = Part(square_flops, 12.0 * left.numel(), partial(F.linear, left, at.right), tiny_matmul)
     stream = Part(0.0, times * data.nbytes, in_order(data.sum, times=times), in_order(at.one.sum, times=times))
-    yield Kernel("a product and a stream, nearly equally long", "mixed", (product, stream))
+    yield Kernel("a matmul and a stream, nearly equally long", "mixed", (product, stream))
 
     addition = partial(at.one.add_, 1)
     chain = in_order(addition, times=CHAIN)
@@ -158,14 +158,14 @@ def known_kernels(at: Buffers) -> Iterator[Kernel]:
     multiply = in_order(partial(F.linear, short, short_right), times=4)
     addition_s = min(time_calls(chain, at.machine.clock, 5)) / CHAIN
     own_work = in_order(addition, times=math.ceil(6 * at.seconds(multiply) / addition_s))
-    product = Part(8.0 * len(short) ** 3, 48.0 * short.numel(), multiply, in_order(tiny_product, times=4))
-    yield Kernel("short products and a host's own work", "overhead-bound", (product,), own_work)
+    product = Part(8.0 * len(short) ** 3, 48.0 * short.numel(), multiply, in_order(tiny_matmul, times=4))
+    yield Kernel("short matmuls and a host's own work", "overhead-bound", (product,), own_work)
 
     # It reads its weights once per row, where once in total is enough.
     by_row = in_order(*(partial(F.linear, row, at.weights[0]) for row in at.rows))
-    hollow = in_order(partial(F.linear, tiny[0], tiny), times=_ROWS)
-    product = Part(2.0 * _ROWS * width**2, 4.0 * width**2, by_row, hollow)
-    yield Kernel("a product of 16 rows, row by row", f"kernel-bound, {TERM_NAMES['kernel_s']}", (product,))
+    narrow = in_order(partial(F.linear, tiny[0], tiny), times=_ROWS)
+    product = Part(2.0 * _ROWS * width**2, 4.0 * width**2, by_row, narrow)
+    yield Kernel("a matmul of 16 rows, row by row", f"slow-kernels, {TERM_NAMES['kernel_s']}", (product,))
 
     packed = torch.randint(-127, 128, (width, width), device=device, dtype=torch.int8)
     scales, few = torch.rand(width, 1, device=device), packed[:8, :8].contiguous()
@@ -176,12 +176,12 @@ def known_kernels(at: Buffers) -> Iterator[Kernel]:
         lambda: F.linear(tiny, few.float().mul_(scales[:8])),
         lambda: packed.float().mul_(scales),
     )
-    label = f"kernel-bound, {TERM_NAMES['dequantise_s']}"
-    yield Kernel("a product of int8 weights, unpacked before it", label, (product,))
+    label = f"slow-kernels, {TERM_NAMES['dequantise_s']}"
+    yield Kernel("a matmul of int8 weights, unpacked before it", label, (product,))
 
     weights = at.data[: _WIDTH**2].view(_WIDTH, _WIDTH)
-    product = Part(2.0 * _WIDTH**2, weights.nbytes, partial(F.linear, at.rows[:1, :_WIDTH], weights), tiny_product)
-    yield Kernel("weights from the disk, and a product of one row", "link-bound", (product,), fetch=at.fetch)
+    product = Part(2.0 * _WIDTH**2, weights.nbytes, partial(F.linear, at.rows[:1, :_WIDTH], weights), tiny_matmul)
+    yield Kernel("weights from the disk, and a matmul of one row", "link-bound", (product,), fetch=at.fetch)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class Judged:
 def judged_kernels(machine: Machine, ceilings: Ceilings, seconds: float = 3.0) -> Iterator[Judged]:
     """Time each known kernel for about `seconds`, and judge it in rounds.
 
-    The roofs of a shared machine change from minute to minute (memory: 42, 78, 92 and 103 GB/s in four runs on one
+    The ceilings of a shared machine change from minute to minute (memory: 42, 78, 92 and 103 GB/s in four runs on one
     virtual machine). So each round measures them again, and `ceilings`, which were measured before, must agree.
     """
     before = ceilings.memory_bytes_per_s, ceilings.compute_flops_per_s("float32")
@@ -213,9 +213,9 @@ def judged_kernels(machine: Machine, ceilings: Ceilings, seconds: float = 3.0) -
                 at.seconds(call)
             end_s = machine.now_s() + seconds
             while len(rounds) < LEAST_ROUNDS or (len(rounds) < MOST_ROUNDS and machine.now_s() < end_s):
-                roofs = at.roofs()
+                ceilings = at.ceilings()
                 rounds.append([at.seconds(call) for call in calls])
-                labels[judge(kernel, rounds[-1], roofs, machine)[0]] += 1
+                labels[judge(kernel, rounds[-1], ceilings, machine)[0]] += 1
             [(label, count)] = labels.most_common(1)
             medians_s = [statistics.median(each) for each in zip(*rounds, strict=True)]
             of_all, split = judge(kernel, medians_s, before, machine)
@@ -224,10 +224,10 @@ def judged_kernels(machine: Machine, ceilings: Ceilings, seconds: float = 3.0) -
 
 
 def judge(
-    kernel: Kernel, seconds: Sequence[float], roofs: tuple[float, float], machine: Machine
+    kernel: Kernel, seconds: Sequence[float], ceilings: tuple[float, float], machine: Machine
 ) -> tuple[str, TimeBreakdown]:
-    """Return the label of a kernel by the seconds of its calls and by these roofs, and its time breakdown."""
-    (memory_per_s, compute_per_s), (whole_s, hollow_s, fetch_s, *of_parts) = roofs, seconds
+    """Return the label of a kernel by the seconds of its calls and by these ceilings, and its time breakdown."""
+    (memory_per_s, compute_per_s), (whole_s, overhead_model_s, fetch_s, *of_parts) = ceilings, seconds
     demands = [
         Demand(
             kernel.name, "other", part.flops, part.nbytes, 0.0, compute_per_s, call_s if part.call else None,
@@ -235,16 +235,16 @@ def judge(
         )
         for part, call_s, convert_s in zip(kernel.parts, of_parts[::3], of_parts[2::3], strict=True)
     ]  # fmt: skip
-    dispatch = Dispatch(hollow_s, min(sum(of_parts[1::3]), hollow_s))
-    step_roofs = StepRoofs(memory_per_s, dispatch, machine.info.overlaps_dispatch, fetch_s=fetch_s)
-    split = break_down(whole_s, demands, 0.0, step_roofs)
+    overhead = Overhead(overhead_model_s, min(sum(of_parts[1::3]), overhead_model_s))
+    step_ceilings = StepCeilings(memory_per_s, overhead, machine.info.hides_overhead, fetch_s=fetch_s)
+    split = break_down(whole_s, demands, 0.0, step_ceilings)
     work = sum(part.flops for part in kernel.parts), sum(part.nbytes for part in kernel.parts)
-    verdict = judge_cell(Measurement(split, *work, compute_per_s, step_roofs, whole_s, whole_s))
-    if split.attained > _ABOVE_ROOF:
+    verdict = judge_cell(Measurement(split, *work, compute_per_s, step_ceilings, whole_s, whole_s))
+    if split.attained > _ABOVE_CEILING:
         return UNKNOWN, split
-    if verdict.regime != "kernel-bound":
+    if verdict.regime != "slow-kernels":
         return verdict.regime, split
     low, high = sorted(("kernel_s", "dequantise_s"), key=lambda term: getattr(split, term))
     if getattr(split, high) < DOMINANCE * getattr(split, low):
         return UNKNOWN, split
-    return f"kernel-bound, {TERM_NAMES[high]}", split
+    return f"slow-kernels, {TERM_NAMES[high]}", split

@@ -70,7 +70,7 @@ def _lines(bench: Bench, quant: str) -> Iterator[Check]:
 
 
 def _prefill(bench: Bench) -> Iterator[Check]:
-    """Products, attention and small kernels of a prefill by its trace, and its clock: eager, and with compiled code."""
+    """Matmuls, attention and small kernels of a prefill by its trace, and its clock: eager, and with compiled code."""
     model, shape = bench.load(bench.model), _PREFILL[bench.cuda]
     ids = torch.zeros(*shape, dtype=torch.long, device=bench.device)
     numels = [each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear)]
@@ -87,16 +87,16 @@ def _prefill(bench: Bench) -> Iterator[Check]:
         with Watch(bench.machine.source, interval_s=0.1) as watch:
             [seconds] = time_in_turn([step], bench.machine.clock, _REPEATS[bench.cuda], drop_first=True)
         times_s = _kernel_times(bench, step)
-        products_s = sum(second for key, second in times_s.items() if "mm" in key or key.endswith("linear"))
+        matmuls_s = sum(second for key, second in times_s.items() if "mm" in key or key.endswith("linear"))
         attention_s = sum(second for key, second in times_s.items() if "attention" in key)
         clocks = sorted(reading.clock_hz for reading in watch.readings if reading.clock_hz)
         value = {
             "first_call_s": first_s,
             "prefill_s": statistics.median(seconds),
-            "products_s": products_s,
-            "flops_per_s": flops / products_s if products_s else None,
+            "matmuls_s": matmuls_s,
+            "flops_per_s": flops / matmuls_s if matmuls_s else None,
             "attention_s": attention_s,
-            "small_kernels_s": sum(times_s.values()) - products_s - attention_s,
+            "small_kernels_s": sum(times_s.values()) - matmuls_s - attention_s,
             "clock_hz": [clocks[0], statistics.median(clocks), clocks[-1]] if clocks else None,
         }
         yield Check(f"prefill {shape[0]} x {shape[1]}, {name}", None, value, why="only measured")

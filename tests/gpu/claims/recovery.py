@@ -72,7 +72,7 @@ def _after(bench: Bench) -> Iterator[Check]:
 
 
 def _own_workspace(bench: Bench) -> Iterator[Check]:
-    """Two graphs of products that split their inner dimension use cuBLAS's workspace; the first outlives the second.
+    """Two graphs of matmuls that split their inner dimension use cuBLAS's workspace; the first outlives the second.
 
     If they shared a workspace, the first would write to memory that the second's end gave to `other`.
     """

@@ -12,13 +12,13 @@ import torch
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError
 from profiler.facts.operators import REST
-from profiler.facts.visits import Gap, Visit
+from profiler.facts.repetitions import Gap, Repetition
 from profiler.forecast.command import forecast_run
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
-from profiler.measure.sweep import VisitContext as VisitBench
-from profiler.measure.sweep import visit, warm_up
+from profiler.measure.sweep import RepetitionContext as RepetitionBench
+from profiler.measure.sweep import repetition, warm_up
 from profiler.store.folder import Run
 
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, within
@@ -37,9 +37,9 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     yield Attempt("forecasts grow with the batch", _forecasts, least_s=60.0, cuda=False)
 
 
-def _eager(bench: Bench) -> tuple[Any, EagerEngine, VisitBench]:
+def _eager(bench: Bench) -> tuple[Any, EagerEngine, RepetitionBench]:
     model = bench.load(bench.small)
-    return model, EagerEngine(model, bench.machine), VisitBench(bench.machine, Prompts(model.config.vocab_size))
+    return model, EagerEngine(model, bench.machine), RepetitionBench(bench.machine, Prompts(model.config.vocab_size))
 
 
 def _plain_loop(bench: Bench) -> Iterator[Check]:
@@ -49,17 +49,17 @@ def _plain_loop(bench: Bench) -> Iterator[Check]:
     ids = Prompts(vocab).of(cell).to(bench.device)
     ratios: dict[str, list[float]] = {"prefill": [], "decode": []}
     for turn in range(_INTERLEAVED):
-        visit = _visit(bench, cell, turn)
+        repetition = _repetition(bench, cell, turn)
         prefills_s, steps_s = _loop(bench, model, ids)
-        ratios["prefill"].append(statistics.median(visit.prefills_s) / statistics.median(prefills_s))
-        ratios["decode"].append(statistics.median(visit.decode_s[1:]) / statistics.median(steps_s[1:]))
+        ratios["prefill"].append(statistics.median(repetition.prefills_s) / statistics.median(prefills_s))
+        ratios["decode"].append(statistics.median(repetition.decode_s[1:]) / statistics.median(steps_s[1:]))
     for phase, found in ratios.items():
         yield within(f"{phase}: ours / a plain loop", statistics.median(found), 0.02 if bench.cuda else 0.5)
 
 
-def _visit(bench: Bench, cell: Cell, turn: int) -> Visit:
+def _repetition(bench: Bench, cell: Cell, turn: int) -> Repetition:
     _, engine, at = bench.once(_eager)
-    timed = visit(engine, cell, turn, at)
+    timed = repetition(engine, cell, turn, at)
     if isinstance(timed, Gap):
         raise RuntimeError(timed.reason)
     return timed
@@ -89,10 +89,10 @@ def _loop(bench: Bench, model: Any, ids: torch.Tensor) -> tuple[list[float], lis
 
 
 def _new_shape(bench: Bench) -> Iterator[Check]:
-    """A library that plans for each new length (cuDNN's attention) pays in the first loop; a visit must not."""
+    """A library that plans for each new length (cuDNN's attention) pays in the first loop; a repetition must not."""
     cell = Cell(1, _FRESH_PROMPT, _NEW_TOKENS)
-    first_s, second_s = (statistics.median(_visit(bench, cell, turn).decode_s[1:]) for turn in range(2))
-    yield within("a visit of a new shape: first / second", first_s / second_s, 0.05)
+    first_s, second_s = (statistics.median(_repetition(bench, cell, turn).decode_s[1:]) for turn in range(2))
+    yield within("a repetition of a new shape: first / second", first_s / second_s, 0.05)
 
 
 def _split(bench: Bench) -> Iterator[Check]:
@@ -102,7 +102,7 @@ def _split(bench: Bench) -> Iterator[Check]:
     decode = cells[cells["phase"] == "decode"]
     joules = decode["joules_per_token"].dropna()
     passed = bool((joules > 0).all()) if bench.cuda and len(joules) else None
-    why = "" if passed is not None else "no energy counter, or no visit long enough for it"
+    why = "" if passed is not None else "no energy counter, or no repetition long enough for it"
     yield Check("joules a token", passed, joules.round(4).tolist(), "> 0", why)
     cost = (run.document.engine.instrument_s_per_step or 0.0) / decode["latency_s"].min()
     yield Check("instrument / fastest step", cost < 0.005, cost, "< 0.5 %")
@@ -111,8 +111,8 @@ def _split(bench: Bench) -> Iterator[Check]:
 def _unexplained(bench: Bench, run: Run) -> Check:
     """Judge the rest of steps of which all kernels were replayed.
 
-    Without a replay of its small kernels, a step's avoidable work is its counted bytes at the memory's roof. That is an
-    upper bound: on an L4, 48 MiB of L2 pass intermediates of 15 MiB from one kernel to the next.
+    Without a replay of its small kernels, a step's redundant work is its counted bytes at the memory's ceiling. That is
+    an upper bound: on an L4, 48 MiB of L2 pass intermediates of 15 MiB from one kernel to the next.
     """
     facts, cells = facts_of(run), run.cells.set_index(["phase", "batch_size", "prompt_len"])
     shares = (cells["unexplained_s"] / cells["latency_s"])[cells["status"] == "ok"]
@@ -131,7 +131,8 @@ def _unexplained(bench: Bench, run: Run) -> Check:
 
 
 def _forecasts(bench: Bench) -> Iterator[Check]:
-    """No step of more sequences may be forecast as faster, whatever disturbed the twin of a batch without a cell."""
+    """No step of more sequences may be forecast as faster, whatever disturbed the overhead model of a batch without a
+    cell."""
     try:
         cells = forecast_run(bench.once(main_run).folder, ForecastRequest(batch_sizes="1,2,4,8,16")).cells
     except RequestError as error:

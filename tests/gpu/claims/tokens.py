@@ -1,4 +1,4 @@
-"""Equal greedy tokens from every engine; their times; the best compared with the memory roof."""
+"""Equal greedy tokens from every engine; their times; the best compared with the memory ceiling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from profiler.judge.breakdown import TERMS
 from .bench import Attempt, Bench, Check
 
 _LEAST_SHARE = 0.45
-"""Of the memory roof. On an H100 a graph of Mistral-7B's step reached 0.53; slower memory hides more small kernels."""
+"""Of the memory ceiling. On an H100 a graph of Mistral-7B's step reached 0.53; slower memory hides more small
+kernels."""
 _LARGE_BYTES = 5e9
 """Bytes of weights from which small kernels are negligible at batch 1."""
 

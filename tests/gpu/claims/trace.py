@@ -25,7 +25,7 @@ from profiler.loading.load import load
 from profiler.loading.prompts import Prompts
 from profiler.loading.request import ModelRequest
 from profiler.loading.source import resolve
-from profiler.measure.dispatch import hollow_config
+from profiler.measure.overhead import overhead_model_config
 
 from .bench import Attempt, Bench, Check, NotRunError, cells_measured, facts_of, main_run, replayed_s, within
 
@@ -38,7 +38,7 @@ _LEAST_KERNEL_S = 10e-6
 _CELL = Cell(1, 512, 32)
 
 _ATTENTION, _REPLAYS, _LAUNCHES = (
-    "attention kernel", "kernels of the step / replayed", "operators that launch, twin = model"
+    "attention kernel", "kernels of the step / replayed", "operators that launch, overhead model = model"
 )  # fmt: skip
 
 Kernel = tuple[str, float]
@@ -50,7 +50,7 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
     for phase in PHASES:
         for name, run in ((_ATTENTION, _attention_kernel), (_REPLAYS, _replays), (_LAUNCHES, _launches)):
             yield Attempt(f"{phase}: {name}", partial(run, phase=phase), least_s=20.0)
-    yield Attempt("arithmetic of a prefill / traced products", _arithmetic, least_s=20.0)
+    yield Attempt("arithmetic of a prefill / traced matmuls", _arithmetic, least_s=20.0)
     yield Attempt("replays of the run / all layers in a graph", _all_layers, least_s=20.0)
     yield Attempt("attention of a static and a graph prefill", _kept_caches, least_s=20.0)
 
@@ -87,9 +87,11 @@ def _main_model(bench: Bench) -> _Model:
     return _with_names(bench.load(bench.model))
 
 
-def _twin(bench: Bench) -> _Model:
+def _overhead_model(bench: Bench) -> _Model:
     source = resolve(bench.model)
-    return _with_names(load(ModelRequest(source, bench.device, bench.dtype), hollow_config(load_config(source))).module)
+    return _with_names(
+        load(ModelRequest(source, bench.device, bench.dtype), overhead_model_config(load_config(source))).module
+    )
 
 
 def _main_cells(bench: Bench) -> Iterator[Check]:
@@ -192,26 +194,27 @@ def _attention_kernel(bench: Bench, phase: str) -> Iterator[Check]:
 
 
 def _arithmetic(bench: Bench) -> Iterator[Check]:
-    """What products need at the compute roof is at most what they took, else the roof is too low for their clock."""
+    """What matmuls need at the compute ceiling is at most what they took, else the ceiling is too low for their
+    clock."""
     run, model = bench.once(main_run), bench.once(_main_model)
     parts, attention = bench.once(_traces)["prefill"].parts, set(model.cores.values())
-    products_s = sum(seconds for name, kernels in parts.items() if name not in attention for _, seconds in kernels)
+    matmuls_s = sum(seconds for name, kernels in parts.items() if name not in attention for _, seconds in kernels)
     cells = run.cells.set_index(["phase", "batch_size", "prompt_len"])
     needed_s = float(cells.loc[("prefill", _CELL.batch_size, _CELL.prompt_len), "compute_s"])
     if math.isnan(needed_s):
         raise NotRunError("the run's time ended before the traced prefill was measured")
-    value = {"arithmetic_s": needed_s, "products_s": products_s}
-    yield Check("prefill: arithmetic term / traced products", needed_s < 1.03 * products_s, value, "<= 1, within 3 %")
+    value = {"arithmetic_s": needed_s, "matmuls_s": matmuls_s}
+    yield Check("prefill: arithmetic term / traced matmuls", needed_s < 1.03 * matmuls_s, value, "<= 1, within 3 %")
 
 
 def _launches(bench: Bench, phase: str) -> Iterator[Check]:
-    trace, twin = bench.once(_traces)[phase], bench.once(_twin)
-    twin_trace = _trace(bench, twin, _step(bench, twin, phase, Cell(1, 8, 24)))
+    trace, overhead_model = bench.once(_traces)[phase], bench.once(_overhead_model)
+    overhead_model_trace = _trace(bench, overhead_model, _step(bench, overhead_model, phase, Cell(1, 8, 24)))
     value = {
-        "operators": {"model": trace.launching, "twin": twin_trace.launching},
-        "kernels": {"model": len(trace.kernels), "twin": len(twin_trace.kernels)},
+        "operators": {"model": trace.launching, "overhead_model": overhead_model_trace.launching},
+        "kernels": {"model": len(trace.kernels), "overhead_model": len(overhead_model_trace.kernels)},
     }
-    yield Check(f"{phase}: {_LAUNCHES}", trace.launching == twin_trace.launching, value, "equal")
+    yield Check(f"{phase}: {_LAUNCHES}", trace.launching == overhead_model_trace.launching, value, "equal")
 
 
 def _replays(bench: Bench, phase: str) -> Iterator[Check]:
@@ -238,8 +241,8 @@ def _replays(bench: Bench, phase: str) -> Iterator[Check]:
 
 def _key(facts: Facts, phase: str) -> CellKey:
     """Return the key of the traced step in the main run."""
-    asked = phase, _CELL.batch_size, _CELL.prompt_len
-    return next(key for key in facts.grid.keys if (key.phase, key.cell.batch_size, key.cell.prompt_len) == asked)
+    requested = phase, _CELL.batch_size, _CELL.prompt_len
+    return next(key for key in facts.grid.keys if (key.phase, key.cell.batch_size, key.cell.prompt_len) == requested)
 
 
 def _all_layers(bench: Bench) -> Iterator[Check]:

@@ -1,4 +1,5 @@
-"""Roofs compared with the datasheet, a repetition and a graph of the same work; labels of known kernels; the clock."""
+"""Ceilings compared with the datasheet, a repetition and a graph of the same work; labels of known kernels; the
+clock."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ import torch.nn.functional as F
 from profiler.device.clock import now_s
 from profiler.device.telemetry import Watch
 from profiler.effort import Effort
-from profiler.facts.roofs import GEMV, READ, Ceilings, Roof
+from profiler.facts.ceilings import GEMV, READ, Ceiling, Ceilings
 from profiler.loading.request import DTYPES, dtype_name
 from profiler.roofs.bandwidth import measure_read
-from profiler.roofs.gemm import measurable_dtypes, measure_gemm, square_product, square_size
+from profiler.roofs.gemm import measurable_dtypes, measure_gemm, square_matmul, square_size
 from profiler.roofs.measure import measure
 from profiler.roofs.sampler import random_bytes, sample
 
@@ -26,21 +27,21 @@ from .kernels import judged_kernels
 _APART = 0.03
 _HEATING_S = 3.0
 _HEATING_SIDE = 16384
-_LOOKS_S = 0.05
+_READINGS_S = 0.05
 _GEMV_SIDE = 4096
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
-    yield Attempt("streams", _stream_roof, least_s=30.0, cuda=False)
+    yield Attempt("streams", _stream_ceiling, least_s=30.0, cuda=False)
     for dtype in measurable_dtypes(bench.device):
-        yield Attempt(f"{dtype} product", partial(_product_roof, dtype=dtype), cuda=False)
+        yield Attempt(f"{dtype} product", partial(_matmul_ceiling, dtype=dtype), cuda=False)
     for name in (READ, "GEMV", "GEMM"):
         yield Attempt(f"{name} in a graph", partial(_in_a_graph, name=name))
     yield Attempt("known kernels", _known_kernels, least_s=40.0, cuda=False)
 
 
-def first_roofs(bench: Bench) -> Ceilings:
-    """Return the roofs, after some seconds of products: a cold card would be faster the first time."""
+def first_ceilings(bench: Bench) -> Ceilings:
+    """Return the ceilings, after some seconds of matmuls: a cold card would be faster the first time."""
     if bench.cuda:
         _load(bench, _HEATING_S)
     dtype = dtype_name(bench.dtype) if bench.cuda else "float32"
@@ -50,7 +51,7 @@ def first_roofs(bench: Bench) -> Ceilings:
 
 
 def _stage_s(bench: Bench) -> float:
-    return Effort().roof_s if bench.cuda else 0.1
+    return Effort().ceiling_s if bench.cuda else 0.1
 
 
 def _load(bench: Bench, seconds: float) -> None:
@@ -61,9 +62,11 @@ def _load(bench: Bench, seconds: float) -> None:
         bench.machine.clock.synchronize()
 
 
-def _stream_roof(bench: Bench) -> Iterator[Check]:
-    first = bench.once(first_roofs)
-    second, clocks = _roof_with_clocks(bench, partial(measure_read, bench.machine, first.stream_bytes, _stage_s(bench)))
+def _stream_ceiling(bench: Bench) -> Iterator[Check]:
+    first = bench.once(first_ceilings)
+    second, clocks = _ceiling_with_clocks(
+        bench, partial(measure_read, bench.machine, first.stream_bytes, _stage_s(bench))
+    )
     yield _twice(bench, "stream", first.memory[READ], second, clocks)
     sheet = bench.machine.info.datasheet
     if sheet is None:
@@ -73,11 +76,11 @@ def _stream_roof(bench: Bench) -> Iterator[Check]:
         yield Check("stream / datasheet", 0.6 < share < 1.02, share, "0.6 .. 1.02")
 
 
-def _product_roof(bench: Bench, dtype: str) -> Iterator[Check]:
-    first = bench.once(first_roofs).compute.get(dtype)
+def _matmul_ceiling(bench: Bench, dtype: str) -> Iterator[Check]:
+    first = bench.once(first_ceilings).compute.get(dtype)
     if first is None:
         raise NotRunError(f"this card and torch have no {dtype} product")
-    second, clocks = _roof_with_clocks(bench, partial(measure_gemm, bench.machine, dtype, _stage_s(bench)))
+    second, clocks = _ceiling_with_clocks(bench, partial(measure_gemm, bench.machine, dtype, _stage_s(bench)))
     yield _twice(bench, f"{dtype} product", first, second, clocks)
     sheet = bench.machine.info.datasheet
     if sheet is None:
@@ -91,19 +94,20 @@ def _product_roof(bench: Bench, dtype: str) -> Iterator[Check]:
         yield Check(f"{dtype} product / a healthy card's", share > 0.9, share, "> 0.9")
 
 
-def _roof_with_clocks(bench: Bench, probe: Callable[[], Roof]) -> tuple[Roof, dict[str, float | None]]:
-    """Return a second measurement of a roof, with the card's clock at its start, during it (median), and at its end."""
+def _ceiling_with_clocks(bench: Bench, probe: Callable[[], Ceiling]) -> tuple[Ceiling, dict[str, float | None]]:
+    """Return a second measurement of a ceiling, with the card's clock at its start, during it (median), and at its
+    end."""
     source = bench.machine.source
     start_hz = source.read().clock_hz
-    with Watch(source, interval_s=_LOOKS_S) as watch:
-        roof = probe()
+    with Watch(source, interval_s=_READINGS_S) as watch:
+        ceiling = probe()
     end_hz = source.read().clock_hz
     seen = [reading.clock_hz for reading in watch.readings if reading.clock_hz]
-    return roof, {"start": start_hz, "middle": statistics.median(seen) if seen else None, "end": end_hz}
+    return ceiling, {"start": start_hz, "middle": statistics.median(seen) if seen else None, "end": end_hz}
 
 
-def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str, float | None]) -> Check:
-    """Compare two measurements of a roof, raw or at one clock.
+def _twice(bench: Bench, name: str, first: Ceiling, second: Ceiling, clocks: dict[str, float | None]) -> Check:
+    """Compare two measurements of a ceiling, raw or at one clock.
 
     Readings of the clock are few, and a card at its power cap changes its clock between them.
     """
@@ -122,41 +126,46 @@ def _twice(bench: Bench, name: str, first: Roof, second: Roof, clocks: dict[str,
 
 
 def _in_a_graph(bench: Bench, name: str) -> Iterator[Check]:
-    """Compare with the same work in a graph, without the host: a lower roof includes its launches.
+    """Compare with the same work in a graph, without the host: a lower ceiling includes its launches.
 
     Both are sampled for the same time: a card at its power limit is faster in the first milliseconds.
     """
-    roofs, machine, dtype = bench.once(first_roofs), bench.machine, dtype_name(bench.dtype)
+    ceilings, machine, dtype = bench.once(first_ceilings), bench.machine, dtype_name(bench.dtype)
     if name == READ:
-        roof, data = roofs.memory[READ], random_bytes(roofs.stream_bytes, bench.device)
+        ceiling, data = ceilings.memory[READ], random_bytes(ceilings.stream_bytes, bench.device)
         work, call = float(data.nbytes), data.sum
     elif name == "GEMV":
         shape = {"device": bench.device, "dtype": DTYPES[dtype]}
-        count = max(3, roofs.stream_bytes // (_GEMV_SIDE**2 * DTYPES[dtype].itemsize))
+        count = max(3, ceilings.stream_bytes // (_GEMV_SIDE**2 * DTYPES[dtype].itemsize))
         weights = [torch.randn(_GEMV_SIDE, _GEMV_SIDE, **shape) for _ in range(count)]
         row = torch.randn(1, _GEMV_SIDE, **shape)
-        roof, work = roofs.memory[f"{GEMV} {dtype}"], float(sum(weight.nbytes for weight in weights))
+        ceiling, work = ceilings.memory[f"{GEMV} {dtype}"], float(sum(weight.nbytes for weight in weights))
 
         def call() -> Any:
             for weight in weights:
                 F.linear(row, weight)
     else:
-        roof = roofs.compute[dtype]
-        work = 2.0 * square_size(roof) ** 3
-        call, _ = square_product(bench.device, dtype, square_size(roof))
+        ceiling = ceilings.compute[dtype]
+        work = 2.0 * square_size(ceiling) ** 3
+        call, _ = square_matmul(bench.device, dtype, square_size(ceiling))
     with torch.inference_mode():
         with machine.on_side_stream():
             call()
         graph_s, eager_s = (
             statistics.median(sample(run, machine, _stage_s(bench))) for run in (machine.capture(call), call)
         )
-    ratio = roof.per_s * graph_s / work
-    value = {"roof / graph": ratio, "eager / graph": eager_s / graph_s, "graph_s": graph_s, "clock_hz": roof.clock_hz}
-    yield within(f"{name}: roof / the same in a graph", ratio, 0.05, value)
+    ratio = ceiling.per_s * graph_s / work
+    value = {
+        "ceiling / graph": ratio,
+        "eager / graph": eager_s / graph_s,
+        "graph_s": graph_s,
+        "clock_hz": ceiling.clock_hz,
+    }
+    yield within(f"{name}: ceiling / the same in a graph", ratio, 0.05, value)
 
 
 def _known_kernels(bench: Bench) -> Iterator[Check]:
-    found = judged_kernels(bench.machine, bench.once(first_roofs), 3.0 if bench.cuda else 0.3)
+    found = judged_kernels(bench.machine, bench.once(first_ceilings), 3.0 if bench.cuda else 0.3)
     for number, item in enumerate(found):
         expected = item.kernel.label
         value = {"label": item.label, "rounds": dict(item.rounds)}

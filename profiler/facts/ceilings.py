@@ -1,4 +1,4 @@
-"""Measured roofs as values: compute, memory, launch, links, and the readings of the drift probe."""
+"""Measured ceilings as values: compute, memory, launch, links, and the readings of the drift probe."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from profiler.data.ceiling_set import CeilingSet
 from profiler.data.datasheets import Datasheet
 from profiler.data.links import Link
-from profiler.data.roof_set import RoofSet
 from profiler.facts.fact import Fact
 from profiler.stats import NOTCH
 
@@ -23,18 +23,18 @@ READ = "read"
 COPY = "copy"
 TRIAD = "triad"
 DATASHEET = "datasheet"
-"""The method of a roof that was not measured: the dense peak of the card's datasheet, which no kernel reaches."""
+"""The method of a ceiling that was not measured: the dense peak of the card's datasheet, which no kernel reaches."""
 PINNED = "host, pinned"
 """The link from pinned memory; weights cross the link from ordinary memory, `host`."""
 RESIDENT_GAIN = 1.25
 """A buffer that is repeatedly read this many times as fast as memory is served by a cache."""
 AGREE = 0.05
-"""Two measurements of one roof agree within this share; on a quiet machine they differ by at most 3 %."""
+"""Two measurements of one ceiling agree within this share; on a quiet machine they differ by at most 3 %."""
 
 
 @dataclass(frozen=True)
-class Roof:
-    """One measured roof, in units per second."""
+class Ceiling:
+    """One measured ceiling, in units per second."""
 
     per_s: float
     """The median of the samples."""
@@ -51,11 +51,11 @@ class Roof:
     seconds: tuple[float, ...] = ()
     """All samples; empty if only their statistics were stored."""
     burst_per_s: float | None = None
-    """A compute roof in its first 20 ms, before a GPU reaches its power limit; None in older runs and on a CPU."""
+    """A compute ceiling in its first 20 ms, before a GPU reaches its power limit; None in older runs and on a CPU."""
 
     @property
     def measured(self) -> bool:
-        """Whether the roof was measured; a datasheet's peak has no samples."""
+        """Whether the ceiling was measured; a datasheet's peak has no samples."""
         return self.samples > 0
 
     @property
@@ -67,7 +67,7 @@ class Roof:
 
     @property
     def at_full_clock(self) -> float:
-        """A compute roof before the device reached its power limit, as a multiple of it.
+        """A compute ceiling before the device reached its power limit, as a multiple of it.
 
         An H100 of 700 W reaches 780 TFLOP/s in bfloat16 for a moment, and 700 at its power limit. In older runs the
         fastest sample stands for the burst.
@@ -75,18 +75,18 @@ class Roof:
         fastest = statistics.median(self.seconds) / min(self.seconds) if self.seconds else 1.0
         return max(1.0, self.burst_per_s / self.per_s) if self.burst_per_s else fastest
 
-    def times(self, share: float) -> Roof:
-        """Return this roof scaled by `share`, without its samples."""
+    def times(self, share: float) -> Ceiling:
+        """Return this ceiling scaled by `share`, without its samples."""
         per_s, low, high = (share * value for value in (self.per_s, self.low_per_s, self.high_per_s))
         burst_per_s = share * self.burst_per_s if self.burst_per_s else None
         return replace(self, per_s=per_s, low_per_s=low, high_per_s=high, seconds=(), burst_per_s=burst_per_s)
 
 
-def _nominal_roof(per_s: float, method: str) -> Roof:
-    return Roof(per_s, per_s, per_s, 0, method)
+def _nominal_ceiling(per_s: float, method: str) -> Ceiling:
+    return Ceiling(per_s, per_s, per_s, 0, method)
 
 
-_NO_ROOF = _nominal_roof(math.inf, "none")
+_NO_CEILING = _nominal_ceiling(math.inf, "none")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True)
-class DriftReading(Fact, kind="sentinel", into="looks"):
+class DriftReading(Fact, kind="sentinel", into="drift_readings"):
     """One reading of the drift probe: seconds of its memory-bound and its compute-bound work."""
 
     memory: float
@@ -118,7 +118,7 @@ was shared and busy; the value is the fastest quartile of twelve measurements of
 
 @dataclass(frozen=True)
 class HostPace:
-    """Dispatch speed of one host core, by steps of the standard hollow twin."""
+    """Speed of one host core at launching, by steps of the standard overhead model."""
 
     step_s: float
     """CPU seconds per step: the fastest quartile of `seconds`."""
@@ -132,24 +132,24 @@ class HostPace:
 
 
 @dataclass(frozen=True)
-class WeightReadRoof:
+class WeightReadCeiling:
     """Bandwidth of reading the model's weights in place, as its steps do, instead of a contiguous buffer."""
 
     nbytes: int
     """Bytes of the tensors that were read."""
-    roof: Roof
-    stream: Roof | None = None
+    ceiling: Ceiling
+    stream: Ceiling | None = None
     """A contiguous buffer in pieces of the same sizes, read alternately with the weights; None in older runs."""
 
 
 @dataclass(frozen=True)
-class RoofsRemeasured(Fact, kind="roofs_again", into="roofs_again"):
-    """The roofs that a verdict depends on, measured again at the end of the run."""
+class CeilingsRemeasured(Fact, kind="roofs_again", into="ceilings_again"):
+    """The ceilings that a verdict depends on, measured again at the end of the run."""
 
-    memory: Mapping[str, Roof]
+    memory: Mapping[str, Ceiling]
     """Bytes/s of a stream read, and of the matrix-vector product."""
-    compute: Mapping[str, Roof]
-    """FLOP/s of the product in the model's dtype."""
+    compute: Mapping[str, Ceiling]
+    """FLOP/s of the matmul in the model's dtype."""
     at_unix_s: float = 0.0
 
 
@@ -157,9 +157,9 @@ class RoofsRemeasured(Fact, kind="roofs_again", into="roofs_again"):
 class Ceilings(Fact, kind="roofs"):
     """The best rates of the device, as measured in this run."""
 
-    compute: Mapping[str, Roof]
-    """FLOP/s of a large matrix product, by dtype name."""
-    memory: Mapping[str, Roof]
+    compute: Mapping[str, Ceiling]
+    """FLOP/s of a large matmul, by dtype name."""
+    memory: Mapping[str, Ceiling]
     """Bytes/s by kind: read, copy, triad, and the matrix-vector product in the model's dtype."""
     stream_bytes: int
     """Size of the streamed buffers."""
@@ -172,37 +172,37 @@ class Ceilings(Fact, kind="roofs"):
     """Seconds of the host to submit one tiny kernel, and of the device to run it (by graph replay)."""
     page_fault_s: float = 0.0
     """Seconds of the first access to a new page (CPU); 0 if not measured."""
-    links: Mapping[str, Roof] = field(default_factory=dict)
+    links: Mapping[str, Ceiling] = field(default_factory=dict)
     """Bytes/s from the `host` or the `disk` to the device; measured only where weights of this model are offloaded."""
     collective: Link | None = None
     """The link between the ranks that share the model; None with one device."""
     host: HostPace | None = None
-    """Dispatch speed of the host; None if not measured."""
+    """Overhead speed of the host; None if not measured."""
     measured_s: float = 0.0
     """Seconds that the measurement took."""
     measured_at_unix_s: float = 0.0
-    weights: WeightReadRoof | None = None
+    weights: WeightReadCeiling | None = None
     """Bandwidth of reading this model's weights; None if they are too small or were not read."""
     missing: Mapping[str, str] = field(default_factory=dict)
-    """The reason, in one line, for each roof that could not be measured, by name."""
+    """The reason, in one line, for each ceiling that could not be measured, by name."""
 
     @property
     def judges(self) -> bool:
-        """Whether there is a roof of memory and one of compute; a time breakdown needs both."""
+        """Whether there is a ceiling of memory and one of compute; a time breakdown needs both."""
         return bool(self.memory) and bool(self.compute)
 
     def measured(self, dtype: str) -> bool:
-        """Return whether both roofs of a step in this dtype were measured on the device."""
-        return self.memory_roof.measured and dtype in self.compute and self.compute[dtype].measured
+        """Return whether both ceilings of a step in this dtype were measured on the device."""
+        return self.memory_ceiling.measured and dtype in self.compute and self.compute[dtype].measured
 
     def fetch_s(self, waiting_bytes: Mapping[str, int]) -> float:
         """Return the seconds to transfer offloaded bytes, given by location; bytes of unmeasured links do not count."""
         return sum(nbytes / self.links[where].per_s for where, nbytes in waiting_bytes.items() if where in self.links)
 
-    def roof_set(self, device: str) -> RoofSet:
-        """Return these roofs as those of the device of this name."""
-        peaks = {dtype: roof.per_s for dtype, roof in self.compute.items()}
-        return RoofSet(f"{device}, measured", self.memory_bytes_per_s, peaks)
+    def ceiling_set(self, device: str) -> CeilingSet:
+        """Return these ceilings as those of the device of this name."""
+        peaks = {dtype: ceiling.per_s for dtype, ceiling in self.compute.items()}
+        return CeilingSet(f"{device}, measured", self.memory_bytes_per_s, peaks)
 
     @property
     def plateau(self) -> bool:
@@ -225,19 +225,20 @@ class Ceilings(Fact, kind="roofs"):
 
     @property
     def memory_bytes_per_s(self) -> float:
-        """Bytes/s of that roof; infinite without one."""
-        return self.memory_roof.per_s
+        """Bytes/s of that ceiling; infinite without one."""
+        return self.memory_ceiling.per_s
 
     @property
-    def memory_roof(self) -> Roof:
-        """The memory roof beyond all caches: stream read, or matrix-vector product if faster."""
-        return memory_roof(self.memory)
+    def memory_ceiling(self) -> Ceiling:
+        """The memory ceiling beyond all caches: stream read, or matrix-vector product if faster."""
+        return memory_ceiling(self.memory)
 
     def memory_bytes_per_s_for(self, working_set_bytes: Any) -> Any:
-        """Return the bandwidth for a working set that is read repeatedly, a number or an array: a cache's, or the roof.
+        """Return the bandwidth for a working set that is read repeatedly, a number or an array: a cache's, or the
+        ceiling.
 
         A model that fits a cache is not bound by memory. The nearest larger size of the curve decides, by its speed
-        relative to the end of the curve, since a shared machine may have changed between curve and roof.
+        relative to the end of the curve, since a shared machine may have changed between curve and ceiling.
         """
         gains = [max(1.0, point.bytes_per_s / self.curve[-1].bytes_per_s) for point in self.curve]
         larger = np.searchsorted([point.nbytes for point in self.curve], working_set_bytes)
@@ -246,7 +247,7 @@ class Ceilings(Fact, kind="roofs"):
 
     @property
     def copy_share(self) -> float:
-        """Bandwidth of a copy (equal reads and writes) as a share of the memory roof; 1 if not measured."""
+        """Bandwidth of a copy (equal reads and writes) as a share of the memory ceiling; 1 if not measured."""
         copy = self.memory.get(COPY)
         return min(1.0, copy.per_s / self.memory_bytes_per_s) if copy else 1.0
 
@@ -258,8 +259,8 @@ class Ceilings(Fact, kind="roofs"):
         """Return these ceilings for a working set with the bandwidth of the next smaller size of the curve.
 
         This needs a cache that certainly ends between the two sizes around the working set. At least two larger sizes
-        must be clearly slower, and the end of the curve not faster than the memory roof. Otherwise one of the figures
-        was measured too low, and the ceilings stay as they are.
+        must be clearly slower, and the end of the curve not faster than the memory ceiling. Otherwise one of the
+        figures was measured too low, and the ceilings stay as they are.
         """
         smaller = tuple(point for point in self.curve if point.nbytes < working_set_bytes)
         larger = self.curve[len(smaller) :]
@@ -274,50 +275,52 @@ class Ceilings(Fact, kind="roofs"):
         return replace(self, curve=(*smaller, served, *larger))
 
     def only(self, dtypes: Sequence[str], model_dtype: str, sheet: Datasheet | None = None) -> Ceilings:
-        """Return the roofs of these dtypes, for a model whose weights have `model_dtype`.
+        """Return the ceilings of these dtypes, for a model whose weights have `model_dtype`.
 
-        A roof that was not measured is the peak of `sheet`, if the card has one, or left out.
+        A ceiling that was not measured is the peak of `sheet`, if the card has one, or left out.
         """
-        streams = {name: roof for name, roof in self.memory.items() if not name.startswith(GEMV)}
-        product = self.memory.get(f"{GEMV} {model_dtype}")
-        memory = {**streams, **({GEMV: product} if product else {})}
+        streams = {name: ceiling for name, ceiling in self.memory.items() if not name.startswith(GEMV)}
+        matmul = self.memory.get(f"{GEMV} {model_dtype}")
+        memory = {**streams, **({GEMV: matmul} if matmul else {})}
         compute = {name: self.compute[name] for name in dtypes if name in self.compute}
         if sheet is not None:
             peaks = {name: sheet.peak_flops_per_s(name) for name in dtypes if name not in compute}
-            compute |= {name: _nominal_roof(peak, DATASHEET) for name, peak in peaks.items() if peak}
-            memory = memory or {READ: _nominal_roof(sheet.bandwidth_bytes_per_s, DATASHEET)}
+            compute |= {name: _nominal_ceiling(peak, DATASHEET) for name, peak in peaks.items() if peak}
+            memory = memory or {READ: _nominal_ceiling(sheet.bandwidth_bytes_per_s, DATASHEET)}
         return replace(self, compute=compute, memory=memory)
 
     def times(self, memory: float, compute: float) -> Ceilings:
         """Return these ceilings with memory (caches too) and compute scaled by these shares."""
         return replace(
             self,
-            memory={name: roof.times(memory) for name, roof in self.memory.items()},
+            memory={name: ceiling.times(memory) for name, ceiling in self.memory.items()},
             curve=tuple(replace(point, bytes_per_s=memory * point.bytes_per_s) for point in self.curve),
-            compute={name: roof.times(compute) for name, roof in self.compute.items()},
+            compute={name: ceiling.times(compute) for name, ceiling in self.compute.items()},
         )
 
     def compute_flops_per_s(self, dtype: str) -> float:
-        """Return the FLOP/s of `compute_roof`; infinite without any."""
-        return self.compute_roof(dtype).per_s
+        """Return the FLOP/s of `compute_ceiling`; infinite without any."""
+        return self.compute_ceiling(dtype).per_s
 
     def full_clock(self) -> dict[str, float]:
-        """Return the FLOP/s at full clock by dtype, where they are clearly above the roof."""
-        shares = {dtype: roof.at_full_clock for dtype, roof in self.compute.items()}
+        """Return the FLOP/s at full clock by dtype, where they are clearly above the ceiling."""
+        shares = {dtype: ceiling.at_full_clock for dtype, ceiling in self.compute.items()}
         return {dtype: share * self.compute[dtype].per_s for dtype, share in shares.items() if share > 1 + AGREE}
 
-    def compute_roof(self, dtype: str) -> Roof:
-        """Return the compute roof of a dtype; if unknown, the highest of the others."""
-        return self.compute.get(dtype) or max(self.compute.values(), key=lambda roof: roof.per_s, default=_NO_ROOF)
+    def compute_ceiling(self, dtype: str) -> Ceiling:
+        """Return the compute ceiling of a dtype; if unknown, the highest of the others."""
+        return self.compute.get(dtype) or max(
+            self.compute.values(), key=lambda ceiling: ceiling.per_s, default=_NO_CEILING
+        )
 
 
-def memory_roof(memory: Mapping[str, Roof]) -> Roof:
-    """Return the memory roof of a decode step: stream read, or the matrix-vector product if faster.
+def memory_ceiling(memory: Mapping[str, Ceiling]) -> Ceiling:
+    """Return the memory ceiling of a decode step: stream read, or the matrix-vector product if faster.
 
     A step mainly reads. Copies and triads also write, and count only if there is no read.
     """
-    reads = [roof for name, roof in memory.items() if name == READ or name.startswith(GEMV)]
-    return max(reads or memory.values(), key=lambda roof: roof.per_s, default=_NO_ROOF)
+    reads = [ceiling for name, ceiling in memory.items() if name == READ or name.startswith(GEMV)]
+    return max(reads or memory.values(), key=lambda ceiling: ceiling.per_s, default=_NO_CEILING)
 
 
 def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> bool:
@@ -325,30 +328,33 @@ def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> boo
     return abs(one_per_s / other_per_s - 1) <= max(AGREE, half_widths)
 
 
-def machine_times(looks: Sequence[DriftReading], *, on_gpu: bool) -> list[list[float]]:
+def machine_times(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> list[list[float]]:
     """Return the drift probe's times of memory and of compute [looks each].
 
-    A GPU's products are in cycles, since its own work at the power limit lowers its clock; without clocks they are left
+    A GPU's matmuls are in cycles, since its own work at the power limit lowers its clock; without clocks they are left
     out.
     """
-    cycles = [look.compute * look.clock_hz for look in looks if look.clock_hz]
-    compute, memory = cycles if on_gpu else [look.compute for look in looks], [look.memory for look in looks]
-    return [memory, compute] if len(compute) == len(looks) else [memory]
+    cycles = [look.compute * look.clock_hz for look in drift_readings if look.clock_hz]
+    compute, memory = (
+        cycles if on_gpu else [look.compute for look in drift_readings],
+        [look.memory for look in drift_readings],
+    )
+    return [memory, compute] if len(compute) == len(drift_readings) else [memory]
 
 
-def drift(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
+def drift(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> float:
     """Return the change of the machine from the first half of its probe's readings to the second, as a share.
 
     Medians are compared, since a single reading may be disturbed. The larger change of memory and compute counts.
     """
-    half = len(looks) // 2
+    half = len(drift_readings) // 2
     if not half:
         return 0.0
-    of_work = machine_times(looks, on_gpu=on_gpu)
+    of_work = machine_times(drift_readings, on_gpu=on_gpu)
     return max(abs(statistics.median(times[half:]) / statistics.median(times[:half]) - 1) for times in of_work)
 
 
-def swing(looks: Sequence[DriftReading], *, on_gpu: bool) -> float:
+def swing(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> float:
     """Return the slowest reading of the machine over the fastest, minus 1; the larger of memory and compute."""
-    of_work = machine_times(looks, on_gpu=on_gpu)
-    return max(max(times) / min(times) - 1 for times in of_work) if looks else 0.0
+    of_work = machine_times(drift_readings, on_gpu=on_gpu)
+    return max(max(times) / min(times) - 1 for times in of_work) if drift_readings else 0.0

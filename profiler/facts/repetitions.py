@@ -1,4 +1,4 @@
-"""The outcome of a visit: the times of a cell, or the reason for having none."""
+"""The outcome of a repetition: the times of a cell, or the reason for having none."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Literal
 from profiler.facts.fact import Fact, MergedFacts
 from profiler.facts.telemetry import HardwareCounters
 from profiler.grid.cells import PHASES, Cell, CellKey, Phase
-from profiler.stats import VisitSpread, spread_of
+from profiler.stats import RepetitionSpread, spread_of
 
 Status = Literal["ok", "oom", "skipped", "failed", "forecast"]
 
 
 @dataclass(frozen=True, slots=True)
-class Visit(Fact, kind="visit"):
+class Repetition(Fact, kind="visit"):
     """One sample of one cell: a measured prefill and the decode loop after it."""
 
     cell: Cell
@@ -35,7 +35,7 @@ class Visit(Fact, kind="visit"):
     ttft_s: float | None = None
     """Time to first token of a user: prompt ids to the device, prefill, and the token back to the host."""
     more_prefill_s: tuple[float, ...] = ()
-    """Seconds of further prefills of the same visit, without a loop."""
+    """Seconds of further prefills of the same repetition, without a loop."""
     more_ttft_s: tuple[float, ...] = ()
     """Their times to first token; empty in older runs."""
     loop_s: float | None = None
@@ -45,9 +45,9 @@ class Visit(Fact, kind="visit"):
     preparation_s: float = 0.0
     """Seconds of the engine to prepare this shape: compilation, capture."""
     device_memory_bytes: int | None = None
-    """Memory of the device in use by all processes after the visit (CUDA)."""
+    """Memory of the device in use by all processes after the repetition (CUDA)."""
     foreign_cores: float | None = None
-    """Number of this process's cores that others kept busy; None if the visit was too short to measure it."""
+    """Number of this process's cores that others kept busy; None if the repetition was too short to measure it."""
     energy_j: float | None = None
     """Joules of the device for prefill and loop together; None without a counter."""
     prefill_faults: int = 0
@@ -59,7 +59,7 @@ class Visit(Fact, kind="visit"):
     """The GPU's own counters of such a loop, as means over the timed one; older ones also saw 0.1 s before it."""
 
     def merge_into(self, merged: MergedFacts) -> None:
-        merged.visits.setdefault(self.cell, []).append(self)
+        merged.repetitions.setdefault(self.cell, []).append(self)
         merged.gaps.pop(self.cell, None)  # a resumed run tries the cell again
 
     @property
@@ -91,20 +91,25 @@ class Gap(Fact, kind="gap", into="gaps"):
     reason: str
 
 
-def foreign_cores(visits: Sequence[Visit]) -> float | None:
-    """Return the mean number of cores that others kept busy during the visits; None if no visit measured it."""
-    watched = [visit for visit in visits if visit.foreign_cores is not None]
-    total_s = sum(visit.wall_s for visit in watched)
-    return sum((visit.foreign_cores or 0.0) * visit.wall_s for visit in watched) / total_s if total_s else None
+def foreign_cores(repetitions: Sequence[Repetition]) -> float | None:
+    """Return the mean number of cores that others kept busy during the repetitions; None if no repetition measured
+    it."""
+    watched = [repetition for repetition in repetitions if repetition.foreign_cores is not None]
+    total_s = sum(repetition.wall_s for repetition in watched)
+    return (
+        sum((repetition.foreign_cores or 0.0) * repetition.wall_s for repetition in watched) / total_s
+        if total_s
+        else None
+    )
 
 
-def visit_spreads(
-    keys: Iterable[CellKey], visits: Mapping[Cell, Sequence[Visit]], swing: float
-) -> dict[Phase, VisitSpread]:
-    """Return the spread between visits of one cell, by phase, from the `keys`; `swing` is the drift probe's."""
+def repetition_spreads(
+    keys: Iterable[CellKey], repetitions: Mapping[Cell, Sequence[Repetition]], swing: float
+) -> dict[Phase, RepetitionSpread]:
+    """Return the spread between repetitions of one cell, by phase, from the `keys`; `swing` is the drift probe's."""
     medians: dict[Phase, list[dict[int, float]]] = {phase: [] for phase in PHASES}
     for key in keys:
-        medians[key.phase].append(phase_medians(key.phase, visits[key.cell]))
+        medians[key.phase].append(phase_medians(key.phase, repetitions[key.cell]))
     return {phase: spread_of(of_cells, swing) for phase, of_cells in medians.items()}
 
 
@@ -113,37 +118,39 @@ def steady(decode_s: tuple[float, ...]) -> tuple[float, ...]:
     return decode_s[1:]
 
 
-def phase_samples(phase: Phase, visits: Sequence[Visit]) -> list[tuple[float, ...]]:
-    """Return the samples of a phase, one tuple per visit; of prefills, only for visits that have one."""
+def phase_samples(phase: Phase, repetitions: Sequence[Repetition]) -> list[tuple[float, ...]]:
+    """Return the samples of a phase, one tuple per repetition; of prefills, only for repetitions that have one."""
     if phase == "prefill":
-        return [visit.prefills_s for visit in visits if visit.prefills_s]
-    return [steady(visit.decode_s) for visit in visits]
+        return [repetition.prefills_s for repetition in repetitions if repetition.prefills_s]
+    return [steady(repetition.decode_s) for repetition in repetitions]
 
 
-def first_use_s(visits: Sequence[Visit]) -> float | None:
+def first_use_s(repetitions: Sequence[Repetition]) -> float | None:
     """Return the seconds of a decode step at a KV length that is new to the process, from the first loop of a shape.
 
     cuDNN has one attention plan for each exact shape (PyTorch, aten/src/ATen/native/cudnn/MHA.cpp). None if such steps
     take less than twice as long as later ones, or if no first loop was recorded.
     """
-    first = [seconds for visit in visits for seconds in steady(visit.first_decode_s)]
-    later = [seconds for visit in visits for seconds in steady(visit.decode_s)]
+    first = [seconds for repetition in repetitions for seconds in steady(repetition.first_decode_s)]
+    later = [seconds for repetition in repetitions for seconds in steady(repetition.decode_s)]
     if not first or not later or statistics.median(first) < 2 * statistics.median(later):
         return None
     return statistics.median(first)
 
 
-def median_issue_s(visits: Sequence[Visit]) -> float | None:
+def median_issue_s(repetitions: Sequence[Repetition]) -> float | None:
     """Return the median seconds until the host has submitted a decode step; None if not measured."""
-    issued = [visit.issue_s / len(visit.decode_s) for visit in visits if visit.issue_s is not None]
+    issued = [
+        repetition.issue_s / len(repetition.decode_s) for repetition in repetitions if repetition.issue_s is not None
+    ]
     return statistics.median(issued) if issued else None
 
 
-def phase_medians(phase: Phase, visits: Sequence[Visit]) -> dict[int, float]:
+def phase_medians(phase: Phase, repetitions: Sequence[Repetition]) -> dict[int, float]:
     """Return the median time of a phase by round."""
     return {
-        visit.round: statistics.median(samples)
-        for visit in visits
-        for samples in phase_samples(phase, [visit])
+        repetition.round: statistics.median(samples)
+        for repetition in repetitions
+        for samples in phase_samples(phase, [repetition])
         if samples
     }

@@ -1,4 +1,4 @@
-"""Dispatch time, measured on the hollow twin: a model of the same layers with almost no width."""
+"""overhead, measured on the overhead model: a model of the same layers with almost no width."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from profiler.engines.base import Engine
 from profiler.engines.registry import ENGINES
 from profiler.engines.transformers import EagerEngine
 from profiler.errors import RequestError, tolerate_errors
-from profiler.facts.dispatch import Calls, DispatchSamples
-from profiler.facts.roofs import AGREE
+from profiler.facts.ceilings import AGREE
+from profiler.facts.overhead import Calls, OverheadSamples
 from profiler.facts.step import Step
 from profiler.grid.cells import PHASES, Phase
 from profiler.loading.load import load
@@ -45,24 +45,25 @@ from profiler.stats import undisturbed
 from profiler.units import duration
 from profiler.user_cache import cache_path, read_recent, write_cache
 
-TWIN_STEPS = 24
+OVERHEAD_MODEL_STEPS = 24
 _LOOP_STEPS = 12
-"""Steps of one loop of the twin by itself; few, since each new KV length costs an H100 more than two steps."""
-_TWIN_RUN = 4
-_TWIN_LOOPS, _TWIN_LEAST_LOOPS = 5, 2
-_TWIN_PROMPT = 8
-_TWIN_SLOTS = _TWIN_PROMPT + TWIN_STEPS
-_TWIN_REPLAY_S = 0.05
+"""Steps of one loop of the overhead model by itself; few, since each new KV length costs an H100 more than two
+steps."""
+_OVERHEAD_MODEL_RUN = 4
+_OVERHEAD_MODEL_LOOPS, _OVERHEAD_MODEL_LEAST_LOOPS = 5, 2
+_OVERHEAD_MODEL_PROMPT = 8
+_OVERHEAD_MODEL_SLOTS = _OVERHEAD_MODEL_PROMPT + OVERHEAD_MODEL_STEPS
+_OVERHEAD_MODEL_REPLAY_S = 0.05
 _ALONE_SHARE, _AMONG_SHARE = 0.2, 0.6
-"""Shares of an engine's time on a CPU: for the twin by itself, and for its steps among the weights."""
+"""Shares of an engine's time on a CPU: for the overhead model by itself, and for its steps among the weights."""
 _LEAST_S = 1.0
 """Time of an engine in which its steps may begin, however short its budget is."""
 _METHOD = 1
-"""To be increased whenever dispatch is measured in another way: kept samples are then ignored."""
-_KEPT = TypeAdapter(list[DispatchSamples])
+"""To be increased whenever overhead is measured in another way: kept samples are then ignored."""
+_KEPT = TypeAdapter(list[OverheadSamples])
 
 
-def measure_dispatch(
+def measure_overhead(
     loaded: LoadedModel,
     config: Any,
     machine: Machine,
@@ -72,34 +73,37 @@ def measure_dispatch(
     guard: Callable[[], AbstractContextManager[None]] = tolerate_errors,
     *,
     fresh: bool = True,
-) -> list[DispatchSamples]:
-    """Return the dispatch time of a prefill and a decode step with each engine; `budget_s` is for all of them.
+) -> list[OverheadSamples]:
+    """Return the overhead of a prefill and a decode step with each engine; `budget_s` is for all of them.
 
     Batch sizes that are not begun within the time of all are left out, except the first; so is an engine at twice its
-    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps of the twin take as long.
+    time. Samples are kept. Unless `fresh`, those of the last day are used, if four steps of the overhead model take as
+    long.
 
-    It is measured on the hollow twin. Decode steps of a compiling engine are left out: the twin's compiled code would
-    differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is left out,
-    and of a twin that cannot be built. Raises DeviceError if the device is lost.
+    It is measured on the overhead model. Decode steps of a compiling engine are left out: the overhead model's compiled
+    code would differ from the model's, and take as long to compile. `guard` suppresses the errors of an engine that is
+    left out, and of an overhead model that cannot be built. Raises DeviceError if the device is lost.
 
     On a CPU, a step's weights stream through the caches between its operators, so that Python and the dispatcher run
-    cold. A twin that steps by itself is too fast: 6.2 instead of 10.6 ms for SmolLM2-135M on two cores. Each of the
-    model's own linears therefore runs inside the twin's step, just before the twin's, and its time is subtracted on the
-    spot. Subtracting the time of all linears, measured minutes apart, would leave a small difference of two long
-    times.
+    cold. An overhead model that steps by itself is too fast: 6.2 instead of 10.6 ms for SmolLM2-135M on two cores. Each
+    of the model's own linears therefore runs inside the overhead model's step, just before the overhead model's, and
+    its time is subtracted on the spot. Subtracting the time of all linears, measured minutes apart, would leave a small
+    difference of two long times.
 
-    On CUDA the host's caches do not see the weights, and the twin steps by itself.
+    On CUDA the host's caches do not see the weights, and the overhead model steps by itself.
     """
     request = loaded.request
     names = [name for name in engines if name in ENGINES and ENGINES[name].eager_phases]
-    samples: list[DispatchSamples] = []
+    samples: list[OverheadSamples] = []
     with guard():
-        twin = load(replace(request, weights="random"), hollow_config(config, request.quant))
+        overhead_model = load(replace(request, weights="random"), overhead_model_config(config, request.quant))
         for name in names:
             phases = ENGINES[name].eager_phases
             engine_class = ENGINES[name] if "decode" in phases else ReusedCache  # like compiled code's
             with guard():  # such as a capture, which other engines do not need
-                bench = _Bench(loaded, twin, engine_class(twin.module, machine), machine, budget_s / len(names))
+                bench = _Bench(
+                    loaded, overhead_model, engine_class(overhead_model.module, machine), machine, budget_s / len(names)
+                )
                 path = _kept_in(bench, config, name, batch_sizes)
                 found = None if fresh else read_recent(path, _KEPT.validate_json)
                 with _in_time(bench):
@@ -116,20 +120,22 @@ def _kept_in(bench: _Bench, config: Any, engine: str, batch_sizes: Sequence[int]
     request, unnamed = bench.loaded.request, copy.deepcopy(config)
     unnamed.name_or_path = ""
     shape = unnamed.to_json_string(use_diff=False), request.dtype, request.quant, request.quant_options, request.attn
-    asked = [*map(str, shape), bench.loaded.offloaded, engine, *batch_sizes, torch.get_num_threads(), processor()]
-    return cache_path("dispatch", {**circumstances(bench.machine), "asked": asked, "method": _METHOD})
+    requested = [*map(str, shape), bench.loaded.offloaded, engine, *batch_sizes, torch.get_num_threads(), processor()]
+    return cache_path("dispatch", {**circumstances(bench.machine), "requested": requested, "method": _METHOD})
 
 
-def _still_hold(kept: Sequence[DispatchSamples], bench: _Bench) -> bool:
-    """Whether four steps of the twin by itself take as long as in the kept samples, within 10 % or their interval."""
-    now_s = undisturbed(twin_by_itself(bench.engine, bench.machine, 0.0)["decode"]).quartile_s
+def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:
+    """Whether four steps of the overhead model by itself take as long as in the kept samples, within 10 % or their
+    interval."""
+    now_s = undisturbed(overhead_model_by_itself(bench.engine, bench.machine, 0.0)["decode"]).quartile_s
     decodes = [undisturbed(item.alone_s) for item in kept if item.phase == "decode"]  # some with dense copies
     return any(abs(now_s - then.quartile_s) <= max(2 * AGREE * now_s, then.half_width_s) for then in decodes)
 
 
 @contextlib.contextmanager
 def _in_time(bench: _Bench) -> Iterator[None]:
-    """Context manager in which no step of the twin begins after twice the time. One that does raises RequestError."""
+    """Context manager in which no step of the overhead model begins after twice the time. One that does raises
+    RequestError."""
     most_s = max(2 * bench.budget_s, _LEAST_S)
     end_s = bench.machine.now_s() + most_s
 
@@ -144,25 +150,25 @@ def _in_time(bench: _Bench) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Bench:
-    """A model and its hollow twin on one machine."""
+    """A model and its overhead model on one machine."""
 
     loaded: LoadedModel
-    twin: LoadedModel
+    overhead_model: LoadedModel
     engine: Engine
     machine: Machine
     budget_s: float
     """Seconds for the steps of this engine."""
 
     def step(self, phase: Phase, batch: int = 1) -> Callable[[], object]:
-        """Return a prefill of the twin, or a decode step after one."""
-        ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=self.machine.device)
+        """Return a prefill of the overhead model, or a decode step after one."""
+        ids = torch.zeros(batch, _OVERHEAD_MODEL_PROMPT, dtype=torch.long, device=self.machine.device)
         if phase == "prefill":
-            return partial(self.engine.prefill, ids, _TWIN_SLOTS)
+            return partial(self.engine.prefill, ids, _OVERHEAD_MODEL_SLOTS)
         with torch.inference_mode():
-            return partial(self.engine.decode, self.engine.prefill(ids, _TWIN_SLOTS))
+            return partial(self.engine.decode, self.engine.prefill(ids, _OVERHEAD_MODEL_SLOTS))
 
 
-def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
+def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[OverheadSamples]:
     if not bench.machine.is_cuda and not bench.loaded.offloaded:
         return _among_weights(bench, batch_sizes, phases)
     alone_s = _alone_with_dense_copies_s(bench, batch_sizes)
@@ -170,31 +176,31 @@ def _engine_samples(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[
     with torch.inference_mode():
         waits = {phase: phase in can_wait and bench.machine.waits(bench.step(phase)) for phase in phases}
     return [
-        DispatchSamples(bench.engine.name, phase, batch, alone_s[phase, batch], waits=waits[phase])
+        OverheadSamples(bench.engine.name, phase, batch, alone_s[phase, batch], waits=waits[phase])
         for phase in phases
         for batch in batch_sizes
     ]
 
 
 def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dict[tuple[Phase, int], tuple[float, ...]]:
-    """Seconds of the twin's steps by itself, with the launches of as many dense copies as the model writes.
+    """Seconds of the overhead model's steps by itself, with the launches of as many dense copies as the model writes.
 
-    Whether a 4-bit product writes its weight as a dense copy first depends on rows and shape, and the twin has neither.
-    So it steps with no copy, and with one in every linear. At each batch size, the model's share of linears that write
-    one adds that share of the difference; in a prefill all do.
+    Whether a 4-bit matmul writes its weight as a dense copy first depends on rows and shape, and the overhead model has
+    neither. So it steps with no copy, and with one in every linear. At each batch size, the model's share of linears
+    that write one adds that share of the difference; in a prefill all do.
     """
     modules = (module for module in bench.loaded.module.modules() if is_linear(module))
     packed = [weight for weight in map(stored, modules) if FORMATS.get(weight.format, FORMATS["none"]).has_options]
     if not packed:
-        alone_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s)
+        alone_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s)
         return {(phase, batch): alone_s[phase] for phase in PHASES for batch in batch_sizes}
     try:
         with dense_copies(False):
-            alone_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
+            alone_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
         with dense_copies(True):
-            copying_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
+            copying_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s / 2)
     except ImportError:  # without bitsandbytes' table, there is one path
-        alone_s = copying_s = twin_by_itself(bench.engine, bench.machine, bench.budget_s)
+        alone_s = copying_s = overhead_model_by_itself(bench.engine, bench.machine, bench.budget_s)
     found = {}
     for phase, batch in itertools.product(PHASES, batch_sizes):
         more_s = undisturbed(copying_s[phase]).quartile_s - undisturbed(alone_s[phase]).quartile_s
@@ -204,38 +210,43 @@ def _alone_with_dense_copies_s(bench: _Bench, batch_sizes: Sequence[int]) -> dic
     return found
 
 
-def least_dispatch_s(model: Any, machine: Machine) -> tuple[float, float]:
+def least_overhead_s(model: Any, machine: Machine) -> tuple[float, float]:
     """Return a lower bound of the seconds of an eager (prefill, decode step) of this model on this machine.
 
-    It is the undisturbed time of the hollow twin by itself; only other processes make its other steps slower.
+    It is the undisturbed time of the overhead model by itself; only other processes make its other steps slower.
     """
-    twin = type(model)(hollow_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
-    alone_s = twin_by_itself(EagerEngine(twin, machine), machine)
+    overhead_model = (
+        type(model)(overhead_model_config(model.config)).to(device=machine.device, dtype=model.dtype).eval()
+    )
+    alone_s = overhead_model_by_itself(EagerEngine(overhead_model, machine), machine)
     return undisturbed(alone_s["prefill"]).quartile_s, undisturbed(alone_s["decode"]).quartile_s
 
 
-def twin_by_itself(engine: Engine, machine: Machine, budget_s: float = math.inf) -> dict[Phase, tuple[float, ...]]:
-    """Return the seconds of the twin's prefills and decode steps: a loop of four, or in `budget_s` until they agree.
+def overhead_model_by_itself(
+    engine: Engine, machine: Machine, budget_s: float = math.inf
+) -> dict[Phase, tuple[float, ...]]:
+    """Return the seconds of the overhead model's prefills and decode steps: a loop of four, or in `budget_s` until they
+    agree.
 
     A loop before them is not timed. It creates the cache, and cuDNN builds an attention plan at each new KV length:
     on an H100 with torch 2.11, such a step took 52 ms, and 16 ms after that.
     """
     deadline_s = machine.now_s() + budget_s
     clock = machine.clock
-    ids = torch.zeros(1, _TWIN_PROMPT, dtype=torch.long, device=machine.device)
+    ids = torch.zeros(1, _OVERHEAD_MODEL_PROMPT, dtype=torch.long, device=machine.device)
     prefills: list[float] = []
     decodes: list[float] = []
     with torch.inference_mode(), no_gc():
-        engine.prepare(1, _TWIN_SLOTS)
-        for loop in range(_TWIN_LOOPS):
+        engine.prepare(1, _OVERHEAD_MODEL_SLOTS)
+        for loop in range(_OVERHEAD_MODEL_LOOPS):
             is_enough = machine.now_s() > deadline_s or (len(prefills) > 1 and is_known(decodes, 0.01))
-            if loop >= _TWIN_LEAST_LOOPS and is_enough:
+            if loop >= _OVERHEAD_MODEL_LEAST_LOOPS and is_enough:
                 break
             marks = [clock.mark()]
-            state = engine.prefill(ids, _TWIN_SLOTS)
+            state = engine.prefill(ids, _OVERHEAD_MODEL_SLOTS)
             marks.append(clock.mark())
             for step in range(_LOOP_STEPS):
-                if step > _TWIN_RUN and machine.now_s() > deadline_s:
+                if step > _OVERHEAD_MODEL_RUN and machine.now_s() > deadline_s:
                     break
                 state = engine.decode(state)
                 marks.append(clock.mark())
@@ -247,22 +258,23 @@ def twin_by_itself(engine: Engine, machine: Machine, budget_s: float = math.inf)
     return {"prefill": tuple(prefills), "decode": tuple(decodes)}
 
 
-def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[DispatchSamples]:
-    """The twin's steps among the model's weights: one prefill for all batch sizes, and a decode step for each.
+def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[Phase]) -> list[OverheadSamples]:
+    """The overhead model's steps among the model's weights: one prefill for all batch sizes, and a decode step for
+    each.
 
     They take turns, so that a disturbance affects all of them. The prefill and the first batch size have at least one
     turn each. After the time is over, no further batch size begins: on a busy machine, a turn may take half a minute.
     """
-    alone_s = twin_by_itself(bench.engine, bench.machine, _ALONE_SHARE * bench.budget_s)
+    alone_s = overhead_model_by_itself(bench.engine, bench.machine, _ALONE_SHARE * bench.budget_s)
     real = dict(bench.loaded.module.named_modules())
-    pairs = [(hollow, real[name]) for name, hollow in bench.twin.module.named_modules() if is_linear(hollow)]
-    prefill = _Among(bench, pairs, Step(1, _TWIN_PROMPT, 0))
+    pairs = [(narrow, real[name]) for name, narrow in bench.overhead_model.module.named_modules() if is_linear(narrow)]
+    prefill = _Among(bench, pairs, Step(1, _OVERHEAD_MODEL_PROMPT, 0))
     decode_sizes = batch_sizes if "decode" in phases else ()
-    all_steps = [prefill, *(_Among(bench, pairs, Step(batch, 1, _TWIN_PROMPT)) for batch in decode_sizes)]
+    all_steps = [prefill, *(_Among(bench, pairs, Step(batch, 1, _OVERHEAD_MODEL_PROMPT)) for batch in decode_sizes)]
     deadline_s = bench.machine.now_s() + _AMONG_SHARE * bench.budget_s
     for among in itertools.cycle(all_steps):
         is_late = bench.machine.now_s() >= deadline_s and all(each.steps for each in all_steps[:2])
-        if is_late or len(among.steps) >= TWIN_STEPS:
+        if is_late or len(among.steps) >= OVERHEAD_MODEL_STEPS:
             break
         among.turn(deadline_s)
     prefills, *steps = (among.samples(alone_s) for among in all_steps if among.steps)
@@ -270,7 +282,7 @@ def _among_weights(bench: _Bench, batch_sizes: Sequence[int], phases: Sequence[P
 
 
 class _Among:
-    """Steps of the twin among streaming weights, and the bare calls of its linears between them."""
+    """Steps of the overhead model among streaming weights, and the bare calls of its linears between them."""
 
     def __init__(self, bench: _Bench, pairs: Sequence[tuple[nn.Module, nn.Module]], step: Step) -> None:
         self._bench, self._pairs, self._step = bench, pairs, step
@@ -282,7 +294,7 @@ class _Among:
             [partial(linear, inputs[stored(linear).in_features]) for linear in side]
             for side in zip(*pairs, strict=True)
         )
-        self._ids = torch.zeros(batch, _TWIN_PROMPT, dtype=torch.long, device=device)
+        self._ids = torch.zeros(batch, _OVERHEAD_MODEL_PROMPT, dtype=torch.long, device=device)
         self.steps: list[float] = []
         self._calls: list[float] = []
 
@@ -293,12 +305,12 @@ class _Among:
         """
         engine, machine, decodes = self._bench.engine, self._bench.machine, self._step.query == 1
         with torch.inference_mode(), no_gc():
-            with _streaming([hollow for hollow, _ in self._pairs], self._streams, machine) as streamed_s:
-                state = engine.prefill(self._ids, _TWIN_SLOTS)
-                for step in range(_TWIN_RUN):
+            with _streaming([narrow for narrow, _ in self._pairs], self._streams, machine) as streamed_s:
+                state = engine.prefill(self._ids, _OVERHEAD_MODEL_SLOTS)
+                for step in range(_OVERHEAD_MODEL_RUN):
                     streamed_s.clear()
                     start_s = machine.now_s()
-                    state = engine.decode(state) if decodes else engine.prefill(self._ids, _TWIN_SLOTS)
+                    state = engine.decode(state) if decodes else engine.prefill(self._ids, _OVERHEAD_MODEL_SLOTS)
                     if step > 0:
                         self.steps.append(machine.now_s() - start_s - sum(streamed_s))
                         if machine.now_s() > deadline_s:
@@ -311,18 +323,20 @@ class _Among:
                 calls_s += machine.now_s() - start_s
         self._calls.append(calls_s)
 
-    def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> DispatchSamples:
-        """Return the measured samples, with the twin's own calls in isolation: almost only dispatch."""
+    def samples(self, alone_s: Mapping[Phase, tuple[float, ...]]) -> OverheadSamples:
+        """Return the measured samples, with the overhead model's own calls in isolation: almost only overhead."""
         phase: Phase = "decode" if self._step.query == 1 else "prefill"
-        twin, machine, batch = self._bench.twin, self._bench.machine, int(self._step.batch)
-        work, rows = walk(twin.module), batch * int(self._step.query)
-        modules = callable_modules(twin.module, work, machine.available_bytes(), self._step)
-        cores = replay_calls(caught_calls(modules, self._bench.step(phase, batch)), machine, budget_s=_TWIN_REPLAY_S)
-        # The twin's own conversions between formats have almost nothing to convert.
-        linears = replayable_linears(work, linear_modules(twin.module))
-        converting = conversions(linears, dict.fromkeys(linears, rows), twin.request)
-        converted = replay_calls(converting, machine, budget_s=_TWIN_REPLAY_S)
-        return DispatchSamples(
+        overhead_model, machine, batch = self._bench.overhead_model, self._bench.machine, int(self._step.batch)
+        work, rows = walk(overhead_model.module), batch * int(self._step.query)
+        modules = callable_modules(overhead_model.module, work, machine.available_bytes(), self._step)
+        cores = replay_calls(
+            caught_calls(modules, self._bench.step(phase, batch)), machine, budget_s=_OVERHEAD_MODEL_REPLAY_S
+        )
+        # The overhead model's own conversions between formats have almost nothing to convert.
+        linears = replayable_linears(work, linear_modules(overhead_model.module))
+        converting = conversions(linears, dict.fromkeys(linears, rows), overhead_model.request)
+        converted = replay_calls(converting, machine, budget_s=_OVERHEAD_MODEL_REPLAY_S)
+        return OverheadSamples(
             engine=self._bench.engine.name,
             phase=phase,
             batch_size=batch,
@@ -336,7 +350,7 @@ class _Among:
 
 @contextlib.contextmanager
 def _streaming(
-    hollow: Sequence[nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
+    narrow: Sequence[nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
 ) -> Iterator[list[float]]:
     """Context manager in which each hollow linear runs after its stream of weights; yields the streams' seconds."""
     seconds: list[float] = []
@@ -348,7 +362,7 @@ def _streaming(
         return own(hidden)
 
     with contextlib.ExitStack() as patches:
-        for linear, stream in zip(hollow, streams, strict=True):
+        for linear, stream in zip(narrow, streams, strict=True):
             patches.enter_context(patched(linear, forward=partial(run, stream, linear.forward)))
         yield seconds
 
@@ -373,32 +387,33 @@ _WIDTH_NAMES = re.compile(r"_(dim|size|rank)$|^num_attention_heads$")
 _EXTRA_TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id")
 
 
-def hollow_config(config: Any, quant: Quant = "none") -> Any:
+def overhead_model_config(config: Any, quant: Quant = "none") -> Any:
     """Return a copy of a transformers config with the same layers and head grouping, and almost no width.
 
-    Everything that decides which operators are dispatched is unchanged: layers, layer types, experts, grouping,
+    Everything that decides which operators are launched is unchanged: layers, layer types, experts, grouping,
     windows.
     """
-    hollow = copy.deepcopy(config)
-    text = hollow.get_text_config()
-    for part in (hollow,) if text is hollow else (hollow, text):
+    narrow = copy.deepcopy(config)
+    text = narrow.get_text_config()
+    for part in (narrow,) if text is narrow else (narrow, text):
         differs = getattr(part, "is_heterogeneous", False)
         layers = part.to_dict()["per_layer_config"] if differs else {}
         if differs:
             part.per_layer_config = None
         heads = int(getattr(part, "num_attention_heads", None) or 1)
         _shrink(part, _HEAD_DIM if quant == "none" else _QUANTISED_HEAD_DIM)
-        if own := {index: _hollow_layer(values, heads, part) for index, values in layers.items()}:
+        if own := {index: _narrow_layer(values, heads, part) for index, values in layers.items()}:
             part.per_layer_config = own
-    return hollow
+    return narrow
 
 
-def _hollow_layer(values: Mapping[str, Any], heads: int, hollow: Any) -> dict[str, Any]:
-    """Return a layer's own values without widths, and with its queries per key, as far as the twin has heads."""
+def _narrow_layer(values: Mapping[str, Any], heads: int, narrow: Any) -> dict[str, Any]:
+    """Return a layer's own values without widths, and with its queries per key, as far as the overhead model has
+    heads."""
     kept = {name: value for name, value in values.items() if not _WIDTH_NAMES.search(name)}
     if kv_heads := values.get("num_key_value_heads"):
         whole = values.get("num_attention_heads", heads)
-        kept["num_key_value_heads"] = max(1, hollow.num_attention_heads * kv_heads // whole)
+        kept["num_key_value_heads"] = max(1, narrow.num_attention_heads * kv_heads // whole)
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Levers: computed or tried changes, and the time that each saves on a cell."""
+"""Changes: computed or tried changes, and the time that each saves on a cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from profiler.counting.floor import step_floor
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
+from profiler.judge.cells import ChangeEffect, EngineDifference, JudgedCell, TrialResult
 from profiler.judge.engine_differences import causes_of, change_of_engine, engine_change
 from profiler.judge.regimes import Flag
 from profiler.loading.changes import (
@@ -23,7 +23,7 @@ from profiler.loading.changes import (
     possible_changes,
 )
 from profiler.quant.registry import tried_formats
-from profiler.stats import CLAIM_VISITS
+from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import duration, scaled
 
 _NOT_TRIED_CACHE = "only if attention reads it as stored; others measured slower ones"
@@ -32,8 +32,8 @@ _FOUR_BITS = 4.5
 _SIXTEEN_BITS = 16.0
 _EIGHT_BITS = 8.0
 _DTYPE_BITS = {"float32": 32.0, "bfloat16": _SIXTEEN_BITS, "float16": _SIXTEEN_BITS}
-_BESIDE_PRODUCTS = frozenset({"attention", "norm", "embedding", "other"})
-"""Groups of operators that are no products of weights."""
+_BESIDE_MATMULS = frozenset({"attention", "norm", "embedding", "other"})
+"""Groups of operators that are no matmuls of weights."""
 WORTH = 0.05
 """The smallest share of a step that a change must save to be advised."""
 # The smallest share of a step that a measurement can resolve.
@@ -51,7 +51,7 @@ class Setting:
     here: Circumstances
     """What decides which changes work."""
     measured: bool = True
-    """Whether both roofs were measured; otherwise one is a datasheet's peak or another dtype's roof."""
+    """Whether both ceilings were measured; otherwise one is a datasheet's peak or another dtype's ceiling."""
     weights: float = 0.0
     """Number of weights of the blocks' linears."""
     cache_bits: float = 16.0
@@ -59,24 +59,24 @@ class Setting:
     four_bit_dense_from_rows: int | None = None
     """Rows from which every 4-bit kernel first writes a dense 16-bit copy on this device; None if it never does."""
     sixteen_bit_flops_per_s: float | None = None
-    """The highest measured 16-bit compute roof, for a float32 model; None for others, or if none was measured."""
+    """The highest measured 16-bit compute ceiling, for a float32 model; None for others, or if none was measured."""
     sixteen_bit_dtype: str = "bfloat16"
-    """The 16-bit dtype in which a change computes: the model's own, or that with the highest roof."""
+    """The 16-bit dtype in which a change computes: the model's own, or that with the highest ceiling."""
     busy: bool = False
-    """Whether other processes used this machine's cores. Then no lever is computed from its times."""
+    """Whether other processes used this machine's cores. Then no change is computed from its times."""
     sustained_flops_per_s: tuple[float, ...] = ()
-    """The ends of a GPU's compute roof in this run, under load; empty on a CPU, or if it was not measured."""
+    """The ends of a GPU's compute ceiling in this run, under load; empty on a CPU, or if it was not measured."""
 
 
 def promised_s(judged: Sequence[JudgedCell], setting: Setting) -> dict[tuple[ChangeId, str], float]:
     """Return the largest computed saving of each change in any cell in seconds, also on a busy machine."""
     undisturbed = replace(setting, busy=False)
-    computed = [lever for cell in judged for lever in levers(cell, undisturbed) if lever.basis == "computed"]
+    computed = [effect for cell in judged for effect in changes(cell, undisturbed) if effect.basis == "computed"]
     found: dict[tuple[ChangeId, str], float] = {}
-    for lever in computed:
-        if lever.id is not None:
-            what = lever.id, lever.value
-            found[what] = max(lever.saves_s, found.get(what, 0.0))
+    for effect in computed:
+        if effect.id is not None:
+            what = effect.id, effect.value
+            found[what] = max(effect.saves_s, found.get(what, 0.0))
     # What bytes promise of the other formats, next to that of four bits.
     four_bits_s = found.get((ChangeId.FORMAT, "nf4"), 0.0)
     for item in tried_formats() if four_bits_s else ():
@@ -85,13 +85,13 @@ def promised_s(judged: Sequence[JudgedCell], setting: Setting) -> dict[tuple[Cha
     return found
 
 
-def levers(cell: JudgedCell, setting: Setting) -> list[Lever]:
+def changes(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     """Changes ranked by the seconds that they save on this cell, without those too small to measure.
 
     Changes that cost time come last. A tried change or a measured engine replaces the computed saving of its kind.
-    Empty for a step above its roof, since one of its terms must be wrong.
+    Empty for a step above its ceiling, since one of its terms must be wrong.
     """
-    if Flag.ABOVE_ROOF in cell.verdict.flags:
+    if Flag.ABOVE_CEILING in cell.verdict.flags:
         return []
     device = [
         *_four_bit_weights(cell, setting),
@@ -102,17 +102,19 @@ def levers(cell: JudgedCell, setting: Setting) -> list[Lever]:
     ]
     # A host that runs ahead of the device limits the savings of the device's work.
     most_s = max(0.0, cell.split.busy_s - cell.host_pace_s)
-    computed = [*_host(cell, setting), *(lever.limited_to(most_s) for lever in device)]
-    visited = [item for item in cell.engines if item.visits >= CLAIM_VISITS]
-    replaced = {trial.what for trial in cell.tried} | {(change_of_engine(item), "") for item in visited}
+    computed = [*_host(cell, setting), *(effect.limited_to(most_s) for effect in device)]
+    timed = [item for item in cell.engines if item.repetitions >= CLAIM_REPETITIONS]
+    replaced = {trial.what for trial in cell.tried} | {(change_of_engine(item), "") for item in timed}
     least_s = _LEAST_SHARE * cell.split.latency_s
     found = (
         []
         if setting.busy
         else [item for item in computed if item.saves_s > least_s and (item.id, item.value) not in replaced]
     )
-    found += [lever for lever in (*_tried(cell), *_engines(visited, cell)) if abs(lever.saves_s) > least_s]
-    return sorted((lever for lever in found if lever.is_claim), key=lambda lever: (lever.saves_s < 0, -lever.saves_s))
+    found += [effect for effect in (*_tried(cell), *_engines(timed, cell)) if abs(effect.saves_s) > least_s]
+    return sorted(
+        (effect for effect in found if effect.is_claim), key=lambda effect: (effect.saves_s < 0, -effect.saves_s)
+    )
 
 
 def saves_clearly(cell: JudgedCell, result: TrialResult) -> bool:
@@ -121,21 +123,21 @@ def saves_clearly(cell: JudgedCell, result: TrialResult) -> bool:
     return result.is_claim and 1 - result.ratio - half_width >= WORTH
 
 
-def not_tried(cell: JudgedCell) -> list[Lever]:
+def not_tried(cell: JudgedCell) -> list[ChangeEffect]:
     """Return the computed savings of at least `WORTH` of a step that have a line, by the middle of what they save.
 
     An 8-bit KV cache is none of them: its bytes promise a saving, and others measured losses.
     """
     worth = [
         item
-        for item in cell.levers
+        for item in cell.changes
         if item.basis == "computed" and item.how and item.saves_s >= WORTH * cell.split.latency_s
         if item.id is not ChangeId.EIGHT_BIT_CACHE
     ]
     return sorted(worth, key=lambda item: -item.middle_s)
 
 
-def _tried(cell: JudgedCell) -> list[Lever]:
+def _tried(cell: JudgedCell) -> list[ChangeEffect]:
     """What trials at this shape found faster or slower. Those of a change that left only say what it cost."""
     found, latency_s = [], cell.split.latency_s
     for item in cell.tried:
@@ -145,7 +147,7 @@ def _tried(cell: JudgedCell) -> list[Lever]:
             because = f"the step takes {duration(after_s)} then{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
             found.append(
-                Lever(
+                ChangeEffect(
                     item.form,
                     before_s - after_s,
                     because,
@@ -161,9 +163,9 @@ def _tried(cell: JudgedCell) -> list[Lever]:
 
 def _computed(
     change: Change, saves_s: float, because: str, half_width_s: float = 0.0, at_least_s: float | None = None
-) -> Lever:
-    """A computed lever: a range from `at_least_s` on, or else at most `saves_s`."""
-    return Lever(
+) -> ChangeEffect:
+    """A computed change: a range from `at_least_s` on, or else at most `saves_s`."""
+    return ChangeEffect(
         change.phrase,
         saves_s,
         because,
@@ -183,13 +185,13 @@ def _possible(setting: Setting, *ids: ChangeId) -> Change | None:
 
 
 def _copies_s(cell: JudgedCell) -> float:
-    return cell.avoidable_s.get(Cause.CACHE_COPIES, 0.0)
+    return cell.redundant_s.get(Cause.CACHE_COPIES, 0.0)
 
 
-def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[Lever]:
+def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[ChangeEffect]:
     """The run's other engines, on this step."""
     return [
-        Lever(
+        ChangeEffect(
             engine_change(item),
             item.saves_s,
             f"the step takes {duration(cell.split.latency_s - item.saves_s)} then"
@@ -201,12 +203,12 @@ def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[
     ]
 
 
-def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
+def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     bits = setting.weight_bits
     if bits < _SIXTEEN_BITS or not setting.here.packs or _is_split(cell):
         return []
     dense_from, dense_s = setting.four_bit_dense_from_rows, 0.0
-    because = "if their kernel reaches the memory roof"
+    because = "if their kernel reaches the memory ceiling"
     if dense_from is not None and cell.key.tokens >= dense_from:
         dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
         because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
@@ -214,10 +216,10 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[Lever]:
     if setting.sixteen_bit_flops_per_s is not None:
         kept = (packed * _FOUR_BITS + (1 - packed) * _SIXTEEN_BITS) / bits
         saves_s = _saved_in_16_bits_s(cell, setting, kept, setting.sixteen_bit_flops_per_s)
-        because = f"{because}, with products in {setting.sixteen_bit_dtype}"
+        because = f"{because}, with matmuls in {setting.sixteen_bit_dtype}"
     else:
         streamed = split.weights_s / (split.weights_s + split.compute_s) if split.weights_s else 0.0
-        saves_s = packed * (split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_products(cell))
+        saves_s = packed * (split.weights_s * (1 - _FOUR_BITS / bits) + streamed * _lost_in_matmuls(cell))
         saves_s += _offloaded_s(cell)  # smaller weights may all fit
     change = format_change("nf4", setting.sixteen_bit_dtype, setting.here)
     return [_computed(change, saves_s - dense_s, because)]
@@ -239,7 +241,7 @@ def _in_linears(cell: JudgedCell, setting: Setting) -> float:
     return min(1.0, setting.weights * setting.weight_bits / 8 / read_bytes) if read_bytes else 1.0
 
 
-def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
+def _cache(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     """A cache that is not copied, and one of 8 bits."""
     static, narrow = _possible(setting, ChangeId.STATIC_CACHE), _possible(setting, ChangeId.EIGHT_BIT_CACHE)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
@@ -249,13 +251,13 @@ def _cache(cell: JudgedCell, setting: Setting) -> list[Lever]:
     ]
 
 
-def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
+def _host(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     """What the host's share of a step costs: fewer launches save it, and fused kernels save small kernels too."""
     split, is_prefill = cell.split, cell.key.phase == "prefill"
-    # On a machine of varying speed, the measured dispatch may be longer than the step.
+    # On a machine of varying speed, the measured overhead may be longer than the step.
     most_s = max(0.0, split.latency_s - split.device_s)
-    host_s, half_width_s = min(split.dispatch_s, most_s), split.half_widths_s.get("dispatch_s", 0.0)
-    faults_s = cell.avoidable_s.get(Cause.PAGE_FAULTS, 0.0)
+    host_s, half_width_s = min(split.overhead_s, most_s), split.half_widths_s.get("overhead_s", 0.0)
+    faults_s = cell.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
     because = "fresh pages would not be taken again and again"
     found = [_computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)]
     compiled = _possible(setting, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD)
@@ -273,23 +275,23 @@ def _host(cell: JudgedCell, setting: Setting) -> list[Lever]:
 
 
 def _moved_s(cell: JudgedCell) -> float:
-    """Seconds of the bytes that a fused kernel still reads and writes between products."""
-    products = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_PRODUCTS)
-    return sum(float(item.activation_bytes) for item in products) / cell.roof_bytes_per_s
+    """Seconds of the bytes that a fused kernel still reads and writes between matmuls."""
+    matmuls = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
+    return sum(float(item.activation_bytes) for item in matmuls) / cell.ceiling_bytes_per_s
 
 
 _LEFT_BY_FUSING = (0.1, 1 / 3)
 """Share of their time that small kernels keep once inductor has fused them. It is assumed, around the only case known:
-about a fifth in a step of Mistral-7B on an H100, as the rest of 6.72 ms after products and attention."""
+about a fifth in a step of Mistral-7B on an H100, as the rest of 6.72 ms after matmuls and attention."""
 _MASKED_ATTENTION = 3.0
 """A static cache has a mask, with which attention takes up to this many times as long. transformers 5.17 repeats keys
 and values per head there: 0.61 ms instead of 0.20 in a step of Mistral-7B on an H100."""
 
 
-def _compiled(cell: JudgedCell, change: Change, half_width_s: float) -> list[Lever]:
+def _compiled(cell: JudgedCell, change: Change, half_width_s: float) -> list[ChangeEffect]:
     """A compiled step on a static cache, replayed as a graph: no host, no copies, and fused small kernels."""
     if cell.small_kernels_s is None:
-        most_s = min(cell.split.dispatch_s, max(0.0, cell.split.latency_s - cell.split.device_s))
+        most_s = min(cell.split.overhead_s, max(0.0, cell.split.latency_s - cell.split.device_s))
         return [_computed(change, most_s, "all of the host's share", half_width_s)]
     split, few, many = cell.split, *_LEFT_BY_FUSING
     copies_s = _copies_s(cell)
@@ -310,13 +312,13 @@ def _compiled(cell: JudgedCell, change: Change, half_width_s: float) -> list[Lev
 
 
 def _lost_in(cell: JudgedCell, group: str) -> float:
-    """Seconds that the replayed operators of a group lose against their roofs."""
+    """Seconds that the replayed operators of a group lose against their ceilings."""
     names = {item.operator for item in cell.operators if item.group == group}
     return max(0.0, sum(seconds for name, seconds in cell.lost_s.items() if name in names))
 
 
-def _lost_in_products(cell: JudgedCell) -> float:
-    """Seconds that products of weights lose against their roofs, at most the step's time beyond its floor.
+def _lost_in_matmuls(cell: JudgedCell) -> float:
+    """Seconds that matmuls of weights lose against their ceilings, at most the step's time beyond its floor.
 
     Replays on a disturbed machine may take longer.
     """
@@ -324,58 +326,58 @@ def _lost_in_products(cell: JudgedCell) -> float:
     return max(0.0, lost_s - _lost_in(cell, "attention"))
 
 
-def _attention(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    unfused_s = sum(cell.avoidable_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
+def _attention(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
+    unfused_s = sum(cell.redundant_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
     fused = _possible(setting, ChangeId.SDPA, ChangeId.REPEATED_HEADS)
     return [_computed(fused, unfused_s, "scores and repeated heads would stay on chip")] if fused else []
 
 
-def _window(cell: JudgedCell) -> list[Lever]:
+def _window(cell: JudgedCell) -> list[ChangeEffect]:
     """What full windows of all layers cost: at most their copies, and those of heads that transformers repeats."""
-    cores = [item.avoidable_bytes for item in cell.operators if item.group == "attention" and item.kv_bytes]
+    cores = [item.redundant_bytes for item in cell.operators if item.group == "attention" and item.kv_bytes]
     if not all(item.get(Cause.ROLLED_WINDOWS) for item in cores):
         return []
     copies_s = sum(kernel.seconds for kernel in cell.longest if kernel.name.startswith("direct_copy"))
     repeats = any(item.get(Cause.REPEATED_HEADS) for item in cores)
     repeated_s = min(_lost_in(cell, "attention"), copies_s or math.inf) if repeats else 0.0
-    rolled_s = cell.avoidable_s.get(Cause.ROLLED_WINDOWS, 0.0)
+    rolled_s = cell.redundant_s.get(Cause.ROLLED_WINDOWS, 0.0)
     because = f"{duration(rolled_s)} copy windows, {duration(repeated_s)} repeat heads; attention then sees all tokens"
     return [_computed(UNWINDOWED, rolled_s + repeated_s, because)]
 
 
-def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[Lever]:
-    """What a 16-bit dtype saves of a float32 step: half the bytes, and another compute roof.
+def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
+    """What a 16-bit dtype saves of a float32 step: half the bytes, and another compute ceiling.
 
-    At least the floors of all but attention differ by that much, if kernels lose as many seconds against their roofs;
-    attention computes its softmax in float32 in any dtype. At most kernels lose none, and all other work takes half the
-    time. Kernels for few rows may be far from their roofs in one dtype and close in the other: then the lower end is
-    unknown, and the saving a bound.
+    At least the floors of all but attention differ by that much, if kernels lose as many seconds against their
+    ceilings; attention computes its softmax in float32 in any dtype. At most kernels lose none, and all other work
+    takes half the time. Kernels for few rows may be far from their ceilings in one dtype and close in the other: then
+    the lower end is unknown, and the saving a bound.
     """
-    roof = setting.sixteen_bit_flops_per_s
-    if roof is None:
+    ceiling = setting.sixteen_bit_flops_per_s
+    if ceiling is None:
         return []
     kept = min(1.0, _SIXTEEN_BITS / setting.weight_bits)
-    most_s = _saved_in_16_bits_s(cell, setting, kept, roof)
-    because = f"half the bytes, and its products reach {scaled(roof, 'FLOP/s')} here"
+    most_s = _saved_in_16_bits_s(cell, setting, kept, ceiling)
+    because = f"half the bytes, and its matmuls reach {scaled(ceiling, 'FLOP/s')} here"
     change = dtype_change(setting.sixteen_bit_dtype)
     if not setting.here.on_gpu and cell.key.phase == "decode":
         return [_computed(change, most_s, f"{because}; few rows may reach less")]
     others = [item for item in cell.operators if item.group != "attention"]
     wide_s = _floor_s(cell, others, setting.compute_flops_per_s)
-    least_s = wide_s - _floor_s(cell, others, roof, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
+    least_s = wide_s - _floor_s(cell, others, ceiling, kept, min(1.0, _SIXTEEN_BITS / setting.cache_bits))
     least_s += _offloaded_s(cell) / 2  # at most half of the bytes still cross
     return [_computed(change, max(most_s, least_s), because, at_least_s=least_s)]
 
 
 def _saved_in_16_bits_s(cell: JudgedCell, setting: Setting, kept: float, flops_per_s: float) -> float:
-    """What a float32 step saves at most in 16 bits: kernels at their roofs, and half of what is no kernel's time.
+    """What a float32 step saves at most in 16 bits: kernels at their ceilings, and half of what is no kernel's time.
 
     `kept` is the share of the weights' bytes that is still read.
     """
     split, cache_kept = cell.split, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
-    other_s = split.avoidable_s + max(0.0, split.unexplained_s)
+    other_s = split.redundant_s + max(0.0, split.unexplained_s)
     floor_s = _floor_s(cell, cell.operators, flops_per_s, kept, cache_kept)
-    return split.latency_s - split.dispatch_s - floor_s - _SIXTEEN_BITS / _DTYPE_BITS["float32"] * other_s
+    return split.latency_s - split.overhead_s - floor_s - _SIXTEEN_BITS / _DTYPE_BITS["float32"] * other_s
 
 
 def _floor_s(
@@ -385,6 +387,6 @@ def _floor_s(
     weights_kept: float = 1.0,
     cache_kept: float = 1.0,
 ) -> float:
-    """Seconds of operators at the roofs, with shares of the bytes of their weights and of their cache."""
+    """Seconds of operators at the ceilings, with shares of the bytes of their weights and of their cache."""
     parts = ((op.flops, weights_kept * op.weight_bytes + cache_kept * op.kv_bytes, flops_per_s) for op in operators)
-    return step_floor(parts, cell.roof_bytes_per_s).total_s
+    return step_floor(parts, cell.ceiling_bytes_per_s).total_s

@@ -14,8 +14,8 @@ from profiler.facts.change_ids import ChangeId
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
 from profiler.grid.cells import Cell, CellKey
 from profiler.judge.breakdown import TERMS, TimeBreakdown
-from profiler.judge.cells import EngineDifference, JudgedCell, Lever, TrialResult
-from profiler.judge.levers import Setting, levers, not_tried, promised_s
+from profiler.judge.cells import ChangeEffect, EngineDifference, JudgedCell, TrialResult
+from profiler.judge.changes import Setting, changes, not_tried, promised_s
 from profiler.judge.regimes import Flag, Verdict
 from profiler.loading.changes import Circumstances
 
@@ -31,22 +31,22 @@ def cell(
     parts: Mapping[str, float] | None = None,
     **terms: float,
 ) -> JudgedCell:
-    """A decode step of these operators, terms and `parts` of its avoidable time."""
+    """A decode step of these operators, terms and `parts` of its redundant time."""
     named = dict.fromkeys(TERMS, 0.0) | terms
     if parts:
-        named["avoidable_s"] = sum(parts.values())
+        named["redundant_s"] = sum(parts.values())
     total = sum(named.values())
     device = named["weights_s"] + named["kv_s"] + named["compute_s"]
     split = TimeBreakdown(latency_s=total, device_s=device, floor_s=device, **named)
     key = CellKey("decode", Cell(batch, 512, 32))
     return JudgedCell(
-        key, batch / total, 0.0, 0.0, 1e12, 100e12, split, verdict, operators=operators, avoidable_s=dict(parts or {})
+        key, batch / total, 0.0, 0.0, 1e12, 100e12, split, verdict, operators=operators, redundant_s=dict(parts or {})
     )
 
 
-def named(step: JudgedCell, setting: Setting) -> dict[str, Lever]:
-    """The levers of a step by their changes: formats and dtypes by their names."""
-    return {lever.value or lever.id or lever.change: lever for lever in levers(step, setting)}
+def named(step: JudgedCell, setting: Setting) -> dict[str, ChangeEffect]:
+    """The changes of a step by their changes: formats and dtypes by their names."""
+    return {effect.value or effect.id or effect.change: effect for effect in changes(step, setting)}
 
 
 def linears(flops: float, weight_bytes: float, kv_bytes: float = 0.0) -> OperatorWork:
@@ -65,10 +65,10 @@ EMULATED = replace(
 SETTINGS = {"WIDE": WIDE, "FLOAT32": FLOAT32, "EMULATED": EMULATED, "CPU": CPU}
 
 CORE = OperatorWork("core", "attention", 32, "bfloat16", 0, 0, kv_bytes=1, activation_bytes=0)
-ROLLING = replace(CORE, operator="rolling", kv_bytes=1, avoidable_bytes={Cause.ROLLED_WINDOWS: 8e9})
-PRODUCT = OperatorWork("linears", "mlp", 32, "bfloat16", 0, int(1e9), kv_bytes=0, activation_bytes=int(14e9))
+ROLLING = replace(CORE, operator="rolling", kv_bytes=1, redundant_bytes={Cause.ROLLED_WINDOWS: 8e9})
+MATMUL = OperatorWork("linears", "mlp", 32, "bfloat16", 0, int(1e9), kv_bytes=0, activation_bytes=int(14e9))
 REDUCED = OperatorWork("all_reduce", COLLECTIVE, 64, "bfloat16", 0, 0, 0, 0)
-CASES = list(csv.DictReader(Path(__file__).with_name("levers.csv").read_text().splitlines()))
+CASES = list(csv.DictReader(Path(__file__).with_name("changes.csv").read_text().splitlines()))
 
 
 def pairs(text: str) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def pairs(text: str) -> dict[str, Any]:
 
 def operators_of(case: dict[str, str]) -> list[OperatorWork]:
     """Operators by name, or as `name FLOPs weight_bytes kv_bytes`."""
-    named = {"core": CORE, "rolling": ROLLING, "product": PRODUCT, "all_reduce": REDUCED}
+    named = {"core": CORE, "rolling": ROLLING, "product": MATMUL, "all_reduce": REDUCED}
     found = []
     for words in filter(None, case["work"].split("|")):
         name, *amounts = words.split()
@@ -94,11 +94,11 @@ def step_of(case: dict[str, str]) -> JudgedCell:
     step = cell(
         *operators_of(case),
         batch=int(known.pop("batch", 1)),
-        parts={Cause[name]: float(ms) / 1e3 for name, ms in pairs(case["avoidable_ms"]).items()},
+        parts={Cause[name]: float(ms) / 1e3 for name, ms in pairs(case["redundant_ms"]).items()},
         **{f"{name}_s": float(ms) / 1e3 for name, ms in pairs(case["terms_ms"]).items()},
     )
     if half_width_ms := known.pop("half_width_ms", 0.0):
-        step = replace(step, split=replace(step.split, half_widths_s={"dispatch_s": half_width_ms / 1e3}))
+        step = replace(step, split=replace(step.split, half_widths_s={"overhead_s": half_width_ms / 1e3}))
     if known.pop("prefill", 0.0):
         step = replace(step, key=replace(step.key, phase="prefill"))
     return replace(step, **known)
@@ -113,27 +113,27 @@ def setting_of(case: dict[str, str]) -> Setting:
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['change']}: {case['reason']}" for case in CASES])
 def test_a_change_saves_what_arithmetic_gives(case: dict[str, str]) -> None:
-    lever, ms = named(step_of(case), setting_of(case)).get(case["change"]), float(case["saves_ms"])
-    assert (lever.saves_s if lever else 0.0) == pytest.approx(ms / 1e3)
+    effect, ms = named(step_of(case), setting_of(case)).get(case["change"]), float(case["saves_ms"])
+    assert (effect.saves_s if effect else 0.0) == pytest.approx(ms / 1e3)
 
 
-def test_a_16_bit_dtype_saves_between_its_floors_and_its_roofs() -> None:
+def test_a_16_bit_dtype_saves_between_its_floors_and_its_ceilings() -> None:
     """A float32 prefill of 400 ms: 250 at 20 TFLOP/s, 90 of kernel losses, 40 of operands, and 20 unexplained.
 
     At 80 TFLOP/s its 5 TFLOP need 62.5 ms. If its kernels lose as much as before, that saves 187.5 ms; if they lose
-    nothing, and the other 60 ms halve, 400 - 62.5 - 30. On two cores of a Xeon 262 of 400 ms were saved by roofs of
+    nothing, and the other 60 ms halve, 400 - 62.5 - 30. On two cores of a Xeon 262 of 400 ms were saved by ceilings of
     434 and 2835 GFLOP/s, where the floors differ by 216 ms.
     """
-    parts = cell(linears(5e12, 1e6), compute_s=250e-3, kernel_s=90e-3, avoidable_s=40e-3, unexplained_s=20e-3)
-    prefill = replace(parts, key=CellKey("prefill", Cell(8, 64, 32)), roof_bytes_per_s=1e12)
-    lever = named(prefill, FLOAT32)["bfloat16"]
-    assert lever.at_least_s == pytest.approx(187.5e-3)
-    assert lever.saves_s == pytest.approx(307.5e-3)
-    assert lever.amount == "between 188 ms and 308 ms"
+    parts = cell(linears(5e12, 1e6), compute_s=250e-3, kernel_s=90e-3, redundant_s=40e-3, unexplained_s=20e-3)
+    prefill = replace(parts, key=CellKey("prefill", Cell(8, 64, 32)), ceiling_bytes_per_s=1e12)
+    effect = named(prefill, FLOAT32)["bfloat16"]
+    assert effect.at_least_s == pytest.approx(187.5e-3)
+    assert effect.saves_s == pytest.approx(307.5e-3)
+    assert effect.amount == "between 188 ms and 308 ms"
     linked = replace(prefill, split=replace(prefill.split, latency_s=500e-3, link_s=100e-3))
-    lever = named(linked, FLOAT32)["bfloat16"]
+    effect = named(linked, FLOAT32)["bfloat16"]
     # At most half of the bytes of an offloaded model still cross; perhaps none.
-    assert (lever.at_least_s, lever.saves_s) == (pytest.approx(237.5e-3), pytest.approx(407.5e-3))
+    assert (effect.at_least_s, effect.saves_s) == (pytest.approx(237.5e-3), pytest.approx(407.5e-3))
 
 
 def test_few_rows_on_a_cpu_have_only_a_bound() -> None:
@@ -145,18 +145,20 @@ def test_few_rows_on_a_cpu_have_only_a_bound() -> None:
 def test_an_8_bit_cache_is_a_bound_with_its_doubt_that_no_answer_names() -> None:
     """Threads of 2024 to 2026 measured a loss (transformers #34096, sglang #30815, vLLM #48786)."""
     step = cell(kv_s=8e-3)
-    lever = named(step, SETTING)[ChangeId.EIGHT_BIT_CACHE]
-    assert lever.at_most
-    assert "others measured slower ones" in lever.because
-    assert lever not in not_tried(replace(step, levers=tuple(levers(step, SETTING))))
+    effect = named(step, SETTING)[ChangeId.EIGHT_BIT_CACHE]
+    assert effect.at_most
+    assert "others measured slower ones" in effect.because
+    assert effect not in not_tried(replace(step, changes=tuple(changes(step, SETTING))))
 
 
-SMALL_KERNELS = replace(cell(weights_s=4.85e-3, kernel_s=3.1e-3, dispatch_s=18.15e-3), small_kernels_s=2.1e-3)
+SMALL_KERNELS = replace(cell(weights_s=4.85e-3, kernel_s=3.1e-3, overhead_s=18.15e-3), small_kernels_s=2.1e-3)
 
 
-def on_engine(name: str, saves_s: float, off_s: float, visits: int = 3) -> EngineDifference:
-    low_s, high_s, terms = saves_s - off_s, saves_s + off_s, {"dispatch_s": -saves_s}
-    return EngineDifference("decode", 1, 512, 528, 32, name, "eager", saves_s, low_s, high_s, terms, visits=visits)
+def on_engine(name: str, saves_s: float, off_s: float, repetitions: int = 3) -> EngineDifference:
+    low_s, high_s, terms = saves_s - off_s, saves_s + off_s, {"overhead_s": -saves_s}
+    return EngineDifference(
+        "decode", 1, 512, 528, 32, name, "eager", saves_s, low_s, high_s, terms, repetitions=repetitions
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,17 +166,17 @@ def on_engine(name: str, saves_s: float, off_s: float, visits: int = 3) -> Engin
     [
         (on_engine("compile", 18e-3, 0.1e-3), {"the engine compile": "measured"}),
         (on_engine("compile", 0.2e-3, 0.5e-3), {}),
-        (on_engine("compile", 18e-3, 0.1e-3, visits=1), {"a compiled step on a static cache": "computed"}),
+        (on_engine("compile", 18e-3, 0.1e-3, repetitions=1), {"a compiled step on a static cache": "computed"}),
     ],
 )
 def test_a_measured_engine_replaces_what_is_computed_for_it(engine: EngineDifference, bases: dict[str, str]) -> None:
-    """Also if it saves nothing beyond noise; one visit is not enough."""
-    found = levers(replace(SMALL_KERNELS, engines=(engine,)), SETTING)
-    assert {lever.change: lever.basis for lever in found if lever.id is not ChangeId.FORMAT} == bases
+    """Also if it saves nothing beyond noise; one repetition is not enough."""
+    found = changes(replace(SMALL_KERNELS, engines=(engine,)), SETTING)
+    assert {effect.change: effect.basis for effect in found if effect.id is not ChangeId.FORMAT} == bases
 
 
 def test_a_compiled_step_saves_the_host_and_most_of_its_small_kernels() -> None:
-    """Of 26.1 ms the GPU works 8: 5.6 in products, 0.2 in attention, 2.1 in 1,050 small kernels (an H100's figures).
+    """Of 26.1 ms the GPU works 8: 5.6 in matmuls, 0.2 in attention, 2.1 in 1,050 small kernels (an H100's figures).
 
     With 0.1 to 1/3 of the small kernels left, and attention up to three times as long, 6.1 to 7.0 ms remain. The
     compiled step of another run took 6.72. A graph of the same step is not compiled, so it is at least as slow.
@@ -193,10 +195,10 @@ def test_a_compiled_step_saves_the_host_and_most_of_its_small_kernels() -> None:
     assert named(graphed, SETTING)[ChangeId.COMPILED_STEP].at_least_s == pytest.approx(26.1e-3 - 6.5e-3)
 
 
-def test_no_lever_for_a_step_above_its_roof_or_at_it() -> None:
-    above = Verdict("memory-bound", "low", (), (Flag.ABOVE_ROOF,))
-    assert levers(cell(weights_s=14e-3, verdict=above), SETTING) == []
-    assert levers(cell(compute_s=14e-3), SETTING) == []
+def test_no_lever_for_a_step_above_its_ceiling_or_at_it() -> None:
+    above = Verdict("memory-bound", "low", (), (Flag.ABOVE_CEILING,))
+    assert changes(cell(weights_s=14e-3, verdict=above), SETTING) == []
+    assert changes(cell(compute_s=14e-3), SETTING) == []
 
 
 def test_other_formats_promise_by_their_bits() -> None:

@@ -1,4 +1,4 @@
-"""The roofs of a device, and those of any GPU by its datasheet."""
+"""The ceilings of a device, and those of any GPU by its datasheet."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from profiler.units import percent, scaled
 
 
 @dataclass(frozen=True)
-class RoofSet:
-    """The roofs of one device."""
+class CeilingSet:
+    """The ceilings of one device."""
 
     name: str
     bytes_per_s: float
@@ -42,15 +42,15 @@ class RoofSet:
         return max(self.flops_per_s.values())
 
 
-def roofs_called(name: str) -> RoofSet:
-    """Return the roofs of a GPU by its datasheet's name. Raises RequestError for an unknown name."""
-    return datasheet_roofs(gpu_called(name))
+def ceilings_called(name: str) -> CeilingSet:
+    """Return the ceilings of a GPU by its datasheet's name. Raises RequestError for an unknown name."""
+    return datasheet_ceilings(gpu_called(name))
 
 
-def datasheet_roofs(sheet: Datasheet, gpus: int = 1) -> RoofSet:
+def datasheet_ceilings(sheet: Datasheet, gpus: int = 1) -> CeilingSet:
     """Return the dense peaks and the bandwidth of a datasheet; of several GPUs, those of all of them together."""
     peaks = {dtype: gpus * peak for dtype in PEAK_DTYPES if (peak := sheet.peak_flops_per_s(dtype))}
-    return RoofSet(
+    return CeilingSet(
         f"{sheet.gpu if gpus == 1 else f'{gpus} x {sheet.gpu}'}, datasheet",
         gpus * sheet.bandwidth_bytes_per_s,
         peaks,

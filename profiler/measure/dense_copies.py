@@ -60,7 +60,7 @@ def _is_dense(module: Any) -> bool:
     return bool(wide and tuple(weight.shape) == (module.out_features, module.in_features))
 
 
-def dense_twins(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float) -> list[nn.Linear]:
+def dense_copies(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes: float) -> list[nn.Linear]:
     """A dense linear of random weights for each packed one, in at most about `room_bytes`.
 
     If that is not enough for all, linears of a shape share weights in turn, as few as needed.
@@ -68,7 +68,7 @@ def dense_twins(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes:
     whole_bytes = sum(ins * outs for ins, outs, _ in (each.shape for each in linears)) * dtype.itemsize
     share = min(1.0, min(room_bytes, _MOST_BYTES) / max(1, whole_bytes))
     made: dict[tuple[int, int, bool], list[nn.Linear]] = {}
-    twins = []
+    copies = []
     for number, each in enumerate(linears):
         of_shape = made.setdefault(each.shape, [])
         count = sum(other.shape == each.shape for other in linears)
@@ -76,10 +76,10 @@ def dense_twins(linears: Sequence[PackedLinear], dtype: torch.dtype, room_bytes:
             tensors = (*each.module.parameters(recurse=False), *each.module.buffers(recurse=False))
             device = tensors[0].device if tensors else torch.device("cpu")
             of_shape.append(_random_linear(*each.shape, dtype, device))
-            twins.append(of_shape[-1])
+            copies.append(of_shape[-1])
         else:
-            twins.append(of_shape[number % len(of_shape)])
-    return twins
+            copies.append(of_shape[number % len(of_shape)])
+    return copies
 
 
 def _random_linear(ins: int, outs: int, bias: bool, dtype: torch.dtype, device: torch.device) -> nn.Linear:
@@ -91,11 +91,11 @@ def _random_linear(ins: int, outs: int, bias: bool, dtype: torch.dtype, device: 
 
 
 @contextlib.contextmanager
-def replaced(linears: Sequence[PackedLinear], twins: Sequence[nn.Linear]) -> Iterator[None]:
-    """A context in which the model computes with `twins` in place of its packed linears."""
+def replaced(linears: Sequence[PackedLinear], copies: Sequence[nn.Linear]) -> Iterator[None]:
+    """A context in which the model computes with `overhead models` in place of its packed linears."""
     try:
-        for each, twin in zip(linears, twins, strict=True):
-            setattr(each.parent, each.name, twin)
+        for each, copy in zip(linears, copies, strict=True):
+            setattr(each.parent, each.name, copy)
         yield
     finally:
         for each in linears:

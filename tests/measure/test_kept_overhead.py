@@ -1,4 +1,4 @@
-"""The dispatch of the last day: used while the host steps at its speed; and the time that measuring it takes."""
+"""The overhead of the last day: used while the host steps at its speed; and the time that measuring it takes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from transformers import LlamaForCausalLM
 
 from profiler.device.machine import Machine
 from profiler.errors import tolerate_errors
-from profiler.facts.dispatch import DispatchSamples
-from profiler.measure.dispatch import measure_dispatch
+from profiler.facts.overhead import OverheadSamples
+from profiler.measure.overhead import measure_overhead
 
 HIDDEN = SIZES["hidden_size"]
 
 
 class Paced(Machine, FakeClock):
-    """A CPU of one clock, on which a step of the twin takes `twin_s`, and the model's weights `weights_s` more."""
+    """A CPU of one clock, on which a step of the overhead model takes `overhead_model_s`, and the model's weights
+    `weights_s` more."""
 
-    def __init__(self, twin_s: float) -> None:
+    def __init__(self, overhead_model_s: float) -> None:
         Machine.__init__(self, HOST.device, clock=self)
         FakeClock.__init__(self)
-        self.twin_s, self.passed_s, self.steps = twin_s, 0.0, 0
+        self.overhead_model_s, self.passed_s, self.steps = overhead_model_s, 0.0, 0
 
     def now_s(self) -> float:
         return self.passed_s
@@ -38,13 +39,13 @@ class Paced(Machine, FakeClock):
 
 @pytest.fixture
 def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
-    """A machine that steps the twin in 10 ms, and a cache of its own."""
+    """A machine that steps the overhead model in 10 ms, and a cache of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     machine, forward = Paced(10e-3), LlamaForCausalLM.forward
 
     def step(self: Any, *args: Any, **named: Any) -> Any:
         if self.config.hidden_size < HIDDEN:
-            machine.passed_s += machine.twin_s
+            machine.passed_s += machine.overhead_model_s
             machine.steps += 1
         return forward(self, *args, **named)
 
@@ -52,19 +53,19 @@ def paced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Paced:
     return machine
 
 
-Measure = Callable[..., list[DispatchSamples]]
+Measure = Callable[..., list[OverheadSamples]]
 
 
 @pytest.fixture
 def measured(tiny_folder: Path, paced: Paced) -> Measure:
-    """Measure the dispatch of a model, by default the tiny one in one eager engine at batch 1."""
+    """Measure the overhead of a model, by default the tiny one in one eager engine at batch 1."""
 
     def measure(
         folder: Path = tiny_folder, sizes: Sequence[int] = (1,), budget_s: float = 4.0, **options: Any
-    ) -> list[DispatchSamples]:
+    ) -> list[OverheadSamples]:
         subject, config = subject_of(str(folder))
         paced.steps = 0
-        return measure_dispatch(subject.loaded, config, paced, sizes, ["eager"], budget_s, **options)
+        return measure_overhead(subject.loaded, config, paced, sizes, ["eager"], budget_s, **options)
 
     return measure
 
@@ -83,7 +84,7 @@ def test_kept_samples_are_measured_again_where_the_host_is_slower_or_faster_than
     measured: Measure, paced: Paced, speed: float, is_used: bool
 ) -> None:
     first = measured(fresh=False)
-    paced.twin_s *= speed
+    paced.overhead_model_s *= speed
     again = measured(fresh=False)
     assert (again == first) == is_used
     assert min(again[-1].alone_s) == pytest.approx(10e-3 * (1 if is_used else speed))
@@ -92,24 +93,24 @@ def test_kept_samples_are_measured_again_where_the_host_is_slower_or_faster_than
 
 def test_fresh_measures_again_and_what_it_finds_is_kept(measured: Measure, paced: Paced) -> None:
     first = measured(fresh=False)
-    paced.twin_s *= 1.05
+    paced.overhead_model_s *= 1.05
     again = measured(fresh=True)
     assert min(again[-1].alone_s) == pytest.approx(10.5e-3)
     assert measured(fresh=False) == again != first
 
 
-def test_another_place_of_the_model_is_the_same_dispatch_and_another_shape_is_not(
+def test_another_place_of_the_model_is_the_same_overhead_and_another_shape_is_not(
     measured: Measure, paced: Paced, tiny_folder: Path, tmp_path: Path
 ) -> None:
     first = measured(fresh=False)
     elsewhere, wider = tmp_path / "elsewhere", tmp_path / "wider"
     shutil.copytree(tiny_folder, elsewhere)
     small_model("Llama", intermediate_size=256, max_position_embeddings=256).save_pretrained(wider)
-    paced.twin_s *= 1.05
+    paced.overhead_model_s *= 1.05
     assert measured(elsewhere, fresh=False) == first
     for others in (measured(wider, fresh=False), measured(sizes=(1, 2), fresh=False)):
         assert min(others[-1].alone_s) == pytest.approx(10.5e-3)
-    for file in (tmp_path / "cache").rglob("dispatch/*.json"):
+    for file in (tmp_path / "cache").rglob("overhead/*.json"):
         assert not {"tiny", "wider", "elsewhere"} & set(file.read_text().split())
         file.write_text("[")
     assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(10.5e-3)
@@ -118,25 +119,27 @@ def test_another_place_of_the_model_is_the_same_dispatch_and_another_shape_is_no
 def test_samples_of_a_very_short_time_are_not_kept(measured: Measure, paced: Paced) -> None:
     """They have a step or two, and a later run may have more time."""
     measured(budget_s=0.5, fresh=False)
-    paced.twin_s *= 1.05
+    paced.overhead_model_s *= 1.05
     assert min(measured(fresh=False)[-1].alone_s) == pytest.approx(10.5e-3)
 
 
-@pytest.mark.parametrize("twin_s", [10e-3, 0.1, 0.3])
-def test_all_sizes_together_take_at_most_twice_their_time(measured: Measure, paced: Paced, twin_s: float) -> None:
-    paced.twin_s = twin_s
+@pytest.mark.parametrize("overhead_model_s", [10e-3, 0.1, 0.3])
+def test_all_sizes_together_take_at_most_twice_their_time(
+    measured: Measure, paced: Paced, overhead_model_s: float
+) -> None:
+    paced.overhead_model_s = overhead_model_s
     found = measured(sizes=(1, 2, 4), budget_s=4.0)
     assert paced.passed_s < 8.0
     assert {(item.phase, item.batch_size) for item in found} >= {("prefill", 1), ("decode", 1)}
     assert all(len(item.among_s) >= 1 and len(item.bare_s) >= 1 and len(item.alone_s) >= 1 for item in found)
 
 
-@pytest.mark.parametrize("twin_s", [1.0, 60.0])
-def test_a_twin_that_is_too_slow_for_its_time_is_missing_with_the_reason(
-    measured: Measure, paced: Paced, twin_s: float
+@pytest.mark.parametrize("overhead_model_s", [1.0, 60.0])
+def test_a_overhead_model_that_is_too_slow_for_its_time_is_missing_with_the_reason(
+    measured: Measure, paced: Paced, overhead_model_s: float
 ) -> None:
     """A step cannot be cut, but nothing follows the one that passes twice the time."""
-    paced.twin_s, errors = twin_s, list[str]()
+    paced.overhead_model_s, errors = overhead_model_s, list[str]()
     assert measured(guard=lambda: tolerate_errors(lambda error: errors.append(str(error)))) == []
-    assert paced.passed_s <= 8.0 + 3 * twin_s
+    assert paced.passed_s <= 8.0 + 3 * overhead_model_s
     assert errors == ["its steps did not end within 8.00 s"]

@@ -27,7 +27,7 @@ from profiler.counting.memory_need import memory_need, need_in_chunks, path_on
 from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, walk
 from profiler.data.datasheets import gpu_called
-from profiler.data.room import idle_room_bytes, room_bytes
+from profiler.data.free_memory import idle_room_bytes, room_bytes
 from profiler.engines.transformers import EagerEngine
 from profiler.facts.operators import Cause
 from profiler.facts.step import ExecutionPath, Heads, Step
@@ -116,7 +116,7 @@ def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest
         free = int(share * (weights + ranks * (need - weights)) / 0.9) + 1 - subject.model_bytes
         monkeypatch.setattr("profiler.device.memory.available_bytes", lambda _, free=free: free)
         assert (subject.no_room(cell) is not None) == skipped
-        assert subject.fitting([8]) == ([] if skipped else [8]), "dispatch is measured only where a cell fits"
+        assert subject.fitting([8]) == ([] if skipped else [8]), "overhead is measured only where a cell fits"
 
 
 SMALL = {
@@ -224,7 +224,7 @@ def test_the_copies_of_mixtral() -> None:
     work = counted_model(resolve("mixtral-8x7b")).work
     copied_bytes, path = 2 * 3 * 4096 * 14336 * 2, path_on(work, "sdpa", fuses_grouped_heads=True)
     [experts] = work.of_kind(Experts)
-    assert experts.each(Step(1, 1, 512), path).avoidable_bytes == {Cause.GATHERED_EXPERTS: 2 * copied_bytes}
+    assert experts.each(Step(1, 1, 512), path).redundant_bytes == {Cause.GATHERED_EXPERTS: 2 * copied_bytes}
     assert memory_need(work, 0, Step(32, 1, 511), 1, path).workspace_bytes == 32 * copied_bytes
     assert need_in_chunks(work, 0, 32, 1).workspace_bytes < copied_bytes
 
@@ -285,13 +285,13 @@ def test_traffic_and_scratch_are_those_of_torch(
     work = core.each(step, path)
     cached = BATCH * keys * core.cached_elements * dtype.itemsize
     operands = work.activation_bytes + cached
-    avoidable = work.avoidable_bytes[Cause.ATTENTION_MATRIX] + work.avoidable_bytes[Cause.REPEATED_HEADS]
+    redundant = work.redundant_bytes[Cause.ATTENTION_MATRIX] + work.redundant_bytes[Cause.REPEATED_HEADS]
     if handed == "repeated":  # `repeat_kv` read K and V once and wrote them before the call
         before = BATCH * keys * HEADS * 2 * WIDTH * dtype.itemsize
-        avoidable -= 2 * before
+        redundant -= 2 * before
         operands += before - cached
         given += before
-    assert float(operands + avoidable) == pytest.approx(recorded.bytes, rel=0.03)
+    assert float(operands + redundant) == pytest.approx(recorded.bytes, rel=0.03)
     assert float(core.scratch_bytes(step, path)) == pytest.approx(given, rel=0.03)
 
 
