@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
     """Return a time with its unit: `0.0035` -> `3.50 ms`; `-` for NaN."""
     if math.isnan(seconds):
         return "-"
-    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
+    for size, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
         if abs(seconds) >= _ROUNDS_UP * size:
             return f"{significant(seconds / size, 3)} {unit}"
     return f"{significant(seconds / 1e-9, 3)} ns" if seconds else "0 s"

@@ -93,8 +93,8 @@ _PRIOR = {
 }
 """The shares assumed without any point: what healthy GPUs reach in copies and large matmuls (gpus.csv).
 
-Eager engines launch about 40 kernels per layer from Python, at 10 to 20 us each. Graphs and C++ launch about ten
-kernels per layer, which take 5 us each to start and drain at 2 GHz. An engine is limited by one of the two, so the
+Eager engines launch about 40 kernels per layer from Python, at 10 to 20 µs each. Graphs and C++ launch about ten
+kernels per layer, which take 5 µs each to start and drain at 2 GHz. An engine is limited by one of the two, so the
 other is 0."""
 
 

@@ -198,7 +198,8 @@ class PictureOfRuns:
 def plot(picture: PictureOfRuns) -> None:
     """Draw a picture of one or several runs.
 
-    Pictures: roofline, map, split, throughput, doubling, waterfall, operators, memory. Of several runs only throughput.
+    Pictures: roofline, map, breakdown, throughput, doubling, waterfall, operators, memory.
+    Of several runs only throughput.
     """
     from profiler.report.plots import save
     from profiler.store.folder import read_run

@@ -19,6 +19,8 @@ REMOVED = {
     "count --plot map": _COSTS,
     "count --plot intensity": _COSTS,
     "count --plot latency": _COSTS,
+    "run --no-levers": "use `run --no-trials`",
+    "plot split": "use `plot RUN breakdown`",
     "plot intensity": "use `plot RUN roofline`",
     "plot depth": _SEVERAL_CELLS,
     "plot steps": "use the p90_s and p99_s of cells.csv",

@@ -13,7 +13,7 @@ from profiler.data import rows_of
 from profiler.data.datasheets import Datasheet
 from profiler.errors import RequestError
 
-_TYPED = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:us)?\s*,\s*([0-9.eE+-]+)\s*(?:GB/s)?\s*$")
+_TYPED = re.compile(r"^\s*([0-9.eE+-]+)\s*(?:us|µs)?\s*,\s*([0-9.eE+-]+)\s*(?:GB/s)?\s*$")
 _MOST_BYTES = 64 << 20
 """Messages of a step are at most this large; the bandwidth for larger ones is not relevant to it."""
 _LARGE_BYTES = 1 << 20
@@ -38,8 +38,8 @@ def bus_share(kind: CollectiveKind, ranks: int) -> float:
 def nccl_latency_s(name: str, ranks: int) -> float | None:
     """Return the seconds of NCCL's smallest all-reduce between `ranks` GPUs of one machine; None for an unknown link.
 
-    It is what NCCL itself assumes (`ncclTopoTuneModel`, algorithms Ring and Tree, protocol LL): 6.6 us, and for each of
-    the 2(n-1) hops of a ring 0.6 us over NVLink or 1 us over PCIe. Published figures of nccl-tests with one process per
+    It is what NCCL itself assumes (`ncclTopoTuneModel`, algorithms Ring and Tree, protocol LL): 6.6 µs, and for each of
+    the 2(n-1) hops of a ring 0.6 µs over NVLink or 1 µs over PCIe. Published figures of nccl-tests with one process per
     GPU lie at 0.84 to 1.2 times this latency. The hops are those of R. Thakur, R. Rabenseifner, W. Gropp, "Optimization
     of Collective Communication Operations in MPICH", 2005, section 4.5.
     """
@@ -184,4 +184,4 @@ def link_called(text: str, ranks: int) -> Link:
         alpha_us = gb_per_s = math.nan
     if not (alpha_us >= 0 and gb_per_s > 0 and math.isfinite(alpha_us) and math.isfinite(gb_per_s)):
         raise RequestError(f"--link {text!r} is not possible; give microseconds and GB/s above 0, such as 8,20.")
-    return Link(f"{alpha_us:g} us, {gb_per_s:g} GB/s", alpha_us * 1e-6, gb_per_s * 1e9, "typed in")
+    return Link(f"{alpha_us:g} µs, {gb_per_s:g} GB/s", alpha_us * 1e-6, gb_per_s * 1e9, "typed in")

@@ -48,7 +48,7 @@ class CoreClock(Clock):
 
 
 class CudaClock(Clock):
-    """CUDA events on the current stream (resolution about 0.5 us)."""
+    """CUDA events on the current stream (resolution about 0.5 µs)."""
 
     ahead = True
 

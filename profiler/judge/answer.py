@@ -344,7 +344,10 @@ def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
 def _no_change(cell: JudgedCell) -> str:
     """The sentence for a step that no change shortens: it is near its ceiling, or its time is partly unexplained."""
     if Flag.ABOVE_CEILING in cell.verdict.flags:
-        return f"No advice: the step is faster than a measured ceiling allows, so {WHY_TOO_FAST}. Measure again with --fresh."
+        return (
+            f"No advice: the step is faster than a measured ceiling allows, so {WHY_TOO_FAST}."
+            " Measure again with --fresh."
+        )
     s, tried = cell.split, [item.form for item in cell.tried if item.line]
     at = f"this step is at {percent(s.attained)} of its roofline"
     if s.attained >= _NEAR_CEILING:

@@ -241,7 +241,7 @@ TERMS = {
     ),
     "kernel_s": Term(
         "kernels below the ceiling", "kernels lose", "#D55E00", "\\\\", "vermilion", "red",
-        "the time of the library's kernels above their own ceilings at these shapes, measured by replaying each of them.",
+        "the time of the library's kernels above their own ceilings at these shapes, measured by replaying each.",
     ),
     "redundant_s": Term(
         "redundant work", "redundant work takes", "#F0E442", "", "yellow", "bright_yellow",
@@ -256,8 +256,8 @@ TERMS = {
         "the connection between the device and the host, the disk or another GPU.",
     ),
     "overhead_s": Term(
-        "dispatch", "overhead takes", "#CC79A7", "..", "pink", "magenta",
-        "the time of Python, transformers and torch to start a step's operators; measured on the overhead model.",
+        "overhead", "overhead takes", "#CC79A7", "..", "pink", "magenta",
+        "the CPU's time (Python, transformers, torch) to start a step's operators; measured on the overhead model.",
     ),
     "generate_s": Term(
         "overhead of generate", "generate adds", "#882255", "oo", "wine", "bright_magenta",

@@ -89,8 +89,8 @@ def _moved(ceilings: Ceilings, drift_readings: Sequence[CeilingsRemeasured]) -> 
     ]
     if parts:
         yield (
-            f"the ceilings moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and the"
-            " highest."
+            f"the ceilings moved since they were measured: {', '.join(parts)}; cells are judged under the lowest and"
+            " the highest."
         )
 
 

@@ -211,7 +211,7 @@ def replay_small(subject: Subject, key: CellKey, ceilings: Ceilings, budget_s: f
 def cold_bytes_of(subject: Subject, ceilings: Ceilings) -> int:
     """Return the bytes to read to flush the last-level cache before a call; 0 if the cache holds the model."""
     cache_bytes = subject.machine.info.last_level_cache_bytes
-    # 50 us of reading hide the launch of a graph, of about 10 us.
+    # 50 µs of reading hide the launch of a graph, of about 10 µs.
     cold_bytes = max(2 * cache_bytes, int(50e-6 * ceilings.memory_bytes_per_s))
     return cold_bytes if model_storage_bytes(subject.loaded.module) > cache_bytes else 0
 

@@ -41,7 +41,9 @@ def cells(run: Run) -> Section:
     return Section("Cells", blocks, "measured times; rates from counted work")
 
 
-_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low", None: "-"}
+_SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low"}
+_IN_VERDICT = ("regime", "confidence")
+_VERDICT = ", ".join(_IN_VERDICT)
 _FLAGS = "flags"
 _MOST_STEPS = 2
 # What a narrow terminal omits first: the flags of a regime, and columns that the others imply.
@@ -68,24 +70,25 @@ def _(block: CellsTable, console: Console) -> None:
 
 def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]) -> TextTable:
     columns = [column for column in columns_with_values(run, "terminal") if column.heading not in omitted]
-    # A cell without a verdict has its status in place of one, so these have a text in every run.
-    headings = list(dict.fromkeys([*(column.heading for column in columns), "regime", "sure"]))
+    headings = [column.heading for column in columns if column.heading not in _IN_VERDICT] + [_VERDICT]
     with_flags, rows = {} if _FLAGS in omitted else regime_names(run), []
     for result in results:
         texts = {column.heading: column.entry(result).text for column in columns}
         regime = with_flags.get(result.key, result.regime or "-")
-        texts["regime"] = regime if result.status == "ok" else f"({result.status})"
-        texts["sure"] = _SHORT_CONFIDENCE[result.confidence]
+        verdict = f"{regime}, {_SHORT_CONFIDENCE[result.confidence]}" if result.confidence else regime
+        texts[_VERDICT] = verdict if result.status == "ok" else f"({result.status})"
         rows.append([texts[heading] for heading in headings])
     starts = [number for number, result in enumerate(results) if number and result.phase != results[number - 1].phase]
-    return text_table(headings, rows, texts=("engine", "regime", "sure"), groups=starts)
+    return text_table(headings, rows, texts=("engine", _VERDICT), groups=starts)
 
 
 def _cell_notes(run: Run) -> list[str]:
     """Return what the columns mean, what doubling the batch gives, and which cells have no row."""
     once = sum(result.repetitions == 1 for result in run.measured)
     two = f" ({several(once, 'row has', 'rows have')} one repetition, which shows none)" if once else ""
-    ceilings = f"; ceiling: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
+    ceilings = (
+        f"; % ceiling: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
+    )
     notes = [f"±: half of the 95 % interval{two}{ceilings}", *batch_lines(run)]
     if larger := run.document.grid.larger:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))

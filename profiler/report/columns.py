@@ -67,10 +67,10 @@ COLUMNS = (
     Column("B/s", lambda cell: cell.bytes_per_s, lambda per_s: scaled(per_s, "").rstrip()),
     Column("MFU", lambda cell: cell.mfu, percent, DOCUMENTS),
     Column("MBU", lambda cell: cell.mbu, percent, DOCUMENTS),
-    Column("ceiling", lambda cell: cell.attained, percent),
+    Column("% ceiling", lambda cell: cell.attained, percent),
     Column("memory", lambda cell: cell.peak_memory_bytes, lambda value: scaled(value, "B")),
     Column("regime", lambda cell: cell.regime),
-    Column("sure", lambda cell: cell.confidence),
+    Column("confidence", lambda cell: cell.confidence),
     Column("noise", lambda cell: cell.noise, media=DOCUMENTS),
 )
 

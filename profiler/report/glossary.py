@@ -28,15 +28,28 @@ class Term:
     meaning: str
 
 
-def explanation(term: str, run: Run | None = None) -> str:
-    """Return the meaning of a term, and its figures in `run`. Raises RequestError for an unknown term."""
-    names = {name.lower(): name for name in GLOSSARY}
-    key = names.get(term.strip().lower())
+@dataclass(frozen=True)
+class Synonym:
+    """Another word for a term: one of the field's, or of earlier versions."""
+
+    word: str
+    term: str
+
+
+def explanation(word: str, run: Run | None = None) -> str:
+    """Return the meaning of a term or of a synonym, and its figures in `run`. Raises RequestError for another word."""
+    key = known_term(word)
     if key is None:
-        hint = near_misses(term.lower(), tuple(names))
-        raise RequestError(f"{term!r} is not in the glossary.{hint} `roofscope explain` lists all terms.")
+        hint = near_misses(word.lower(), tuple(_TERM_OF))
+        raise RequestError(f"{word!r} is not in the glossary.{hint} `roofscope explain` lists all terms.")
     figures = _FIGURES[key](run) if run is not None and key in _FIGURES else None
-    return f"{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
+    see = "" if key.lower() == word.strip().lower() else f"{word.strip()}: see {key}.\n"
+    return f"{see}{key}: {GLOSSARY[key].meaning}" + (f"\nIn this run: {figures}" if figures else "")
+
+
+def known_term(word: str) -> str | None:
+    """Return the term that a word names or is a synonym of; None if the glossary has neither."""
+    return _TERM_OF.get(word.strip().lower())
 
 
 def _range(run: Run, column: str, show: Callable[[float], str], phase: Phase = "decode") -> str | None:
@@ -120,6 +133,9 @@ def _interval(run: Run) -> str | None:
 GLOSSARY = {row.term: row for row in rows_of("glossary.csv", Term)}
 """Every term by its name: those of data/glossary.csv, and those of the time breakdown."""
 GLOSSARY |= {term.short: Term(term.short, term.meaning) for term in TERMS.values()}
+_TERM_OF = {row.word.lower(): row.term for row in rows_of("synonyms.csv", Synonym)} | {
+    name.lower(): name for name in GLOSSARY
+}
 
 _FIGURES: dict[str, Callable[[Run], str | None]] = {
     "prefill": lambda run: _range(run, "latency_s", duration, "prefill"),
@@ -132,7 +148,7 @@ _FIGURES: dict[str, Callable[[Run], str | None]] = {
     "ridge point": _ridge,
     "MFU": lambda run: _of_sheet(run, "mfu"),
     "MBU": lambda run: _of_sheet(run, "mbu"),
-    "attained": lambda run: _both(run, "attained", percent),
+    "% ceiling": lambda run: _both(run, "attained", percent),
     "overhead model": partial(_share, column="overhead_s"),
     "interval": _interval,
     **{term.short: partial(_share, column=column) for column, term in TERMS.items()},

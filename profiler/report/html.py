@@ -97,7 +97,7 @@ def _(block: CellsTable) -> Markup:
 
 @_render_block.register
 def _(block: BreakdownChart) -> Markup:
-    return inline_svg([block.run], "split", "The terms of the time of cells, as shares")
+    return inline_svg([block.run], "breakdown", "The terms of the time of cells, as shares")
 
 
 _PAINT = re.compile(r'\b(?:style|fill|stroke)="[^"]*"')

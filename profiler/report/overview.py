@@ -92,8 +92,9 @@ def method(run: Run) -> Section:
     """How to read the figures, and the command that repeats the run."""
     coverage = run.document.counting.coverage
     text = (
-        "Times are medians with a 95 % interval whose unit is the repetition. Rates use model work, the algorithm's minimum;"
-        " the library's work beyond it is redundant. Verdicts use the ceilings measured here, never a datasheet."
+        "Times are medians with a 95 % interval whose unit is the repetition. Rates use model work, the algorithm's"
+        " minimum; the library's work beyond it is redundant. Verdicts use the ceilings measured here, never a"
+        " datasheet."
     )
     text += f" The count does not understand {100 * (1 - coverage):.3g} % of the parameters." if coverage < 1 else ""
     words = "roofscope explain TERM --run . explains each word of this report, with the figures of this run."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import textwrap
@@ -34,7 +35,7 @@ from profiler.units import unbroken
 
 WIDTH = 100
 _LEAST = 40
-_ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|"})
+_ASCII = str.maketrans({"─": "-", "━": "-", "±": "~", "…": ".", "│": "|", "µ": "u"})
 MOST_LINES = 60
 """Lines of a first look: a terminal on half of a laptop's screen has them."""
 _MOST_ITEMS = (40, 36, 32, 28, 24, 20, 18, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
@@ -42,6 +43,17 @@ _MOST_ITEMS = (40, 36, 32, 28, 24, 20, 18, 16, 14, 12, 10, 8, 7, 6, 5, 4, 3, 2)
 _GLUE = "\ue000"  # for Rich, as for Python, a no-break space is white space at which a line may break
 _COLORS = {"slower": "red", "faster": "green", "SLOWER": "red", "pass": "green"}
 _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """What a stream prints in place of signs that its encoding lacks."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    signs = error.object[error.start : error.end].translate(_ASCII)
+    return "".join(sign if sign.isascii() else "?" for sign in signs), error.end
+
+
+codecs.register_error("spelled", _spelled)
 
 
 class _Ascii:
@@ -65,6 +77,8 @@ def screen(*, plain: bool = False, stream: TextIO | None = None) -> Console:
     `plain` prints neither colour nor box drawing. Markup is off, since a model's name may contain brackets. Rich omits
     colours for NO_COLOR and for pipes.
     """
+    if reconfigure := getattr(stream or sys.stdout, "reconfigure", None):
+        reconfigure(errors="spelled")
     default = Console(file=stream)
     width = min(WIDTH, default.width) if default.is_terminal else WIDTH
     if (columns := os.environ.get("COLUMNS") or "").isdecimal():

@@ -45,7 +45,7 @@ _CURVE_SHARE, _READ_SHARE, _COPY_SHARE = 0.4, 0.3, 0.15
 # CUDA's launch queue has about a thousand entries; beyond it the device would be timed instead of the host.
 _LAUNCHES = 500
 # As large as what a prefill passes from one kernel to the next. Pages of a 64 MiB buffer, which no near cache serves,
-# cost less beyond filling them: 0.6 us on a Xeon, and 1.1 with 8 MiB. Steps with 350,000 faults took 1.2 us longer for
+# cost less beyond filling them: 0.6 µs on a Xeon, and 1.1 with 8 MiB. Steps with 350,000 faults took 1.2 µs longer for
 # each there.
 _FRESH_BYTES = 8 << 20
 _FRESH_BUFFERS = 16
@@ -156,7 +156,7 @@ def _curve(
             with attempt("reads of some sizes", machine, missing):
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
             nbytes *= 2
-        # A GPU's reads repeat within a few per mille. Each has a fixed cost: on an H100, 8 of the 181 us of 512 MiB.
+        # A GPU's reads repeat within a few per mille. Each has a fixed cost: on an H100, 8 of the 181 µs of 512 MiB.
         tolerance = _GPU_AGREE if machine.is_cuda else AGREE
         while nbytes <= room and not _is_past(points, past_bytes, tolerance):
             start_s = machine.now_s()

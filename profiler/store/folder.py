@@ -23,6 +23,7 @@ from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import OLDEST_SCHEMA, SCHEMA_VERSION, RunDocument, document_of
+from profiler.store.old_names import content_now, key_now
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 from profiler.units import visible, visible_in
@@ -105,7 +106,7 @@ def read_document(folder: Path) -> RunDocument:
     if not document_path.is_file():
         raise RunError(f"{folder} is not a run folder: it has no {RUN_FILE}.")
     try:
-        content = visible_in(json.loads(document_path.read_text(encoding="utf-8")))
+        content = content_now(visible_in(json.loads(document_path.read_text(encoding="utf-8"))))
         version = content.get("schema_version")
         if isinstance(version, int) and version > SCHEMA_VERSION:
             raise RunError(f"{folder} was written by a newer roofscope (schema {version}); upgrade to read it.")
@@ -141,7 +142,8 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
     try:
         with cells_path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            missing = [name for name in _REQUIRED if name not in (reader.fieldnames or ())]
+            reader.fieldnames = [key_now(name) for name in reader.fieldnames or ()]
+            missing = [name for name in _REQUIRED if name not in reader.fieldnames]
             if missing:
                 raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
             return tuple(_RESULT.validate_python(_row(row)) for row in reader)
@@ -161,7 +163,7 @@ _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSI
 
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     """The non-empty texts of a row, so that a field's default applies; `.0` is dropped for integer fields."""
-    return {name: visible(text).removesuffix(".0") for name in CELL_COLUMNS if (text := row.get(name))}
+    return {name: content_now(visible(text).removesuffix(".0")) for name in CELL_COLUMNS if (text := row.get(name))}
 
 
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:
@@ -185,7 +187,7 @@ def facts_of(document: RunDocument, operators: Mapping[CellKey, Sequence[Operato
     """The input of a judgement. It shares the collections of `merged`, so it grows with them, except for overhead."""
     shared = vars(merged)
     if document.device.hides_overhead:
-        shared = {**shared, "dispatch": bounded_by_steps(merged.overhead, merged.repetitions)}
+        shared = {**shared, "overhead": bounded_by_steps(merged.overhead, merged.repetitions)}
     return Facts(
         **shared,
         model=document.model,

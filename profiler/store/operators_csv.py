@@ -16,6 +16,7 @@ from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, Opera
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import columns_of
+from profiler.store.old_names import key_now
 from profiler.units import visible_in
 
 _Made = TypeVar("_Made")
@@ -111,7 +112,7 @@ def _converted(folder: Path, convert: Callable[[dict[str, str]], _Made]) -> Iter
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                yield convert(visible_in(raw))
+                yield convert({key_now(name): text for name, text in visible_in(raw).items()})
     except FileNotFoundError:
         raise RunError(
             f"{folder} cannot be judged again, since it has no {OPERATORS_FILE}; cells.csv has its verdicts."

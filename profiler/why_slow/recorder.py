@@ -25,7 +25,7 @@ from profiler.why_slow.observations import Call, CallSettings, Load, Observation
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
 from profiler.why_slow.watched_calls import PLAIN, Watched
 
-# About the cost of a wrapper of a call that is part of another call (1.4 us on a busy EPYC).
+# About the cost of a wrapper of a call that is part of another call (1.4 µs on a busy EPYC).
 _WRAPPER_S = 1.5e-6
 
 

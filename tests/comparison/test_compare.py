@@ -39,7 +39,7 @@ def test_a_slower_host_is_reported_with_its_interval_and_its_term() -> None:
 
 
 def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
-    """0.7 ms slower, of which weights gained 10 us: the unexplained rest is not attributed to them."""
+    """0.7 ms slower, of which weights gained 10 µs: the unexplained rest is not attributed to them."""
     after = side({requested(): timed(0.0107, weights_s=0.00601, overhead_s=0.003)})
     spread = {key: replace(cell, half_widths_s={"unexplained_s": 0.001}) for key, cell in after.cells.items()}
     [change] = compare_sides(before(), replace(after, cells=spread)).changes

@@ -199,7 +199,7 @@ ROWS = list(csv.DictReader(Path(links.__file__).with_name("links.csv").read_text
 
 
 def test_the_formulas_are_those_of_nccl_tests() -> None:
-    """nccl-tests prints algbw and busbw; rows of its log for 8 H100 (aws-samples, links.csv): 16 MiB in 124 us."""
+    """nccl-tests prints algbw and busbw; rows of its log for 8 H100 (aws-samples, links.csv): 16 MiB in 124 µs."""
     point = MessageTime(8, 16 << 20, 124e-6)
     assert point.alg_bytes_per_s / 1e9 == pytest.approx(135.33, abs=0.05)
     assert point.bus_bytes_per_s / 1e9 == pytest.approx(236.82, abs=0.05)
@@ -241,7 +241,7 @@ def _first_bytes(name: str, ranks: int, own_process: bool = True) -> list[float]
     ],
 )  # fmt: skip
 def test_latency_is_what_nccl_assumes_and_near_every_published_one(name: str, ranks: int, seconds: float) -> None:
-    """By hand from tuning.cc of NCCL: 6.6 us + 2(n-1) hops of 0.6 us (NVLink) or 1 us (PCIe)."""
+    """By hand from tuning.cc of NCCL: 6.6 µs + 2(n-1) hops of 0.6 µs (NVLink) or 1 µs (PCIe)."""
     alpha_s = published_link(name, ranks).alpha_s
     assert alpha_s == pytest.approx(seconds)
     published = _first_bytes(name, ranks)
@@ -250,7 +250,7 @@ def test_latency_is_what_nccl_assumes_and_near_every_published_one(name: str, ra
 
 
 def test_the_launches_of_one_process_are_no_latency_of_the_link() -> None:
-    """With one process for eight A100, a message takes 36 us, three times the hops (NVIDIA/nccl-tests issue 123)."""
+    """With one process for eight A100, a message takes 36 µs, three times the hops (NVIDIA/nccl-tests issue 123)."""
     published = _first_bytes("nvlink3", 8, own_process=False)
     assert min(published) > 2 * published_link("nvlink3", 8).alpha_s
 

@@ -89,8 +89,8 @@ def test_a_schema_is_one_and_follows_from_the_types(name: str) -> None:
 
 
 DESCRIBED = {
-    "RunDocument", "CellResult", "CellEvidence", "ChangeEffect", "Ceiling", "Change", "GateDocument", "ForecastCell", "Offer",
-    "Finding",
+    "RunDocument", "CellResult", "CellEvidence", "ChangeEffect", "Ceiling", "Change", "GateDocument", "ForecastCell",
+    "Offer", "Finding",
 }  # fmt: skip
 """The objects that people use most, by their type."""
 

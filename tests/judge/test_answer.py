@@ -95,7 +95,7 @@ def test_a_share_is_of_the_ceiling_that_judged() -> None:
     curve = tuple(CurvePoint(nbytes, per_s) for nbytes, per_s in ((2_000_000_000, 2.5e12), (1 << 34, 1e12)))
     of = replace(of, ceilings=replace(of.ceilings, curve=curve))
     [first, *_] = judge_run(measured(of, eager=0.5e-3)).answer.sentences
-    assert "memory-bound: 500 us per step, at 80 % of the 2.50 TB/s measured here from its caches" in first
+    assert "memory-bound: 500 µs per step, at 80 % of the 2.50 TB/s measured here from its caches" in first
 
 
 def test_matmuls_in_two_dtypes_have_a_ceiling_between_theirs() -> None:

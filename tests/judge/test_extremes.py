@@ -78,8 +78,8 @@ def later_ceilings(memory: float = 1.0, compute: float = 1.0, clock_hz: float | 
 
 
 def with_weight_read(base: Facts, share: float) -> Facts:
-    drift_probe = WeightReadCeiling(GB, ceiling(share * W))
-    return replace(base, ceilings=replace(base.ceilings, weights=drift_probe))
+    weight_read = WeightReadCeiling(GB, ceiling(share * W))
+    return replace(base, ceilings=replace(base.ceilings, weights=weight_read))
 
 
 def judged(base: Facts) -> tuple[Judgement, list[str]]:
@@ -181,7 +181,7 @@ def test_a_step_above_a_ceiling_proves_something_if_the_ceiling_rose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight read", "share"),
+    ("weight_read", "share"),
     [
         # A model of 4 MiB is in a cache that reads at 400 GB/s, not in memory at 100 GB/s.
         (WeightReadCeiling(4 << 20, ceiling(W)), 0.25),
@@ -194,10 +194,10 @@ def test_a_step_above_a_ceiling_proves_something_if_the_ceiling_rose() -> None:
     ],
 )
 def test_the_read_of_weights_is_compared_with_a_stream_of_their_size_and_pieces(
-    drift_probe: WeightReadCeiling, share: float
+    weight_read: WeightReadCeiling, share: float
 ) -> None:
     curve = (CurvePoint(4 << 20, 4 * W), *STEADY.ceilings.curve)
-    assert weight_read_share(replace(STEADY.ceilings, curve=curve, weights=drift_probe)) == pytest.approx(share)
+    assert weight_read_share(replace(STEADY.ceilings, curve=curve, weights=weight_read)) == pytest.approx(share)
 
 
 HALF_CLOCK = tuple(Reading(clock_hz=0.5e9, at_unix_s=100.0 * number + 0.01) for number in range(4))

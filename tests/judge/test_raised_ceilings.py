@@ -20,7 +20,7 @@ CEILING = 100e12
 
 
 def matmuls(count: int, *, us: float | None = None, traced_us: float | None = None, calls: int = 0, **on: str) -> Facts:
-    """Return the facts of matmuls of 1 GFLOP on a device of 100 TFLOP/s, where each takes 10 us."""
+    """Return the facts of matmuls of 1 GFLOP on a device of 100 TFLOP/s, where each takes 10 µs."""
     operator = OperatorWork("linears", "mlp", count, "float16", count * FLOPS, 1, 0, 0)
     replays = {} if us is None else {"linears": Replay("linears", (us * 1e-6,))}
     known = facts([operator], replays, flops_per_s=CEILING, bytes_per_s=1e12, **on)

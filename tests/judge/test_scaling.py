@@ -66,7 +66,7 @@ A100 = Ceilings({"float16": ceiling(A100_P)}, {READ: ceiling(A100_W)}, 1, True)
 def test_a_layer_of_16_bits_is_compute_bound_from_the_ridge_on_and_a_cache_moves_that() -> None:
     """Llama-2-7B on an A100: 2 FLOPs per weight of 2 bytes cross at P / W = 153.02 rows, so from 154 on.
 
-    Each sequence adds 2 x 6.6e9 FLOPs, or 42.4 us, and per cached token 524,288 bytes, or 0.257 us. So the cache takes
+    Each sequence adds 2 x 6.6e9 FLOPs, or 42.4 µs, and per cached token 524,288 bytes, or 0.257 µs. So the cache takes
     the larger part from 165 tokens on. Twice the batch reads the same weights, so P / W is what only weights give.
     """
     found = {tokens: compute_bound_by_counts(by_batch("llama-2-7b", tokens, [1, 2]), A100) for tokens in (1, 128, 170)}

@@ -369,7 +369,7 @@ def test_several_gpus_share_a_step() -> None:
     _, decode = place(file, "mixtral-8x7b", gpu="H200 SXM", tp=8).rows
     assert decode.floor_s == pytest.approx(0.67e-3, rel=0.02)
     assert decode.attained == pytest.approx(0.25, abs=0.005)
-    # 64 all-reduces of 8 KiB, each at least NCCL's latency of 6.6 + 14 x 0.6 us.
+    # 64 all-reduces of 8 KiB, each at least NCCL's latency of 6.6 + 14 x 0.6 µs.
     assert decode.link_s == pytest.approx(65 * 15e-6, rel=0.1)
     one = place(file, "mixtral-8x7b", gpu="H200 SXM")
     assert [row.regime for row in one.rows] == [None, None]

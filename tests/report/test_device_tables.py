@@ -31,7 +31,7 @@ def test_a_ceiling_is_next_to_its_datasheet(capsys: pytest.CaptureFixture[str]) 
     lines = printed(capsys, ceilings_table(ceilings, {"float32": 1e13, "bandwidth": 3e11}))
     assert "float32 8.00 TFLOP/s 7.20 T to 8.80 T 80 % - 8 by hand" in lines
     assert "read 150 GB/s 135 G to 165 G 50 % - 8 by hand" in lines
-    assert "launch, host 4.00 us - one tiny kernel" in lines
+    assert "launch, host 4.00 µs - one tiny kernel" in lines
     assert "read 150 GB/s 135 G to 165 G - - 8 by hand" in printed(capsys, ceilings_table(ceilings, {}))
 
 
@@ -67,7 +67,7 @@ def test_the_document_has_the_rates_of_nccl_tests() -> None:
     assert largest.fitted_s == pytest.approx(largest.seconds)
     assert len(link_table(document).rows) == 17
     text = " ".join(link_lines(document))
-    assert "20.0 us" in text
+    assert "20.0 µs" in text
     assert "below 2.54 MiB wait mostly for latency" in text
     assert text.endswith("--tp 4 --link 20.0,200")
 

@@ -49,7 +49,7 @@ def test_every_term_has_a_colour_of_the_page_and_a_runs_terms_are_in_the_legend(
     split = re.findall(r"<svg.*?</svg>", old_page, re.DOTALL)[1]
     assert not re.search(r"#[0-9a-f]{6}", split)
     # An eager run on one device converts, pads and fetches nothing, and has no engine term.
-    present = ("weights", "kv", "compute", "kernel", "redundant", "dispatch", "unexplained")
+    present = ("weights", "kv", "compute", "kernel", "redundant", "overhead", "unexplained")
     names = {TERMS[f"{name}_s"].name for name in present}
     assert names == {term.name for term in TERMS.values()} & {words.strip() for words in Page(split).text}
 

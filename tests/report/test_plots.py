@@ -77,7 +77,7 @@ def test_a_step_rises_term_by_term_to_its_time() -> None:
     [axes] = draw([replace(whole_run(), results=(result(key(), 20e-3, **terms),))], "waterfall").axes
     assert _spans(axes) == [(0, 4.8), (4.8, 20.3), (20, 20.3), (0, 20)]
     labels = [label.get_text() for label in axes.get_xticklabels()]
-    assert labels == ["weights", "dispatch", "unexplained", "measured"]
+    assert labels == ["weights", "overhead", "unexplained", "measured"]
 
 
 def test_the_smallest_step_of_each_engine_is_on_one_scale() -> None:
@@ -118,8 +118,8 @@ def test_memory_is_counted_next_to_measured_only_where_a_cell_has_its_own_peak()
 def test_a_bar_is_at_the_place_of_its_segments_and_the_legend_names_them() -> None:
     """60 % weights, 50 % overhead and a residual of -10 %."""
     cell = result(key(), 1.0, weights_s=0.6, overhead_s=0.5, unexplained_s=-0.1)
-    [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "split").axes
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weights", "dispatch", "unexplained"]
+    [axes] = draw([replace(read_run(WHOLE), results=(cell,))], "breakdown").axes
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["weights", "overhead", "unexplained"]
     drawn = {(round(bar.get_x()), round(bar.get_width())) for bar in axes.patches if bar.get_width() > 0}
     assert drawn == {(0, 60), (60, 50), (-10, 10)}
 
@@ -154,8 +154,8 @@ def test_several_runs_are_lines_that_name_what_differs() -> None:
 @pytest.mark.parametrize(
     ("runs", "name", "says"),
     [
-        ([XEON], "rofline", r"use roofline, map, split, .*roofline"),
-        ([XEON, EPYC], "split", "only throughput draws several"),
+        ([XEON], "rofline", r"use roofline, map, breakdown, .*roofline"),
+        ([XEON, EPYC], "breakdown", "only throughput draws several"),
         ([XEON, MISTRAL, EPYC], "throughput", r"not of smollm2-135m and mistral-7b-v0\.1"),
     ],
 )

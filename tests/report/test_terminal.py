@@ -51,7 +51,7 @@ def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: l
     assert max(map(len, lines)) <= width
     [heads] = [line.split() for line in lines if line.startswith("batch x tokens")]
     assert [name for name in ("memory", "B/s", "FLOP/s", "tok/s") if name not in heads] == left_out
-    assert {"batch", "tokens", "time", "±", "ceiling", "regime", "sure"} <= set(heads)
+    assert {"batch", "tokens", "time", "±", "%", "ceiling", "regime,", "confidence"} <= set(heads)
 
 
 def test_a_negative_rest_is_shown_beyond_the_largest_terms() -> None:

@@ -31,7 +31,7 @@ from .world import simulated, standing_in
 CARD = torch.device("cuda", 0)
 MIB = 1 << 20
 TRUE = 0.03
-# As fast as a B200's memory (8 TB/s), with a host that takes 15 us per launch: 32 MiB are read in 4 us.
+# As fast as a B200's memory (8 TB/s), with a host that takes 15 µs per launch: 32 MiB are read in 4 µs.
 FAST = H100.but(bytes_per_s=8e12, l2_bytes_per_s=20e12, launch_s=15e-6)
 NO_ROWS = "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`"
 POISONED = "Offset increment outside graph capture encountered unexpectedly."

@@ -48,7 +48,7 @@ def test_a_power_limit_has_settled_before_the_ceiling_is_taken(truth: Truth, sha
 def test_the_probe_reads_the_clock_that_its_matmul_had() -> None:
     """Two readings at full clock, two right after 0.2 s of matmuls, which bring the clock to its capped share.
 
-    A part of the probe's product is a launch, which has no clock: 38 and 42 us are 2 % apart in cycles.
+    A part of the probe's product is a launch, which has no clock: 38 and 42 µs are 2 % apart in cycles.
     """
     with simulated(capped(0.0)):
         machine = machine_for(CARD)

@@ -16,7 +16,7 @@ from .world import simulated
 pytestmark = pytest.mark.slow
 STATIC_LINE = 'model.generate(..., cache_implementation="static")'
 SLOW_HOST = H100.but(launch_s=40e-6)
-"""Each kernel costs the host 40 us, so a step of about 180 kernels takes 7 ms, and its graph under 1 ms."""
+"""Each kernel costs the host 40 µs, so a step of about 180 kernels takes 7 ms, and its graph under 1 ms."""
 
 
 def run_on(truth: Truth, dtype: str, folder: Path, **more: object) -> Run:

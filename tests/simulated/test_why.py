@@ -72,7 +72,7 @@ def truly_saved_s(world: World, model: Any, **options: object) -> float:
 
 @pytest.mark.parametrize("compiles", [True, False])
 def test_a_loop_bound_by_its_host_is_compiled_or_captured(compiles: bool) -> None:
-    """Each launch costs the host 40 us, so a step of 2 layers takes several ms; its weights take the GPU 0.03 ms."""
+    """Each launch costs the host 40 µs, so a step of 2 layers takes several ms; its weights take the GPU 0.03 ms."""
     with simulated(SLOW_HOST) as world, mock.patch.object(compiled, "RECORDING_S", 1e-3):  # for such a small step
         model = llama(torch.bfloat16)
         saves_s = truly_saved_s(world, model, cache_implementation="static")

@@ -70,7 +70,7 @@ class Truth:
     """Seconds of the host to plan attention of a shape that is new to cuDNN, on cards of capability 9.x and 10.x."""
     smallest_kernel_s: float = 2e-6
     ramp_s: float = 0.0
-    """Seconds that each kernel takes besides its bytes and FLOPs. An H100's streams took 8 us."""
+    """Seconds that each kernel takes besides its bytes and FLOPs. An H100's streams took 8 µs."""
     stolen: Stolen = Stolen()
     link_bytes_per_s: float = 25e9
     """Bytes/s from pinned host memory over PCIe."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 PLOTS: dict[str, Callable[..., Figure]] = {
     "roofline": roofline,
     "map": regime_map,
-    "split": breakdown_chart,
+    "breakdown": breakdown_chart,
     "throughput": throughput,
     "doubling": doubling,
     "waterfall": waterfall,
