@@ -59,7 +59,7 @@ def _(block: CellsTable, console: Console) -> None:
     shown = cells if block.most is None or len(cells) <= block.most else spanning(cells, max(1, block.most // phases))
     unbounded = console.options.update(max_width=10 * console.width)
     for omitted, gap in itertools.product(range(len(_FIRST_TO_GO) + 1), (2, 1)):
-        table = rich_table(_cells_table(run, shown, _FIRST_TO_GO[:omitted]), gap=gap)
+        table = rich_table(_cells_table(run, shown, _FIRST_TO_GO[:omitted]), 10 * console.width, gap)
         if console.measure(table, options=unbounded).maximum <= console.width:
             break
     console.print(table)
