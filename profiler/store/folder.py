@@ -23,7 +23,7 @@ from profiler.facts.run_facts import Facts, ModelFacts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import CELL_COLUMNS, CellResult
 from profiler.store.document import OLDEST_SCHEMA, SCHEMA_VERSION, RunDocument, document_of
-from profiler.store.old_names import content_now, key_now
+from profiler.store.old_names import content_now, name_now
 from profiler.store.operators_csv import read_operators
 from profiler.store.samples import SAMPLES_FILE, read_facts_of
 from profiler.units import visible, visible_in
@@ -142,7 +142,7 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
     try:
         with cells_path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
-            reader.fieldnames = [key_now(name) for name in reader.fieldnames or ()]
+            reader.fieldnames = [name_now(name) for name in reader.fieldnames or ()]
             missing = [name for name in _REQUIRED if name not in reader.fieldnames]
             if missing:
                 raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
@@ -163,7 +163,7 @@ _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSI
 
 def _row(row: Mapping[str, str | None]) -> dict[str, str]:
     """The non-empty texts of a row, so that a field's default applies; `.0` is dropped for integer fields."""
-    return {name: content_now(visible(text).removesuffix(".0")) for name in CELL_COLUMNS if (text := row.get(name))}
+    return {name: name_now(visible(text).removesuffix(".0")) for name in CELL_COLUMNS if (text := row.get(name))}
 
 
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
-_KEYS = {
+_NAMES_NOW = {
+    "above-roof": "above-ceiling",
     "avoidable_bytes": "redundant_bytes",
     "avoidable_bytes_by_cause": "redundant_bytes_by_cause",
     "avoidable_flops_by_cause": "redundant_flops_by_cause",
     "avoidable_s": "redundant_s",
     "dispatch_s": "overhead_s",
+    "int32 products": "int32 matmuls",
+    "kernel-bound": "slow-kernels",
     "levers": "changes",
     "roof": "ceiling",
     "roof_s": "ceiling_s",
     "visits": "repetitions",
 }
-"""Keys of run.json and samples.jsonl, and columns of the CSV files."""
-_VALUES = {"kernel-bound": "slow-kernels"}
+"""Keys and values of run.json, samples.jsonl and operators.csv, and columns of the CSV files."""
 
 
-def key_now(name: str) -> str:
-    """Return what a key or column is called now."""
-    return _KEYS.get(name, name)
+def name_now(name: str) -> str:
+    """Return what a key, a column or a value is called now."""
+    return _NAMES_NOW.get(name, name)
 
 
 def content_now(content: Any) -> Any:
     """Return parsed JSON with the names of today."""
     if isinstance(content, dict):
-        return {key_now(key): content_now(value) for key, value in content.items()}
+        return {name_now(key): content_now(value) for key, value in content.items()}
     if isinstance(content, list):
         return [content_now(item) for item in content]
-    return _VALUES.get(content, content) if isinstance(content, str) else content
+    return name_now(content) if isinstance(content, str) else content

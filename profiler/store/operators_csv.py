@@ -16,7 +16,7 @@ from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, Opera
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
 from profiler.judge.cells import columns_of
-from profiler.store.old_names import key_now
+from profiler.store.old_names import content_now, name_now
 from profiler.units import visible_in
 
 _Made = TypeVar("_Made")
@@ -112,7 +112,7 @@ def _converted(folder: Path, convert: Callable[[dict[str, str]], _Made]) -> Iter
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                yield convert({key_now(name): text for name, text in visible_in(raw).items()})
+                yield convert({name_now(name): text for name, text in visible_in(raw).items()})
     except FileNotFoundError:
         raise RunError(
             f"{folder} cannot be judged again, since it has no {OPERATORS_FILE}; cells.csv has its verdicts."
@@ -156,7 +156,7 @@ def _gemms(text: str, dtype: str) -> str:
 def _causes(text: str) -> Mapping[Cause, Amount]:
     if not text:
         return NO_AMOUNTS
-    values = json.loads(text)
+    values = content_now(json.loads(text))
     if not isinstance(values, dict) or not all(isinstance(value, int | float) for value in values.values()):
         raise ValueError(f"{text[:40]!r} is not an object of amounts by cause")
     return {Cause(name): value for name, value in values.items()}
