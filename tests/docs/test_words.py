@@ -20,7 +20,7 @@ EVERYDAY = frozenset(re.findall(r"\w+", """
     import enable explain xeon high measure
 """))  # fmt: skip
 """Words of plain English and of any engineer, in the singular."""
-CODE = re.compile(r"\S*[_.=()/]\S*[a-z)]|--[a-z-]+|\$.*|roofscope [a-z-]+( TERM)?")
+CODE = re.compile(r"\S*[_.=()/]\S*[a-z)]|--[a-z-]+|\$.*|roofscope [a-z-]+( TERM)?|\bx[0-9]+")
 
 
 def test_every_word_of_a_default_screen_is_everyday_or_in_the_glossary() -> None:
