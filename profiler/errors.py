@@ -69,10 +69,7 @@ _LONG, _LONGEST = 160, 300
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text without its full stop; of a library's long one the first sentence.
-
-    If the line ends in a colon, the next one is added.
-    """
+    """Return the first line of an error's text, or two after a colon; of a library's long one the first sentence."""
     lines = (str(error).strip() or type(error).__name__).splitlines()
     text = f"{lines[0]} {lines[1].strip()}" if lines[0].endswith(":") and len(lines) > 1 else lines[0]
     if len(text) > _LONG and not isinstance(error, RoofscopeError):
@@ -95,10 +92,7 @@ def is_of_device(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def tolerate_errors(failed: Callable[[Exception], object] = lambda _: None) -> Iterator[None]:
-    """Suppress an error within, after a call of `failed` with it.
-
-    A lost device (DeviceError), which may be a lost rank, and an interrupt still end the run.
-    """
+    """Suppress an error within, after `failed` with it; a lost device or rank (DeviceError) and interrupts pass."""
     try:
         yield
     except DeviceError:

@@ -79,10 +79,7 @@ _FOR_GPUS = {"mamba-ssm", "flash-linear-attention", "causal-conv1d", "gptqmodel"
 
 @contextlib.contextmanager
 def library_warnings(record: Callable[[str, str], None]) -> Iterator[None]:
-    """While in this context, `record` gets (library, text) of each warning, also of a silent logger.
-
-    Warnings are printed as before. An error of `record`, or of a logger's format, does not reach the library.
-    """
+    """Within, `record`, whose errors are suppressed, gets (library, text) of each warning, also of silent loggers."""
     log, show = logging.Logger.warning, warnings.showwarning
 
     @functools.wraps(log)
@@ -149,10 +146,7 @@ def quotes_of(fallbacks: Sequence[Fallback]) -> str:
 
 
 def fallback_of(library: str, text: str) -> Fallback | None:
-    """The fallback that a warning reports; None for any other warning.
-
-    It must be called while the library warns: the module that runs is the one with the slower code.
-    """
+    """The fallback that a warning reports, or None; call it while the module with the slower code is running."""
     if _HIDDEN in text:
         return None
     packages = [(found, package or found[1]) for words, package in _PACKAGES if (found := re.search(words, text))]
@@ -162,18 +156,14 @@ def fallback_of(library: str, text: str) -> Fallback | None:
     first = (packages or changes)[0][0]
     module = _running_module() or next((name for words, name in _MODULES if re.search(words, text)), "")
     names = tuple(dict.fromkeys(package.replace("_", "-") for _, package in packages))
-    return Fallback(library, _quotable(text, first.start()), module, names, "" if packages else changes[0][1])
-
-
-def _quotable(text: str, at: int) -> str:
-    """The first sentence of the line at this position of a warning, which may contain a traceback."""
-    line = text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
-    sentence = re.split(r"(?<=\.)\s", line, maxsplit=1)[0]
-    return sentence if len(sentence) <= _LONGEST_QUOTE else f"{sentence[:_LONGEST_QUOTE].rpartition(' ')[0]} ..."
+    line = text[text.rfind("\n", 0, first.start()) + 1 :].partition("\n")[0]  # the warning may contain a traceback
+    quote = re.split(r"(?<=\.)\s", line, maxsplit=1)[0]
+    if len(quote) > _LONGEST_QUOTE:
+        quote = f"{quote[:_LONGEST_QUOTE].rpartition(' ')[0]} ..."
+    return Fallback(library, quote, module, names, "" if packages else changes[0][1])
 
 
 def _running_module() -> str:
-    """Return the class name of the innermost nn.Module on the call stack, or an empty text."""
     torch_modules = sys.modules.get("torch.nn.modules.module")
     frame: Any = sys._getframe(1) if torch_modules else None
     while frame is not None:

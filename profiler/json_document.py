@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, PlainSerializer, TypeAdapter
@@ -37,19 +37,17 @@ def dumped(value: object) -> dict[str, Any]:
 
 
 def json_text(document: object) -> str:
-    """Return a document (or a list of them) as indented JSON."""
+    """Return a document (or a list of them) as indented JSON. Raises TypeError for what JSON does not know."""
     return json.dumps(document, default=_as_json, indent=2)
 
 
 def _as_json(value: Any) -> Any:
-    """Return what JSON knows of a dataclass or a mapping. Raises TypeError for anything else."""
-    if is_dataclass(value) and not isinstance(value, type):
-        items = [(item, getattr(value, item.name)) for item in fields(value)]
-        if isinstance(value, Document):
-            items = [(item, each) for item, each in items if item.default is MISSING or each != item.default]
-        return {item.name: each for item, each in items}
     if isinstance(value, Mapping):
         return dict(value)
     if hasattr(value, "__fspath__"):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
+    if not is_dataclass(value):
+        raise TypeError(f"{type(value).__name__} is not JSON")
+    items = [(item, getattr(value, item.name)) for item in fields(value)]
+    shortens = isinstance(value, Document)
+    return {item.name: each for item, each in items if not (shortens and each == item.default)}

@@ -94,10 +94,7 @@ def has(package: str) -> bool:
 
 
 def need(package: str, feature: str) -> None:
-    """Raise RequestError if `package` is missing or too old, with `feature` and the command that installs it.
-
-    `package` is its name for pip; its module has underscores instead of hyphens.
-    """
+    """Raise RequestError, with the command to install it, if `package` is missing or too old for `feature`."""
     if not _is_there(package):
         raise RequestError(f"{feature} needs {package}: pip install {package}.")
     if is_too_old(package):

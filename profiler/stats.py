@@ -119,10 +119,9 @@ def repetition_modes(of_cells: Iterable[Mapping[int, float]]) -> tuple[float, fl
 def two_modes(
     samples: NDArray[np.float64], *, share: float = 0.2, fewest: int = 16, apart: float = 0.1, spreads: float = 4.0
 ) -> tuple[float, float] | None:
-    """Return the medians of two clearly separate groups of samples; None if there are none, or too few samples.
+    """Return the medians of two groups of samples, each with a `share` of them; None if there are none, or too few.
 
-    Each group has at least `share` of the samples. The distance of the medians is more than the share `apart` of the
-    median of all, and more than `spreads` standard deviations of the wider group.
+    They are more than `apart` of the median of all, and `spreads` standard deviations of the wider group, apart.
     """
     ordered = np.sort(samples)
     least = max(2, math.ceil(share * ordered.size))
@@ -223,10 +222,7 @@ def samples_for(percent: float) -> int:
 
 
 def percentile(samples: Sequence[float], percent: float) -> float:
-    """Return a percentile, interpolated linearly between samples; NaN with fewer than `samples_for(percent)` samples.
-
-    With fewer, the figure would be about the largest sample, whatever the distribution.
-    """
+    """Return a percentile, interpolated linearly; NaN with fewer than `samples_for(percent)` samples."""
     return float(np.percentile(samples, percent)) if len(samples) >= samples_for(percent) else math.nan
 
 
@@ -236,15 +232,11 @@ def narrow_enough(time_s: Estimate, repetitions: int, half_width: float = TARGET
 
 
 def student_t(freedom: float, share: float = 0.95) -> float:
-    """Return the half width that contains `share` of Student's t with `freedom` degrees of freedom.
-
-    The series is Abramowitz & Stegun 26.7.5, which is 3 % too low at two degrees. With one degree the distribution is
-    Cauchy's, whose quantile is a tangent.
-    """
-    if freedom == 1:
+    """Return the half width that contains `share` of Student's t with `freedom` degrees of freedom."""
+    if freedom == 1:  # Cauchy's distribution
         return math.tan(share / 2 * math.pi)
     z = statistics.NormalDist().inv_cdf((1 + share) / 2)
-    terms = (
+    terms = (  # Abramowitz & Stegun 26.7.5, which is 3 % too low at two degrees
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
@@ -253,7 +245,6 @@ def student_t(freedom: float, share: float = 0.95) -> float:
 
 
 def _half_width(repetitions: Sequence[Sequence[NDArray[np.float64]]], spread: RepetitionSpread) -> float:
-    """Half-width of the interval as a share of the median: the part that more repetitions reduce, and the drift."""
     medians = np.array([statistics.median(np.concatenate(blocks).tolist()) for blocks in repetitions])
     free = medians.size - 1
     freedom = spread.freedom + free
@@ -266,14 +257,12 @@ def _half_width(repetitions: Sequence[Sequence[NDArray[np.float64]]], spread: Re
 
 
 def _blocks(repetitions: Sequence[Sequence[float]]) -> list[list[NDArray[np.float64]]]:
-    """The samples of each repetition, in blocks of neighbours; repetitions without samples are left out.
-
-    Samples of a repetition with less than a block are separate, like its prefills: as one block, their own spread would
-    be in no interval.
-    """
+    """The samples of each repetition in blocks of neighbours, or one by one where there is less than a block."""
 
     def of(repetition: Sequence[float]) -> list[NDArray[np.float64]]:
-        size = BLOCK_STEPS if len(repetition) >= BLOCK_STEPS else 1
+        size = (
+            BLOCK_STEPS if len(repetition) >= BLOCK_STEPS else 1
+        )  # as one block, their spread would be in no interval
         return [
             np.asarray(repetition[start : start + size], dtype=np.float64) for start in range(0, len(repetition), size)
         ]
@@ -324,11 +313,7 @@ def noise_report(
     throttled: Sequence[str] = (),
     machine_drift: float = 0.0,
 ) -> NoiseReport:
-    """Grade a cell by the width of its interval, drift between its repetitions, modes, outliers and disturbances.
-
-    `time_s` is the `estimate` of these repetitions; `machine_drift` is the drift probe's change over the run, as a
-    share. A disturbed cell keeps all its samples.
-    """
+    """Grade a cell, with all its samples, by its interval, drift, modes, outliers and disturbances."""
     half_width = time_s.half_width
     reasons = []
     count = sum(len(repetition) for repetition in repetitions)

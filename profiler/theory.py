@@ -37,26 +37,10 @@ from profiler.report.plots.style import STYLE_FILE
 from profiler.report.plots.theory import THEORY_PLOTS
 
 __all__ = [
-    "ExecutionPath",
-    "Kernel",
-    "Step",
-    "attention_steps",
-    "bus_share",
-    "cache_bytes",
-    "combined",
-    "count",
-    "elementwise",
-    "fused_attention",
-    "gpu",
-    "gpus",
-    "grid",
-    "link",
-    "matmul",
-    "model_work",
-    "numbers",
-    "picture",
+    "ExecutionPath", "Kernel", "Step", "attention_steps", "bus_share", "cache_bytes", "combined", "count",
+    "elementwise", "fused_attention", "gpu", "gpus", "grid", "link", "matmul", "model_work", "numbers", "picture",
     "use_style",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,36 +66,20 @@ class Kernel:
 
 
 def bytes_per_element(dtype: str) -> float:
-    """Return the bytes of one element of a dtype, named as in torch, or of a 4-bit format.
-
-    `nf4` and `fp4` include bitsandbytes' float32 scale per 64 weights, `int4` no scale. Raises RequestError for another
-    name.
-    """
+    """Return the bytes of an element; `nf4` and `fp4` include scales, `int4` does not. Raises RequestError."""
     if dtype not in _BITS:
         raise RequestError(f"the size of {dtype!r} is not known; use {', '.join(_BITS)}.{near_misses(dtype, _BITS)}")
     return _BITS[dtype] / 8
 
 
 _BITS = {
-    "float64": 64,
-    "float32": 32,
-    "tfloat32": 32,
-    "float16": 16,
-    "bfloat16": 16,
-    "float8_e4m3fn": 8,
-    "float8_e5m2": 8,
-    "int8": 8,
-    "int4": 4,
-    "nf4": 4.5,
-    "fp4": 4.5,
-}
+    "float64": 64, "float32": 32, "tfloat32": 32, "float16": 16, "bfloat16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8,
+    "int8": 8, "int4": 4, "nf4": 4.5, "fp4": 4.5,
+}  # fmt: skip
 
 
 def matmul(m: int, n: int, k: int, dtype: str, weights: str = "") -> Kernel:
-    """Return the matmul [m, k] x [k, n] of a dtype: 2mnk FLOPs; both operands are read once, the result written once.
-
-    `weights` is another dtype of the second operand, such as `nf4`. Raises RequestError for an unknown dtype.
-    """
+    """Return [m, k] x [k, n]: 2mnk FLOPs; `weights` is another dtype of [k, n], such as `nf4`. Raises RequestError."""
     activations = (m * k + m * n) * bytes_per_element(dtype)
     return Kernel(f"{m}x{k} @ {k}x{n}", 2 * m * n * k, activations + k * n * bytes_per_element(weights or dtype))
 
@@ -122,11 +90,7 @@ def elementwise(elements: int, flops_each: int, operands: int, dtype: str) -> Ke
 
 
 def attention_steps(query: int, keys: int, head_dim: int, dtype: str) -> tuple[Kernel, ...]:
-    """Return the kernels of one head of unfused attention without a mask: S = QK^T, P = softmax(S), O = PV.
-
-    Q and O are [query, head_dim], K and V [keys, head_dim], S and P [query, keys]. Each kernel reads its operands from
-    memory and writes its result to memory.
-    """
+    """Return S = QK^T, P = softmax(S), O = PV of a head: Q [query, head_dim], K [keys, head_dim], S [query, keys]."""
     scores, itemsize = query * keys, bytes_per_element(dtype)
     return (
         Kernel("QK^T", 2 * scores * head_dim, ((query + keys) * head_dim + scores) * itemsize),
@@ -146,11 +110,7 @@ def fused_attention(
     cache: str = "",
     causal: bool = True,
 ) -> Kernel:
-    """Return attention of one sequence as one kernel, which reads Q, K, V once, writes O once, and stores no scores.
-
-    Q and O are [query, heads, head_dim], K and V [context + query, kv_heads, head_dim]; `cache` is another dtype of K
-    and V. FLOPs are those of the two matmuls, over the pairs of causal attention, or over all pairs without it.
-    """
+    """Return one kernel: Q, O [query, heads, head_dim], K, V [context + query, kv_heads, head_dim] in dtype `cache`."""
     keys = context + query
     pairs = int(causal_pairs(query, context)) if causal else query * keys
     of_queries = 2 * query * heads * head_dim * bytes_per_element(dtype)
@@ -175,9 +135,7 @@ def grid(
 ) -> GridCount:
     """Count the prefill of every prompt length and a decode step after every context, at every batch size.
 
-    `model` is a preset, a hub id or a folder; each of `gpus` a datasheet's name. The result has FLOPs,
-    bytes and memory of each step as arrays [n], and their floor in seconds on each GPU. Raises RequestError or
-    ModelError.
+    The result has arrays [n]: FLOPs, bytes, memory, and the floor on each of `gpus`. Raises RequestError or ModelError.
     """
     counted = counted_model(resolve(model), dtype, quant)
     counts = count_grid(
@@ -196,20 +154,13 @@ def grid(
 def numbers(
     model: str, context_len: int, *, gpus: Sequence[str] = (), dtype: str = "auto", quant: str = "none"
 ) -> ModelNumbers:
-    """Return a model's sizes, its KV cache at a context, and per GPU the largest batch and the tokens/s at most.
-
-    `model` is a preset, a hub id or a folder; each of `gpus` a datasheet's name. Raises RequestError or
-    ModelError.
-    """
+    """Return a model's sizes, its KV cache, and what each of `gpus` allows. Raises RequestError or ModelError."""
     counted = counted_model(resolve(model), dtype, quant)
     return model_numbers(counted, context_len, tuple(ceilings_called(name) for name in gpus))
 
 
 def picture(counted: GridCount, name: str) -> Figure:
-    """Draw a counted grid: `roofline`, which needs a GPU, or `kv`.
-
-    Raises RequestError if the picture needs a GPU and the grid has none, and KeyError for another name.
-    """
+    """Draw a counted grid: `roofline`, which needs a GPU (else RequestError), or `kv`."""
     check_gpus(counted, name, f"the picture {name!r}", 'gpus=["T4"] to `theory.grid`')
     return THEORY_PLOTS[name](counted)
 

@@ -49,15 +49,10 @@ def signed_duration(seconds: float) -> str:
     return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
 
 
-def clock_time(seconds: float) -> str:
-    """Return minutes and seconds: `95` -> `1:35`."""
-    whole = max(0, round(seconds))
-    return f"{whole // 60}:{whole % 60:02d}"
-
-
 def time_left(seconds: float) -> str:
     """Return `about 1:35 left`, or that a part which has begun takes longer than planned."""
-    return f"about {clock_time(seconds)} left" if round(seconds) > 0 else "later than planned"
+    whole = round(seconds)
+    return f"about {whole // 60}:{whole % 60:02d} left" if whole > 0 else "later than planned"
 
 
 def utc_minute(created: str) -> str:
@@ -95,11 +90,7 @@ def unbroken(text: str, space: str = "\u00a0") -> str:
 
 
 def visible(text: str) -> str:
-    """Return a text as one line that is safe to show.
-
-    Control characters (a terminal's escapes, NUL), signs that change the direction of writing and lone surrogates
-    become escapes; line ends and tabs become spaces.
-    """
+    """Return a text as one line that is safe to show: control signs become escapes, line ends and tabs spaces."""
     if text.isprintable():
         return text
     return "".join(

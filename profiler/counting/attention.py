@@ -164,12 +164,7 @@ class AttentionCore(Operator):
         return bytes_
 
     def _head_bytes(self, step: Step, cache: Cache, cost: Cost) -> dict[Cause, Count]:
-        """Return the traffic of keys and values that are written out per query head, by cause."""
         return {Cause.REPEATED_HEADS: cost.repeating_bytes} if self.query_heads > self.kv_heads else {}
-
-    def scratch_bytes(self, step: Step, path: ExecutionPath) -> Any:
-        """Return the peak bytes of one layer's attention besides Q, K, V, its cache and its result."""
-        return self.cost(step, path).scratch_bytes
 
 
 @dataclass(frozen=True)

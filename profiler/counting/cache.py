@@ -28,11 +28,10 @@ def counted_model(
     ranks: int = 1,
     trust_remote_code: bool = False,
 ) -> CountedModel:
-    """Return the counts of a model, from the presets of the package, the user cache or a walk, which is cached.
+    """Return a model's counts from the presets, the user cache or a walk, which is cached; only it imports torch.
 
-    `dtype` `auto` is the model's own; with `rented`, and in the bits of a stored format, 16 bits if its own is wider.
-    With `ranks` above 1, the counts are those of the tensor-parallel rank that has most. Only a walk imports torch and
-    transformers. Raises RequestError or ModelError.
+    `dtype` `auto` is the model's own; with `rented`, and in a stored format, 16 bits if its own is wider. With `ranks`
+    above 1, they are those of the tensor-parallel rank that has most. Raises RequestError or ModelError.
     """
     if form := stored_format(quant):
         dense = counted_model(source, dtype, rented=True, ranks=ranks, trust_remote_code=trust_remote_code)

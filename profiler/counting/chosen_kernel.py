@@ -35,10 +35,7 @@ class SdpaStep:
 
 
 def attention_path(attention: str, cores: Sequence[AttentionCore], step: SdpaStep) -> ExecutionPath:
-    """Return how transformers' attention interface of this name executes a step.
-
-    The libraries are queried, not imitated. If one layer falls back to the math kernel, it counts for all.
-    """
+    """Return how the libraries execute a step with this attention; if one layer uses the math kernel, all count so."""
     if attention not in get_args(Attention):
         return ExecutionPath()
     path = ExecutionPath(attention=cast("Attention", attention))
@@ -91,9 +88,8 @@ class _CallSeenError(Exception):
 def handed(core: AttentionCore, step: SdpaStep, *, masked: bool) -> SdpaCall:
     """Return the arguments that transformers passes to `sdpa` for one new token, or for two if the step has several.
 
-    Calls transformers' `sdpa_attention_forward` on a few tokens, with `scaled_dot_product_attention` replaced. Its
-    behaviour depends on the version: `pack_gqa` came after 5.17, and is not used in compiled steps. Raises whatever
-    transformers raises.
+    It replaces `scaled_dot_product_attention` in a call: the versions differ (`pack_gqa` came after 5.17, and no
+    compiled step uses it). Raises whatever transformers raises.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -130,11 +126,7 @@ def _operands(
 
 
 def sdpa_kernel(core: AttentionCore, step: SdpaStep, *, masked: bool) -> str:
-    """Return the kernel of `scaled_dot_product_attention` for one sequence: flash, memory-efficient, cudnn or math.
-
-    Calls `torch._fused_sdp_choice`, which the attention call uses too, with the arguments that transformers passes.
-    Computes nothing.
-    """
+    """Return torch's choice of a kernel for one sequence, not run: flash, memory-efficient, cudnn or math."""
     call, keys = handed(core, step, masked=masked), min(step.keys, _MOST_TOKENS)
     rows = min(step.query, _MOST_TOKENS) if step.query > 1 else call.rows
     q, k, v = _operands(core, step, call.query_heads, call.kv_heads, rows, keys)
@@ -144,10 +136,7 @@ def sdpa_kernel(core: AttentionCore, step: SdpaStep, *, masked: bool) -> str:
 
 
 def outlier_columns(model: Any) -> dict[str, float]:
-    """Return the mean number of outlier columns per layer that LLM.int8() found in its last step, by linear operator.
-
-    These are columns of the input with a value of 6 or more, so they exist only after a step.
-    """
+    """Return the mean columns per layer with a value of 6 or more in LLM.int8()'s last step, by linear operator."""
     means: dict[str, float] = {}
     for (name, _ins, _outs), modules in linear_modules(model).items():
         columns = [getattr(getattr(module, "state", None), "idx", None) for module in modules]

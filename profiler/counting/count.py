@@ -15,7 +15,7 @@ from profiler.counting.crosscheck import Crosscheck, crosscheck
 from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on
 from profiler.counting.model_numbers import ModelNumbers
-from profiler.counting.operators import Collective, ModelWork, Operator, operator_work
+from profiler.counting.operators import Collective, ModelWork, Operator, as_value
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.stored_bits import in_bits, stored_note
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
@@ -175,10 +175,7 @@ class StepCount(CountDocument):
 
 
 def model_work(model: str, dtype: str = "auto", quant: str = "none", *, trust_remote_code: bool = False) -> ModelWork:
-    """Return the operators of a model from its config, to evaluate over any grid of steps.
-
-    Raises RequestError or ModelError.
-    """
+    """Return the operators of a model from its config. Raises RequestError or ModelError."""
     return counted_on_meta(resolve(model), dtype, quant, trust_remote_code=trust_remote_code).work
 
 
@@ -202,11 +199,10 @@ def count(
 ) -> StepCount:
     """Count one step of `model` on the meta device, without weights or a device.
 
-    A prefill runs `prompt` new tokens after `context` cached ones (by default 0). A decode step runs one token after
-    `context` (by default `prompt`), or verifies so many drafted tokens besides (`verify`). The first `prefix` tokens of
-    every prompt are the same and cached, so a prefill runs only the others. Executed work is that of transformers'
-    `generate` with `attn` (`auto`: its default); for `sdpa`, torch names the kernel that it chooses on the device of
-    this machine. With `tp` above 1 the figures are those of the rank that has most. Raises RequestError or ModelError.
+    A prefill runs `prompt` new tokens after `context` cached ones (default 0). A decode step runs one after `context`
+    (default `prompt`), or verifies `verify` drafted ones besides. The first `prefix` tokens of all prompts are cached
+    before. Executed work is that of `generate` with `attn` (`auto`: its default), for `sdpa` by the kernel that torch
+    chooses here. With `tp` above 1 it is that of the rank that has most. Raises RequestError or ModelError.
     """
     step = _step(phase, batch, prompt, context, prefix, verify)
     stored_as = known_quant(quant, counted=True)
@@ -226,9 +222,7 @@ def count(
     # A decode step needs the memory of the prefill that filled its cache.
     first = Step(batch, max(1, (prompt if phase == "prefill" else int(step.context)) - prefix), prefix, prefix)
     whole = work.work(step, path)
-    own_note = source.preset.note if source.preset else _unpacked(config, counted) if stored_as == "none" else ""
     longest = int(step.context) + (int(step.query) if phase == "prefill" else 0)
-    notes = (own_note, stored_note(stored_as, counted), beyond_positions(counted.max_positions, longest))
     return StepCount(
         model=source.name,
         params=work.params,
@@ -236,7 +230,7 @@ def count(
         quant=stored_as,
         published=counted.published,
         gguf=gguf_format(source.path) if source.kind == "gguf" and source.path else None,
-        note="; ".join(filter(None, notes)),
+        note=_note(source, published_format(config), counted, stored_as, longest),
         phase="prefill" if phase == "prefill" else "decode",
         batch=plain_number(step.batch),
         query_tokens=plain_number(step.query),
@@ -265,8 +259,14 @@ def count(
     )
 
 
+def _note(source: ModelSource, published: str | None, counted: CountedModel, quant: Quant, longest: int) -> str:
+    own = source.preset.note if source.preset else ""
+    if not source.preset and quant == "none" and published and not counted.published:
+        own = f"the weights are stored as {published}, and counted as transformers runs them: in {counted.dtype}"
+    return "; ".join(filter(None, (own, stored_note(quant, counted), beyond_positions(counted.max_positions, longest))))
+
+
 def _generate_path(work: ModelWork, attention: str, dtype: torch.dtype, step: Step) -> ExecutionPath:
-    """Return how transformers' `generate` runs a step with this attention on this machine."""
     device, query = resolve_device("auto"), int(step.query)
     cores = work.of_kind(AttentionCore)
     path = attention_path(attention, cores, SdpaStep(device, dtype, query, query + int(step.context)))
@@ -288,7 +288,7 @@ def _gpu_row(
             needs_bytes, safe_bytes, in_chunks = float(served), 0.0, True
 
     def row_of(step: Step) -> GpuRow:
-        operators = [operator_work(operator, operator.name, step, path) for operator in work.operators]
+        operators = [as_value(operator, operator.name, operator.work(step, path)) for operator in work.operators]
         return replace(floor_on(gpu, operators, counted.dtype, needs_bytes, safe_bytes), in_chunks=in_chunks)
 
     row, one_s = row_of(step), row_of(replace(step, query=1, requested=1)).floor_s
@@ -306,15 +306,7 @@ def _operator_row(operator: Operator, work: Work) -> OperatorRow:
     return OperatorRow(operator.name, operator.group, operator.count, operator.dtype_name, *amounts)
 
 
-def _unpacked(config: Any, counted: CountedModel) -> str:
-    stored = published_format(config)
-    if stored is None or counted.published is not None:
-        return ""
-    return f"the weights are stored as {stored}, and counted as transformers runs them: in {counted.dtype}"
-
-
 def _prefix(work: ModelWork, first: Step, step: Step) -> SharedPrefix:
-    """Return what the prefix of a step saves, whose prompts were prefilled by the step `first`."""
     whole_flops = float(work.work(Step(first.batch, first.context + first.query, 0)).model_flops)
     saved_flops, tokens = whole_flops - float(work.work(first).model_flops), step.context + step.query
     return SharedPrefix(
@@ -379,10 +371,7 @@ def counted_on_meta(
     ranks: int = 1,
     trust_remote_code: bool = False,
 ) -> CountedModel:
-    """Count a model, or the share of the tensor-parallel rank that has most, from its config.
-
-    `dtype` `auto` is the model's own; with `rented`, 16 bits if its own is wider. Raises RequestError or ModelError.
-    """
+    """Count a model from its config; `rented`: in 16 bits if its own dtype is wider. Raises as `counted_model`."""
     quant = known_quant(quant, counted=True)
     config, kind, module = _on_meta(source, dtype, quant, ranks, trust_remote_code, rented=rented)
     return counted_module(module, config, kind, quant, ranks)
@@ -391,11 +380,8 @@ def counted_on_meta(
 def _on_meta(
     source: ModelSource, dtype: str, quant: Quant, ranks: int, trust_remote_code: bool, *, rented: bool = False
 ) -> tuple[Any, torch.dtype, nn.Module]:
-    """Return the config of a model in the form that is counted, its dtype, and the whole model on meta.
-
-    The weights of a stored format are dense there, in 16 bits if the model's own dtype is wider.
-    """
-    if stored_format(quant):
+    """Return the config of a model in the form that is counted, its dtype, and the whole model on meta."""
+    if stored_format(quant):  # its weights are dense there, in 16 bits if the model's own dtype is wider
         quant, rented = "none", True
     if ranks != 1:
         check_cut(ranks, source, quant)
@@ -411,11 +397,7 @@ _PACKED = 0.95
 
 
 def counted_module(module: nn.Module, config: Any, dtype: torch.dtype, quant: Quant, ranks: int = 1) -> CountedModel:
-    """Count a model on meta. With `ranks` above 1, `module` becomes the share of the rank that has most.
-
-    The weights of a stored format are dense in `module`. Raises RequestError for a model that cannot be split into
-    `ranks`.
-    """
+    """Count a model on meta; with `ranks`, it becomes the largest share. Raises RequestError if it cannot be cut."""
     form = stored_format(quant)
     # Models whose scores need more than `sdpa` computes do not support it: caps (Gemma-2), sinks (gpt-oss).
     supports_sdpa = getattr(module, "_supports_sdpa", True)

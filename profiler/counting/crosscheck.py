@@ -17,8 +17,6 @@ from profiler.counting.walk import collapse_numbers, walk
 from profiler.facts.step import ExecutionPath, Step
 from profiler.loading.cache_argument import argument_name, cache_of, keeps_last_logits
 
-COUNTER = "torch.utils.flop_counter.FlopCounterMode"
-
 
 @dataclass(frozen=True)
 class CounterDifference:
@@ -48,10 +46,9 @@ class Crosscheck:
 def crosscheck(model: Any, step: Step) -> Crosscheck:
     """Count one step of scalars twice: by the walk, and by running the model under FlopCounterMode.
 
-    The model must have eager attention: the counter does not see every fused kernel (a CPU's counts as 0), and up to
-    torch 2.11 it fails on grouped heads (PyTorch PR #177188). On the meta device nothing is computed; a model that
-    reads a tensor's value must be on a CPU. A prefill outside the counter fills the context. Raises whatever the model
-    raises.
+    The model must have eager attention: the counter does not see every fused kernel, and up to torch 2.11 it fails on
+    grouped heads (PyTorch PR #177188). On meta nothing is computed; a model that reads a tensor's value must be on a
+    CPU. Raises whatever the model raises.
     """
     by_module = _counter_flops(model, step)
     work = walk(model)
@@ -79,11 +76,12 @@ def crosscheck(model: Any, step: Step) -> Crosscheck:
         if walk_flops.get(name, 0) != counter_flops.get(name, 0)
     )
     flops, of_walk = sum(counter_flops.values()), sum(walk_flops.values())
-    return Crosscheck(COUNTER, flops, of_walk, not differences, differences, left_out)
+    return Crosscheck(
+        "torch.utils.flop_counter.FlopCounterMode", flops, of_walk, not differences, differences, left_out
+    )
 
 
 def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, int]:
-    """Return the walk's executed FLOPs by module; an attention core counts as its attention module."""
     totals = Counter[str]()
     for operator in work.operators:
         if operator.group != "state":
@@ -95,7 +93,6 @@ def _walk_flops(work: ModelWork, step: Step, path: ExecutionPath) -> dict[str, i
 
 
 def _counter_flops(model: Any, step: Step) -> dict[str, int]:
-    """Return FlopCounterMode's executed FLOPs by module, each without its children."""
     device = next(model.parameters()).device
     batch, query, context = int(step.batch), int(step.query), int(step.context)
     options: dict[str, Any] = {"use_cache": True}
@@ -108,7 +105,12 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
             if cache is None:
                 raise ValueError(f"{type(model).__name__} has no cache, so it has no decode step")
             options[argument_name(model)] = cache
-        counter = FlopCounterMode(display=False, custom_mapping=_grouped_matmuls())
+        grouped = (
+            getattr(torch.ops.aten, "_grouped_mm", None),
+            getattr(torch.ops.transformers, "grouped_mm_fallback", None),
+        )
+        formulas = {operator: _grouped_flops for operator in grouped if operator is not None}
+        counter = FlopCounterMode(display=False, custom_mapping=formulas)
         with counter:
             model(input_ids=torch.zeros(batch, query, dtype=torch.long, device=device), **options)
     totals = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items() if name != "Global"}
@@ -116,15 +118,9 @@ def _counter_flops(model: Any, step: Step) -> dict[str, int]:
     return {name.removeprefix(root).lstrip("."): flops for name, flops in _without_children(totals).items() if flops}
 
 
-def _grouped_matmuls() -> dict[Any, Any]:
-    """Return FLOP formulas of grouped matmuls, [rows, in] x [experts, in, out], for which FlopCounterMode has none."""
-
-    def flops(input_shape: Any, weight_shape: Any, *_args: Any, **_kwargs: Any) -> int:
-        return 2 * int(input_shape[0]) * int(weight_shape[-2]) * int(weight_shape[-1])
-
-    operators = [getattr(torch.ops.aten, "_grouped_mm", None)]
-    operators.append(getattr(torch.ops.transformers, "grouped_mm_fallback", None))
-    return {operator: flops for operator in operators if operator is not None}
+def _grouped_flops(input_shape: Any, weight_shape: Any, *_args: Any, **_kwargs: Any) -> int:
+    """FLOPs of [rows, in] x [experts, in, out], for which FlopCounterMode has no formula."""
+    return 2 * int(input_shape[0]) * int(weight_shape[-2]) * int(weight_shape[-1])
 
 
 def _without_children(totals: Mapping[str, int]) -> dict[str, int]:
@@ -140,7 +136,6 @@ def _without_children(totals: Mapping[str, int]) -> dict[str, int]:
 
 
 def _by_name(by_module: Iterable[tuple[str, int]]) -> dict[str, int]:
-    """Return the sum over layers of FLOPs by module."""
     result = Counter[str]()
     for name, flops in by_module:
         result[collapse_numbers(name)] += flops

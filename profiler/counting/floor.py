@@ -37,10 +37,7 @@ def where(condition: Any, value: A) -> A:
 
 
 def floor_s(flops: A, nbytes: A, flops_per_s: A | float, bytes_per_s: A | float) -> A:
-    """Return max(F/P, B/W), the least seconds for this work under two ceilings; for numbers or arrays.
-
-    S. Williams, A. Waterman, D. Patterson: Roofline, Communications of the ACM 52(4), 2009.
-    """
+    """Return max(F/P, B/W), the least seconds under two ceilings (Williams, Waterman, Patterson, CACM 52(4), 2009)."""
     return larger(flops / flops_per_s, nbytes / bytes_per_s)
 
 
@@ -90,11 +87,7 @@ def least(condition: Callable[[int], bool]) -> int | None:
 
 
 def compute_bound_from(floor_at: Callable[[int], StepFloor]) -> int | None:
-    """Return the smallest size at which compute limits the larger part of a step's floor; None if it never does.
-
-    `floor_at` gives the floor of a step of that size (its batch, or its prompt). Wherever roofscope says that a step is
-    compute-bound from a batch on, it means this number.
-    """
+    """Return the smallest size whose step's floor is compute-bound, by `floor_at(size)`; None if none is."""
     return least(lambda size: floor_at(size).bound == "compute")
 
 
@@ -142,11 +135,7 @@ class GpuRow:
 def floor_on(
     card: Datasheet, operators: Sequence[OperatorWork], dtype: str, needs_bytes: float, safe_bytes: float = 0.0
 ) -> GpuRow:
-    """Return the floor of a step of these operators on a GPU, for a model of `dtype` that needs `needs_bytes`.
-
-    GPUs without bfloat16 units run in float16, which has the same bytes. An operator whose dtype the GPU has no units
-    for runs in the model's dtype.
-    """
+    """Return the floor on a GPU of these operators of a model of `dtype`; float16 stands for a missing bfloat16."""
     if dtype == "bfloat16" and card.peak_bf16_flops_per_s is None:
         dtype = "float16"
     peak, room_bytes = card.peak_flops_per_s(dtype), card.room_bytes
@@ -188,12 +177,11 @@ def ceiling_times(
     experts_width: _Array | None = None,
     packed_dtype: str = "",
 ) -> tuple[_Array, _Array]:
-    """Return the seconds [n] that compute and memory limit in steps of shape [n].
+    """Return the seconds [n] that compute and memory limit, by operator max(FLOPs / peak, bytes / bandwidth).
 
-    Their sum is the sum over operators of max(FLOPs / peak, bytes / bandwidth). `width` [n] are bytes per weight that
-    is read, `experts_width` [n] those of experts if they differ, and `kv` [n] bytes per element of the cache, as a file
-    reports them; 0 means those that were counted. Weights of less than 2 bytes multiply in `packed_dtype` if that has a
-    higher rate.
+    `width` [n] are bytes per weight, `experts_width` [n] those of experts if they differ, and `kv` [n] bytes per
+    element of the cache, as a file reports them; 0 means as counted. Weights of less than 2 bytes multiply in
+    `packed_dtype` if that has a higher rate.
     """
     zeros = np.zeros_like(np.asarray(step.batch), dtype=np.float64)
     compute_s, memory_s = zeros.copy(), zeros.copy()
@@ -225,10 +213,7 @@ def bytes_per_weight(operator: Operator) -> float:
 
 
 def collectives_s(work: ModelWork, step: Step, path: ExecutionPath, link: Link) -> _Array:
-    """Return the seconds [n] of the collectives of one rank's share of a model in steps of shape [n].
-
-    None overlaps another operator, since each uses the result of the one before.
-    """
+    """Return the seconds [n] of one rank's collectives in steps of shape [n]; none overlaps another operator."""
     total = np.zeros_like(np.asarray(step.batch), dtype=np.float64)
     for operator in work.of_kind(Collective):
         nbytes = np.asarray(operator.each(step, path).link_bytes, dtype=np.float64)
@@ -237,27 +222,17 @@ def collectives_s(work: ModelWork, step: Step, path: ExecutionPath, link: Link) 
 
 
 def verifying(batch: Count, drafted: int, context: Count) -> Step:
-    """Return the step that verifies `drafted` tokens per sequence: they and one more run, and all logits are requested.
-
-    Without drafts it is a decode step.
-    """
+    """Return the step of `drafted` tokens per sequence and one more, with all their logits."""
     return Step(batch, 1 + drafted, context, requested=1 + drafted)
 
 
 def expected_tokens(acceptance: float, drafted: int) -> float:
-    """Return the expected tokens of a step that verifies `drafted` ones: (1 - a^(k+1)) / (1 - a), from 1 to k + 1.
-
-    Y. Leviathan, M. Kalman, Y. Matias: Fast Inference from Transformers via Speculative Decoding, ICML 2023
-    (arXiv:2211.17192), sections 3.1 and 3.3, for drafts of which each token is accepted with the same probability.
-    """
+    """Return a step's tokens if each draft is accepted alike: (1 - a^(k+1)) / (1 - a) (arXiv:2211.17192, 3.1)."""
     return sum(acceptance**place for place in range(drafted + 1))
 
 
 def pays_from(cost: float, drafted: int) -> float | None:
-    """Return the least acceptance, 0 to 1, at which drafting and verifying pays; None if it never does.
-
-    `cost` is the time of drafting and verifying over that of a step of one token, which gives one token.
-    """
+    """Return the least acceptance, 0 to 1, that pays for a step of `cost` plain ones; None if none does."""
     if cost > drafted + 1:
         return None
     low, high = 0.0, 1.0

@@ -16,7 +16,7 @@ from profiler.counting.stored_bits import stored_note
 from profiler.data.ceiling_set import CeilingSet
 from profiler.errors import RequestError
 from profiler.facts.step import Step
-from profiler.grid.cells import Phase
+from profiler.grid.cells import PHASES, Phase
 from profiler.grid.ranges import beyond_positions, check_prefix
 
 _Floats = NDArray[np.float64]
@@ -134,15 +134,10 @@ def count_grid(
     The first `prefix` tokens of every prompt are cached. Raises RequestError for more than MOST_GRID_POINTS points, and
     for a prefix that is not shorter than each length. Work that 64-bit integers cannot count wraps (`check_countable`).
     """
-    number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
-    if number > MOST_GRID_POINTS:
-        raise RequestError(f"this grid has {number:,} points; use at most {MOST_GRID_POINTS:,}.")
-    beyond = beyond_positions(counted.max_positions, max((*prompt_lens, *context_lens), default=0))
+    phases, batch, prompt, context = _points(batch_sizes, prompt_lens, context_lens, prefix)
     if prefix:
         check_prefix(prefix, min((*prompt_lens, *context_lens)))
-    prefills = [(batch, prompt, prefix) for batch in batch_sizes for prompt in prompt_lens]
-    decodes = [(batch, 0, context) for batch in batch_sizes for context in context_lens]
-    batch, prompt, context = np.array([*prefills, *decodes], dtype=np.int64).reshape(-1, 3).T
+    beyond = beyond_positions(counted.max_positions, max((*prompt_lens, *context_lens), default=0))
     step = Step(batch, np.maximum(prompt - prefix, 1), context, prefix)
     work = counted.work.work(step)
     ones = np.ones(len(batch))
@@ -163,7 +158,7 @@ def count_grid(
         dtype=counted.dtype,
         quant=quant,
         weight_bytes=counted.weight_bytes,
-        phases=(*["prefill"] * len(prefills), *["decode"] * len(decodes)),  # type: ignore[arg-type]
+        phases=phases,
         batch_size=batch,
         prompt_len=prompt,
         context_len=context,
@@ -183,6 +178,20 @@ def count_grid(
             for ceilings in gpus
         ),
     )
+
+
+def _points(
+    batch_sizes: Sequence[int], prompt_lens: Sequence[int], context_lens: Sequence[int], prefix: int
+) -> tuple[tuple[Phase, ...], _Integers, _Integers, _Integers]:
+    """Phase, batch size, prompt and context of each point: first all prefills, then all decodes."""
+    number = len(batch_sizes) * (len(prompt_lens) + len(context_lens))
+    if number > MOST_GRID_POINTS:
+        raise RequestError(f"this grid has {number:,} points; use at most {MOST_GRID_POINTS:,}.")
+    prefills = [(batch, prompt, prefix) for batch in batch_sizes for prompt in prompt_lens]
+    decodes = [(batch, 0, context) for batch in batch_sizes for context in context_lens]
+    batch, prompt, context = np.array([*prefills, *decodes], dtype=np.int64).reshape(-1, 3).T
+    prefill, decode = PHASES
+    return (prefill,) * len(prefills) + (decode,) * len(decodes), batch, prompt, context
 
 
 def check_countable(grid: GridCount, work: ModelWork) -> None:

@@ -40,11 +40,7 @@ def cache_bytes(
     *,
     shared: Count = 0,
 ) -> Any:
-    """Return the bytes that `batch_size` sequences of `tokens` keep between steps: keys, values and states.
-
-    The first `shared` tokens of all sequences are the same, and kept once. The path says how a cache is quantised.
-    Arguments are integers, or int64 arrays that broadcast.
-    """
+    """Return the bytes that sequences keep between steps: keys, values, states; the first `shared` tokens once."""
     total: Any = 0
     for operator in work.operators:
         kept = operator.kept_bytes(tokens, path, shared=shared)
@@ -105,10 +101,9 @@ def memory_need(
     """Return what a cell needs: its weights, its cache at full length, and the workspace of its `prefill`.
 
     A prefix that `prefill` shares is cached before, once. All sequences are prefilled in one step, unless there are
-    more `sequences` than the prefill has. The peak is in its matmuls, its experts, its attention, its indexer
-    or its logits, or in the last decode step: its attention, its indexer, copies of experts, or a layer's cache. A
-    dynamic cache writes a layer's new cache before it frees the old one, and a quantised one converts a layer.
-    `prefill` and `new_tokens` have integers, or int64 arrays that broadcast.
+    more `sequences` than it has. The peak is in one part of the prefill, or of the last decode step. A dynamic cache
+    writes a layer's new cache before it frees the old one, and a quantised one converts a layer. Integers or int64
+    arrays.
     """
     sequences = prefill.batch if sequences is None else sequences
     cores, stored = work.of_kind(AttentionCore), path.cache_format
@@ -117,7 +112,9 @@ def memory_need(
     kept_bytes = cache_bytes(work, sequences, cached, replace(path, residual_tokens=newest), shared=prefill.shared)
     peaks_bytes = _prefill_peaks(work, prefill, path, sequences)
     last_step, last_path = prefill.decoding(sequences, new_tokens), replace(path, static_cache_len=cached)
-    last_peaks = _decode_peaks(work, last_step, last_path)
+    last_peaks = [core.cost(last_step, last_path).scratch_bytes for core in cores]
+    last_peaks += [indexer.scratch_bytes(last_step) for indexer in work.of_kind(Indexer)]
+    last_peaks += [bank.gathered_bytes(last_step, last_path) for bank in work.of_kind(Experts)]
     peaks_bytes += [np.where(new_tokens > 0, peak_bytes, 0) for peak_bytes in last_peaks]
     if stored is None:
         kv_bytes = kept_bytes - sequences * state_bytes(work)
@@ -132,7 +129,6 @@ def memory_need(
 
 
 def _prefill_peaks(work: ModelWork, prefill: Step, path: ExecutionPath, sequences: Count) -> list[Any]:
-    """Return the bytes of a prefill in its matmuls, its experts, its attention, its indexers and its logits."""
     tokens, cores, itemsize = prefill.tokens, work.of_kind(AttentionCore), _itemsize(work)
     widths = [(op.weight.in_features, op.weight.out_features) for op in _inner_linears(work)]
     widest = max((ins + 2 * max(ins, outs) for ins, outs in widths), default=0)
@@ -153,7 +149,7 @@ def _prefill_peaks(work: ModelWork, prefill: Step, path: ExecutionPath, sequence
         held = max(held, queries + keys)
         states_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + queries) * itemsize
         # The keys and values are freed once they are in the cache.
-        peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.scratch_bytes(prefill, path)))
+        peaks_bytes.append(states_bytes + np.maximum(tokens * keys * itemsize, core.cost(prefill, path).scratch_bytes))
     for indexer in work.of_kind(Indexer):  # the keys and values of its layer wait for its choice
         live_bytes = tokens * (_LIVE_HIDDEN_OF_ATTENTION * hidden + held) * itemsize
         peaks_bytes.append(live_bytes + indexer.scratch_bytes(prefill))
@@ -161,19 +157,11 @@ def _prefill_peaks(work: ModelWork, prefill: Step, path: ExecutionPath, sequence
     return [*peaks_bytes, (tokens * hidden + logits) * itemsize]
 
 
-def _decode_peaks(work: ModelWork, step: Step, path: ExecutionPath) -> list[Any]:
-    """Return the bytes of a decode step in its attention, its indexers and the copies of its experts."""
-    attention = [core.scratch_bytes(step, path) for core in work.of_kind(AttentionCore)]
-    indexers = [indexer.scratch_bytes(step) for indexer in work.of_kind(Indexer)]
-    return [*attention, *indexers, *(bank.gathered_bytes(step, path) for bank in work.of_kind(Experts))]
-
-
 def _inner_linears(work: ModelWork) -> list[Linear]:
     return [op for op in work.of_kind(Linear) if op.rows == "tokens"]
 
 
 def _itemsize(work: ModelWork) -> int:
-    """Return the bytes of an element of the activations."""
     return max((op.activation_dtype.itemsize for op in _inner_linears(work)), default=_FLOAT32_BYTES)
 
 
@@ -182,11 +170,7 @@ _CHUNK = 512
 
 
 def need_in_chunks(work: ModelWork, weight_bytes: int, batch: Count, tokens: Count, shared: Count = 0) -> MemoryNeed:
-    """Return what a decode step of `batch` sequences of `tokens` needs on a server: with prompts in chunks, one by one.
-
-    Servers fuse attention, repeat no heads, and copy no experts. The first `shared` tokens of all sequences are cached
-    once.
-    """
+    """Return what a decode step needs on a server, which prefills prompts one by one in chunks, and fuses attention."""
     last = np.minimum(tokens - shared, _CHUNK)
     prefill = Step(1, last, tokens - last, shared)
     grouped: dict[int, Heads] = {core.qk_dim: "grouped" for core in work.of_kind(AttentionCore)}

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from profiler.counting.attention import AttentionCore
 from profiler.counting.floor import MOST, StepFloor, ceiling_times, compute_bound_from, least
-from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
+from profiler.counting.memory_need import MemoryNeed, cache_bytes, memory_need, need_in_chunks, path_on, state_bytes
 from profiler.counting.operators import Embedding, Experts, Linear, ModelWork
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.sparse_attention import Compressor
 from profiler.data.ceiling_set import CeilingSet
-from profiler.facts.step import ExecutionPath, Step
+from profiler.facts.step import Step
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,11 @@ def model_numbers(
     def kv_bytes(tokens: int) -> int:
         return int(cache_bytes(work, 1, tokens)) - state
 
+    def attention_share(cached: int) -> float:
+        cores = replace(work, operators=tuple(work.of_kind(AttentionCore)))
+        flops, of_all = (float(part.work(Step(1, 1, cached)).model_flops) for part in (cores, work))
+        return flops / of_all
+
     compressed = math.lcm(*(item.rate for item in work.of_kind(Compressor)))
     later = windows_full + compressed
     return ModelNumbers(
@@ -123,7 +129,7 @@ def model_numbers(
         kv_bytes_per_sequence=kv_bytes(context_len),
         state_bytes_per_sequence=state,
         kv_equals_weights_at=least(lambda tokens: kv_bytes(tokens) >= counted.weight_bytes),
-        attention_is_half_at=least(lambda context: _attention_share(work, context) >= 0.5),
+        attention_is_half_at=least(lambda cached: attention_share(cached) >= 0.5),
         gpus=tuple(_on_gpu(counted, context_len, ceilings, prefix) for ceilings in gpus),
     )
 
@@ -132,21 +138,21 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
     work, one = counted.work, Step(1, 1, context_len, prefix)
     linears = replace(work, operators=tuple(item for item in work.operators if isinstance(item, Linear | Experts)))
     path = path_on(work, counted.attention, fuses_grouped_heads=ceilings.fuses_grouped_heads)
-
     room_bytes = math.inf if ceilings.room_bytes is None else ceilings.room_bytes
 
-    def fits(batch: int, tokens: int) -> bool:
+    def at_once(batch: int, tokens: int) -> MemoryNeed:
         common = min(prefix, tokens - 1)
-        prefill = Step(float(batch), tokens - common, common, common)
-        return bool(memory_need(work, counted.weight_bytes, prefill, 1, path).safe_bytes <= room_bytes)
+        return memory_need(work, counted.weight_bytes, Step(float(batch), tokens - common, common, common), 1, path)
 
-    def fits_in_chunks(batch: int, tokens: int) -> bool:
-        need = need_in_chunks(work, counted.weight_bytes, float(batch), float(tokens), min(prefix, tokens - 1))
-        return bool(need.safe_bytes <= room_bytes)
+    def in_chunks(batch: int, tokens: int) -> MemoryNeed:
+        return need_in_chunks(work, counted.weight_bytes, float(batch), float(tokens), min(prefix, tokens - 1))
+
+    def most(need_of: Callable[[int], MemoryNeed]) -> int:
+        """Return the largest number that fits, 0 if none does; smaller ones fit, too."""
+        return (least(lambda number: bool(need_of(number).safe_bytes > room_bytes)) or MOST + 1) - 1
 
     prompt = max(1, context_len)
-    largest = _most(lambda batch: fits(batch, prompt))
-    served = _most(lambda batch: fits_in_chunks(batch, prompt))
+    largest, served = most(lambda batch: at_once(batch, prompt)), most(lambda batch: in_chunks(batch, prompt))
     return GpuNumbers(
         gpu=ceilings.name,
         bytes_per_s=ceilings.bytes_per_s,
@@ -156,8 +162,8 @@ def _on_gpu(counted: CountedModel, context_len: int, ceilings: CeilingSet, prefi
         compute_bound_from_batch=compute_bound_from_batch(work, one, ceilings, counted.dtype),
         largest_batch=largest,
         largest_batch_one_by_one=served,
-        longest_prompt=_most(lambda tokens: fits(1, tokens)),
-        longest_context=_most(lambda tokens: fits_in_chunks(1, tokens)),
+        longest_prompt=most(partial(at_once, 1)),
+        longest_context=most(partial(in_chunks, 1)),
     )
 
 
@@ -170,19 +176,6 @@ def floor_under(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -
 def compute_bound_from_batch(work: ModelWork, step: Step, ceilings: CeilingSet, dtype: str) -> int | None:
     """Return the smallest batch from which such a step is compute-bound (`compute_bound_from`), or None."""
     return compute_bound_from(lambda batch: floor_under(work, replace(step, batch=batch), ceilings, dtype))
-
-
-def _most(condition: Callable[[int], bool]) -> int:
-    """Return the largest number up to MOST that meets a condition which smaller ones meet; 0 if none does."""
-    return (least(lambda number: not condition(number)) or MOST + 1) - 1
-
-
-def _attention_share(work: ModelWork, context_len: int) -> float:
-    """Return the share of attention (Q K^T and P V) in the model FLOPs of a decode step."""
-    step, path = Step(1, 1, context_len), ExecutionPath()
-    flops = [(operator, float(operator.work(step, path).model_flops)) for operator in work.operators]
-    attention = sum(value for operator, value in flops if isinstance(operator, AttentionCore))
-    return attention / sum(value for _, value in flops)
 
 
 def _architecture(work: ModelWork) -> Architecture:

@@ -88,10 +88,7 @@ def keys_per_query(indexer: Any) -> int:
 
 
 def own_top_k(moe: nn.Module, config: Any, experts: Any) -> int:
-    """Return the experts per token of a mixture: its router's own number, or else the config's.
-
-    A list in the config has one number per layer. Raises ModelError if neither says it.
-    """
+    """Return the experts per token: the router's own number, or the config's. Raises ModelError if neither says it."""
     routers = (part for part in moe.children() if is_router(part) or _ROUTER.search(type(part).__name__))
     for owner in (*routers, moe, experts):
         if isinstance(own := first_of(owner, *_TOP_K), int):
@@ -127,10 +124,7 @@ def is_router(module: nn.Module) -> bool:
 
 
 def is_experts(module: nn.Module) -> bool:
-    """Return whether a module is routed experts: one bank of 3-D weights (transformers 5), or a list of MLPs.
-
-    Packed checkpoints (`PackedExpert` in `quant/checkpoints.py`) and models with remote code have such lists.
-    """
+    """Return whether a module is routed experts: one bank of 3-D weights, or a list of MLPs (`PackedExpert`)."""
     if isinstance(module, nn.ModuleList):
         first = next(iter(module), None)
         return (
@@ -152,11 +146,8 @@ def expert_banks(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def bank_features(name: str, bank: torch.Tensor, hidden_size: int) -> tuple[int, int]:
-    """Return (in_features, out_features) of one expert's matrix. Models store either order; the hidden size decides.
-
-    A block of MXFP4 is 16 bytes of two 4-bit weights each (OCP Microscaling Formats, v1.0).
-    """
-    if bank.dim() == 4:
+    """Return (in_features, out_features) of one expert's matrix; models store either order."""
+    if bank.dim() == 4:  # blocks of 16 bytes, of two weights each (OCP Microscaling Formats, v1.0)
         return int(bank.shape[2] * bank.shape[3] * 2), int(bank.shape[1])
     first, second = int(bank.shape[1]), int(bank.shape[2])
     out_comes_first = first == hidden_size if "down" in name else second == hidden_size
@@ -199,10 +190,7 @@ def is_tower(name: str) -> bool:
 
 
 def run_by_text(model: Any) -> tuple[str, ...]:
-    """Return the names of what a step of text runs: the decoder, the embeddings and the LM head; "" is all of a model.
-
-    A model that also reads pictures has projectors and samplers beside its decoder, which no name tells from its parts.
-    """
+    """Return the names of what a step of text runs: the decoder, embeddings and head; "" is all of the model."""
     if model.config.get_text_config() is model.config:
         return ("",)
     decoder, embeddings, head = model.get_decoder(), model.get_input_embeddings(), model.get_output_embeddings()
@@ -217,11 +205,7 @@ def is_within(name: str, whole: str) -> bool:
 
 
 def runs_only_last(model: Any, name: str) -> bool:
-    """Return whether a prompt runs only its last position through a module: in the last layers of Gemma 4.
-
-    They read the keys of an earlier layer, so that no other position has a use (transformers 5.23, models/gemma4,
-    `_maybe_slice_kv_shared_inputs`).
-    """
+    """Return whether only a prompt's last position runs a module, as in Gemma 4 (`_maybe_slice_kv_shared_inputs`)."""
     prefix, _, rest = name.partition(".layers.")
     index = rest.partition(".")[0]
     decoder = model.get_submodule(prefix) if index.isdecimal() else None
@@ -237,18 +221,12 @@ def runs_per_step(model: Any, name: str) -> int:
 
 
 def caches_latent(model: nn.Module) -> bool:
-    """Return whether the KV cache stores MLA's latent.
-
-    transformers 5 does, and expands it again in each step; older versions cache the expanded heads.
-    """
+    """Return whether the cache stores MLA's latent, as in transformers 5; older ones store the expanded heads."""
     return any(hasattr(module, "expand_kv") for module in model.modules())
 
 
 def window_of(config: Any, module: Any) -> int | None:
-    """Return the keys that a query of this layer may see, from the layer's type, the layer or the config.
-
-    None means no limit.
-    """
+    """Return the keys that a query may see, from its layer's type, the layer or the config; None: no limit."""
     kind = layer_type(config, module)
     if kind == "full_attention" or getattr(module, "is_sliding", None) is False:
         return None
@@ -279,10 +257,7 @@ def _positive(value: Any) -> int | None:
 
 
 def attention_heads(module: Any, config: Any) -> tuple[int, int, int]:
-    """Return (query heads, KV heads, head dim) of an attention module, from the module or else the config.
-
-    By default there are as many KV heads as query heads, and a head is as wide as the hidden size over their number.
-    """
+    """Return (query heads, KV heads, head dim) of an attention module, from the module or else the config."""
     in_config = int(first_of(config, "num_attention_heads", "n_head", "num_heads") or 1)
     query_heads = int(first_of(module, "num_heads", "num_attention_heads", "n_heads", "num_attn_heads") or in_config)
     head_dim = int(
@@ -339,8 +314,7 @@ _JOINED = (4, 9)
 def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
     """Return the FLOPs of the towers for one square picture, and its side in pixels; (0, 0) without a patch size.
 
-    Every patch runs through all layers with attention, and attends to all patches. A projector that joins patches,
-    which its wider input shows, runs once for each group. Towers with windows compute less.
+    All patches attend to each other (windows compute less); a projector with wider inputs runs once for each group.
     """
     config = first_of(model.config, "vision_config", "vision_encoder_config") or model.config
     pixels, patch = (_side(first_of(config, name)) for name in ("image_size", "patch_size"))
@@ -366,6 +340,5 @@ def picture_flops(model: Any, towers: list[nn.Module]) -> tuple[int, int]:
 
 
 def _side(size: Any) -> int:
-    """Return a size of a square, which some configs give twice."""
-    first = size[0] if isinstance(size, list | tuple) else size
+    first = size[0] if isinstance(size, list | tuple) else size  # some configs give the side of a square twice
     return int(first) if isinstance(first, int) else 0

@@ -66,11 +66,7 @@ class Operator(abc.ABC):
         return replace(work, weight_bytes=work.weight_bytes - again_bytes, redundant_bytes=redundant_bytes)
 
     def kept_bytes(self, tokens: Count, path: ExecutionPath | None = None, *, shared: Count = 0) -> Any:
-        """Return the bytes that one sequence of `tokens` keeps between steps for one of the `count` operators.
-
-        They are without those of its first `shared` tokens (`shared_bytes`). A state is each sequence's own. The path
-        says how a cache is quantised.
-        """
+        """Return the bytes that one sequence keeps for one operator, without its first `shared` tokens."""
         return 0
 
     def shared_bytes(self, shared: Count) -> Any:
@@ -136,10 +132,7 @@ class Linear(Operator):
 
 @dataclass(frozen=True)
 class Experts(Operator):
-    """Routed experts: FLOPs of k experts per token, and weights of the distinct experts that T tokens use.
-
-    With uniform routing, T tokens use E * (1 - (1 - k/E)^T) of E experts (expectation of distinct draws).
-    """
+    """Routed experts: FLOPs of k per token; T tokens read E (1 - (1 - k/E)^T) distinct ones of E, if routed evenly."""
 
     group: OperatorGroup = field(default="experts", kw_only=True)
     num_experts: int
@@ -186,10 +179,9 @@ class Experts(Operator):
         )
 
     def gathered_bytes(self, step: Step, path: ExecutionPath) -> Any:
-        """Return the bytes of the copies that a decode step makes, all of one layer at once.
+        """Return the bytes of the copies that a decode step makes, all of one layer at once, one for each token.
 
-        Each token has copies of its own (transformers 5.23, `batched_mm_experts_forward`). `generate` switches to them
-        after the prompt, unless it runs on a CPU (generation/utils.py, `_optimize_model_for_decode`).
+        `generate` uses them (transformers 5.23, `batched_mm_experts_forward`) after the prompt, but not on a CPU.
         """
         if not (path.gathers_experts and self.gathers):
             return 0
@@ -269,10 +261,7 @@ class Convolution(Operator):
 
 @dataclass(frozen=True)
 class RecurrentState(Operator):
-    """The recurrent state of a linear-attention or state-space layer, read and written once per step and sequence.
-
-    A library that computes a prefill in chunks executes more FLOPs.
-    """
+    """The state of a linear-attention or state-space layer, read and written once per step and sequence."""
 
     group: OperatorGroup = field(default="state", kw_only=True)
     state_elements: int
@@ -310,14 +299,12 @@ class Collective(Operator):
     itemsize: int
 
     def each(self, step: Step, path: ExecutionPath) -> Work:
-        return Work(link_bytes=self._rows(step, path) * self.width * self.itemsize)
-
-    def _rows(self, step: Step, path: ExecutionPath) -> Any:
+        rows: Any = step.tokens
         if isinstance(self.source, Linear):
-            return self.source.executed(step, path)
-        if isinstance(self.source, Experts) and self.source.runs_all:
-            return step.tokens * self.source.num_experts
-        return step.tokens
+            rows = self.source.executed(step, path)
+        elif isinstance(self.source, Experts) and self.source.runs_all:
+            rows = step.tokens * self.source.num_experts
+        return Work(link_bytes=rows * self.width * self.itemsize)
 
 
 Kind = TypeVar("Kind", bound=Operator)
@@ -390,11 +377,7 @@ def _rows(rule: Rows, step: Step) -> Any:
 
 
 def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionPath) -> Work:
-    """Return the work of an operator in a step of a batch that is padded to its longest prompt.
-
-    Model work is that of each prompt at its real length; the weights are read once for all prompts. The rest of the
-    padded shape is redundant: FLOPs of padded positions, and their keys and values, which every step reads.
-    """
+    """Return the work in a padded batch: model work is that of each prompt at its length, the rest is redundant."""
     padded = operator.work(Step.of(key), path)
     lens = np.array([request.prompt_len for request in batch], dtype=np.int64)
     padding = key.cell.prompt_len - lens
@@ -418,11 +401,6 @@ def padded_work(operator: Operator, key: CellKey, batch: Batch, path: ExecutionP
         redundant_flops={**padded.redundant_flops, Cause.PADDING: padded.model_flops - flops},
         redundant_bytes={**padded.redundant_bytes, Cause.PADDING: padding_bytes},
     )
-
-
-def operator_work(operator: Operator, name: str, step: Step, path: ExecutionPath) -> OperatorWork:
-    """Return the work of an operator in a step of scalars, as a value for a run folder."""
-    return as_value(operator, name, operator.work(step, path))
 
 
 def as_value(operator: Operator, name: str, work: Work, step: Step | None = None) -> OperatorWork:

@@ -12,8 +12,7 @@ from profiler.facts.step import Count, Step
 def read_again(step: Step, shared: Any, unchosen: Any = 0) -> Any:
     """Return the cached tokens that a kernel reads again for each further sequence, though `shared` are the same ones.
 
-    A plain attention kernel reads every sequence's cache; kernels that read a shared prefix once exist (Hydragen,
-    arXiv:2402.05099, section 3). Of each cache `unchosen` tokens are not read; the others are as different as possible.
+    Others read a prefix once (Hydragen, arXiv:2402.05099). `unchosen` ones are not read; the rest differ if they can.
     """
     return np.maximum((step.batch - 1) * shared - step.batch * unchosen, 0)
 
@@ -21,8 +20,7 @@ def read_again(step: Step, shared: Any, unchosen: Any = 0) -> Any:
 def causal_pairs(query: Count, context: Count, window: int | None = None, *, rate: int = 1) -> Any:
     """Return the (query, key) pairs per sequence of causal attention: a query sees the cache, its past and itself.
 
-    A key stands for a block of `rate` tokens, and is seen once it is complete. The sum over i = 1..query of
-    min((context + i) // rate, window). Raises ValueError for a window below 1.
+    The sum over i = 1..query of min((context + i) // rate, window); a key stands for `rate` tokens. Raises ValueError.
     """
     if window is not None and window < 1:
         raise ValueError(f"a sliding window must have at least 1 key, not {window}")
@@ -37,10 +35,7 @@ def causal_pairs(query: Count, context: Count, window: int | None = None, *, rat
 
 
 def chunked_pairs(query: Count, context: Count, chunk: int) -> Any:
-    """Return the (query, key) pairs per sequence where a query sees its own chunk's past and itself.
-
-    The sum over i = context..context + query - 1 of i mod chunk + 1 (transformers 5.23, `chunked_overlay`).
-    """
+    """Return the (query, key) pairs per sequence within chunks: the sum over queries of i mod chunk + 1 (Llama 4)."""
 
     def up_to(tokens: Any) -> Any:
         whole, rest = divmod(tokens, chunk)

@@ -62,11 +62,7 @@ class CountedModel:
 
 @cache
 def preset_counts(card: str, quant: str = "none", ranks: int = 1) -> CountedModel | None:
-    """Return the counts of a preset in its own dtype, as published or quantised; None if the file has none.
-
-    With `ranks` above 1, they are those of the tensor-parallel rank that has most. Raises RequestError for a model that
-    cannot be split into so many.
-    """
+    """Return the counts of a preset by format or number of ranks, if the file has them. Raises RequestError."""
     preset = json.loads(FILE.read_text(encoding="utf-8")).get(card, {"formats": {}, "ranks": {}})
     counts = preset["formats"].get(quant) if ranks == 1 else preset["ranks"].get(str(ranks))
     if counts is None or (ranks > 1 and quant != "none"):
@@ -94,7 +90,6 @@ def counts_json(model: CountedModel) -> dict[str, Any]:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return the value of a field: names of dtypes as dtypes, lists as tuples, mappings as operators or weights."""
     if name.endswith("dtype"):
         return Dtype(value)
     if isinstance(value, list):

@@ -17,10 +17,7 @@ _FLOAT32_BYTES = 4
 
 @dataclass(frozen=True)
 class Indexer(Operator):
-    """The scores by which sparse attention chooses keys: ReLU(q k) of a few narrow heads, and their weighted sum.
-
-    DeepSeek-V3.2 (arXiv:2512.02556, section 2.1). It scores every token, or every block of `rate` tokens.
-    """
+    """The scores that choose keys or blocks: ReLU(q k) of narrow heads, summed (DeepSeek-V3.2, arXiv:2512.02556)."""
 
     group: OperatorGroup = field(default="attention", kw_only=True)
     heads: int
@@ -64,8 +61,7 @@ class Indexer(Operator):
 class Compressor(Operator):
     """Keys that each stand for `rate` tokens, and the inputs of those that are not complete.
 
-    Compressed attention of DeepSeek-V4 (transformers 5.23, models/deepseek_v4: `DeepseekV4HCACache` and
-    `DeepseekV4CSACache`): a gated mean over a block, which overlaps the block before if it has two series.
+    DeepSeek-V4 (transformers 5.23, `DeepseekV4HCACache`, `DeepseekV4CSACache`): a gated mean over one or two blocks.
     """
 
     group: OperatorGroup = field(default="attention", kw_only=True)

@@ -11,10 +11,7 @@ from profiler.quant.stored_formats import StoredFormat, stored_format
 
 
 def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
-    """Return a model whose weights are stored as `form`; what that leaves dense has the bytes that were counted.
-
-    A checkpoint that is published as `form` is returned as it was counted.
-    """
+    """Return a model with its weights in `form`, but for those left dense; as it was if it is published so."""
     if counted.published == form.name:
         return counted
     work, is_mixture = counted.work, bool(counted.work.of_kind(Experts))
@@ -26,7 +23,6 @@ def in_bits(counted: CountedModel, form: StoredFormat) -> CountedModel:
 
 
 def _packed(operator: Operator, form: StoredFormat, dtype: str, *, is_mixture: bool) -> Operator:
-    """Return an operator with its weights as `form`; its matmuls are in the dtype of the form, else in the model's."""
     matmuls = Dtype(form.matmuls or dtype)
     if isinstance(operator, Experts):
         weights = sum(ins * outs for ins, outs in operator.matrices)

@@ -32,11 +32,7 @@ _KV_PROJECTIONS = ("k_proj", "v_proj")
 
 
 def walk_rank(model: Any, ranks: int, rank: int = 0) -> ModelWork:
-    """Return the operators of one rank, including its collectives. `model` (on meta) becomes that rank's share.
-
-    No rank has more than rank 0: lengths that do not divide are cut like `torch.chunk` does. Raises RequestError for a
-    model that cannot be split into `ranks`.
-    """
+    """Return one rank's operators and collectives; `model`, on meta, becomes its share. Raises RequestError."""
     check_ranks(model, ranks)
     named_collectives = list(_collectives(model, ranks))
     params = sum(param.numel() for param in model.parameters())
@@ -89,10 +85,7 @@ def check_ranks(model: Any, ranks: int) -> None:
 
 
 def replicated_kv_heads(model: Any, ranks: int) -> int:
-    """Return the KV heads of the first attention if several ranks must have copies, as there are more ranks; else 0.
-
-    Call it before `keep_share` changes the model.
-    """
+    """Return the KV heads that ranks copy, if there are more ranks, else 0; call it before `keep_share`."""
     for _, module in _split_attentions(model):
         kv = attention_heads(module, model.config.get_text_config())[1]
         if not hasattr(module, "kv_b_proj"):
@@ -103,8 +96,7 @@ def replicated_kv_heads(model: Any, ranks: int) -> int:
 def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
     """Reduce `model` (on meta) to one rank's share by its plan: narrower parameters and fewer heads, same modules.
 
-    With fewer KV heads than ranks, each rank has one whole head, as in vLLM. transformers (5.23) cuts such heads in
-    pieces and fails in the first step, so these models can be counted but not run.
+    With fewer KV heads than ranks, each has a whole one, as in vLLM: transformers (5.23) fails to run such models.
     """
     plan = _plan(model)
     heads: dict[str, int] = {}
@@ -125,24 +117,14 @@ def keep_share(model: Any, ranks: int, rank: int = 0) -> None:
                 share = torch.empty(shape, dtype=param.dtype, device=param.device)
                 shares[id(param)] = nn.Parameter(share, requires_grad=False)
             module._parameters[key] = shares[id(param)]
-        _update_size(module)
-
-
-def _update_size(module: Any) -> None:
-    weight = module._parameters.get("weight")
-    if weight is None:
-        return
-    if isinstance(module, nn.Linear):
-        module.out_features, module.in_features = weight.shape
-    elif isinstance(module, nn.Conv1d):
-        module.groups = module.groups * weight.shape[0] // module.out_channels
-        module.out_channels = weight.shape[0]
+        if isinstance(module, nn.Linear):
+            module.out_features, module.in_features = module.weight.shape
+        elif isinstance(module, nn.Conv1d):
+            module.groups = module.groups * module.weight.shape[0] // module.out_channels
+            module.out_channels = module.weight.shape[0]
 
 
 def _local_shape(shape: tuple[int, ...], key: str, style: str | None, pieces: int, piece: int) -> tuple[int, ...]:
-    """Return the shape of one piece of a parameter of this shape."""
-    if style is None:
-        return shape
     if style in _CUTS_ROWS:
         dim = -1 if len(shape) == 1 else -2
     elif style in _CUTS_COLUMNS and key != "bias" and len(shape) > 1:
@@ -171,7 +153,6 @@ def _split_attentions(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _collectives(model: Any, ranks: int) -> Iterator[tuple[str, Collective]]:
-    """Yield (operator's name, collective without its source) for every module that exchanges its result."""
     plan, dtype = _plan(model), model.dtype
     hidden = int(model.config.get_text_config().hidden_size)
     for name, module in model.named_modules():

@@ -38,8 +38,8 @@ _NUMBERS = re.compile(r"(?<=\.)\d+(?=\.|$)")
 # Modules that run every expert on every token, whatever the router chooses.
 _DENSE_EXPERTS = frozenset({"Llama4TextExperts"})
 
-# Parameters that are not in a module of their own: matrices of hyper-connections, of an indexer's gate and of RG-LRU's
-# gates, and what is added to each key of a block.
+# Parameters that are not in a module of their own: matrices of hyper-connections (arXiv:2409.19606), of an indexer's
+# gate and of RG-LRU's gates, and what is added to each key of a block.
 _LOOSE_MATRICES = frozenset({"fn", "hc_fn", "index_kpool_compress_gate", "input_gate_weight", "recurrent_gate_weight"})
 _ADDENDS = frozenset({"position_bias", "index_kpool_compress_ape"})
 _RESIDUAL_ADDS_PER_LAYER = 2
@@ -51,11 +51,7 @@ _NORM_FLOPS_PER_ELEMENT = 4
 
 
 def walk(model: Any) -> ModelWork:
-    """Return the operators of a transformers causal LM.
-
-    Parameters that no rule covers are listed in `unknown` and lower `coverage`. Raises ModelError for a model that is
-    not one decoder, or a mixture that does not say how many experts a token uses.
-    """
+    """Return the operators of a causal LM, and its `unknown` parameters. Raises ModelError for any other model."""
     visitor = _Visitor(model, _decoder_config(model))
     counts, repeats = Counter[Operator](), Counter[Operator]()
     for operator in visitor.visit():
@@ -80,7 +76,6 @@ def walk(model: Any) -> ModelWork:
 
 
 def _decoder_config(model: Any) -> Any:
-    """Return the config of the decoder. Raises ModelError for a model that has none, or several."""
     try:
         config = model.config.get_text_config()
         model.get_input_embeddings()
@@ -130,7 +125,8 @@ def called_modules(model: Any, work: ModelWork) -> dict[Operator, list[nn.Module
     visitor = _Visitor(model, model.config.get_text_config())
     modules: dict[Operator, list[nn.Module]] = {}
     for name, module in model.named_modules():
-        operator = visitor.called(collapse_numbers(name), name, module)
+        short = collapse_numbers(name)
+        operator = visitor.experts(short, name, module) if kinds.is_experts(module) else visitor.core(short, module)
         if operator in operators:
             modules.setdefault(operators[operator], []).append(module)
     return modules
@@ -174,7 +170,7 @@ class _Visitor:
                     self.towers.append(module)
                     self.group_params["towers"] += params
             elif kinds.is_experts(module):
-                yield (experts := self._experts(short, name, module))
+                yield (experts := self.experts(short, name, module))
                 for part in module.modules():
                     self.group_params[experts.group] += sum(formats.own_params(part).values())
             else:
@@ -185,10 +181,6 @@ class _Visitor:
                 continue
             finished = (*finished, f"{name}.")
             self._count(module, recurse=True)
-
-    def called(self, short: str, name: str, module: Any) -> Operator | None:
-        """Return the operator that a call of the module runs: its attention core, or its bank of experts."""
-        return self._experts(short, name, module) if kinds.is_experts(module) else self._attention(short, module)
 
     def _operators(self, short: str, name: str, module: Any, params: Mapping[int, int]) -> Iterator[Operator]:
         """Yield the operators of a module without its children; `params` are those that no module before has."""
@@ -215,7 +207,7 @@ class _Visitor:
         elif isinstance(module, nn.Conv1d):
             yield replace(self._convolution(short, name, module), repeats=self._reads_again(module))
         else:
-            if (core := self._attention(short, module)) is not None:
+            if (core := self.core(short, module)) is not None:
                 yield core
                 yield self._rotary(short, core)
             if kinds.is_indexer(module):
@@ -228,7 +220,6 @@ class _Visitor:
         yield from self._residuals(short, module)
 
     def _other_parameters(self, short: str, module: nn.Module, params: Mapping[int, int]) -> Iterator[Operator]:
-        """Yield an operator for a module's own vectors, which are streamed; its own matrices are unknown."""
         vector_bytes = 0
         unknown = []
         recurrent = kinds.is_recurrent(module)
@@ -236,7 +227,11 @@ class _Visitor:
             if id(param) not in params:
                 continue
             if key in _LOOSE_MATRICES and param.dim() > 1:
-                yield self._loose(f"{short}.{key}" if recurrent else short, param)
+                ins = param.shape[-1]  # those of one block, if it has several: [blocks, out, in]
+                nbytes = param.numel() * param.element_size()
+                name = str(param.dtype).removeprefix("torch.")
+                weight = StoredWeight(name, ins, param.numel() // ins, nbytes, 0, param.dtype)
+                yield Linear(f"{short}.{key}" if recurrent else short, param.dtype, weight, "tokens", self.dtype)
             elif key in _ADDENDS or recurrent or max(param.shape, default=1) == param.numel():
                 vector_bytes += param.numel() * param.element_size()
             else:
@@ -246,14 +241,6 @@ class _Visitor:
             yield Elementwise(f"{short}.vectors", self.dtype, 0, 0, vector_bytes)
         if unknown:
             self.unknown.append(f"{short} ({type(module).__name__}: {', '.join(unknown)})")
-
-    def _loose(self, short: str, weight: nn.Parameter) -> Linear:
-        """Return a matmul with a matrix that is no module: that of hyper-connections (arXiv:2409.19606) and others."""
-        ins = weight.shape[-1]  # those of one block, if it has several: [blocks, out, in]
-        outs = weight.numel() // ins
-        name = str(weight.dtype).removeprefix("torch.")
-        stored = StoredWeight(name, ins, outs, weight.numel() * weight.element_size(), 0, weight.dtype)
-        return Linear(short, weight.dtype, stored, "tokens", self.dtype)
 
     def _convolution(self, short: str, name: str, module: nn.Conv1d) -> Convolution:
         kernel, owner = module.kernel_size[0], self.model.get_submodule(name.rpartition(".")[0])
@@ -308,8 +295,7 @@ class _Visitor:
         )
 
     def _indexer(self, short: str, module: Any) -> Indexer:
-        """Return the scores of an indexer, whose top-k also holds for later layers that have none of their own."""
-        self.top_k = kinds.keys_per_query(module)
+        self.top_k = kinds.keys_per_query(module)  # also for later layers without an indexer of their own
         heads, width = (int(kinds.first_of(module, *names)) for names in (kinds.INDEX_HEADS, kinds.INDEX_WIDTH))
         key_heads = int(kinds.first_of(module, "index_kv_heads") or 1)
         pooled = kinds.first_of(module, "index_kpool")
@@ -386,8 +372,7 @@ class _Visitor:
             executed_rows=executed,
         )
 
-    def _experts(self, short: str, name: str, module: Any) -> Experts:
-        """Return experts stored as 3-D weights (transformers 5), triton's MXFP4, or a list of MLPs (`is_experts`)."""
+    def experts(self, short: str, name: str, module: Any) -> Experts:
         mixture = self.model.get_submodule(name.rpartition(".")[0])
         per_token: float = kinds.own_top_k(mixture, self.config, module)
         banks = kinds.expert_banks(module)
@@ -467,7 +452,6 @@ class _Visitor:
         )
 
     def _residuals(self, short: str, module: nn.Module) -> Iterator[Elementwise]:
-        """Yield the residual additions of a decoder layer, and the activation of an MLP."""
         children = dict(module.named_children())
         if any(kinds.is_attention(child) for child in children.values()):
             width = int(self.config.hidden_size)
@@ -490,7 +474,7 @@ class _Visitor:
                 bytes_per_token=(5 if gated else 2) * width * self.dtype.itemsize,
             )
 
-    def _attention(self, short: str, module: Any) -> AttentionCore | None:
+    def core(self, short: str, module: Any) -> AttentionCore | None:
         if not kinds.is_attention(module):
             return None
         config = kinds.of_layer(self.config, module)
@@ -526,7 +510,6 @@ class _Visitor:
         return LatentCore(**vars(core), expanded_dim=expanded) if expanded else core
 
     def _top_k(self, short: str, module: Any) -> int | None:
-        """Return the keys that an indexer chooses for a query, that of this layer or of one before."""
         indexer = getattr(module, "indexer", None)
         if indexer is not None and kinds.is_indexer(indexer):
             return kinds.keys_per_query(indexer)

@@ -33,10 +33,7 @@ class Clock:
         """Wait until all submitted work is done."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """Return the seconds between neighbouring marks; synchronise first.
-
-        Raises RuntimeError if the marks give no number.
-        """
+        """Return the seconds between marks; synchronise first. Raises RuntimeError if the marks give no number."""
         return [round((after - before) * NANOSECOND_S, 9) for before, after in itertools.pairwise(marks)]
 
 
@@ -79,11 +76,7 @@ def now_s() -> float:
 
 
 class OwnTime:
-    """Time of this thread from construction on: wall seconds without the time that others had its core.
-
-    If the thread never yielded its core voluntarily (getrusage(2), ru_nvcsw), it never slept or waited. The CPU time is
-    then its own time, and the rest went to others. Otherwise all wall time counts.
-    """
+    """This thread's wall seconds from construction on; if it never waited (getrusage(2), ru_nvcsw), its CPU seconds."""
 
     def __init__(self) -> None:
         self._waits = core_waits()
@@ -114,9 +107,8 @@ def time_calls(
 ) -> list[float]:
     """Return the seconds per call of `repeats` consecutive groups of calls, with no synchronisation between them.
 
-    A mark follows each group: a mark after each short call would add its own cost to all of them. With `drop_first`,
-    one call goes first that is not timed, since an idle device waits for its first launch. By default one does if the
-    host runs ahead of the device.
+    A mark after each short call would add its cost to all. With `drop_first`, an untimed call goes first, since an idle
+    device waits for its first launch; by default it does if the host runs ahead.
     """
     if clock.ahead if drop_first is None else drop_first:
         call()
@@ -137,11 +129,7 @@ def time_in_turn(
     drop_first: bool = False,
     flush: Callable[[], object] | None = None,
 ) -> list[list[float]]:
-    """Return the seconds of each call in `rounds` rounds, in which the calls take turns, so a drift affects all alike.
-
-    The device is idle before each call. With `drop_first`, one more round goes first that is not timed. `flush` runs
-    right before each call, so that caches hold what it left there; the call is submitted meanwhile.
-    """
+    """Return the seconds of each call in `rounds` rounds, in turns on an idle device, each right after a `flush`."""
     marks = []
     for _ in range(rounds + drop_first):
         for call in calls:
@@ -159,10 +147,7 @@ def time_in_turn(
 def first_and_second_s(
     clock: Clock, attention: Callable[[int], Callable[[], object]], lengths: Iterable[int]
 ) -> tuple[float, float]:
-    """Return the median seconds of the first and of the second call of `attention(length)` at each length.
-
-    The first length is left out, since it loads the kernel.
-    """
+    """Return the median seconds of first and second calls at each length but the first, which loads the kernel."""
     _, *pairs = [time_in_turn([attention(length)], clock, 2)[0] for length in lengths]
     first_s, second_s = zip(*pairs, strict=True)
     return statistics.median(first_s), statistics.median(second_s)
@@ -195,9 +180,6 @@ def instrument_s(clock: Clock, marks: int = 1000) -> float:
     """Return the seconds that one mark costs the host, which timing adds to a step (median of five rounds)."""
     rounds = []
     for _ in range(5):
-        start = now_s()
-        for _ in range(marks):
-            clock.mark()
-        rounds.append((now_s() - start) / marks)
+        rounds.append(waited_s(clock.mark, lambda: None, marks))
         clock.synchronize()
-    return sorted(rounds)[len(rounds) // 2]
+    return statistics.median(rounds)

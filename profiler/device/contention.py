@@ -6,7 +6,6 @@ import os
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,10 +21,7 @@ _MOST_NAMED, _LEAST_NAMED_CORES = 3, 0.1
 
 
 def waited_for_core_s() -> float:
-    """Seconds that this process's main thread was ready to run while its core ran others; 0 where it is not counted.
-
-    The second number of /proc/[pid]/schedstat, in nanoseconds (Linux, Documentation/scheduler/sched-stats.rst).
-    """
+    """Seconds that the main thread was ready while its core ran others (Linux, sched-stats.rst); 0 if unknown."""
     try:
         return int(SCHEDSTAT_FILE.read_text().split()[1]) * NANOSECOND_S
     except (OSError, IndexError, ValueError):
@@ -38,11 +34,7 @@ def own_s() -> float:
 
 
 class ForeignLoad:
-    """CPU load by other processes, from construction on.
-
-    Processes of `helper_pids` work for this one and do not count as foreign. With `children`, neither do this
-    process's children.
-    """
+    """CPU load by others from construction on; `helper_pids` and, with `children`, own children are no others."""
 
     def __init__(self, helper_pids: Sequence[int] = (), *, children: bool = False) -> None:
         self._children = children
@@ -57,10 +49,7 @@ class ForeignLoad:
         return len(self._cores)
 
     def cores(self) -> float | None:
-        """Return how many of the observed cores others kept busy since construction; None within the first 0.3 s.
-
-        None in a container too, whose own /proc/stat numbers its CPUs from 0.
-        """
+        """Return the observed cores that others kept busy; None within 0.3 s, or if a container numbers its own."""
         elapsed_s = now_s() - self._start_s
         if elapsed_s < _LEAST_S or not self._cores <= set(_numbers()):
             return None
@@ -69,7 +58,6 @@ class ForeignLoad:
         return max(0.0, (busy_s - own_s) / elapsed_s)
 
     def _busy_s(self) -> float:
-        """CPU seconds of all processes on the observed cores."""
         return sum(
             times.user + times.system + times.nice + times.steal
             for number, times in zip(_numbers(), psutil.cpu_times(percpu=True), strict=False)
@@ -77,7 +65,6 @@ class ForeignLoad:
         )
 
     def _own_s(self) -> float:
-        """CPU seconds of this process and its helpers."""
         own_s = time.process_time() + sum(map(_worked_s, self._helpers))
         if not self._children:
             return own_s
@@ -100,12 +87,11 @@ class Neighbours:
     def look(self) -> Contention:
         """What others kept busy since the last look, or since construction; waits until that is 0.3 s ago."""
         time.sleep(max(0.0, _LEAST_S - (now_s() - self._since_s)))
-        cores, elapsed_s, before = self._load.cores() or 0.0, now_s() - self._since_s, self._worked
+        cores, elapsed_s, before = self._load.cores() or 0.0, now_s() - self._since_s, self._worked_s
         self._begin()
         busy = [
-            BusyProcess(now.name, pid, round((now.seconds - earlier.seconds) / elapsed_s, 2))
-            for (pid, created_s), now in self._worked.items()
-            for earlier in (before.get((pid, created_s), _Worked("", 0.0)),)
+            BusyProcess(self._names[process], process[0], round((worked_s - before.get(process, 0.0)) / elapsed_s, 2))
+            for process, worked_s in self._worked_s.items()
         ]
         named = sorted((item for item in busy if item.cores >= _LEAST_NAMED_CORES), key=lambda item: -item.cores)
         return Contention(round(cores, 2), self._load.watched, tuple(named[:_MOST_NAMED]), time.time())
@@ -113,25 +99,12 @@ class Neighbours:
     def _begin(self) -> None:
         self._since_s = now_s()
         self._load = ForeignLoad(children=True)
-        self._worked = _foreign_worked()
-
-
-@dataclass(frozen=True)
-class _Worked:
-    """CPU seconds of a process since it was created."""
-
-    name: str
-    seconds: float
-
-
-def _foreign_worked() -> dict[tuple[int, float], _Worked]:
-    """What every visible process worked so far, without this one's, by pid and time of creation."""
-    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    return {
-        (process.pid, process.info["create_time"]): _Worked(process.info["name"] or "?", times.user + times.system)
-        for process in psutil.process_iter(["name", "create_time", "cpu_times"])
-        if process.pid not in own and (times := process.info["cpu_times"]) is not None
-    }
+        own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        self._names, self._worked_s = dict[tuple[int, float], str](), dict[tuple[int, float], float]()
+        for process in psutil.process_iter(["name", "create_time", "cpu_times"]):
+            times, key = process.info["cpu_times"], (process.pid, process.info["create_time"])
+            if process.pid not in own and times is not None:
+                self._names[key], self._worked_s[key] = process.info["name"] or "?", times.user + times.system
 
 
 def _worked_s(pid: int, with_children: bool = False) -> float:
@@ -144,8 +117,7 @@ def _worked_s(pid: int, with_children: bool = False) -> float:
 
 
 def _cores(pid: int) -> set[int]:
-    """Cores that a process may run on; none if it is gone."""
     try:
         return os.sched_getaffinity(pid)
-    except OSError:
+    except OSError:  # the process is gone
         return set()

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from profiler.data.datasheets import Datasheet, find
 from profiler.device.memory import total_bytes
 from profiler.errors import DeviceError
 from profiler.options import check_device_name
+from profiler.packages import MISSING, version_of
 
 if TYPE_CHECKING:
     import torch
@@ -23,13 +23,9 @@ CPUS_FOLDER = Path("/sys/devices/system/cpu")
 _UNKNOWN_CACHE_BYTES = 32 << 20
 # The names in /proc/cpuinfo on x86 and on ARM, and their names here.
 _PROCESSOR_IDS = {
-    "vendor_id": "",
-    "cpu family": "family",
-    "model": "model",
-    "CPU implementer": "implementer",
-    "CPU variant": "variant",
-    "CPU part": "part",
-}
+    "vendor_id": "", "cpu family": "family", "model": "model", "CPU implementer": "implementer",
+    "CPU variant": "variant", "CPU part": "part",
+}  # fmt: skip
 _VECTOR_FLAGS = ("avx", "amx", "fma", "f16c", "sve", "sme", "asimd", "i8mm", "bf16")
 ENVIRONMENT = (
     "ATEN_CPU_CAPABILITY", "CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS",
@@ -161,14 +157,9 @@ def software() -> dict[str, str]:
     import torch
 
     versions = {"python": platform.python_version(), "system": f"{platform.system()} {platform.release()}"}
-    for package in ("torch", "transformers", "accelerate", "bitsandbytes"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-    return versions | environment()
+    packages = {name: version_of(name) for name in ("torch", "transformers", "accelerate", "bitsandbytes")}
+    versions |= {name: version for name, version in packages.items() if version != MISSING}
+    return versions | ({"cuda": torch.version.cuda} if torch.version.cuda else {}) | environment()
 
 
 def environment() -> dict[str, str]:
@@ -178,10 +169,7 @@ def environment() -> dict[str, str]:
 
 
 def processor() -> dict[str, str | None]:
-    """Return what distinguishes processors of one name: maker, family and model, stepping, and vector instructions.
-
-    A value is None where the system does not report it.
-    """
+    """Return what distinguishes processors of one name: maker, model, stepping, vectors; None if unknown."""
     info = _cpuinfo()
     ids = [f"{name} {info[key]}".strip() for key, name in _PROCESSOR_IDS.items() if key in info]
     flags = info.get("flags", info.get("Features", "")).split()
@@ -194,7 +182,6 @@ def processor() -> dict[str, str | None]:
 
 
 def _cpuinfo() -> dict[str, str]:
-    """The fields of the first core in /proc/cpuinfo; x86 and ARM name them differently."""
     try:
         lines = CPUINFO_FILE.read_text().split("\n\n")[0].splitlines()
     except OSError:
@@ -204,10 +191,7 @@ def _cpuinfo() -> dict[str, str]:
 
 
 def _cpu_last_level_cache_bytes() -> int:
-    """Sum of the distinct last-level caches of the cores that this process may use.
-
-    Large processors have one for every few cores, and a stream of all threads uses them all.
-    """
+    """Sum of the distinct last-level caches of this process's cores: there may be one for every few."""
     last: dict[str, int] = {}
     for core in os.sched_getaffinity(0):
         caches = [_cpu_cache(folder) for folder in (CPUS_FOLDER / f"cpu{core}" / "cache").glob("index*")]
@@ -217,7 +201,6 @@ def _cpu_last_level_cache_bytes() -> int:
 
 
 def _cpu_cache(folder: Path) -> tuple[int, str] | None:
-    """Bytes of a cache and the cores that share it; None where the system does not report them."""
     units = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     try:
         size, sharing = (folder / "size").read_text().strip(), (folder / "shared_cpu_list").read_text().strip()

@@ -90,26 +90,22 @@ class Machine:
             self._has_peak = False
 
     def peak_bytes(self) -> int | None:
-        """Return the peak of bytes in use since `reset_peak`; None where the system does not report it.
-
-        On CUDA the peak is the allocator's, on a CPU that of this process's resident set.
-        """
-        return memory.peak_resident_bytes() if self._has_peak else None
+        """Return the peak of bytes in use since `reset_peak`: the allocator's, or on a CPU the process's; or None."""
+        lines = memory.STATUS.read_text().splitlines() if self._has_peak else []
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
     def allocated_bytes(self) -> int:
         """Return the bytes of the device that live tensors of this process occupy; 0 on a CPU, which does not count."""
         return 0
 
     def used_bytes(self) -> int | None:
-        """Return the bytes of the device in use by all processes; None on a CPU.
-
-        Blocks that torch's allocator of this process has cached without a live tensor do not count.
-        """
+        """Return the device's bytes in use by all, without unused blocks of this allocator; None on a CPU."""
         return None
 
     def release(self) -> None:
-        """Return unused memory to the device, as after an out-of-memory error."""
-        memory.trim_heap()
+        """Return unused memory to the device, as after an out-of-memory error; on a CPU, malloc's to the system."""
+        with contextlib.suppress(AttributeError, OSError):  # only glibc has malloc_trim(3)
+            ctypes.CDLL(None).malloc_trim(0)
 
     def trouble(self) -> str:
         """Return why the device takes no more work, such as a card that fell off its bus; empty if it does."""
@@ -123,18 +119,11 @@ class Machine:
         self.release()
 
     def waits(self, work: Callable[[], object]) -> bool:
-        """Return whether `work` makes the host wait for the device; `work` ends at the first wait.
-
-        On CUDA, torch's synchronisation debug mode (`torch.cuda.set_sync_debug_mode`) raises at the first blocking copy
-        and leaves no state. On a CPU nothing waits, because each call ends with its work.
-        """
+        """Return whether `work` makes the host wait for the device; `work` ends at the first wait, without a trace."""
         return False
 
     def capture(self, work: Callable[[], object]) -> Recording:
-        """Record `work`, which has run before, and return a callable that replays it.
-
-        Raises CaptureError if `work` cannot be captured; streams, allocator and random generator stay as they were.
-        """
+        """Record `work`, which has run before, and return its replay. Raises CaptureError, and undoes what it did."""
         raise CaptureError("only a CUDA device captures work, and this one is a CPU.")
 
     @contextlib.contextmanager
@@ -247,9 +236,8 @@ class CudaMachine(Machine):
     def _end_failed_capture(self, recorded: Recording) -> None:
         """Undo what a failed capture leaves in torch (the numbers are PyTorch's pull requests).
 
-        Up to torch 2.12 the allocator stays in capture, and `empty_cache` frees nothing (180395). Up to 2.13 the graph
-        keeps its share of the pool (190348). Up to 2.11 the random generator stays in capture until a capture succeeds,
-        and the next random number raises (176752).
+        Up to torch 2.12 the allocator stays in capture (180395), up to 2.13 the graph keeps its share of the pool
+        (190348), and up to 2.11 the random generator stays in capture, so that the next number raises (176752).
         """
         import torch
 
@@ -331,10 +319,7 @@ class Recording:
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream of a card for warm-ups and captures.
-
-    There is one per process: cuBLAS keeps a workspace of 8 to 32 MiB for each stream that it was ever used on.
-    """
+    """Return a card's only stream for captures: cuBLAS keeps 8 to 32 MiB for each stream that it was used on."""
     import torch
 
     return torch.cuda.Stream(device)
@@ -348,39 +333,23 @@ def machine_for(device: torch.device, *, clock: Clock | None = None, source: Tel
 
 @contextlib.contextmanager
 def recorded(*, cuda: bool) -> Iterator[Any]:
-    """Record what runs within as a `torch.profiler.profile`: on the host, and with `cuda` on the device too."""
+    """Record what runs within by torch.profiler, without stderr: Kineto bypasses Python's `sys.stderr`."""
+    import torch
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
-    with _silent(), _stopped(), profile(activities=activities) as recording:
-        yield recording
-
-
-@contextlib.contextmanager
-def _stopped() -> Iterator[None]:
-    """Stop a profiler that an error left on: its exit waits for the device before it stops.
-
-    torch 2.13, autograd/profiler.py, `profile.__exit__`. Everything that follows would be recorded, and slower.
-    """
-    import torch
-
     was_on = torch.autograd._profiler_enabled()
-    try:
-        yield
-    finally:
-        if torch.autograd._profiler_enabled() and not was_on:
-            torch.autograd._disable_profiler()
-
-
-@contextlib.contextmanager
-def _silent() -> Iterator[None]:
-    """Discard stderr within, at the level of the file descriptor: Kineto bypasses Python's `sys.stderr`."""
     sys.stderr.flush()
     stderr, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
     try:
-        os.dup2(null, 2)
-        yield
+        with profile(activities=activities) as recording:
+            yield recording
     finally:
+        # After an error its exit waits for the device before it stops (torch 2.13, autograd/profiler.py). If that
+        # raises, everything that follows would be recorded, and slower.
+        if torch.autograd._profiler_enabled() and not was_on:
+            torch.autograd._disable_profiler()
         os.dup2(stderr, 2)
         os.close(stderr)
         os.close(null)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
@@ -98,14 +98,11 @@ class NvmlSource(TelemetrySource):
             lambda: nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle),
         )
         pids = [process.pid for process in processes or ()]
-        clock_mhz = self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
-        power_mw = self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle))
-        limit_mw = self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle))
         active = self._ask("activity", lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         return Reading(
-            clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
-            power_w=None if power_mw is None else power_mw / 1e3,
-            power_limit_w=None if limit_mw is None else limit_mw / 1e3,
+            clock_hz=self._ask("clock", lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM) * 1e6),
+            power_w=self._ask("power", lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3),
+            power_limit_w=self._ask("power limit", lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
             temperature_c=self._ask(
                 "temperature", lambda: float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
             ),
@@ -187,10 +184,7 @@ def _gpm_values(nvml: Any, before: Any, after: Any) -> list[float]:
 
 
 class HostSource(TelemetrySource):
-    """The host: its clock, the load of other processes on this process's cores, and RAPL where it can be read.
-
-    Processes of `helper_pids` work for this one and are no foreign load.
-    """
+    """The host: its clock, RAPL, and the load of processes other than this one and its `helper_pids`."""
 
     def __init__(self, helper_pids: Sequence[int] = ()) -> None:
         self._helper_pids = helper_pids
@@ -238,10 +232,7 @@ class NoSource(TelemetrySource):
 
 
 def source_for(device: torch.device, helper_pids: Sequence[int] = ()) -> TelemetrySource:
-    """Return the source of readings for a device; without an answer from NVML, one that reports nothing.
-
-    Processes of `helper_pids` work for this one and are no foreign load.
-    """
+    """Return the source of readings for a device and its `helper_pids`; without NVML one that reports nothing."""
     if device.type == "cpu":
         return HostSource(helper_pids)
     try:
@@ -251,10 +242,7 @@ def source_for(device: torch.device, helper_pids: Sequence[int] = ()) -> Telemet
 
 
 def nvml_source(device: torch.device) -> NvmlSource:
-    """Return NVML's view of a CUDA device or of a slice (MIG), whose UUID torch gives in the same way.
-
-    Raises the error of a missing library or driver.
-    """
+    """Return NVML's view of a CUDA device or of a slice (MIG). Raises the error of a missing library or driver."""
     import pynvml
     import torch
 
@@ -282,9 +270,7 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._thread.join(timeout=2 * self.interval_s)
 
@@ -309,7 +295,6 @@ class Watch:
 
 
 def _text(file: Path) -> str | None:
-    """A setting of the system; None where it does not report it."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -328,11 +313,7 @@ def idle_power_w(source: TelemetrySource, seconds: float = 1.0) -> float | None:
 
 @dataclass
 class Rapl:
-    """Energy of all CPU packages, with counters that wrap.
-
-    `energy_uj` wraps at `max_energy_range_uj` (Documentation/power/powercap/powercap.rst), after minutes to hours.
-    Zones within a package (intel-rapl:0:0) are parts of it, and the platform's zone (`psys`) contains it.
-    """
+    """Energy of all CPU packages, of which zones are parts, by counters that wrap (power/powercap/powercap.rst)."""
 
     root: Path = Path("/sys/class/powercap")
     _packages: list[Path] = field(init=False)
@@ -344,19 +325,12 @@ class Rapl:
         self._packages = [zone for zone in zones if (_text(zone / "name") or "").startswith("package")]
 
     def energy_j(self) -> float | None:
-        """Return joules since some fixed moment.
-
-        None without a package, if one cannot be read, or if a counter wrapped and its range is unknown.
-        """
+        """Return joules since some moment; None without a package, or if a counter or its range is unreadable."""
         try:
-            before, self._last_uj = self._last_uj, {zone: _uj(zone / "energy_uj") for zone in self._packages}
-            for zone, now_uj in self._last_uj.items():
-                if now_uj < before.get(zone, now_uj):
-                    self._wrapped_uj += _uj(zone / "max_energy_range_uj")
+            now_uj = {zone: int((zone / "energy_uj").read_text()) for zone in self._packages}
+            before_uj, self._last_uj = self._last_uj, now_uj
+            wrapped = [zone for zone in self._packages if now_uj[zone] < before_uj.get(zone, 0)]
+            self._wrapped_uj += sum(int((zone / "max_energy_range_uj").read_text()) for zone in wrapped)
         except (OSError, ValueError):
             return None
         return (sum(self._last_uj.values()) + self._wrapped_uj) / 1e6 if self._packages else None
-
-
-def _uj(file: Path) -> int:
-    return int(file.read_text())

@@ -79,8 +79,5 @@ class Engine(Protocol):
         """Return the greedy tokens [batch, new_tokens] of one call; `mark` runs before it and after each token."""
 
     def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
-        """Return the seconds of a prefill and of decode steps, in place of marks, if the engine owns its model.
-
-        The first decode step is one that readers leave out (`Repetition.decode_s`).
-        """
+        """Return the seconds of a prefill and of decode steps; readers leave out the first (`Repetition.decode_s`)."""
         raise RuntimeError(f"the steps of {self.name} are timed by marks")

@@ -22,10 +22,7 @@ def static_cache(model: Any, slots: int) -> Any:
 
 
 def quantized_cache(config: Any, stored: CacheFormat) -> Any:
-    """Return an empty QuantizedCache of transformers for a model's `config`.
-
-    Raises RequestError if the backend is not installed, or if a layer of the model is no full attention.
-    """
+    """Return an empty QuantizedCache. Raises RequestError without its backend, or with other than full attention."""
     from transformers import QuantizedCache
 
     feature = f"--cache {stored.backend}"
@@ -40,11 +37,7 @@ def quantized_cache(config: Any, stored: CacheFormat) -> Any:
 
 
 def unwindowed(cache: Any, slots: int) -> Any:
-    """Replace the windowed layers of a static cache whose window has all its `slots` by plain ones; return the cache.
-
-    A windowed layer counts its tokens on the host (cache_utils.py, `StaticSlidingWindowLayer.cumulative_length_int`),
-    which a captured graph cannot replay. A window that never moves needs no such layer.
-    """
+    """Replace windowed layers that hold all `slots`: they count on the host, and no captured graph replays that."""
     from transformers.cache_utils import StaticLayer
 
     cache.layers = [
@@ -60,10 +53,7 @@ def moving_window(cache: Any) -> bool:
 
 
 def deepen(cache: Any, context: int) -> None:
-    """Fill a cache of one token with `context` random ones; recurrent states have no depth and stay.
-
-    Raises RequestError if the cache has no layers.
-    """
+    """Fill a cache of one token with `context` random ones; states stay. Raises RequestError without layers."""
     if not hasattr(cache, "layers"):
         raise RequestError("this model's cache cannot be filled directly; use --prompt-lens instead of --context-lens.")
     for layer in cache.layers:
@@ -90,7 +80,6 @@ def deepen(cache: Any, context: int) -> None:
 
 
 def _deepen_quantized(layer: Any, context: int) -> None:
-    """Fill a quantised layer of one token as a prompt of `context` tokens would."""
     for name in ("key", "value"):
         axis = {"axis": getattr(layer, f"axis_{name}")} if hasattr(layer, f"axis_{name}") else {}
         one = layer._dequantize(getattr(layer, f"_quantized_{name}s"))
@@ -99,13 +88,9 @@ def _deepen_quantized(layer: Any, context: int) -> None:
 
 
 def rewind(cache: Any, context: int, *, growing: bool = False) -> Callable[[], None]:
-    """Return a function that sets a filled static cache back to `context` tokens.
-
-    The layers' lengths become elements of one tensor, so that the function is one kernel, which a graph can replay. A
-    `growing` cache is set back too, which keeps both its old and its new tokens in memory; otherwise it grows on.
-    """
-    layers = [layer for layer in getattr(cache, "layers", ()) if getattr(layer, "max_cache_len", None)]
-    layers = [layer for layer in layers if _states(layer) is not None]
+    """Return a function that sets a static cache, or a `growing` one, back to `context` tokens, in one kernel."""
+    with_states = (layer for layer in getattr(cache, "layers", ()) if _states(layer) is not None)
+    layers = [layer for layer in with_states if getattr(layer, "max_cache_len", None)]
     if not layers:
         filled = [(layer, dict(vars(layer))) for layer in getattr(cache, "layers", ()) if growing]
         return lambda: [vars(layer).update(before) for layer, before in filled].clear()

@@ -35,10 +35,7 @@ OWNING: dict[str, type[VllmEngine]] = {VllmEngine.name: VllmEngine}
 
 
 def engines_of_caches(engines: Sequence[str], caches: Sequence[str], config: Any) -> list[str]:
-    """Return the engines that `--cache` requests in place of eager steps; `quantized` is the first that works here.
-
-    Raises RequestError for caches next to another engine, or if no backend works.
-    """
+    """Return the engines of `--cache`. Raises RequestError next to another engine, or if no backend works."""
     if not caches:
         return list(engines)
     if list(engines) != [DEFAULT_ENGINE]:
@@ -47,7 +44,6 @@ def engines_of_caches(engines: Sequence[str], caches: Sequence[str], config: Any
 
 
 def _installed_backend(config: Any) -> str:
-    """The first backend of a quantised cache that is installed and fits the model. Raises RequestError without one."""
     errors: list[RequestError] = []
     for backend, stored in CACHE_FORMATS.items():
         try:

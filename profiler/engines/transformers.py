@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -104,9 +103,8 @@ class QuantizedEngine(EagerEngine):
 class CompileEngine(StaticEngine):
     """torch.compile of the decode step on a static cache; prefills stay eager, as in transformers' `generate`.
 
-    On CUDA the mode is `reduce-overhead`, as in `generate`: fused kernels, replayed as a graph. Every shape is compiled
-    as a static one (`dynamic=False`), as for a user with only that shape. Otherwise, from the second shape on, torch
-    would compile other code with symbolic sizes.
+    On CUDA the mode is `reduce-overhead`, as there: replayed as a graph. Every shape is compiled as a static one, as
+    for a user with only that shape; from the second on, torch would make sizes symbolic.
     """
 
     name = "compile"
@@ -128,10 +126,7 @@ class CompileEngine(StaticEngine):
         self.graph_skips: int | None = 0 if machine.captures else None
 
     def prepare(self, batch: int, slots: int) -> None:
-        """Compile for this shape and keep its cache, because the compiled code contains its address.
-
-        The latest caches of other shapes are kept within _KEPT_SHARE; without its cache a shape is prepared again.
-        """
+        """Compile for this shape, whose cache's address is in the code; other caches are kept within _KEPT_SHARE."""
         cache = self._caches.pop((batch, slots), None)
         while self._held_bytes() > _KEPT_SHARE * self._machine.available_bytes():
             del self._caches[next(iter(self._caches))]
@@ -212,10 +207,7 @@ class _Recorded:
 
 
 class GraphEngine(StaticEngine):
-    """The decode step captured as a CUDA graph: the host submits one launch per step instead of hundreds.
-
-    Graphs of other shapes are kept if their memory fits _KEPT_SHARE of what is free, since a sweep returns to each.
-    """
+    """The decode step as a CUDA graph: one launch. Graphs of other shapes stay within _KEPT_SHARE of free memory."""
 
     name = "graph"
     hookable = False
@@ -265,7 +257,11 @@ class GraphEngine(StaticEngine):
             raise CaptureError(f"the host moves a window within {slots} tokens, which a CUDA graph cannot replay.")
         state = DecodeState(cache, torch.zeros(batch, 1, dtype=torch.long, device=self._model.device))
         self._prefill(state.token_B1, cache)
-        step = partial(self._advance, state)
+        decode_eagerly = super().decode
+
+        def step() -> None:
+            state.token_B1.copy_(decode_eagerly(state).token_B1)
+
         with self._machine.on_side_stream():
             for _ in range(_WARM_STEPS):
                 step()
@@ -276,15 +272,9 @@ class GraphEngine(StaticEngine):
         cache.reset()
         return cache
 
-    def _advance(self, state: DecodeState) -> None:
-        state.token_B1.copy_(super().decode(state).token_B1)
-
 
 class GenerateEngine(EagerEngine):
-    """`model.generate` with greedy tokens, including its checks, masks and copies.
-
-    Its single steps (`prefill`, `decode`) are those of the eager engine, for the overhead of `generate` over them.
-    """
+    """`model.generate`, greedy, with its checks, masks and copies; single steps are those of the eager engine."""
 
     name = "generate"
     hookable = False
@@ -337,11 +327,7 @@ class PaddedState(DecodeState):
 
 
 class PaddedEngine(EagerEngine):
-    """Eager steps with an attention mask and position ids, as `generate` makes them (generation/utils.py, 5.23).
-
-    The announced cell gives the length of each prompt. For any other shape (an overhead model, a short model) the first
-    prompt is half as long as the others, so that the mask is effective there as well.
-    """
+    """Eager steps with a mask and position ids, as in `generate`; in shapes not announced one prompt is halved."""
 
     name = PADDED_ENGINE
     pads = True

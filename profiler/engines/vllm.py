@@ -64,10 +64,7 @@ class VllmEngine(Engine):
         self.owned = OwnedModel(str(self._vllm.__version__), load_s, weight_bytes, cache_bytes)
 
     def call(self, ids_BS: torch.Tensor, new_tokens: int, mark: Callable[[], object]) -> torch.Tensor:  # noqa: N803
-        """Return the greedy tokens [batch, new_tokens]; `mark` runs before the first and after the last.
-
-        Raises RuntimeError if prompts were cached before.
-        """
+        """Return greedy tokens [batch, new_tokens]; `mark` runs first and last. Raises RuntimeError for cached ones."""
         self._llm.reset_prefix_cache()
         mark()
         tokens, _, _, cached = self._generate(ids_BS, new_tokens)
@@ -79,12 +76,10 @@ class VllmEngine(Engine):
     def times(self, ids_BS: torch.Tensor, new_tokens: int) -> tuple[float, tuple[float, ...]]:  # noqa: N803
         """Return the seconds of a prefill, and the mean step of each of a few decode loops, the first one twice.
 
-        `generate` shows no single step. So the prefill is a call for one token, with all that a user waits for. A loop
-        is a call for all tokens minus one for one token. Both find the prompts in vLLM's prefix cache, so what each
-        call costs, and the noise of a long prefill, are in no difference. Where vLLM caches no prefix, both prefill:
-        the difference is as right, and less certain. In a prefill in chunks, early sequences also end early; the loop
-        has all their steps. Raises NoFreeMemoryError if the loop has more iterations than steps, or fewer cached
-        prompts: the cache was too small to step all sequences together.
+        `generate` shows no single step: the prefill is a call for one token. A loop is a call for all tokens minus one
+        for one token, both with the prompts in vLLM's prefix cache, so the noise of a prefill is in no difference.
+        Without that cache it is less certain. Chunked prefills keep all steps in the loop. Raises NoFreeMemoryError for
+        more iterations than steps, or fewer cached prompts: the cache was too small to step all sequences together.
         """
         marks: list[float] = []
         self.call(ids_BS, 1, lambda: marks.append(self._now_s()))
@@ -121,7 +116,6 @@ class VllmEngine(Engine):
         return tokens, seconds, self._iterations() - before, cached
 
     def _iterations(self) -> int:
-        """The iterations of its scheduler so far that gave tokens."""
         return sum(item.count for item in self._llm.get_metrics() if item.name == _ITERATIONS)
 
 
@@ -141,7 +135,6 @@ def check_vllm(device: torch.device, quant: str, kind: str) -> None:
 
 
 def _loaded(loaded: LoadedModel, grid: Grid, cache_bytes: int) -> tuple[Any, Any]:
-    """The module `vllm` and its `LLM` of the same model; without a checkpoint, of its config and random weights."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, all prompts of a call begin together
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     vllm, request = importlib.import_module("vllm"), loaded.request

@@ -17,8 +17,7 @@ DEFAULT_ENGINE = "eager"
 class Cell:
     """A batch of prompts of one length, prefilled and then decoded.
 
-    With `context_len` instead of `prompt_len`, the cache is filled directly and only the decode is timed. With both,
-    the prompts are longer by a prefix of `context_len` tokens, which they share and which is cached before.
+    With `context_len` alone the cache is filled and only the decode is timed; with both it is a shared, cached prefix.
     """
 
     batch_size: int

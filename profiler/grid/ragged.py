@@ -62,20 +62,13 @@ def padding_share(batch: Batch) -> float:
 
 
 def waiting(batch: Batch) -> float:
-    """Return the share of a batch's decode steps, over all sequences, in which a sequence has already ended.
-
-    The batch runs until its last sequence ends. The prefill gives the first token of each.
-    """
+    """Return the share of a batch's decode steps, until the last sequence ends, in which one has already ended."""
     steps = [request.new_tokens - 1 for request in batch]
     return 1 - sum(steps) / (len(steps) * max(steps))
 
 
 def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
-    """Return the requests of `ragged:32..512` or `ragged:FILE`.
-
-    A range gives uniform lengths with a fixed seed, enough for four of the largest batches; a file gives one request
-    per line. Raises GridError for anything else, and for a file that is unreadable.
-    """
+    """Return the requests of `ragged:32..512` (seeded) or `ragged:FILE` (one a line). Raises GridError."""
     name = text.removeprefix(RAGGED)
     if match := _RANGE.fullmatch(name):
         low, high = int(match[1]), int(match[2])
@@ -85,26 +78,22 @@ def parse_ragged(text: str, largest_batch: int, new_tokens: int) -> Ragged:
         source = random.Random(_SEED)
         lengths = (low + int(source.random() * (high - low + 1)) for _ in range(_DRAWN_BATCHES * largest_batch))
         return Ragged(name, tuple(Request(length, new_tokens) for length in lengths))
-    return Ragged(Path(name).name, _read(Path(name), text, new_tokens))
+    try:
+        lines = [line.strip() for line in Path(name).read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        raise GridError(f"--prompt-lens: {text!r} is neither a range nor a readable file; {_GRAMMAR}.") from None
+    file, requests = Path(name).name, []
+    for number, line in enumerate(lines, 1):
+        if not line or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line)
+        if match is None or int(match[1]) < 1 or (match[2] and int(match[2]) < 1):
+            raise GridError(f"--prompt-lens: line {number} of {file} is not a length of 1 or more; {_GRAMMAR}.")
+        requests.append(Request(int(match[1]), int(match[2] or new_tokens)))
+    return Ragged(file, tuple(requests))
 
 
 def too_few(name: str | None, prompts: int, batch: int) -> str:
     """Return the error of a file whose prompts do not fill a batch."""
     held = several(prompts, "prompt", "prompts")
     return f"{name} has {held}, too few for a batch of {batch}; use --batch-sizes {prompts} or less."
-
-
-def _read(path: Path, text: str, new_tokens: int) -> tuple[Request, ...]:
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
-        raise GridError(f"--prompt-lens: {text!r} is neither a range nor a readable file; {_GRAMMAR}.") from None
-    requests = []
-    for number, line in enumerate(lines, 1):
-        if not line or line.startswith("#"):
-            continue
-        match = _LINE.fullmatch(line)
-        if match is None or int(match[1]) < 1 or (match[2] and int(match[2]) < 1):
-            raise GridError(f"--prompt-lens: line {number} of {path.name} is not a length of 1 or more; {_GRAMMAR}.")
-        requests.append(Request(int(match[1]), int(match[2] or new_tokens)))
-    return tuple(requests)

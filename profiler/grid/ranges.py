@@ -44,10 +44,9 @@ _WANTED = 8
 
 
 def parse_values(text: str, option: str) -> tuple[int, ...]:
-    """Return the distinct whole numbers of `"128"`, `"64,256"`, `"64..2048*2"` (doubling) or `"1..9+2"`, ascending.
+    """Return the distinct numbers of `"128"`, `"64,256"`, `"64..2048*2"` (doubling) or `"1..9+2"`, ascending.
 
-    A range includes its last value if its steps reach it. Raises GridError, naming `option`, for any other text,
-    for values below 1 or above MOST, and for more than MAX_VALUES values.
+    Raises GridError, naming `option`, for other texts, values below 1 or above MOST, and more than MAX_VALUES values.
     """
     values: set[int] = set()
     for part in (piece.strip() for piece in text.split(",")):
@@ -75,11 +74,7 @@ def make_grid(
     engines: Sequence[str] = (DEFAULT_ENGINE,),
     prefix: int = 0,
 ) -> Grid:
-    """Return the Grid of texts in the range grammar, or of plain numbers. Raises GridError.
-
-    Without prompt lengths, only decodes at the given context lengths are timed. `ragged:32..512` and `ragged:FILE` give
-    prompts of unequal lengths. The first `prefix` tokens of all others are cached.
-    """
+    """Return the Grid of texts in the range grammar, of numbers, or of ragged prompts. Raises GridError."""
     check_new_tokens(new_tokens)
     if isinstance(prompt_lens, Ragged) or (isinstance(prompt_lens, str) and prompt_lens.startswith(RAGGED)):
         return _ragged_grid(prompt_lens, values_of(batch_sizes, "--batch-sizes"), new_tokens, context_lens, engines)
@@ -104,7 +99,6 @@ def _ragged_grid(
     context_lens: str | Sequence[int],
     engines: Sequence[str],
 ) -> Grid:
-    """Each batch of unequal prompts padded, and for comparison the same shape without padding and mask."""
     if context_lens:
         raise GridError("--context-lens fills the cache equally for all sequences; leave it out with ragged prompts.")
     if set(engines) - {DEFAULT_ENGINE, PADDED_ENGINE}:
@@ -179,10 +173,7 @@ def beyond_positions(limit: int | None, longest: int) -> str:
 
 
 def check_positions(limit: int | None, longest: int, shorter: str) -> None:
-    """Raise RequestError if a sequence of `longest` tokens exceeds the model's `limit` (None: no limit).
-
-    `shorter` names the options that make the sequence shorter.
-    """
+    """Raise RequestError for `longest` tokens beyond `limit`; `shorter` names the options that make it shorter."""
     if limit is not None and longest > limit:
         raise RequestError(
             f"the longest prompt plus its new tokens is {longest} tokens, but this model's limit is {limit};"
@@ -196,10 +187,7 @@ def default_grids(new_tokens: int | None) -> list[Grid]:
 
 
 def doubling_grids(prompt_lens: Sequence[int], context_lens: Sequence[int], new_tokens: int | None) -> list[Grid]:
-    """Return the grids of a batch test: as many doublings as possible of the first of `prompt_lens`, or of a context.
-
-    With less time, three doublings of a shorter prompt come before fewer of a longer one.
-    """
+    """Return the grids of a batch test: most doublings first; three of a shorter prompt before fewer of a longer."""
     powers = range(MOST_SEQUENCES.bit_length() - 1, 0, -1)
     sizes = [tuple(1 << power for power in range(most + 1)) for most in powers]
     enough, few = ([each for each in sizes if (each[-1] >= _WANTED) == is_enough] for is_enough in (True, False))

@@ -1,7 +1,8 @@
-"""Load a model's transformers config from a hub id, a folder, a GGUF file or a preset."""
+"""Load a model's transformers config from a hub id, a folder, a GGUF file or a preset, and reject impossible sizes."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,17 +11,13 @@ from types import ModuleType
 from typing import Any
 
 from profiler.errors import ModelError, first_line
-from profiler.loading.limits import check_claims, check_sizes
 from profiler.loading.meta_model import quiet_libraries
 from profiler.loading.source import ModelSource
 from profiler.packages import need
 
 
 def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
-    """Load the model's transformers config.
-
-    Raises ModelError if it cannot be found or read, RequestError if the package gguf is needed and missing.
-    """
+    """Load the model's transformers config. Raises ModelError, or RequestError if the package gguf is missing."""
     if source.kind == "card" and source.preset is not None:
         return config_from(source.preset.config, source.name)
     _without_torchao()
@@ -33,12 +30,12 @@ def load_config(source: ModelSource, trust_remote_code: bool = False) -> Any:
         try:
             where, extra = pretrained_location(source)
             raw, _ = PreTrainedConfig.get_config_dict(where, **extra)
-            check_claims(raw)
+            _check_claims(raw)
             if source.kind == "gguf":
                 config = AutoConfig.for_model(**raw)  # reading the file again takes seconds
             else:
                 config = AutoConfig.from_pretrained(where, trust_remote_code=trust_remote_code)
-            check_sizes(config)
+            _check_sizes(config)
         except ModelError:
             raise
         except Exception as error:
@@ -53,11 +50,11 @@ def config_from(content: Mapping[str, Any], name: str) -> Any:
     _without_torchao()
     from transformers import AutoConfig
 
-    check_claims(content)
+    _check_claims(content)
     with quiet_libraries():
         try:
             config = AutoConfig.for_model(**content)
-            check_sizes(config)
+            _check_sizes(config)
         except ModelError:
             raise
         except Exception as error:
@@ -67,10 +64,7 @@ def config_from(content: Mapping[str, Any], name: str) -> Any:
 
 
 def _remove_code(name: str, config: Any) -> None:
-    """Remove `auto_map`, which makes transformers run custom code, or prompt for permission at the terminal.
-
-    Raises ModelError if the config names a kernel on the hub.
-    """
+    """Remove `auto_map`, by which transformers runs custom code or prompts. Raises ModelError for a hub's kernel."""
     for part in (config, *(getattr(config, inner, None) for inner in getattr(config, "sub_configs", ()))):
         if hasattr(part, "auto_map"):
             del part.auto_map
@@ -114,11 +108,7 @@ _SAFETENSORS = "torchao.prototype.safetensors.safetensors_support"
 
 
 def _without_torchao() -> None:
-    """Import transformers' torchao quantizer, which every model imports, without torchao.
-
-    The quantizer takes one function from torchao, for saving. Its replacement imports torchao when it is called.
-    Modules that are already imported stay. If this import fails, the plain one follows at first use.
-    """
+    """Import transformers' torchao quantizer, which every model imports, without torchao, until it saves."""
     if _QUANTIZER in sys.modules or _SAFETENSORS in sys.modules:
         return
 
@@ -133,3 +123,43 @@ def _without_torchao() -> None:
             import_module(_QUANTIZER)
     finally:
         del sys.modules[_SAFETENSORS]
+
+
+MOST_PARTS = 4096
+"""Most layers, experts, heads or labels of a model. The libraries build them one by one, so a huge number never ends.
+The deepest published model has 1,000 layers (DeepNet, arXiv 2203.00555), the widest 2,048 experts (Switch-C, arXiv
+2101.03961)."""
+_PARTS = re.compile(r"(^|[_.])(layers?|blocks?|experts?|heads?|codebooks?|labels?)$|^n_(layer|head)$|(^|_)depths?$")
+_LEAST = {
+    "vocab_size": 1, "hidden_size": 1, "intermediate_size": 1, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "num_key_value_heads": 1, "sliding_window": 0,
+}  # fmt: skip
+
+
+def _check_claims(content: Mapping[str, Any]) -> None:
+    """Check a parsed config.json. Raises ModelError if it has too many parts, or its own weight file name."""
+    stack: list[tuple[str, Any]] = [("", content)]
+    while stack:
+        name, value = stack.pop()  # an element of a list has the name of the list
+        if isinstance(value, Mapping):
+            stack += [(str(key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            stack += [(name, inner) for inner in value]
+        elif name == "transformers_weights":
+            raise ModelError(
+                f"its config.json names {value!r} as its weights; rename them to model.safetensors and delete that key."
+            )
+        elif isinstance(value, int) and value > MOST_PARTS and _PARTS.search(name):
+            raise ModelError(
+                f"its configuration says {name} = {value}; roofscope reads models with at most {MOST_PARTS}."
+            )
+
+
+def _check_sizes(config: Any) -> None:
+    """Raises ModelError for a config with a size below its least in any layer; a window of 0 means none."""
+    text = config.get_text_config()
+    for layer in text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]:
+        for name, least in _LEAST.items():
+            value = getattr(layer, name, None)
+            if isinstance(value, int) and value < least:
+                raise ModelError(f"its configuration says {name} = {value}, which is not possible.")

@@ -45,9 +45,8 @@ def plan_device_map(
 ) -> DeviceMap | None:
     """Return accelerate's automatic placement of `module` (on meta), or None if it fits on `device`.
 
-    It fits if its weights and the `other_bytes` that a step needs take at most the device's room. A CUDA device spills
-    to host memory and then to disk; a CPU spills to disk. Raises ModelError if the disk is too small, or if
-    bitsandbytes weights would go there, which is not supported.
+    It fits with the `other_bytes` that a step needs. A CUDA device spills to host memory and then to disk, a CPU to
+    disk. Raises ModelError if the disk is too small, or for bitsandbytes weights there, which are not supported.
     """
     weight_bytes = planned_weight_bytes(module)
     for_weights_bytes = max(0, room_here_bytes(device) - other_bytes)
@@ -69,11 +68,9 @@ def plan_device_map(
     disk_bytes = shutil.disk_usage(folder.name).free
     if quantised or weight_bytes > disk_bytes + for_weights_bytes:
         folder.cleanup()
-        reason = (
-            "bitsandbytes weights cannot be offloaded to disk"
-            if quantised
-            else f"the disk has room for {disk_bytes / 1e9:.1f} GB"
-        )
+        reason = f"the disk has room for {disk_bytes / 1e9:.1f} GB"
+        if quantised:
+            reason = "bitsandbytes weights cannot be offloaded to disk"
         raise ModelError(
             f"the weights need {weight_bytes / 1e9:.1f} GB, but there is room for {for_weights_bytes / 1e9:.1f} GB in"
             f" memory, and {reason}; use a 16-bit --dtype, --quant nf4, or a smaller model."
@@ -88,23 +85,17 @@ def room_here_bytes(device: torch.device) -> int:
 
 def planned_weight_bytes(module: nn.Module) -> int:
     """Return the bytes that a model on meta will take once it is loaded. Tied weights count once."""
-    total = 0
-    seen: set[int] = set()
+    sizes: dict[int, int] = {}
     for owner in module.modules():
         for param in owner.parameters(recurse=False):
-            if id(param) not in seen:
-                seen.add(id(param))
-                library = library_of(param)
-                total += library.stored(owner).weight_bytes if library else storage_bytes([param])
-        total += storage_bytes(owner.buffers(recurse=False))  # GPTQ and AWQ keep their integers in them
-    return total
+            library = library_of(param)
+            sizes[id(param)] = library.stored(owner).weight_bytes if library else storage_bytes([param])
+        sizes[id(owner)] = storage_bytes(owner.buffers(recurse=False))  # GPTQ and AWQ keep their integers in them
+    return sum(sizes.values())
 
 
 def dispatch(module: nn.Module, placement: DeviceMap, device: torch.device, index: dict[str, Any]) -> None:
-    """Make accelerate fetch offloaded weights to `device` whenever their layer runs.
-
-    `index` describes the tensors in the placement's folder, in accelerate's format.
-    """
+    """Make accelerate fetch offloaded weights whenever their layer runs; `index` has the tensors in the folder."""
     from accelerate import dispatch_model
     from accelerate.utils import save_offload_index
 
@@ -116,10 +107,7 @@ def dispatch(module: nn.Module, placement: DeviceMap, device: torch.device, inde
 
 
 def offloaded_bytes(module: nn.Module, placement: DeviceMap | None) -> dict[str, int]:
-    """Return the bytes of weights that cross a link in every step, by their location: `host` or `disk`.
-
-    accelerate represents an offloaded parameter by a meta tensor until its layer runs.
-    """
+    """Return the bytes of weights that are fetched in every step and else on meta, by location: `host` or `disk`."""
     sizes: dict[str, int] = {}
     seen: set[int] = set()
     for name, owner in module.named_modules():

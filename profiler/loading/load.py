@@ -27,10 +27,8 @@ from profiler.quant.registry import FORMATS
 def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lambda _: 0) -> LoadedModel:
     """Load the model of `request` on its device, in evaluation mode. accelerate places a model that does not fit.
 
-    It fits if the device has room for its weights and for the bytes that `other_bytes_of` returns for it on meta.
-    Random weights are made tensor by tensor in their final dtype and format, so no full-precision copy of the model
-    ever exists. Raises ModelError if the checkpoint or the combination does not load, RequestError if a package is
-    missing.
+    It fits with the bytes that `other_bytes_of` returns for it on meta. Random weights are made in their final format,
+    so no full-precision copy ever exists. Raises ModelError if it does not load, RequestError without a package.
     """
     need("accelerate", "loading a model")
     start_s = now_s()
@@ -54,11 +52,10 @@ def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lamb
     if placement is not None and placement.folder is not None:
         weakref.finalize(module, placement.folder.cleanup)  # the folder lives as long as the model does
     module.eval()
-    load_s = now_s() - start_s
     return LoadedModel(
         module=module,
         request=request,
-        load_s=load_s,
+        load_s=now_s() - start_s,
         first_call_s=first_call(module, request),
         revision=getattr(module.config, "_commit_hash", None),
         placement=placement,
@@ -69,7 +66,6 @@ def load(request: ModelRequest, config: Any, other_bytes_of: OtherBytesOf = lamb
 
 
 def _unpacked_from(request: ModelRequest, config: Any, module: nn.Module) -> str | None:
-    """Return the packed format of the checkpoint if the loaded weights are dense, else None."""
     if request.quant != "none":
         return None
     tensors = [*module.parameters(), *module.buffers()]
@@ -88,11 +84,10 @@ _PACKED_IN = (torch.int32, torch.int8, torch.uint8)
 
 
 def first_call(module: nn.Module, request: ModelRequest) -> float:
-    """Run the very first forward pass, of one token, and return its seconds.
+    """Run the very first forward pass, of one token, and return its seconds. Raises ModelError if it fails.
 
-    Some formats take their final shape only in it: LLM.int8() moves its scales, bitsandbytes repacks 4 bits for a
-    CPU's fused kernel, and compressed-tensors unpacks its weights. Bytes must not be counted before. Raises ModelError
-    if the model does not run.
+    Bytes must not be counted before: in it LLM.int8() moves its scales, bitsandbytes repacks 4 bits for a CPU's fused
+    kernel, and compressed-tensors unpacks its weights.
     """
     start_s = now_s()
     try:
@@ -123,7 +118,13 @@ def _load_checkpoint(
     del planned
     if placement is not None and placement.folder is not None:
         extra["offload_folder"] = placement.folder.name
-    with _names_mapped_once() if request.source.kind == "gguf" else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if request.source.kind == "gguf":
+            import gguf
+
+            # transformers (5.23, modeling_gguf_pytorch_utils.py) builds the map of tensor names for every module: 397
+            # times for 30 layers, a third of the load time of SmolLM2-135M.
+            stack.enter_context(patched(gguf, get_tensor_name_map=functools.cache(gguf.get_tensor_name_map)))
         module, info = auto_class(config).from_pretrained(
             where,
             config=config,
@@ -134,14 +135,3 @@ def _load_checkpoint(
             **{"dtype": request.dtype, **extra, **request.arguments},
         )
     return module, placement, CheckpointFit(tuple(sorted(info["missing_keys"])), tuple(sorted(info["unexpected_keys"])))
-
-
-def _names_mapped_once() -> contextlib.AbstractContextManager[None]:
-    """Cache gguf's map of tensor names while transformers loads a file.
-
-    transformers (5.23, modeling_gguf_pytorch_utils.py) builds it for every module: 397 times for 30 layers, a third of
-    the load time of SmolLM2-135M.
-    """
-    import gguf
-
-    return patched(gguf, get_tensor_name_map=functools.cache(gguf.get_tensor_name_map))

@@ -37,12 +37,11 @@ def build_on_meta(
     device: torch.device | None = None,
     as_run_here: bool = False,
 ) -> nn.Module:
-    """Build the model of `config` on the meta device, without data.
+    """Build the model of `config` on the meta device, without data, in the format of its checkpoint.
 
-    If the config says that the checkpoint is quantised, the layers are planned in that format. With `as_run_here`,
-    they are in the format that transformers gives them on this machine. `device` is where the model will run (None if
-    unknown); it decides the layout of some formats. Raises RequestError if a format's library is missing. Raises
-    ModelError for a format that cannot be planned, or a layer that its kernel on this machine does not support.
+    With `as_run_here`, in the format that transformers gives it on this machine. `device` is where the model will run
+    (None if unknown); it decides the layout of some formats. Raises RequestError without a format's library, ModelError
+    for a format that cannot be planned, or a layer that its kernel does not support.
     """
     with quiet_libraries(), torch.device("meta"):
         module = from_config(config, dtype, attn)
@@ -82,11 +81,7 @@ def from_config(config: Any, dtype: torch.dtype, attn: str | None) -> nn.Module:
 
 
 def auto_class(config: Any) -> Any:
-    """Return the class of transformers that builds a config: a causal LM, or else one that also reads pictures.
-
-    A step of text runs only the decoder of the second. Raises ModelError if transformers has neither, or builds only
-    the decoder of a checkpoint that also has an encoder, or makes one of an encoder (BART, Whisper; BERT).
-    """
+    """Return the class that builds a config: a causal LM, or one of pictures. Raises ModelError, also for encoders."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     if hasattr(config, "auto_map"):
@@ -146,11 +141,7 @@ def _plan_published_format(
 
 
 def _runs_dense(quantizer: Any) -> bool:
-    """Return whether transformers (5.23) makes the weights dense, at loading or in the first forward pass.
-
-    It does so for FP8 below compute capability 8.9 and for MXFP4 without triton's kernels; `validate_environment`
-    writes that into the quantizer's config. It does so for compressed-tensors unless its FP8 kernels are requested.
-    """
+    """Return whether transformers (5.23) makes the weights dense here, such as FP8 below compute capability 8.9."""
     if hasattr(quantizer, "use_fp8_kernel"):
         return not quantizer.use_fp8_kernel
     return bool(getattr(quantizer.quantization_config, "dequantize", False))

@@ -54,10 +54,7 @@ class Prompts:
         return self._rows(lens, cell.prompt_len, pads=cell.engine == PADDED_ENGINE)
 
     def _rows(self, lens: Sequence[int], width: int, *, pads: bool) -> torch.Tensor:
-        """Token ids [len(lens), width]: prompts of these lengths, padded on the left or else repeated.
-
-        Of real prompts, first those of exactly this length; others are cut or repeated.
-        """
+        """Token ids [len(lens), width], first of prompts of these lengths: padded on the left, or else repeated."""
         if not self.real:
             generator = torch.Generator().manual_seed(1_000_003 * len(lens) + width)
             return torch.randint(0, self.vocab_size, (len(lens), width), generator=generator)
@@ -78,9 +75,8 @@ class Prompts:
 def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float) -> Prompts:
     """Return the prompts of a file in the tokenizer's tokens: lines of text, or JSON lines; blank lines are skipped.
 
-    A JSON line has a `prompt` or `messages`. If the tokenizer has a chat template, a text is the only message of a
-    user. Raises RequestError, naming the line, for a prompt that cannot be encoded, has no token, has one outside the
-    model's `vocab_size`, or has more than `most_tokens`.
+    With a chat template, a text is the only message of a user. Raises RequestError, naming the line, for a prompt that
+    cannot be encoded, has no token, one outside the `vocab_size`, or more than `most_tokens`.
     """
     prompts = []
     for where, line in _lines(path):
@@ -102,7 +98,6 @@ def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float
 
 
 def _lines(path: Path) -> Iterator[tuple[str, str | list[Any]]]:
-    """The place of each line that is not blank, for messages, with its text or messages."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -120,23 +115,23 @@ def _lines(path: Path) -> Iterator[tuple[str, str | list[Any]]]:
             f"--prompts: {path.name} has {len(lines)} prompts, and a run takes at most {MOST_PROMPTS};"
             f" draw some: shuf -n 1000 {path.name}."
         )
-    as_json = path.suffix.lower() in (".jsonl", ".json", ".ndjson") or isinstance(_parsed(lines[0][1]), dict)
+    as_json = path.suffix.lower() in (".jsonl", ".json", ".ndjson") or bool(_fields(lines[0][1]))
     for number, line in lines:
         where = f"--prompts: line {number} of {path.name}"
         yield where, _requested(line, where) if as_json else line
 
 
-def _parsed(line: str) -> Any:
+def _fields(line: str) -> dict[str, Any]:
+    """The fields of a JSON object; none of any other line."""
     try:
-        return json.loads(line)
+        record = json.loads(line)
     except (ValueError, RecursionError):
-        return None
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _requested(line: str, where: str) -> str | list[Any]:
-    """The `messages` or the `prompt` of a JSON line."""
-    record = _parsed(line)
-    fields = record if isinstance(record, dict) else {}
+    fields = _fields(line)
     for name, kind in (("messages", list), ("prompt", str)):
         if isinstance(value := fields.get(name), kind) and value:
             return value

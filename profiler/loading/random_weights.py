@@ -11,7 +11,7 @@ from torch import nn
 from profiler.loading.device_map import DeviceMap, OtherBytesOf, dispatch, plan_device_map
 from profiler.loading.meta_model import from_config
 from profiler.loading.request import ModelRequest
-from profiler.quant.registry import library_of, quantise_modules, quantizer_of
+from profiler.quant.registry import FORMATS, library_of, quantise_modules
 
 
 def build_random(
@@ -20,13 +20,15 @@ def build_random(
     """Return the model of `request` with random weights, and accelerate's placement if the model does not fit."""
     from accelerate import init_empty_weights
     from transformers.initialization import no_init_weights
+    from transformers.quantizers import AutoHfQuantizer
 
     # Parameters go to the meta device, so drawing their initial values would be wasted time.
     with init_empty_weights(include_buffers=False), no_init_weights():
         module = from_config(config, request.dtype, request.attn)
     module = quantise_modules(module, request.quant, request.dtype, request.quant_options, request.device)
-    if request.quant != "none":  # `generate` asks it whether it may compile
-        module.hf_quantizer = quantizer_of(request.quant, request.dtype, request.quant_options, module, request.device)
+    if (library := FORMATS[request.quant].library) is not None:  # `generate` asks the quantizer whether it may compile
+        form = library().config(request.quant, request.dtype, request.quant_options, module, request.device)
+        module.hf_quantizer = AutoHfQuantizer.from_config(form, pre_quantized=False)
     module.tie_weights()
     placement = plan_device_map(
         module, request.device, quantised=request.quant != "none", other_bytes=other_bytes_of(module)
@@ -40,10 +42,7 @@ def build_random(
 
 
 def _materialise(module: nn.Module, device: torch.device, placement: DeviceMap | None) -> dict[str, Any]:
-    """Replace every meta parameter by random values on its device. Tied parameters are made once.
-
-    Weights for the disk are written at once and stay on meta. Returns the index of the tensors on disk.
-    """
+    """Replace meta parameters by random values, tied ones once; return the index of those written to disk."""
     from accelerate.utils import load_offloaded_weight, offload_weight
 
     folder = None if placement is None or placement.folder is None else placement.folder.name
@@ -100,8 +99,7 @@ STD = 0.02
 def as_loaded(values: torch.Tensor) -> nn.Parameter:
     """Return a weight as `from_pretrained` makes it (transformers/core_model_loading.py): it requires gradients.
 
-    roofscope never records gradients, but the choice of kernel depends on the flag. With it, torch's matmul folds a
-    batch of last positions into one matmul. Without it, torch makes a batched matmul with copies of the weight
-    (should_fold in aten/src/ATen/native/LinearAlgebra.cpp).
+    Only then torch's matmul folds a batch of last positions into one matmul, without copies of the weight (should_fold
+    in aten/src/ATen/native/LinearAlgebra.cpp).
     """
     return nn.Parameter(values, requires_grad=values.is_floating_point())

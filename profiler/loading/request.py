@@ -106,11 +106,7 @@ def in_16_bits(dtype: torch.dtype) -> torch.dtype:
 
 
 def resolve_dtype(name: str, quant: Quant, device: torch.device, config: Any) -> torch.dtype:
-    """Return the compute dtype of a model. Raises RequestError.
-
-    `auto` is float32 on a CPU, whose matrix kernels are optimised for it, and the checkpoint's dtype on CUDA.
-    Quantised models compute in bfloat16. A GPU without bfloat16 units computes in float16 instead of bfloat16.
-    """
+    """Return the dtype of a model; `auto`: float32 on a CPU, 16 bits if quantised. Raises RequestError."""
     dtype = model_dtype(name, config)
     check_packed_dtype(name, quant)
     if name != "auto":

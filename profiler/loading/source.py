@@ -73,10 +73,7 @@ def load_preset(name: str) -> Preset:
 
 
 def resolve(model: str) -> ModelSource:
-    """Resolve a model's name: an existing path, else a preset, else a hub id (`owner/name`).
-
-    Reads the file system only, and downloads nothing. Raises ModelError with similar names.
-    """
+    """Resolve a path, a preset or a hub id (`owner/name`) without a download. Raises ModelError with similar names."""
     if not model.strip():
         raise ModelError("no model is named; pass a hub id (owner/name), a folder, a .gguf file, or a preset.")
     try:
@@ -93,23 +90,17 @@ def resolve(model: str) -> ModelSource:
         return ModelSource("gguf", visible(path.stem), path=path)
     if model.lower().endswith(".gguf") or model.startswith((".", "/", "~")):
         raise ModelError(f"no file or folder at {model!r}.")
-    if name := _preset_called(model.lower()):
-        preset = load_preset(name)
-        return ModelSource("card", name, hub_id=preset.hub_id, preset=preset)
+    presets = {name: load_preset(name) for name in preset_names()}
+    for name, preset in presets.items():  # `mixtral-8x7b-v0.1`, the end of its hub id, is `mixtral-8x7b`
+        if model.lower() == name or preset.hub_id.lower().endswith(f"/{model.lower()}"):
+            return ModelSource("card", name, hub_id=preset.hub_id, preset=preset)
     if model.count("/") == 1 and all(model.split("/")):
-        presets = (preset for preset in map(load_preset, preset_names()) if preset.hub_id.lower() == model.lower())
-        return ModelSource("hub", model, hub_id=model, preset=next(presets, None))
+        same = (preset for preset in presets.values() if preset.hub_id.lower() == model.lower())
+        return ModelSource("hub", model, hub_id=model, preset=next(same, None))
     raise ModelError(
         f"unknown model {model!r}.{near_misses(model, preset_names())}"
         " Pass a hub id (owner/name), a folder, a .gguf file, or a name from `roofscope models`."
     )
-
-
-def _preset_called(name: str) -> str | None:
-    """The preset of this name, or whose hub id ends with it: `mixtral-8x7b-v0.1` is `mixtral-8x7b`."""
-    if name in preset_names():
-        return name
-    return next((each for each in preset_names() if load_preset(each).hub_id.lower().endswith(f"/{name}")), None)
 
 
 def _resolve_folder(path: Path) -> ModelSource:
@@ -172,10 +163,7 @@ def check_weights(request: ModelRequest) -> None:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the checkpoint's safetensors files, or its pickles if there are none.
-
-    If there is an index, these are the files that it names. Raises ModelError if the index is invalid or incomplete.
-    """
+    """Return the safetensors files of a checkpoint, or else its pickles. Raises ModelError for an invalid index."""
     for pattern, index_name in (
         ("*.safetensors", "model.safetensors.index.json"),
         ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
@@ -222,8 +210,5 @@ def resolve_weights(source: ModelSource, weights: str) -> Literal["checkpoint", 
         raise RequestError(f"--weights {weights!r} is unknown; use {', '.join(get_args(Weights))}.")
     if weights != "auto":
         return "random" if weights == "random" else "checkpoint"
-    if source.kind == "card":
-        return "random"
-    if source.kind == "folder" and source.path is not None and not weight_files(source.path):
-        return "random"
-    return "checkpoint"
+    is_bare = source.kind == "folder" and source.path is not None and not weight_files(source.path)
+    return "random" if source.kind == "card" or is_bare else "checkpoint"

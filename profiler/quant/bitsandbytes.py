@@ -13,7 +13,7 @@ from functools import cache, partial
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -42,29 +42,21 @@ _FUSED_OUTPUTS = 32
 
 
 def import_bitsandbytes() -> Any:
-    """`bitsandbytes.functional`, imported while the package `kernels` is hidden.
+    """`bitsandbytes.functional`, imported while the package `kernels` is hidden. Raises what a broken one raises.
 
-    At import on a CPU with AVX512-BF16, bitsandbytes downloads a compiled kernel from the hub with that package (0.50:
-    backends/cpu/ops.py). It works without the package. Raises whatever a broken installation raises.
+    With it, bitsandbytes would download a compiled kernel on a CPU with AVX512-BF16 (0.50: backends/cpu/ops.py).
     """
-    is_absent = _KERNELS not in sys.modules
-    kernels = sys.modules.get(_KERNELS)
+    before = {name: sys.modules[name] for name in (_KERNELS,) if name in sys.modules}
     sys.modules[_KERNELS] = None  # type: ignore[assignment]
     try:
         return import_module("bitsandbytes.functional")
     finally:
-        if is_absent:
-            del sys.modules[_KERNELS]
-        else:
-            sys.modules[_KERNELS] = kernels  # type: ignore[assignment]
+        del sys.modules[_KERNELS]
+        sys.modules.update(before)
 
 
 def four_bit_fuses_on_cpu() -> bool:
-    """Whether bitsandbytes' 4-bit kernel on this CPU unpacks inside the matmul, for any number of rows.
-
-    Loads only its CPU library, since importing the package takes half a second and 40 MB. On a machine with a GPU the
-    package loads another library, without that kernel (0.50: cextension.py).
-    """
+    """Whether this CPU's 4-bit kernel unpacks inside the matmul; loads its library only, not 40 MB of package."""
     package = importlib.util.find_spec("bitsandbytes")
     if package is None or package.origin is None or resolve_device("auto").type == "cuda":
         return False
@@ -77,7 +69,6 @@ def four_bit_fuses_on_cpu() -> bool:
 def quantise(
     quant: Quant, module: Any, dtype: torch.dtype, options: QuantOptions, device: torch.device | None
 ) -> nn.Module:
-    """Quantise the linears of a model on meta, as `from_pretrained` would."""
     try:
         import_bitsandbytes()
     except Exception as error:  # a broken installation may raise anything
@@ -95,10 +86,8 @@ def quantise(
 def settle_four_bit(module: nn.Module, device: torch.device | None, format_name: str, instead: str) -> None:
     """Set the device on which bitsandbytes' 4-bit layers of a model on meta will run; it decides their layout.
 
-    A layer only checks whether this machine's CPU has the fused kernel (AVX512-BF16) and applies the answer to any
-    device (bitsandbytes 0.50: nn/modules.py, `Linear4bit`). Its first step converts the weights to that layout.
-    Raises ModelError for a layer whose shape the kernel does not support, since that step would fail. The message
-    ends with `instead`, the advice.
+    A layer applies what this machine's CPU has to any device (bitsandbytes 0.50: nn/modules.py, `Linear4bit`). Raises
+    ModelError, ending with `instead`, for a layer whose shape the CPU's fused kernel does not support.
     """
     for name, layer in module.named_modules():
         if not hasattr(layer, "support_avx512bf16_for_cpu"):
@@ -108,11 +97,8 @@ def settle_four_bit(module: nn.Module, device: torch.device | None, format_name:
         layer.support_avx512bf16_for_cpu &= device is not None and device.type == "cpu"
         if not layer.support_avx512bf16_for_cpu:
             continue
-        for side, features, tile in (
-            ("inputs", layer.in_features, _FUSED_INPUTS),
-            ("outputs", layer.out_features, _FUSED_OUTPUTS),
-        ):
-            if features % tile:
+        for side, tile in (("inputs", _FUSED_INPUTS), ("outputs", _FUSED_OUTPUTS)):
+            if (features := layer.in_features if side == "inputs" else layer.out_features) % tile:
                 raise ModelError(
                     f"{format_name}: bitsandbytes' fused kernel on this CPU needs {side} in multiples of {tile},"
                     f" and {name} has {features}; {instead}."
@@ -120,7 +106,6 @@ def settle_four_bit(module: nn.Module, device: torch.device | None, format_name:
 
 
 def config(quant: Quant, dtype: torch.dtype, options: QuantOptions, _planned: Any, _device: torch.device | None) -> Any:
-    """transformers' BitsAndBytesConfig: blocks of 64 weights in 4 bits, or LLM.int8()."""
     from transformers import BitsAndBytesConfig
 
     if quant == "int8":
@@ -136,17 +121,16 @@ def config(quant: Quant, dtype: torch.dtype, options: QuantOptions, _planned: An
 def stored(module: Any) -> StoredWeight:
     """Return how a weight of bitsandbytes is stored at a step, the first of which changes the layout of some.
 
-    A CPU with AVX512-BF16 repacks 4 bits for its fused kernel, which always computes in bfloat16 (backends/cpu/ops.py,
-    `gemv_4bit`). A module on meta has the device where it will run (`planned_device`), and the library's own attribute
-    says whether it is repacked there. LLM.int8() moves the integers (CB) and the row scales (SCB, float32) from the
-    parameter to the state.
+    A CPU with AVX512-BF16 repacks 4 bits for its fused kernel, which computes in bfloat16 (backends/cpu/ops.py,
+    `gemv_4bit`). On meta, `planned_device` says where it will run. LLM.int8() moves integers (CB) and row scales (SCB,
+    float32) from the parameter to the state.
     """
     weight = module.weight
     if type(weight).__name__ == "Int8Params":
         scales = getattr(weight, "SCB", None)
         scales = getattr(module.state, "SCB", None) if scales is None else scales
         integers = getattr(module.state, "CB", None)
-        weight_bytes = _int8_bytes(module.in_features, module.out_features)
+        weight_bytes = module.in_features * module.out_features + module.out_features * _FLOAT32_BYTES
         if weight.device.type != "meta" and scales is not None:
             weight_bytes = storage_bytes([weight.data if integers is None else integers, scales])
         return stored_as("int8", module, weight_bytes, torch.int8)
@@ -173,16 +157,6 @@ def stored(module: Any) -> StoredWeight:
     )
 
 
-def bitsandbytes_bytes(quant: Literal["int8", "nf4", "fp4"], ins: int, outs: int) -> int:
-    """Bytes of a weight of `ins` x `outs` in a format of bitsandbytes, with its scales, on a GPU; needs no library."""
-    return _int8_bytes(ins, outs) if quant == "int8" else _quantised_4bit_bytes(ins * outs, nested=False)
-
-
-def _int8_bytes(ins: int, outs: int) -> int:
-    """8 bits per weight + a float32 scale per output."""
-    return ins * outs + outs * _FLOAT32_BYTES
-
-
 def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
     """4 bits per weight + absmax per block of 64; nested absmax is uint8, with a second level per block of 256."""
     blocks = -(-elements // _BLOCK)
@@ -194,10 +168,7 @@ def _quantised_4bit_bytes(elements: int, nested: bool) -> int:
 
 
 def _repacked_4bit_bytes(elements: int, nested: bool) -> int:
-    """4 bits per weight + bfloat16 absmax per block of 64. Nested absmax is unpacked; only its offset remains.
-
-    Source: bitsandbytes/functional.py (0.50), `_convert_weight_packed_for_cpu`.
-    """
+    """4 bits per weight + bfloat16 absmax per block; a nested one is unpacked (`_convert_weight_packed_for_cpu`)."""
     packed = elements // 2 + _CODE_ENTRIES_4BIT * _FLOAT32_BYTES
     return packed + elements // _BLOCK * _BFLOAT16_BYTES + (_FLOAT32_BYTES if nested else 0)
 
@@ -221,10 +192,9 @@ class FourBitRows:
 def four_bit_rows(device: torch.device, dtype: torch.dtype, ins: int, outs: int) -> FourBitRows | None:
     """Return the rows of input for which bitsandbytes dequantises the weight first; None if it cannot be imported.
 
-    CPU without AVX512-BF16: always (backends/default/ops.py, `_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse
-    one row only (autograd/_functions.py, `A.numel() == A.shape[-1]`). From 0.50 on, the library's table by
-    architecture and shape decides (backends/cuda/ops.py). Without a GPU, as on meta, only its floor is known: up to
-    4 rows are always fused (`_GEMM_4BIT_CUSTOM_FLOOR_M`).
+    CPU without AVX512-BF16: always (`_gemm_4bit_default_impl`). CUDA: 0.49 and older fuse one row only
+    (autograd/_functions.py); from 0.50 on a table decides (backends/cuda/ops.py), of which without a GPU only the floor
+    of 4 rows is known (`_GEMM_4BIT_CUSTOM_FLOOR_M`).
     """
     if device.type == "cpu":
         return FourBitRows(1)
@@ -274,10 +244,7 @@ def _four_bit_table(device: torch.device) -> _FourBitTable:
 
 @contextmanager
 def dense_copies(dense: bool) -> Iterator[None]:
-    """Context manager in which every 4-bit matmul of few rows on a GPU writes a dense copy first, or none does.
-
-    From 0.50 on, the answer of bitsandbytes' table decides (backends/cuda/ops.py). Raises ImportError for an older one.
-    """
+    """Context manager: 4-bit matmuls of few rows on a GPU write a dense copy, or not. Raises ImportError (0.49)."""
     if not _has_table():
         raise ImportError("bitsandbytes has no table of 4-bit kernels before 0.50")
     from bitsandbytes.backends.cuda import ops
@@ -287,10 +254,7 @@ def dense_copies(dense: bool) -> Iterator[None]:
 
 
 def four_bit_rule_error(device: torch.device) -> str:
-    """Return why bitsandbytes' table of 4-bit kernels cannot be read on a GPU; empty if it can, or has none.
-
-    `four_bit_rows` then assumes the table's floor.
-    """
+    """Return why bitsandbytes' table of 4-bit kernels is unreadable, so that its floor is assumed; empty if not."""
     try:
         return _four_bit_table(device).error if device.type == "cuda" and _has_table() else ""
     except Exception as error:  # missing, or a broken installation, which may raise anything
@@ -309,10 +273,8 @@ def dense_rows(fused: Callable[[int], bool], most: int) -> FourBitRows:
 def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
     """Return random values with a standard deviation of about `std` in the layout of the planned weight of `owner`.
 
-    LLM.int8() has integers, where 127 is the absolute maximum of a row; 4 bits have 16 codes, and the absolute maximum
-    of each block. For a CPU's fused kernel the data is drawn in the repacked layout (functional.py, 0.50: [outs,
-    ins / 2] bytes, [ins / block, outs] bfloat16). Repacking would take longer than drawing, and only permutes random
-    codes.
+    LLM.int8() has 127 at a row's absolute maximum; 4 bits have 16 codes, and a block's. For a CPU's fused kernel the
+    data has the repacked layout (functional.py, 0.50: [outs, ins / 2] bytes, [ins / block, outs] bfloat16).
     """
     from bitsandbytes.functional import QuantState, get_4bit_type, quantize_blockwise
     from bitsandbytes.nn import Int8Params, Params4bit
@@ -355,7 +317,6 @@ def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
 
 
 def dense_copy(_quant: Quant, module: Any, _weight: StoredWeight) -> ConversionCall | None:
-    """Return the call that writes a dense copy of a 4-bit weight."""
     from bitsandbytes import functional
 
     packed = module.weight

@@ -21,10 +21,7 @@ _WORD_BITS = 32
 
 
 class AwqLinear(nn.Module):
-    """A linear of integers packed in words of 32 bits, with a float16 scale and a packed zero point per group.
-
-    AWQ (arXiv:2306.00978) in its GEMM layout: words along the outputs (gptqmodel, `AWQuantLinear`).
-    """
+    """AWQ's linear (arXiv:2306.00978, GEMM): integers in words along the outputs; a scale and a zero per group."""
 
     def __init__(self, dense: nn.Linear, bits: int, group_size: int) -> None:
         super().__init__()
@@ -59,19 +56,15 @@ class PackedExpert(nn.ModuleDict):
 def plan_packed(model: Any, method: str, options: Mapping[str, Any]) -> nn.Module:
     """Replace the linears of `model`, on meta, with packed ones of `method`, by the `options` of a checkpoint's config.
 
-    Checkpoints of mixtures have a linear for each matrix of each expert, which transformers 5 keeps in one bank.
-    The head and the modules in `modules_to_not_convert` stay dense. If `modules_in_block_to_quantize` is given, only
-    those are packed. Raises ModelError for options without a width or a group size.
+    Checkpoints of mixtures have a linear for each matrix of each expert. The head and `modules_to_not_convert` stay
+    dense. Raises ModelError for options without a width or a group size.
     """
     from transformers.quantizers.quantizers_utils import should_convert_module
 
     bits, group_size = options.get("bits"), options.get("group_size")
     if not isinstance(bits, int) or not isinstance(group_size, int) or bits < 1 or group_size == 0:
         raise ModelError(f"this {method} checkpoint has no valid `bits` and `group_size` in its config.")
-    dense_parts = [
-        *(options.get("modules_to_not_convert") or ()),
-        *(getattr(model, "_keep_in_fp32_modules", None) or ()),
-    ]
+    dense_parts = [*(options.get("modules_to_not_convert") or ()), *(getattr(model, "_keep_in_fp32_modules", ()) or ())]
     blocks = options.get("modules_in_block_to_quantize") or ()
     packed_parts = [part for block in blocks for part in ([block] if isinstance(block, str) else block)]
     head = None if options.get("lm_head") else model.get_output_embeddings()
@@ -111,9 +104,8 @@ def _dynamic(options: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 
 def _banks(module: nn.Module) -> dict[str, torch.Tensor]:
     """The weights of a layer's experts by name, each [experts, a, b] in any order; empty for other modules."""
-    if "expert" not in type(module).__name__.lower():
-        return {}
-    return {name: param for name, param in module.named_parameters(recurse=False) if param.dim() == 3}
+    params = module.named_parameters(recurse=False) if "expert" in type(module).__name__.lower() else ()
+    return {name: param for name, param in params if param.dim() == 3}
 
 
 def _expert_linears(banks: Mapping[str, torch.Tensor], hidden_size: int) -> dict[str, nn.Linear]:
@@ -130,11 +122,7 @@ def _expert_linears(banks: Mapping[str, torch.Tensor], hidden_size: int) -> dict
 
 
 class Mxfp4Experts(nn.Module):
-    """A layer's experts in MXFP4, as gpt-oss stores them: blocks of 32 weights in 16 bytes, plus one scale byte each.
-
-    Source: OCP Microscaling Formats, v1.0. Names and shapes are the checkpoint's (transformers,
-    integrations/mxfp4.py).
-    """
+    """Experts as gpt-oss stores them: blocks of 32 weights in 16 bytes, and a scale byte (OCP Microscaling, v1.0)."""
 
     def __init__(self, experts: int, hidden: int, inner: int) -> None:
         super().__init__()
@@ -152,10 +140,7 @@ _MX_BLOCK = 32
 
 
 def plan_mxfp4(model: Any) -> nn.Module:
-    """Replace the experts of `model`, on meta, with those of an MXFP4 checkpoint.
-
-    Raises ModelError for a model without the experts of gpt-oss.
-    """
+    """Replace the experts of `model`, on meta, with those of an MXFP4 checkpoint. Raises ModelError for others."""
     banks = [(name, module) for name, module in model.named_modules() if hasattr(module, "gate_up_proj_bias")]
     if not banks:
         raise ModelError(f"MXFP4 is supported for the experts of gpt-oss, which {type(model).__name__} does not have.")
@@ -176,8 +161,7 @@ _FLOAT_FORMS = frozenset({"mxfp4", "fp8", "mxfp8"})
 
 def published_format(config: Any) -> str | None:
     """The config's `quant_method` (mxfp4, fp8, gptq, ...); None if the checkpoint's weights are dense."""
-    options = form_options(config)
-    if not options:
+    if not (options := form_options(config)):
         return None
     method = options.get("quant_method")
     return str(getattr(method, "value", method))
@@ -198,10 +182,7 @@ def as_dense_config(config: Any) -> Any:
 
 
 def requested_form(config: Any, dtype_requested: bool) -> Any:
-    """The config to count: as published, or dense if a requested dtype replaces the published format.
-
-    A dtype replaces blocks of floats (MXFP4, FP8). With packed integers it only applies to the dense modules.
-    """
+    """The config to count: as published, or dense if a requested dtype replaces blocks of floats (MXFP4, FP8)."""
     return as_dense_config(config) if dtype_requested and published_format(config) in _FLOAT_FORMS else config
 
 
@@ -217,12 +198,7 @@ class Gguf:
 
 
 def gguf_format(file: Path) -> Gguf:
-    """The format of the weights in a GGUF file, read from its header only.
-
-    transformers 5.23 (quantizers/quantizer_gguf.py) keeps blocks only for the architectures of `GGUF_ARCHS`. It needs
-    the package `kernels` and a kernel published for the device; there is none for CPUs. Otherwise it dequantises while
-    loading.
-    """
+    """The format of the weights in a GGUF file, by its header; kernels keep blocks of `GGUF_ARCHS` (5.23)."""
     try:
         from gguf import GGMLQuantizationType
         from transformers.integrations.gguf import GGUF_ARCHS, GgufHeader

@@ -45,10 +45,7 @@ class Library(Protocol):
     def config(
         self, quant: Quant, dtype: torch.dtype, options: QuantOptions, planned: Any, device: torch.device | None, /
     ) -> Any:
-        """Return the `quantization_config` of `from_pretrained`: bitsandbytes' blocks of 64, LLM.int8(), or torchao's.
-
-        `planned` is the model on meta, whose widths decide the groups of int4wo.
-        """
+        """Return the `quantization_config` of `from_pretrained`; `planned`, on meta, decides the groups of int4wo."""
 
     def stored(self, module: Any, /) -> StoredWeight:
         """Return how the weight of a linear is stored."""
@@ -155,10 +152,7 @@ def library_of(weight: object) -> Library | None:
 
 
 def known_quant(quant: str, *, counted: bool = False) -> Quant:
-    """Return `quant` if it names a format that runs, or that can be `counted`.
-
-    Raises RequestError, with near misses, if it does not.
-    """
+    """Return `quant` if it is a format that runs, or that can be `counted`. Raises RequestError with near misses."""
     if quant in FORMATS or (counted and stored_format(quant)):
         return quant
     known = [*FORMATS, *(stored_formats() if counted else ())]
@@ -225,10 +219,8 @@ def quantise_modules(
 ) -> nn.Module:
     """Quantise the linear layers of a model on meta, as `from_pretrained` would; the head stays dense.
 
-    `device`, where the model will run, decides the layout of 4-bit weights and whether fp8 inputs are quantised.
-    Without it, bitsandbytes' weights have the layout after quantisation, and torchao's the layout on a CPU.
-    Raises RequestError if the format's library is missing or no layer fits the format. Raises ModelError if a layer
-    does not fit this CPU's kernel or the library fails.
+    `device`, where it will run, decides the layout of 4-bit weights, and whether fp8 inputs are quantised. Raises
+    RequestError without the format's library, ModelError if a layer does not fit it or the library fails.
     """
     library = FORMATS[quant].library
     if library is None:
@@ -245,12 +237,3 @@ def quantise_modules(
             f"--quant {quant}: {FORMATS[quant].package} cannot quantise this model ({describe_error(error)});"
             " use another format, or none."
         ) from error
-
-
-def quantizer_of(quant: Quant, dtype: torch.dtype, options: QuantOptions, planned: Any, device: torch.device) -> Any:
-    """Return the quantizer that transformers keeps on a model which it loaded in this format."""
-    from transformers.quantizers import AutoHfQuantizer
-
-    library = FORMATS[quant].library
-    assert library is not None, "only a quantised model has one"
-    return AutoHfQuantizer.from_config(library().config(quant, dtype, options, planned, device), pre_quantized=False)

@@ -26,11 +26,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def own_params(module: Any) -> dict[int, int]:
-    """Number of parameters in each tensor of a module itself, by the tensor's `id`; packed weights count unpacked.
-
-    GPTQ, AWQ and BitNet keep their integers in buffers; their scales and zero points are not model parameters. A byte
-    of an MXFP4 block is two weights. Scales of MXFP4 and FP8 count as 0.
-    """
+    """Number of parameters in each own tensor, by `id`; packed weights count unpacked, scales and zero points as 0."""
     if (matrices := triton_mxfp4_matrices(module)) is not None:
         biases = {id(param): param.numel() for name, param in module.named_parameters() if name.endswith("_bias")}
         return {id(module): module.num_experts * sum(ins * outs for ins, outs in matrices), **biases}
@@ -57,10 +53,7 @@ def is_gguf_table(module: nn.Module) -> bool:
 
 
 def triton_mxfp4_matrices(module: Any) -> tuple[tuple[int, int], ...] | None:
-    """(in_features, out_features) of an expert's two matrices in MXFP4 for triton; None for any other module.
-
-    The blocks are then in triton's tensors, which are not parameters (transformers 5.23, integrations/mxfp4.py).
-    """
+    """(in_features, out_features) of an expert's matrices in triton's tensors, no parameters (5.23); else None."""
     if type(module).__name__ != "Mxfp4GptOssExperts":
         return None
     return (module.hidden_size, 2 * module.intermediate_size), (module.intermediate_size, module.hidden_size)
@@ -96,10 +89,8 @@ def quant_state_tensors(state: Any) -> list[torch.Tensor]:
     if state is None:
         return []
     tensors = [state.absmax, state.code, getattr(state, "offset", None)]
-    nested = getattr(state, "state2", None)
-    if nested is not None:
-        tensors += [nested.absmax, nested.code]
-    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    nested = quant_state_tensors(getattr(state, "state2", None))
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)] + nested
 
 
 def model_storage_bytes(model: Any) -> int:
@@ -134,7 +125,6 @@ def _matrix(module: Any) -> StoredWeight:
 
 
 def _packed(module: Any) -> StoredWeight:
-    """GPTQ, AWQ, compressed-tensors: packed integers with their scales, zero points and group indices."""
     tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
     tensors.pop("bias", None)
     floats = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() and tensor.itemsize > 1]
@@ -182,9 +172,8 @@ def rms(codes: torch.Tensor) -> float:
 def conversion_calls(modules: Sequence[nn.Module], rows: int, activations: torch.dtype) -> list[ConversionCall]:
     """Calls of the conversion kernels that `modules` run for `rows` rows of input, one per module.
 
-    `modules` are loaded linears of one shape, `activations` the dtype of their input. A call writes the dense copy of
-    a weight. For LLM.int8() it quantises the inputs and dequantises the int32 matmuls; outlier columns count to the
-    product. Empty if the linears convert nothing, or do so inside their product.
+    They are loaded linears of one shape. A call writes a dense copy; for LLM.int8() it quantises the inputs and
+    dequantises the matmuls. Empty if nothing is converted outside the matmul.
     """
     weights = [stored(module) for module in modules]
     if all(weight.format == "int8" for weight in weights):
@@ -221,9 +210,8 @@ def _llm_int8(
 def without_waiting(module: Any, x: torch.Tensor) -> ConversionCall:
     """A call of a linear on `x` that a CUDA graph can capture.
 
-    In each call, LLM.int8() checks for columns with an outlier, and the host waits for the result (bitsandbytes 0.50,
-    backends/cuda/ops.py, `int8_vectorwise_quant`). Random inputs have none, so this runs the kernels of the check and
-    ignores the result.
+    In LLM.int8() the host waits for a check of outliers (bitsandbytes 0.50, `int8_vectorwise_quant`). Random inputs
+    have none, so this runs the check's kernels and ignores the result.
     """
     if stored(module).format != "int8":
         return partial(module, x)

@@ -31,23 +31,18 @@ _CODES = {"int8wo": INT8_CODES, "int4wo": INT4_CODES, "fp8": FLOAT8_CODES}
 def quantise(
     quant: Quant, module: Any, _dtype: torch.dtype, _options: QuantOptions, device: torch.device | None
 ) -> nn.Module:
-    """Quantise the linears of a model on meta, as `from_pretrained` would."""
     quantise_linears(module, _config(quant, module, device or torch.device("cpu")))
     return cast(nn.Module, module)
 
 
 def config(quant: Quant, _dtype: torch.dtype, _options: QuantOptions, planned: Any, device: torch.device | None) -> Any:
-    """transformers' TorchAoConfig; the widths of `planned`, the model on meta, decide the groups of int4wo."""
     from transformers import TorchAoConfig
 
     return TorchAoConfig(_config(quant, planned, device or torch.device("cpu")))
 
 
 def quantise_linears(module: Any, config: Any) -> None:
-    """Run torchao's `quantize_` over the linears of a model on meta, except the head.
-
-    int4 cannot be quantised on meta, so its tensors are made directly.
-    """
+    """Run torchao's `quantize_` over the linears on meta but the head; int4, which it cannot, is made directly."""
     from torchao.quantization import quantize_
 
     head = module.get_output_embeddings() if hasattr(module, "get_output_embeddings") else None
@@ -67,10 +62,7 @@ def quantise_linears(module: Any, config: Any) -> None:
 
 
 def _config(quant: Quant, module: Any, device: torch.device) -> Any:
-    """torchao's configuration of a format: int8 and int4 weight-only, fp8 with quantised inputs on a device with fp8.
-
-    Raises RequestError if no group size of int4 fits the model, or this torchao cannot be imported with this torch.
-    """
+    """torchao's configuration of a format. Raises RequestError without a fitting group, or without torchao."""
     try:
         quantization = import_module("torchao.quantization")
         if quant == "int8wo":
@@ -134,26 +126,17 @@ def _planned_tiles(weight: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def stored(module: Any) -> StoredWeight:
-    """Return how a weight of torchao is stored: a tensor subclass with inner ones (packed data, scales, zero points).
-
-    int8, and fp8 without quantised inputs, become a dense matrix in every call (torchao 0.18: int8_tensor.py casts,
-    float8_tensor.py dequantises). int4 is unpacked inside its kernel.
-    """
+    """Return how a weight of torchao is stored; int8, and fp8 with plain inputs, become dense in every call (0.18)."""
     weight = module.weight
     known = format_of(weight)
     name = known.name if known else type(weight).__name__
-    quantised_inputs = getattr(weight, "act_quant_kwargs", None) is not None
-    return stored_as(
-        name,
-        module,
-        storage_bytes([weight]),
-        weight.qdata.dtype if quantised_inputs else weight.dtype,
-        dense_from_rows=1 if name in ("int8wo", "fp8") and not quantised_inputs else None,
-    )
+    if getattr(weight, "act_quant_kwargs", None) is not None:  # its inputs are quantised as well
+        return stored_as(name, module, storage_bytes([weight]), weight.qdata.dtype)
+    dense_from_rows = 1 if name in ("int8wo", "fp8") else None
+    return stored_as(name, module, storage_bytes([weight]), weight.dtype, dense_from_rows=dense_from_rows)
 
 
 def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
-    """Return random values with a standard deviation of about `std` in the inner tensors of the planned weight."""
     planned = owner.weight
     names, attributes = planned.__tensor_flatten__()
     tensors = {name: torch.empty_like(getattr(planned, name), device=device) for name in names}
@@ -174,7 +157,6 @@ def random_weight(owner: Any, device: torch.device, std: float) -> nn.Parameter:
 
 
 def dense_copy(quant: Quant, module: Any, weight: StoredWeight) -> ConversionCall | None:
-    """Return the call that writes a dense copy of a weight; None for int4, which its kernel unpacks."""
     if quant == "int8wo":
         return lambda: module.weight.qdata.t().to(weight.compute_dtype)
-    return module.weight.dequantize if quant == "fp8" else None
+    return module.weight.dequantize if quant == "fp8" else None  # int4wo's kernel unpacks

@@ -59,9 +59,8 @@ class ProcessGroup:
     def share_cores(self) -> bool:
         """Give each rank on a CPU its own cores, and gloo's event loops a policy that does not preempt.
 
-        Call this after all process groups exist, transformers' included: every group has a loop. Returns whether it
-        had an effect. A loop spins on a lock for a whole slice of the scheduler if it preempted the thread with the
-        lock (`Pair::handleEvents`, gloo/transport/tcp/pair.cc), which takes ten times as long as a message.
+        Call this after all process groups exist: every group has a loop, which spins on a lock for a whole slice if it
+        preempted its owner (gloo/transport/tcp/pair.cc). Returns whether it had an effect.
         """
         if self.device.type != "cpu":
             return False
@@ -88,10 +87,7 @@ class ProcessGroup:
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """Turn a failure of work that all ranks share into RankError: the others would wait for this rank.
-
-        If another rank has ended, torchrun interrupts this one like Ctrl-C.
-        """
+        """Turn a failure of shared work into RankError; torchrun interrupts this rank if another one has ended."""
         try:
             yield
         except RoofscopeError:
@@ -101,22 +97,14 @@ class ProcessGroup:
             raise RankError(f"a step failed on rank {self.rank} of {self.size}: {first_line(error)}") from error
 
     def measure_link(self, machine: Machine) -> Link:
-        """Measure latency and bandwidth of all-reduces of 1 KiB to 64 MiB between the ranks, on all of them at once.
-
-        Times are means, like those of nccl-tests: a step makes dozens of calls and pays for all of them, slow ones
-        included. Raises RankError if a call fails.
-        """
+        """Measure the mean time of all-reduces of 1 KiB to 64 MiB, on all ranks at once. Raises RankError."""
         with self.together():
             points = [MessageTime(self.size, nbytes, self._exchange_s(nbytes, machine)) for nbytes in SWEEP_BYTES]
         name = "gloo" if self.device.type == "cpu" else "NCCL"
         return fit_link(f"{name}, {self.size} ranks", points, "measured in this run")
 
     def _exchange_s(self, nbytes: int, machine: Machine) -> float:
-        """Mean seconds of an all-reduce of `nbytes`, from the arrival of the last rank to the departure of the first.
-
-        Where the host runs ahead, they follow each other: submission takes no extra time, and the last rank waits
-        least. Elsewhere each follows a read that displaces the core's caches, as a layer's weights do.
-        """
+        """Mean seconds of an all-reduce, from the last arrival to the first departure, with a layer's reads between."""
         calls = min(_MOST_CALLS, _CALLS_BYTES // nbytes)
         exchange = partial(dist.all_reduce, torch.ones(nbytes // 4, device=self.device))
         weights, begun_s, ended_s = torch.ones(_WEIGHTS_BYTES // 4), list[float](), list[float]()

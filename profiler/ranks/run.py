@@ -75,11 +75,7 @@ def ceilings_of_rank(request: ModelRequest, work: ModelWork, group: ProcessGroup
 
 
 def execute_ranks(prepared: PreparedRun, listener: Listener, group: ProcessGroup, *, spent_s: float = 0.0) -> Run:
-    """Execute a checked request as rank 0 of `group`, whose other ranks follow it (`follow_rank`).
-
-    No repetition is given up, since the others would wait for the rest of it, and no change is tried. Raises RankError
-    if a step fails; what was measured is kept.
-    """
+    """Execute a checked request as rank 0: no repetition is given up, no change is tried. Raises RankError."""
     prepared = replace(prepared, request=replace(prepared.request, device=group.device))
     with RunStore(prepared.out, resume=prepared.resumed) as store, quiet_libraries(), reported_fallbacks() as fallbacks:
         session = _set_up(prepared, store, listener, fallbacks, group, spent_s)
@@ -114,7 +110,6 @@ def _set_up(
     group: ProcessGroup,
     spent_s: float,
 ) -> Session:
-    """Set up rank 0: the work of its share, ceilings measured by all ranks at once, the link, and overhead."""
     machine = machine_for(group.device, source=source_for(group.device, group.helper_pids))
     request, grid, prompts = prepared.request, prepared.grid, prepared.prompts
     stages = Stages(listener, machine, spent_s)
@@ -150,15 +145,12 @@ def follow_rank(prepared: PreparedRun, group: ProcessGroup) -> None:
         ceilings_of_rank(request, work, group, machine)
         engine = EagerEngine(joined, machine)
         while (order := group.next_order()) is not None:
-            _take_part(engine, prepared, group, *order)
-
-
-def _take_part(engine: EagerEngine, prepared: PreparedRun, group: ProcessGroup, cell: Cell, steps: int) -> None:
-    """Run a prefill and decode steps with rank 0. Their cache ends with this call, as on rank 0."""
-    with torch.inference_mode(), no_gc():
-        if cell.prompt_len:
-            state = engine.prefill(prepared.prompts.of(cell).to(group.device), cell.slots)
-        else:
-            state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
-        for _ in range(steps):
-            state = engine.decode(state)
+            cell, steps = order
+            with torch.inference_mode(), no_gc():
+                if cell.prompt_len:
+                    state = engine.prefill(prepared.prompts.of(cell).to(group.device), cell.slots)
+                else:
+                    state = engine.fill(cell.batch_size, cell.context_len, cell.slots)
+                for _ in range(steps):
+                    state = engine.decode(state)
+                del state  # its cache ends with the cell, as on rank 0

@@ -24,13 +24,7 @@ from profiler.ranks.process_group import ProcessGroup
 
 
 def load_share(request: ModelRequest, config: Any, group: ProcessGroup) -> tuple[nn.Module, LoadedModel, ModelWork]:
-    """Load this rank's share, together with the other ranks, and count its work.
-
-    Returns transformers' tensor parallel model, of which a step needs all ranks, and a standalone model with this
-    rank's tensors, which does not communicate.
-
-    Raises ModelError if the model does not load over the ranks, RequestError if accelerate is missing.
-    """
+    """Load and count this rank's share: the joined model and a standalone one. Raises ModelError, RequestError."""
     need("accelerate", "loading a model")
     start_s = now_s()
     with quiet_libraries():
@@ -79,11 +73,7 @@ def _joined(share: Any, request: ModelRequest, group: ProcessGroup) -> Any:
 
 
 def _fill(share: Any, joined: Any) -> None:
-    """Replace the meta tensors of `share` by the rank's tensors of `joined`.
-
-    Without gradients, transformers passes a shard on as a tensor that does not require them, and torch chooses another
-    kernel for the LM head (`as_loaded`). The standalone model must run the same kernel.
-    """
+    """Replace the meta tensors of `share` by those of `joined`; a shard requires no gradients (`as_loaded`)."""
     own: dict[int, nn.Parameter] = {}
     for name, source in joined.named_parameters(remove_duplicate=False):
         if id(source) not in own:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from profiler import effort
-from profiler.device.clock import time_calls
+from profiler.device.clock import time_calls, waited_s
 from profiler.device.machine import Machine
 from profiler.device.memory import inner_tensors, page_faults
 from profiler.facts.ceilings import AGREE, COPY, PINNED, READ, TRIAD, Ceiling, Ceilings, CurvePoint, WeightReadCeiling
@@ -138,13 +138,10 @@ def _streams(
 def _curve(
     machine: Machine, budget_s: float, most_bytes: float, missing: dict[str, str]
 ) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
-    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, until two beyond every cache agree.
+    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if there was room.
 
-    It also returns the last buffer, or None if there was no room for it.
-
-    A device may have a second cache besides the one it reports, or share one with other processes. Beyond four times
-    the reported size, sizes therefore grow until the time per byte is constant, up to a tenth of the memory,
-    `most_bytes` and the time limit.
+    A device may have a second cache besides the one it reports, or share one. Sizes therefore grow until the time per
+    byte is constant, up to a tenth of the memory, `most_bytes` and the time limit.
     """
     past_bytes = max(_STREAM_CACHE_MULTIPLE * machine.info.last_level_cache_bytes, _STREAM_LEAST_BYTES)
     deadline_s, points = machine.now_s() + budget_s, list[CurvePoint]()
@@ -176,7 +173,6 @@ def _point(machine: Machine, data: torch.Tensor, budget_s: float) -> CurvePoint:
 
 
 def _is_past(points: Sequence[CurvePoint], past_bytes: int, tolerance: float = AGREE) -> bool:
-    """Whether the two largest sizes are beyond every known cache, and agree within a share."""
     if len(points) < 2:
         return False
     smaller, larger = points[-2:]
@@ -193,9 +189,7 @@ def _launch(machine: Machine) -> dict[str, float]:
 
     x.add_(1)
     machine.clock.synchronize()
-    start_s = machine.now_s()
-    submit()
-    seconds = {"submit_s": (machine.now_s() - start_s) / _LAUNCHES}
+    seconds = {"submit_s": waited_s(submit, lambda: None, now=machine.now_s) / _LAUNCHES}
     machine.clock.synchronize()
     if machine.captures:
         seconds["device_s"] = statistics.median(sample(machine.capture(submit), machine, 0.1)) / _LAUNCHES
@@ -207,13 +201,9 @@ def measure_weights(
 ) -> WeightReadCeiling | None:
     """Return the bytes/s of summing each of a model's weights on the device, and of a stream cut into the same pieces.
 
-    Many short reads are slower than one long read wherever the weights are: 24 of 32 GB/s over the 272 weights of
-    SmolLM2-135M. Only what the stream's pieces do not lose as well is due to the weights.
-
-    Where the device captures, a pass over all weights is one launch. A fast GPU ends a read before its host has
-    submitted the next, so both rates would otherwise be the host's.
-
-    Returns None if no weight is on the device. Raises RequestError if a pass cannot be captured.
+    Many short reads are slower than a long one wherever they are: 24 of 32 GB/s over the 272 weights of SmolLM2-135M.
+    Where the device captures, a pass is one launch: a fast GPU would wait for its host. None if no weight is on the
+    device. Raises RequestError if a pass cannot be captured.
     """
     parts = _storages(tensors, machine.device)
     room_bytes = max(machine.available_bytes() * _STREAM_MEMORY_SHARE, 1.0)  # larger models are read in part
@@ -241,22 +231,16 @@ def _interleaved_s(
         read()
     if machine.captures:
         passes = [record(read, machine) for read in passes]
-    read_weights, read_stream = passes
-    weights_s: list[float] = []
-    stream_s: list[float] = []
+    weights_s, stream_s = list[float](), list[float]()
     deadline_s = machine.now_s() + budget_s
     while len(weights_s) < 2 or (machine.now_s() < deadline_s and not (is_known(weights_s) and is_known(stream_s))):
-        weights_s += time_calls(read_weights, machine.clock, 1)
-        stream_s += time_calls(read_stream, machine.clock, 1)
+        for read, seconds in zip(passes, (weights_s, stream_s), strict=True):
+            seconds += time_calls(read, machine.clock, 1)
     return weights_s, stream_s
 
 
 def _storages(tensors: Iterable[torch.Tensor | None], device: torch.device) -> list[torch.Tensor]:
-    """The distinct storages of `tensors` on the device, each as one flat tensor of int64.
-
-    torch sums int64 at memory speed, as it reads a stream. Single bytes, and bfloat16 on a CPU, are slower: 17 GB/s
-    where the same bytes give 24.
-    """
+    """The distinct storages on the device as flat tensors of int64, which torch sums faster than bytes or bfloat16."""
     flat_by_address: dict[int, torch.Tensor] = {}
     for inner in (inner for tensor in tensors for inner in inner_tensors(tensor)):
         if inner.device != device:
@@ -276,9 +260,8 @@ def measure_links(
 ) -> tuple[dict[str, Ceiling], dict[str, str]]:
     """Measure the bytes/s at which weights reach the device from the `host`, the `disk` or another GPU (`cuda:N`).
 
-    `budget_s` is for each link, by default that of a ceiling. Returns the links by name, and the reason for each link
-    that could not be measured. For a GPU's `host` link it also measures pinned memory, which accelerate's hooks do not
-    use. Raises DeviceError.
+    `budget_s` is for each. Returns the links by name, and why others could not be measured. A GPU's `host` also gives
+    pinned memory, which accelerate's hooks do not use. Raises DeviceError.
     """
     budget_s = effort.STANDARD.ceiling_s if budget_s is None else budget_s
     links: dict[str, Ceiling] = {}
@@ -290,11 +273,7 @@ def measure_links(
 
 
 def _host_link(machine: Machine, budget_s: float) -> Ceiling:
-    """Bytes/s from the host's ordinary memory to the device, copied as accelerate fetches offloaded weights.
-
-    accelerate 1.15: `AlignDevicesHook.pre_forward` -> `set_module_tensor_to_device` -> `value.to(device)`, where
-    `value` was never pinned. The driver copies it through its own buffer while the host waits.
-    """
+    """Bytes/s from ordinary memory of the host, which accelerate 1.15 never pins (`AlignDevicesHook.pre_forward`)."""
     source = random_bytes(_LINK_BYTES, torch.device("cpu"))
     seconds = sample(lambda: source.to(machine.device, copy=True), machine, budget_s)
     return ceiling_of(_LINK_BYTES, seconds, "256 MiB, pageable host memory to device")
@@ -319,11 +298,7 @@ def _disk_link(machine: Machine, budget_s: float) -> Ceiling:
 
 @contextmanager
 def disk_fetch(nbytes: int, machine: Machine) -> Iterator[Callable[[], torch.Tensor]]:
-    """Yield a function that reads a file of `nbytes` random bytes to the device.
-
-    It copies a memory map, as accelerate reads offloaded weights. The file leaves the page cache before each read: the
-    weights of a model that does not fit in memory are not cached either.
-    """
+    """Yield a function that reads `nbytes` from a file, not from the page cache, as accelerate reads weights."""
     with tempfile.TemporaryFile(prefix="roofscope-link-") as file:
         np.random.default_rng(0).integers(0, 255, nbytes, dtype=np.uint8).tofile(file)
         file.flush()

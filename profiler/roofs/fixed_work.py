@@ -23,27 +23,18 @@ _LEAST_RUNS = 3
 _PROMPT = 8
 # The layers of SmolLM2-135M, with widths that leave almost nothing to compute.
 _OVERHEAD_MODEL = {
-    "num_hidden_layers": 30,
-    "hidden_size": 48,
-    "intermediate_size": 48,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 256,
-    "max_position_embeddings": 256,
+    "num_hidden_layers": 30, "hidden_size": 48, "intermediate_size": 48, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 256, "max_position_embeddings": 256,
     "attn_implementation": "sdpa",
-}
+}  # fmt: skip
 
 
 def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
     """Return the seconds of a decode step of the standard overhead model: a Llama of 30 narrow layers, float32, eager,
     batch 1.
 
-    It takes at most `budget_s`, and ends when the two fastest runs of steps agree.
-
-    It runs on the CPU in one thread, whatever device and model are profiled. What is timed is Python, torch's
-    dispatcher and the kernel calls, as CPU time of the thread. Each run of steps counts with its fastest quartile,
-    since only other processes slow a step down.
+    It ends after `budget_s`, or when the two fastest runs agree. It is the CPU time of one thread, whatever the device:
+    Python, torch's dispatcher and kernel calls. A run counts with its fastest quartile, since others only slow it down.
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -59,7 +50,6 @@ def measure_host_pace(machine: Machine, budget_s: float) -> HostPace:
 
 
 def _steps(model: Any) -> list[float]:
-    """Seconds of consecutive decode steps."""
     first = model(input_ids=torch.zeros(1, _PROMPT, dtype=torch.long), use_cache=True, logits_to_keep=1)
     name, cache, token = argument_name(model), cache_of(first), first.logits[:, -1:].argmax(-1)
 
@@ -83,13 +73,7 @@ _MOST_S = 1.0
 
 
 class DriftProbe:
-    """Times memory reads and a matmul, to detect changes in the machine's speed.
-
-    It owns its buffers. A reading takes a quarter of a second on a CPU.
-
-    Right after a large prefill, memory is slower for a moment on any machine, by a fifth on a shared Xeon. A reading
-    therefore repeats bursts of calls until two in a row agree.
-    """
+    """Times reads and a matmul, to detect changes in the machine's speed, in bursts until two agree."""
 
     def __init__(self, machine: Machine) -> None:
         self._machine = machine

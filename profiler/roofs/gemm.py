@@ -53,9 +53,8 @@ def measure_gemv(machine: Machine, dtype: str, nbytes: int, budget_s: float) -> 
 def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Ceiling:
     """Return the highest FLOP/s over several sizes of square matmuls, laid out like a linear layer: x @ W.T.
 
-    The data are random. Sizes double until one call takes long enough to saturate the device, or until four calls of
-    eight times the work would not fit in the time. The last size gets all the remaining time. A GPU under load lowers
-    its clock within a fraction of a second, and a long prefill runs at that lower clock.
+    Sizes double until one call saturates the device, or four calls of eight times the work would not fit in the time.
+    The last one has all the remaining time, since a GPU under load lowers its clock.
     """
     enough_s = _GEMM_ENOUGH_S[machine.device.type]
     deadline_s, ceilings = machine.now_s() + budget_s, list[Ceiling]()
@@ -74,10 +73,7 @@ def measure_gemm(machine: Machine, dtype: str, budget_s: float) -> Ceiling:
 
 
 def sampled_matmul(matmul: SquareMatmul, machine: Machine, size: int, budget_s: float) -> Ceiling:
-    """Return the FLOP/s of a matmul of two squares of this size, at the clock that a GPU has after 0.1 s of it.
-
-    A GPU multiplies for all of the time, however well the samples agree. After a rest, its first 20 ms are the burst.
-    """
+    """Return the FLOP/s of a matmul of squares, at a GPU's clock after 0.1 s of it; after a rest comes the burst."""
     (multiply, method), work, least_s, burst_per_s = matmul, 2.0 * size**3, LEAST_S, None
     if machine.is_cuda:
         least_s = math.inf
@@ -116,34 +112,25 @@ def square_matmul(device: torch.device, dtype: str, size: int) -> SquareMatmul:
         full, _ = square_matmul(device, "float32", size)
         return partial(_with_tf32, full), method
     if dtype == _FLOAT8:
-        left = torch.randn(size, size, device=device).to(torch.float8_e4m3fn)
-        right = torch.randn(size, size, device=device).to(torch.float8_e4m3fn).t()
-        per_row = float8_matmul(left, right, by_row=True)
+        left, right = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        per_row = float8_matmul(left, right.t(), by_row=True)
         try:
             per_row()
         except RuntimeError:
             # torch 2.10 on sm_120 reports CUBLAS_STATUS_NOT_SUPPORTED per row, and multiplies per tensor
             # (pytorch/pytorch#192707).
-            per_tensor = float8_matmul(left, right, by_row=False)
+            per_tensor = float8_matmul(left, right.t(), by_row=False)
             return per_tensor, f"{method}, one scale per tensor: scales per row failed"
         return per_row, method
     if dtype == "int8":
-        a = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8)
-        b = torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8).t()
-        return partial(torch._int_mm, a, b), method
-    kind = getattr(torch, dtype)
-    x = torch.randn(size, size, device=device, dtype=kind)
-    weight = torch.randn(size, size, device=device, dtype=kind)
+        a, b = (torch.randint(-127, 127, (size, size), device=device, dtype=torch.int8) for _ in range(2))
+        return partial(torch._int_mm, a, b.t()), method
+    x, weight = (torch.randn(size, size, device=device, dtype=getattr(torch, dtype)) for _ in range(2))
     return partial(F.linear, x, weight), method
 
 
 def float8_matmul(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> Callable[[], torch.Tensor]:
-    """Return the float8 matmul of torchao's linears: one scale per row on both sides, fast accumulation, bfloat16.
-
-    torchao 0.18: Float8DynamicActivationFloat8WeightConfig sets `use_fast_accum`, and
-    `addmm_float8_unwrapped_inference` (float8/inference.py) calls this product. If the package mslk is installed,
-    torchao runs mslk's kernel instead. Without `by_row`, each side has one scale.
-    """
+    """Return torchao's float8 matmul (0.18, `addmm_float8_unwrapped_inference`): a scale per row, or per tensor."""
     rows, columns = (left.shape[0], right.shape[1]) if by_row else (1, 1)
     scale_a, scale_b = torch.ones(rows, 1, device=left.device), torch.ones(1, columns, device=left.device)
     return partial(
@@ -152,7 +139,6 @@ def float8_matmul(left: torch.Tensor, right: torch.Tensor, *, by_row: bool) -> C
 
 
 def _with_tf32(call: Callable[[], object]) -> object:
-    """Run one matmul in TensorFloat-32, then restore the setting that the model runs with."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = True
     try:

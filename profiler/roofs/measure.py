@@ -15,14 +15,21 @@ from profiler import effort
 from profiler.counting.operators import ModelWork
 from profiler.data.ceiling_set import CeilingSet
 from profiler.data.free_memory import idle_room_bytes
-from profiler.device.device import software
-from profiler.device.machine import Machine
+from profiler.device.device import resolve_device, software
+from profiler.device.machine import Machine, machine_for
 from profiler.errors import NoFreeMemoryError, RequestError
 from profiler.facts.ceilings import AGREE, COPY, GEMV, READ, TRIAD, Ceiling, Ceilings, CeilingsRemeasured
 from profiler.loading.meta_model import quiet_libraries
 from profiler.roofs.bandwidth import measure_page_fault_s, measure_read, measure_streams, past_reported_cache
 from profiler.roofs.fixed_work import measure_host_pace
-from profiler.roofs.gemm import measure_gemm, measure_gemv, sampled_matmul, square_matmul, square_size
+from profiler.roofs.gemm import (
+    measurable_dtypes,
+    measure_gemm,
+    measure_gemv,
+    sampled_matmul,
+    square_matmul,
+    square_size,
+)
 from profiler.roofs.sampler import attempt, clocked
 from profiler.units import scaled
 from profiler.user_cache import RECENT_S, cache_path, read_recent, write_cache
@@ -48,16 +55,13 @@ def measure(
     """Measure the ceilings of a machine: GEMM for each of `dtypes`, streams, and a matrix-vector product of
     `model_dtype`.
 
-    It also measures the pace of the host. `budget_s` is for all of them, by default what a usual run takes for each.
-    None takes more than twice its share of it, if two calls do not. A ceiling that cannot be measured is left out, and
-    `missing` gives the reason. Buffers have at most `most_bytes`. Raises DeviceError if the device is lost.
+    It also measures the pace of the host. `budget_s` is for all of them; none takes more than twice its share, if two
+    calls do not. `missing` has the reason for a ceiling that cannot be measured. Buffers have at most `most_bytes`.
+    Raises DeviceError if the device is lost.
 
-    Ceilings in `known` are reused and not measured again. They are discarded if a stream is missing, or if a short
-    check shows that the device is now clearly faster. They were then measured while it was busy. The device reports its
-    clock during each probe.
-
-    Data are random, because a matmul of zeros draws less power and runs faster than any real one (Horace He,
-    "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
+    Ceilings in `known` are reused, unless a stream is missing, or a short check is clearly faster: they were then
+    measured on a busy device. Data are random, because a matmul of zeros draws less power and runs faster than any real
+    one (Horace He, "Strangely, Matrix Multiplications on GPUs Run Faster When Given 'Predictable' Data!", 2024).
     """
     start_s = machine.now_s()
     shares = _STREAMS + _MATMUL + _HOST + len(dtypes)
@@ -99,11 +103,7 @@ def measure(
 
 
 def remeasure_ceilings(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> CeilingsRemeasured:
-    """Measure again the ceilings that verdicts rest on, with the buffers and shapes of the first measurement.
-
-    `budget_s` is for each ceiling. A ceiling that was not measured the first time is skipped. Raises NoFreeMemoryError
-    if the buffers no longer fit.
-    """
+    """Measure again the ceilings that verdicts rest on, `budget_s` for each. Raises NoFreeMemoryError without room."""
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
         raise NoFreeMemoryError(f"there is no room for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")
@@ -145,8 +145,7 @@ def cached(measure: Callable[..., Ceilings], machine: Machine, *, fresh: bool = 
     """Return `measure(known=...)` of the cached ceilings of this device and software, and cache the result if it
     `keeps`.
 
-    `known` is None if the cache is older than a day or `fresh` is set. Two cards never share an entry, nor does one
-    card under two drivers or power limits. A cache that cannot be read or written is ignored.
+    `known` is None after a day or if `fresh`. An entry is for one card under one driver and power limit.
     """
     path = cache_path("ceilings", {**circumstances(machine), "method": _METHOD})
     known = None if fresh else read_recent(path, _CEILINGS.validate_json)
@@ -169,14 +168,7 @@ def circumstances(machine: Machine) -> dict[str, Any]:
 
 
 def here_ceilings(work: ModelWork, dtype: str, *, small: bool = False) -> CeilingSet:
-    """Return the ceilings of this device, measured or cached. Raises RequestError if they cannot be measured.
-
-    With `small`, for a process that holds a model, buffers are no larger than the reported cache asks for.
-    """
-    from profiler.device.device import resolve_device
-    from profiler.device.machine import machine_for
-    from profiler.roofs.gemm import measurable_dtypes
-
+    """Return this device's ceilings, with `small` buffers next to a model. Raises RequestError if it cannot."""
     machine = machine_for(resolve_device("auto"))
     used = {operator.dtype_name for operator in work.operators if operator.dtype.itemsize > 0}
     dtypes = [name for name in measurable_dtypes(machine.device) if name in {*used, dtype, "float32"}]

@@ -6,11 +6,10 @@ import contextlib
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import torch
 
-from profiler.device.clock import time_calls
+from profiler.device.clock import time_calls, waited_s
 from profiler.device.machine import Machine
 from profiler.device.telemetry import Watch
 from profiler.errors import RequestError, describe_error, first_line, tolerate_errors
@@ -37,10 +36,7 @@ _MOST_RECORDED = 500
 
 @contextlib.contextmanager
 def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[None]:
-    """Context manager for one ceiling: on failure it adds name and reason to `missing`, and frees the device's memory.
-
-    Raises DeviceError if the device is lost.
-    """
+    """Context manager for one ceiling: a failure goes to `missing`, and its memory is freed. Raises DeviceError."""
     with tolerate_errors(lambda error: missing.update({name: describe_error(error)})):
         yield
         return
@@ -48,10 +44,7 @@ def attempt(name: str, machine: Machine, missing: dict[str, str]) -> Iterator[No
 
 
 def clocked(probe: Callable[[], Ceiling], machine: Machine) -> Ceiling:
-    """Return the probe's ceiling with the median clock rate that a GPU reported meanwhile and right after.
-
-    A CPU's cells are not judged at their own clock: where it slowed down, its ceilings were lower, too.
-    """
+    """Return the probe's ceiling with a GPU's median clock rate; a CPU that slows down has lower ceilings, too."""
     if not machine.is_cuda:
         return probe()
     with Watch(machine.source, interval_s=CLOCK_READINGS_S) as watch:
@@ -64,10 +57,9 @@ def clocked(probe: Callable[[], Ceiling], machine: Machine) -> Ceiling:
 def sample(call: Callable[[], object], machine: Machine, budget_s: float, *, least_s: float = LEAST_S) -> list[float]:
     """Return the seconds per call, sampled until their median is known or `budget_s` is spent.
 
-    It warms up until three calls in a row agree. Short calls are timed in groups, so that neither the clock's
-    resolution nor a synchronisation after each matters. A hundred groups fill the time, or a second of it. The device
-    is under load for `least_s` of it, so that its clock settles. Another sample would end within twice the time, or
-    there is none: of a call that long, the first is the only sample. Raises RuntimeError if the clock gives no time.
+    It warms up until three calls agree. Short calls are timed in groups, for the clock's resolution; a hundred groups
+    fill the time, or a second of it, and the device is under load for `least_s`, so that its clock settles. Another
+    sample would end within twice the time, or there is none. Raises RuntimeError if the clock gives no time.
     """
     start_s = machine.now_s()
     deadline_s, recent = start_s + budget_s, list[float]()
@@ -94,21 +86,13 @@ def is_known(samples: Sequence[float], share: float = 0.005) -> bool:
 
 
 def sample_on_device(call: Callable[[], object], machine: Machine, budget_s: float) -> list[float]:
-    """Return the seconds per call on the device, sampled as `sample` does.
-
-    If the host may not stay ahead of the calls, many of them are recorded in one graph. Raises RequestError if such a
-    call cannot be recorded, since its launches would be timed.
-    """
+    """Return the seconds per call, in a graph where the host may fall behind. Raises RequestError if it cannot."""
     if not machine.captures:
         return sample(call, machine, budget_s)
     call()
     machine.clock.synchronize()
-    moments_s = [machine.now_s()]
-    for _ in range(_LEAST_SAMPLES):
-        call()
-        moments_s.append(machine.now_s())
+    submit_s = min(waited_s(call, lambda: None, now=machine.now_s) for _ in range(_LEAST_SAMPLES))
     machine.clock.synchronize()
-    submit_s = min(after - before for before, after in pairwise(moments_s))  # the fastest of a few
     if submit_s <= _AHEAD_SHARE * statistics.fmean(time_calls(call, machine.clock, _LEAST_SAMPLES)):
         return sample(call, machine, budget_s)
     calls = min(_MOST_RECORDED, max(1, int(_RECORDED_S / submit_s)))

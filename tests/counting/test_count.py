@@ -54,10 +54,7 @@ def test_second_opinion_at_full_size(roofscope, name: str) -> None:  # type: ign
 
 
 def test_the_default_attention_of_transformers_is_counted(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """gpt-oss has sinks, for which transformers uses eager attention.
-
-    24 layers of 64 heads write 8192 x 8192 scores of 2 bytes, and read and write them in float32.
-    """
+    """gpt-oss has sinks, so eager attention: 24 layers of 64 heads with scores of 2 bytes, and again in float32."""
     arguments = ("gpt-oss-20b", "--phase", "prefill", "--prompt", "8192")
     counted = document(roofscope, *arguments)
     assert counted["path"]["attention"] == "eager"
@@ -110,10 +107,7 @@ def test_census_is_all_of_the_linear_work(roofscope) -> None:  # type: ignore[no
 
 
 def test_a_card_without_bfloat16_units_runs_in_float16(roofscope) -> None:  # type: ignore[no-untyped-def]
-    """A prefill of 7.216 TFLOP takes an H100 7.29 ms at 989 TFLOP/s; a T4 111 ms at 65 TFLOP/s in float16.
-
-    In float32 the T4 would take 891 ms, at 8.1 TFLOP/s.
-    """
+    """A prefill of 7.216 TFLOP takes an H100 7.29 ms at 989 TFLOP/s; a T4 111 ms at 65 TFLOP/s in float16."""
     h100, t4 = document(roofscope, "mistral-7b-v0.1", "--phase", "prefill", "--gpu", "h100 sxm,Tesla T4")["gpus"]
     assert (t4["gpu"], t4["dtype"], h100["bound"]) == ("T4", "float16", "compute")
     assert (h100["floor_s"], t4["floor_s"]) == pytest.approx((7.29e-3, 111e-3), rel=0.02)

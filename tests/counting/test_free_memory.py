@@ -292,7 +292,7 @@ def test_traffic_and_scratch_are_those_of_torch(
         operands += before - cached
         given += before
     assert float(operands + redundant) == pytest.approx(recorded.bytes, rel=0.03)
-    assert float(core.scratch_bytes(step, path)) == pytest.approx(given, rel=0.03)
+    assert float(core.cost(step, path).scratch_bytes) == pytest.approx(given, rel=0.03)
 
 
 @pytest.mark.parametrize("kernel", ["math", "flash", "eager"])

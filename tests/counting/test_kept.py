@@ -18,7 +18,7 @@ from profiler.counting.cache import counted_model
 from profiler.counting.count import count, counted_module
 from profiler.counting.grid_count import count_grid
 from profiler.counting.memory_need import cache_bytes, memory_need, state_bytes
-from profiler.counting.model_numbers import ModelNumbers, model_numbers
+from profiler.counting.model_numbers import model_numbers
 from profiler.counting.operators import Elementwise, Experts, Linear, ModelWork, RecurrentState
 from profiler.counting.preset_counts import CountedModel
 from profiler.counting.sparse_attention import Indexer
@@ -51,15 +51,12 @@ GEMMA_31B = {
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
 }  # fmt: skip
 LLAMA = {**SIZES, "model_type": "llama"}
+PATH = ExecutionPath()
 
 
 def counted(raw: dict[str, Any]) -> CountedModel:
     config = config_from(raw, "model")
     return counted_module(build_on_meta(config, torch.bfloat16), config, torch.bfloat16, "none")
-
-
-def numbers(raw: dict[str, Any], context: int, *gpus: str) -> ModelNumbers:
-    return model_numbers(counted(raw), context, tuple(map(ceilings_called, gpus)))
 
 
 def test_a_state_in_every_memory_figure_and_in_the_traffic() -> None:
@@ -84,13 +81,11 @@ def test_layers_that_share_keys_keep_none_and_run_the_last_position() -> None:
     }  # fmt: skip
     whole = {**shared, "num_kv_shared_layers": 0}
     assert cache_bytes(walked(shared), 1, 2048) * 2 == cache_bytes(walked(whole), 1, 2048)
-    prefill, decode = (mlp_flops(walked(shared), Step(1, query, 0)) for query in (100, 1))
+    linears = [operator for operator in walked(shared).of_kind(Linear) if operator.group == "mlp"]
+    prefill, decode = (
+        sum(operator.work(Step(1, query, 0), PATH).model_flops for operator in linears) for query in (100, 1)
+    )
     assert prefill == decode * (6 * 100 + 6) / 12
-
-
-def mlp_flops(work: ModelWork, step: Step) -> float:
-    linears = [operator for operator in work.of_kind(Linear) if operator.group == "mlp"]
-    return float(sum(operator.work(step, ExecutionPath()).model_flops for operator in linears))
 
 
 def test_an_indexer_chooses_keys() -> None:
@@ -169,7 +164,7 @@ def test_a_norm_per_head_is_understood() -> None:
 def test_a_window_beyond_what_the_model_supports_never_fills() -> None:
     """Phi-4-mini's window is 262,144 tokens, and it supports 131,072."""
     window = {"sliding_window": 262_144, "max_position_embeddings": 131_072}
-    found = numbers({**SIZES, "model_type": "mistral", **window}, 64)
+    found = model_numbers(counted({**SIZES, "model_type": "mistral", **window}), 64)
     assert (found.windows_full_at, found.kv_bytes_per_later_token) == (0, found.kv_bytes_per_token)
 
 
@@ -220,7 +215,6 @@ def test_pairs_and_kept_keys_are_those_of_the_library(model_type: str, sizes: di
 
 
 BATCH, PREFIX, PROMPT = 8, 512, 256
-PATH = ExecutionPath()
 
 
 def work_of(name: str) -> ModelWork:

@@ -373,10 +373,7 @@ def test_the_limit_of_recompilations_is_the_users_again(compiled: Recorded) -> N
 def test_a_shape_is_compiled_once_and_no_position_is_an_input(
     kind: str, slots: int, mode: str, pieces: int | None, compiled: Recorded
 ) -> None:
-    """A number that changes from step to step would be recorded as one more CUDA graph each time.
-
-    The host counts the position of a moving window: compiled code may take it as an input, but captures nothing.
-    """
+    """A number that changes would be one more CUDA graph each time; for a moving window nothing is captured."""
     engine = CompileEngine(small_model(kind), Capturing(CPU))
     _repetitions(engine, prompt=slots - 10, slots=slots, repetitions=1)
     first = len(compiled.compilations)

@@ -25,7 +25,6 @@ from profiler.judge.breakdown import TERMS
 from profiler.loading.load import load
 from profiler.loading.prompts import Prompts
 from profiler.measure.sweep import RepetitionContext, repetition
-from profiler.run.judge_folder import judge_folder
 from profiler.run.options import Options
 from profiler.run.validate import prepare
 
@@ -142,11 +141,6 @@ def test_a_run_with_vllm_and_eager(folder: Path, tmp_path: Path) -> None:
             rows[name, item.phase, str(item.batch_size)]["latency_s"] for name in (item.against, item.engine)
         )
         assert not item.terms or sum(item.terms.values()) == pytest.approx(float(after) - float(before))
-    assert "roofscope plot . waterfall" in (run.folder / "report.md").read_text()
-    assert "reserved for its cache" in (run.folder / "report.html").read_text()
-    before_json = (run.folder / "cells.csv").read_bytes()
-    assert judge_folder(run.folder).folder == run.folder
-    assert (run.folder / "cells.csv").read_bytes() == before_json
     torch.set_num_threads(1)
     assert torch.get_num_threads() == 1, "vLLM's worker has not kept torch's threads"
     torch.set_num_threads(threads)

@@ -20,7 +20,7 @@ from profiler.counting.cache import counted_model
 from profiler.counting.floor import GpuRow, floor_on
 from profiler.counting.memory_need import memory_need, path_on
 from profiler.counting.model_numbers import model_numbers
-from profiler.counting.operators import operator_work
+from profiler.counting.operators import as_value
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.ceiling_set import ceilings_called
 from profiler.data.datasheets import gpu_called, gpus
@@ -81,7 +81,7 @@ def counted_step(counted: CountedModel, gpu: str, phase: Phase, batch: int, toke
     step, path = first if phase == "prefill" else Step(batch, 1, tokens), ExecutionPath()
     there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
     need = memory_need(counted.work, counted.weight_bytes, first, int(phase == "decode"), there)
-    operators = [operator_work(operator, operator.name, step, path) for operator in counted.work.operators]
+    operators = [as_value(operator, operator.name, operator.work(step, path)) for operator in counted.work.operators]
     row = floor_on(sheet, operators, counted.dtype, float(need.peak_bytes), float(need.safe_bytes))
     return row, counted.work.work(step, path)
 

@@ -82,14 +82,6 @@ def written(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Writ
     return Written(work / "runs", printed["requested"], printed["codes"], isolated)
 
 
-def contents(file: Path) -> bytes:
-    """Return a file's bytes, unpacked. matplotlib does not compress the texts of its pictures."""
-    content = file.read_bytes()
-    if content[:2] == b"\x1f\x8b":
-        return gzip.decompress(content)
-    return content
-
-
 @pytest.mark.slow
 def test_every_command_wrote_something(written: Written) -> None:
     """Without files there would be nothing to search."""
@@ -103,11 +95,12 @@ def test_every_command_wrote_something(written: Written) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", SECRETS)
-def test_no_file_holds_a_secret(written: Written, what: str) -> None:
-    secret = SECRETS[what].encode()
-    files = [file for file in written.folder.rglob("*") if file.is_file()]
-    assert [file.name for file in files if secret in contents(file)] == []
+def test_no_file_holds_a_secret(written: Written) -> None:
+    """Packed files are unpacked; matplotlib does not compress the texts of its pictures."""
+    for file in (file for file in written.folder.rglob("*") if file.is_file()):
+        content = file.read_bytes()
+        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        assert {what for what, secret in SECRETS.items() if secret.encode() in content} == set(), file.name
 
 
 @pytest.mark.slow

@@ -180,25 +180,22 @@ def test_a_model_larger_than_memory_runs_from_the_disk_and_computes_the_same(
     assert tied or spilled.offloaded_bytes["disk"] == LAYER_BYTES + HEAD_BYTES
 
 
-def test_too_large_for_memory_and_disk_together_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
+@pytest.mark.parametrize(
+    ("quant", "free_bytes", "words"),
+    [
+        ("none", FREE_BYTES, r"the disk has room for 0\.0 GB.*--quant nf4"),
+        pytest.param("nf4", 20_000, "bitsandbytes weights cannot be offloaded to disk", marks=pytest.mark.slow),
+    ],
+)
+def test_what_neither_memory_nor_disk_can_hold_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path, quant: str, free_bytes: int, words: str
 ) -> None:
-    spill(monkeypatch)
+    spill(monkeypatch, free_bytes)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0))  # type: ignore[attr-defined]
-    with pytest.raises(ModelError, match=r"the disk has room for 0\.0 GB.*--quant nf4"):
-        profiler.profile(str(tiny_folder), prompt_lens=[8], batch_sizes=[1], out=tmp_path / "run")
+    grid = {"prompt_lens": [8], "batch_sizes": [1]}
+    with pytest.raises(ModelError, match=words):
+        profiler.profile(str(tiny_folder), quant=quant, weights="random", out=tmp_path / "run", **grid)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.slow
-def test_quantised_weights_cannot_be_on_the_disk(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_folder: Path
-) -> None:
-    monkeypatch.setattr(placement, "available_bytes", lambda device: 20_000)
-    with pytest.raises(ModelError, match="bitsandbytes weights cannot be offloaded to disk"):
-        profiler.profile(
-            str(tiny_folder), quant="nf4", weights="random", prompt_lens=[8], batch_sizes=[1], out=tmp_path / "run"
-        )
 
 
 def test_a_gpu_that_shares_the_memory_of_its_host_spills_to_it(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from greedy import greedy_tokens
-from hidden import hide
 from loaded import loaded
 from machines import CPU, HOST
 from small_models import small_model
@@ -31,7 +30,6 @@ from profiler.loading.meta_model import plan
 from profiler.loading.request import LoadedModel, ModelRequest
 from profiler.loading.source import resolve
 from profiler.measure.quality import check_quality, compare_logits, text_ids
-from profiler.quant.bitsandbytes import bitsandbytes_bytes
 from profiler.quant.registry import PLAIN, Quant, QuantOptions
 from profiler.quant.storage import conversion_calls, model_storage_bytes, stored
 from profiler.quant.torchao import quantise_linears
@@ -54,16 +52,6 @@ SHARES: list[tuple[Quant, bool, QuantOptions, float]] = [
 slow = pytest.mark.slow
 
 
-def test_bytes_of_bitsandbytes_need_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """4-bit formats have a float32 per 64 weights and a code book of 16 values; LLM.int8() has a float32 per output.
-
-    A float32 per 64 weights is half a bit per weight (QLoRA, arXiv:2305.14314, section 3).
-    """
-    hide(monkeypatch, "bitsandbytes")
-    assert bitsandbytes_bytes("nf4", 4096, 14336) == 4.5 / 8 * 4096 * 14336 + 16 * 4
-    assert bitsandbytes_bytes("int8", 4096, 14336) == 4096 * 14336 + 14336 * 4
-
-
 def name_of(value: object) -> str:
     if isinstance(value, QuantOptions):
         return "double" if value.double else "single"
@@ -78,12 +66,6 @@ def request_of(source: str, quant: Quant, options: QuantOptions = PLAIN, weights
 
 def loaded_by(request: ModelRequest) -> Any:
     return load(request, load_config(request.source)).module
-
-
-def linear_share(model: Any) -> float:
-    linears = [op for op in walk(model).operators if isinstance(op, Linear) and op.group != "lm_head"]
-    weight_bytes = sum(op.count * op.weight.weight_bytes for op in linears)
-    return weight_bytes / sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
 
 
 CASES = [pytest.param(*case, marks=pytest.mark.ci if case[:3] == ("nf4", False, PLAIN) else slow) for case in SHARES]
@@ -104,7 +86,9 @@ def test_real_weights_in_every_format(
     assert counted == walk(plan(request, load_config(request.source))).work(step).weight_bytes
     # The head is tied to the embedding table, so a step reads everything except the rotary tables.
     assert counted == model_storage_bytes(model) - storage_bytes(model.buffers())
-    assert linear_share(model) == pytest.approx(share, rel=0.02)
+    linears = [op for op in walk(model).of_kind(Linear) if op.group != "lm_head"]
+    in_16_bits = sum(op.count * op.weight.in_features * op.weight.out_features * 2 for op in linears)
+    assert sum(op.count * op.weight.weight_bytes for op in linears) == pytest.approx(share * in_16_bits, rel=0.02)
     prompt = torch.tensor([[504, 3575, 282, 4649, 314]])  # "The capital of France is"
     expected = model.generate(prompt, max_new_tokens=8, min_new_tokens=8, do_sample=False)[:, 5:]
     assert torch.equal(greedy_tokens(EagerEngine(model, HOST), prompt, 8), expected)
@@ -260,11 +244,7 @@ def test_a_checkpoint_that_comes_in_4_bits_is_planned_as_it_lies_at_a_step(
 
 @pytest.mark.parametrize("weights", ["random", "checkpoint"])
 def test_a_prefill_runs_the_operators_of_a_plain_one(tiny_folder: Path, weights: Any) -> None:
-    """torch folds the last positions of a batch into one matmul if the weight requires gradients.
-
-    Weights that transformers loads require them. Without gradients torch copies the weight for each position, and a
-    prefill takes five times as long.
-    """
+    """torch folds the last positions of a batch into one matmul only if the weight requires gradients, as loaded."""
     from transformers import AutoModelForCausalLM
 
     plain = AutoModelForCausalLM.from_pretrained(tiny_folder, dtype=torch.bfloat16).eval()
@@ -336,10 +316,7 @@ def layout(layer: Any) -> dict[str, Any]:
 def test_random_weights_have_the_layout_of_quantised_ones(
     tiny_folder: Path, answer_cpu_probe: Callable[[bool], None], quant: Quant, fused: bool, options: QuantOptions
 ) -> None:
-    """After the first step, tensors have the same shape, order, dtype and storage, and other attributes are equal.
-
-    transformers initialises a Llama with a standard deviation of 0.02, like the random weights.
-    """
+    """After the first step all attributes are equal. transformers initialises a Llama with a deviation of 0.02, too."""
     if quant in ("int8wo", "int4wo", "fp8"):
         pytest.importorskip("torchao")
     answer_cpu_probe(fused)

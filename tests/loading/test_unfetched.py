@@ -66,19 +66,20 @@ def test_a_package_that_is_too_old_is_refused_with_the_command(monkeypatch: pyte
     assert not can_quantise("int4wo"), "no change tries it"
 
 
-def test_a_torchao_that_does_not_import_with_this_torch_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchao 0.18 imports a name that came with torch 2.10; with torch 2.7 to 2.9 that raises ImportError."""
-    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    with pytest.raises(RequestError, match=r"torchao .* cannot be imported with torch .*newer torch"):
-        on_meta("smollm2-135m", quant="int8wo")
-
-
-def test_a_bitsandbytes_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This happens if its CUDA runtime is missing."""
+@pytest.mark.parametrize(
+    ("quant", "words"),
+    [
+        ("int8wo", r"torchao .* cannot be imported with torch .*newer torch"),
+        ("nf4", r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"),
+    ],
+)
+def test_a_library_that_does_not_import_is_one_line(monkeypatch: pytest.MonkeyPatch, quant: str, words: str) -> None:
+    """torchao 0.18 imports a name that came with torch 2.10; bitsandbytes may lack its CUDA runtime."""
     broken = Mock(side_effect=ImportError("libcudart.so.13: cannot open shared object file: No such file or directory"))
     monkeypatch.setattr("profiler.quant.bitsandbytes.import_bitsandbytes", broken)
-    with pytest.raises(RequestError, match=r"nf4: bitsandbytes cannot be imported \(libcudart\.so\.13: cannot"):
-        on_meta("smollm2-135m", quant="nf4")
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(RequestError, match=words):
+        on_meta("smollm2-135m", quant=quant)
 
 
 TESTS = Path(__file__).parents[1]
@@ -130,15 +131,6 @@ def test_the_library_and_the_package_agree_on_this_cpu() -> None:
     assert four_bit_fuses_on_cpu() == bool(import_bitsandbytes().has_avx512bf16())
 
 
-def _errors_of(command: tuple[str, ...], environment: dict[str, str], folder: Path) -> str:
-    """Run a command that succeeds and that may import modules of `folder`. Returns what it writes to stderr."""
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(TESTS), environment.get("PYTHONPATH", "")])
-    watched = [sys.executable, "-c", WATCHED, *command]
-    done = subprocess.run(watched, capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
-
-
 @pytest.fixture
 def hub(tiny_folder: Path) -> Iterator[str]:
     """A hub with one model, `owner/tiny`. It serves files only, by https://huggingface.co/docs/hub/api."""
@@ -172,8 +164,11 @@ def hub(tiny_folder: Path) -> Iterator[str]:
 def test_a_model_of_a_hub_connects_to_that_hub_only(hub: str, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     environment |= {"HF_ENDPOINT": f"http://{hub}", "HF_HOME": str(tmp_path / "home")}
-    errors = _errors_of(("run", "owner/tiny", *GRID, "--out", str(tmp_path / "run")), environment, tmp_path)
-    reached = {line.removeprefix("TO ") for line in errors.splitlines() if line.startswith("TO ")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(TESTS), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", WATCHED, "run", "owner/tiny", *GRID, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    reached = {line.removeprefix("TO ") for line in done.stderr.splitlines() if line.startswith("TO ")}
     assert reached == {hub}
     document = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (document["model"]["id"], document["model"]["weights"]) == ("owner/tiny", "checkpoint")

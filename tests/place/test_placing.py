@@ -14,7 +14,7 @@ from cases import slow_except
 from foreign_files import FILES, changed
 
 from profiler.counting.floor import floor_on
-from profiler.counting.operators import Experts, operator_work
+from profiler.counting.operators import Experts, as_value
 from profiler.counting.preset_counts import preset_counts
 from profiler.data.datasheets import gpu_called
 from profiler.errors import RequestError
@@ -266,7 +266,7 @@ def test_the_floor_is_that_of_count(gpu: str, quant: str, tmp_path: Path) -> Non
         path = table(tmp_path / "t", ("prefill", 2, 1024, "", 1.0), ("decode", 2, 1024, 1, 1.0))
         for row in place(path, name, gpu=gpu, quant=quant).rows:
             step = steps[row.phase]
-            operators = [operator_work(item, item.name, step, ExecutionPath()) for item in counted.work.operators]
+            operators = [as_value(item, item.name, item.work(step, ExecutionPath())) for item in counted.work.operators]
             assert row.floor_s == pytest.approx(floor_on(sheet, operators, counted.dtype, 0.0).floor_s, rel=1e-9), name
 
 

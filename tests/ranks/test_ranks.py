@@ -88,10 +88,7 @@ def check_operators(state: Any, model: Any, ranks: int) -> None:
 
 @pytest.mark.slow
 def test_four_ranks_run(folder: Path, tmp_path: Path) -> None:
-    """Two sums in each of 3 layers, one after the embedding, and the gathered logits are 8 exchanges a step.
-
-    The planted delay of each is in the measured link, and so in the breakdown of every step.
-    """
+    """2 sums in 3 layers, one after the embedding, and the logits: 8 exchanges, with a delay that the link shows."""
     out, found = tmp_path / "run", tmp_path / "found.json"
     command = session(4, folder, found, out, "--batch-sizes", "2", "--budget", "0.5")
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WAIT_S)
