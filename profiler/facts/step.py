@@ -119,11 +119,6 @@ class ExecutionPath:
         """Whether attention without a mask keeps its scores on chip."""
         return self.attention != "eager" and self.kernel != UNFUSED_KERNEL
 
-    @property
-    def fused_masked(self) -> bool:
-        """Whether attention with a mask keeps its scores on chip."""
-        return self.attention != "eager" and self.masked_kernel != UNFUSED_KERNEL
-
 
 @dataclass(frozen=True)
 class Work:

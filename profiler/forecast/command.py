@@ -24,7 +24,7 @@ from profiler.forecast.datasheet_range import UnmeasuredModel, in_range
 from profiler.forecast.options import ForecastRequest
 from profiler.grid.cells import PHASES, CellKey, Grid, Phase
 from profiler.grid.ranges import check_positions, make_grid
-from profiler.judge.cells import trial_results
+from profiler.judge.savings import trial_results
 from profiler.loading.config import config_from, load_config
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
 from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
@@ -194,10 +194,10 @@ def _factors(
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form, what in forms.items():
-        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if what and item.what == what]
+        ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if what and item.trial.what == what]
         ratio = variant_factor(steps, ratios)
         if ratio is None:
-            names = dict.fromkeys(item.what[1] or item.what[0] for _, item in tried_at if item.what)
+            names = dict.fromkeys(what[1] or what[0] for _, item in tried_at if (what := item.trial.what))
             tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
             raise RequestError(
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from profiler.facts.change_ids import ChangeId, exclude
-from profiler.judge.cells import JudgedCell, TrialResult
+from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import saves_clearly
+from profiler.judge.savings import TrialResult
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Advice:
         return math.ceil(-self.prefill.saves_s / self.step.saves_s) if self.step.saves_s > 0 else None
 
 
-def advice_for(cells: Sequence[JudgedCell], every: Sequence[JudgedCell]) -> list[Advice]:
+def advice_for(cells: Sequence[Judged], every: Sequence[Judged]) -> list[Advice]:
     """Return the changes whose lines save time on each of `cells`, those first that save most.
 
     `every` has the other phase of their shapes. Of changes that exclude each other, the first is returned.
@@ -69,7 +70,7 @@ def advice_for(cells: Sequence[JudgedCell], every: Sequence[JudgedCell]) -> list
     found: list[Advice] = []
     for cell in cells:
         other_phase = next((each for each in every if each.key.cell == cell.key.cell and each.key != cell.key), None)
-        clear = [item for item in cell.tried if item.line and item.change and saves_clearly(cell, item)]
+        clear = [item for item in cell.tried if item.trial.line and item.change and saves_clearly(cell, item)]
         found += [_advice(cell, item, other_phase) for item in sorted(clear, key=lambda item: item.ratio)]
     kept: list[Advice] = []
     for advice in found:
@@ -78,32 +79,33 @@ def advice_for(cells: Sequence[JudgedCell], every: Sequence[JudgedCell]) -> list
     return kept
 
 
-def _advice(cell: JudgedCell, result: TrialResult, other_phase: JudgedCell | None) -> Advice:
+def _advice(cell: Judged, result: TrialResult, other_phase: Judged | None) -> Advice:
     """The advice of a trial at a cell; `overhead model` is the other phase of its shape."""
+    trial = result.trial
     assert result.change is not None
-    same = [item for item in (other_phase.tried if other_phase else ()) if item.line == result.line]
+    same = [item for item in (other_phase.tried if other_phase else ()) if item.trial.line == trial.line]
     effects = {cell.key.phase: _effect(cell, result)}
     if other_phase is not None and same:
         effects[other_phase.key.phase] = _effect(other_phase, same[0])
     return Advice(
         result.change,
-        result.form,
-        result.line,
+        trial.form,
+        trial.line,
         cell.key.cell.batch_size,
         cell.key.cell.depth,
         effects.get("decode"),
         effects.get("prefill"),
-        result.layers,
-        result.of_layers,
-        result.once_s,
-        result.tokens,
-        result.same_tokens,
+        trial.layers,
+        trial.of_layers,
+        trial.once_s,
+        trial.tokens,
+        trial.same_tokens,
     )
 
 
-def _effect(cell: JudgedCell, result: TrialResult) -> Effect:
-    latency_s = cell.split.latency_s
+def _effect(cell: Judged, result: TrialResult) -> Effect:
+    latency_s = cell.terms.latency_s
     before_s, after_s = result.steps_s(latency_s)
     # The turns of a trial do not show how much the machine's speed changes until the next minute.
-    half_width = math.hypot(result.half_width_at(latency_s), cell.spread * (1 - result.ratio))
+    half_width = math.hypot(result.half_width_at(latency_s), cell.timed.half_width_s / latency_s * (1 - result.ratio))
     return Effect(before_s, after_s, before_s * half_width)

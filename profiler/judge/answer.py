@@ -9,14 +9,15 @@ from dataclasses import dataclass, replace
 
 from profiler.effort import STANDARD
 from profiler.facts.change_ids import ChangeId
-from profiler.facts.measurements import NotTried
+from profiler.facts.measurements import NotTried, Trial
 from profiler.facts.operators import COLLECTIVE
-from profiler.judge.advice import Advice, Effect, advice_for
+from profiler.judge.advice import Advice, advice_for
 from profiler.judge.breakdown import TERM_NAMES, TERMS, WHY_TOO_FAST, TimeBreakdown
-from profiler.judge.cells import ChangeEffect, EngineDifference, JudgedCell, TrialResult
+from profiler.judge.cell_stages import BrokenDown, Judged
 from profiler.judge.changes import Setting, not_tried, saves_clearly
 from profiler.judge.engine_differences import causes_of
 from profiler.judge.regimes import PACED_SHARE, Flag
+from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import best_of
 from profiler.loading.changes import WITHOUT_CUDNN
 from profiler.units import duration, percent, saving, scaled, several, significant
@@ -47,7 +48,7 @@ NO_ANSWER = Answer()
 
 
 def answer_of(
-    cells: Sequence[JudgedCell],
+    cells: Sequence[Judged],
     setting: Setting,
     differences: Sequence[EngineDifference] = (),
     busy: Sequence[str] = (),
@@ -100,8 +101,12 @@ def answer_of(
 def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = {"step": advice.step, "prefill": advice.prefill}
-    words = [f"a {name} of {_from_to(effect)}" for name, effect in effects.items() if effect and effect.is_clear]
-    words += [f"no clear change of the {name}" for name, effect in effects.items() if effect and not effect.is_clear]
+    words = [
+        f"a {name} of {duration(each.after_s)} instead of {duration(each.before_s)}"
+        for name, each in effects.items()
+        if each and each.is_clear
+    ]
+    words += [f"no clear change of the {name}" for name, each in effects.items() if each and not each.is_clear]
     pays = advice.pays_from_tokens
     parts = [
         f"{beginning}: {advice.line}: {', '.join(words)} at {advice.batch_size} x {advice.prompt_len}"
@@ -113,16 +118,11 @@ def change_sentence(advice: Advice, beginning: str) -> str:
     return f"{'; '.join(filter(None, parts))}."
 
 
-def _on_few_layers(tried: Advice | TrialResult) -> str:
+def _on_few_layers(tried: Advice | Trial) -> str:
     return f", on {tried.layers} of {tried.of_layers} layers" if tried.layers < tried.of_layers else ""
 
 
-def _from_to(effect: Effect) -> str:
-    return f"{duration(effect.after_s)} instead of {duration(effect.before_s)}"
-
-
 def _tokens(advice: Advice) -> str:
-    """What a change did to the tokens, in words; empty if they were not compared."""
     if not advice.tokens:
         return "tokens were not compared" if advice.change is ChangeId.FORMAT else ""
     if advice.same_tokens == advice.tokens:
@@ -130,27 +130,27 @@ def _tokens(advice: Advice) -> str:
     return f"{advice.tokens - advice.same_tokens} of {advice.tokens} tokens differ"
 
 
-def _measured_without_a_line(decodes: Sequence[JudgedCell]) -> list[str]:
+def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
     """What trials found that executed no line, as runs before 0.5.0 did, or for which there is none."""
     return [
-        f"Measured, not as a line: with {item.form} the {duration(before_s)} step takes {duration(after_s)}"
-        f"{_on_few_layers(item)}."
+        f"Measured, not as a line: with {item.trial.form} the {duration(before_s)} step takes {duration(after_s)}"
+        f"{_on_few_layers(item.trial)}."
         for first in decodes[:1]
         for item in sorted(first.tried, key=lambda item: item.ratio)[:1]
-        if not item.line and item.change is not None and saves_clearly(first, item)
-        for before_s, after_s in [item.steps_s(first.split.latency_s)]
+        if not item.trial.line and item.change is not None and saves_clearly(first, item)
+        for before_s, after_s in [item.steps_s(first.terms.latency_s)]
     ]
 
 
 def _not_tried(
-    decodes: Sequence[JudgedCell], prefills: Sequence[JudgedCell], advised: Sequence[Advice]
-) -> list[tuple[JudgedCell, ChangeEffect]]:
+    decodes: Sequence[Judged], prefills: Sequence[Judged], advised: Sequence[Advice]
+) -> list[tuple[Judged, ChangeEffect]]:
     """The largest computed saving of the smallest step, and of the largest prefill, if it may beat what was tried.
 
     Of a decode step at the largest batch only what a full window costs, which grows with the batch.
     """
-    found: list[tuple[JudgedCell, ChangeEffect]] = []
-    taken = {item.line for cell in (*decodes, *prefills) for item in cell.tried}  # also if at another cell
+    found: list[tuple[Judged, ChangeEffect]] = []
+    taken = {item.trial.line for cell in (*decodes, *prefills) for item in cell.tried}  # also if at another cell
     saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
     for cell in (*decodes[:1], *prefills[-1:], *decodes[1:][-1:]):
         for effect in not_tried(cell)[:1]:
@@ -161,7 +161,7 @@ def _not_tried(
     return found
 
 
-def _not_tried_sentence(cell: JudgedCell, effect: ChangeEffect, cut: Sequence[NotTried]) -> str:
+def _not_tried_sentence(cell: Judged, effect: ChangeEffect, cut: Sequence[NotTried]) -> str:
     step = "step" if cell.key.phase == "decode" else "prefill"
     once = ""
     if effect.preparing_s:
@@ -169,7 +169,7 @@ def _not_tried_sentence(cell: JudgedCell, effect: ChangeEffect, cut: Sequence[No
         budget = "" if is_said else f", for which --budget {budget_for(effect.preparing_s)} has time"
         once = f" It compiles for about {effect.preparing_s:.0f} s once{budget}."
     return (
-        f"Not tried: {effect.how}. Of the {duration(cell.split.latency_s)} {step} of {cell.key.cell.name} it would save"
+        f"Not tried: {effect.how}. Of the {duration(cell.terms.latency_s)} {step} of {cell.key.cell.name} it would save"
         f" {effect.amount} (computed: {effect.because}).{once}"
     )
 
@@ -196,9 +196,9 @@ def budget_for(trials_s: float) -> int:
     return 60 + 30 * math.ceil(trials_s / STANDARD.shares["trials"] / 30)
 
 
-def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]) -> list[str]:
+def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) -> list[str]:
     """The saving of every other engine on the step of the first cell, if it is beyond noise."""
-    engine, step_s = first.key.cell.engine, first.split.latency_s
+    engine, step_s = first.key.cell.engine, first.terms.latency_s
     return [
         f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
         f" {engine}{f': {causes}' if (causes := causes_of(item)) else ''}."
@@ -207,20 +207,22 @@ def _engine_sentences(first: JudgedCell, differences: Sequence[EngineDifference]
     ]
 
 
-def _because(cell: JudgedCell, setting: Setting) -> str:
-    regime, s = cell.verdict.regime, cell.split
+def _because(cell: Judged, setting: Setting) -> str:
+    regime, s = cell.verdict.regime, cell.terms
     if regime == "memory-bound":
         kv = " (mostly KV cache)" if Flag.KV_BOUND in cell.verdict.flags else ""
+        ceiling_per_s = cell.broken_down.ceilings.memory_bytes_per_s
         cached = " from its caches" if Flag.CACHE_RESIDENT in cell.verdict.flags else ""
         return (
             f"memory-bound{kv}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.bytes_per_s / cell.ceiling_bytes_per_s)} of the {scaled(cell.ceiling_bytes_per_s, 'B/s')}"
+            f" {percent(cell.timed.bytes_per_s / ceiling_per_s)} of the {scaled(ceiling_per_s, 'B/s')}"
             f" {_source(setting)}{cached}{_largest_other_term(s)}"
         )
     if regime == "compute-bound":
         return (
             f"compute-bound{_throttled(cell)}: {duration(s.latency_s)} per step, at"
-            f" {percent(cell.flops_per_s / cell.ceiling_flops_per_s)} of the {_compute_ceiling(cell, setting)}"
+            f" {percent(cell.timed.flops_per_s / cell.broken_down.ceiling_flops_per_s)}"
+            f" of the {_compute_ceiling(cell.broken_down, setting)}"
         )
     if regime == "overhead-bound":
         return f"overhead-bound: of {duration(s.latency_s)}, {_overhead(cell, setting)}"
@@ -229,14 +231,14 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         how = f", {duration(s.dequantise_s)} of it dequantising" if s.dequantise_s >= 0.1 * lost_s else ""
         longest = "".join(
             f"; the longest is {kernel.name}, {duration(kernel.seconds)} in {several(kernel.calls, 'call', 'calls')}"
-            for kernel in cell.longest[:1]
+            for kernel in cell.broken_down.longest[:1]
         )
         return (
             f"slow-kernels: of {duration(s.latency_s)}, the library's kernels lose {duration(lost_s)} against their"
             f" ceilings{how}{longest}"
         )
     if regime == "link-bound":
-        is_split = any(item.group == COLLECTIVE for item in cell.operators)
+        is_split = any(item.group == COLLECTIVE for item in cell.timed.operators)
         crossing = "the ranks' results" if is_split else "weights"
         to = "the link" if is_split else "to the device"
         return f"link-bound: of {duration(s.latency_s)}, {crossing} take {duration(s.link_s)} to cross {to}"
@@ -252,36 +254,35 @@ def _because(cell: JudgedCell, setting: Setting) -> str:
         else ""
     )
     paced = ""
-    if regime == "mixed" and cell.host_pace_s >= PACED_SHARE * s.latency_s:
-        paced = f"; its host takes {duration(cell.host_pace_s)} to launch it, so both set its pace"
+    if regime == "mixed" and cell.broken_down.host_pace_s >= PACED_SHARE * s.latency_s:
+        paced = f"; its host takes {duration(cell.broken_down.host_pace_s)} to launch it, so both set its pace"
     return f"{regime}{where}: of {duration(s.latency_s)}, {_largest_terms(s)}{paced}"
 
 
 def _source(setting: Setting) -> str:
-    """Where the ceilings come from, in words that follow a ceiling."""
     return "measured here" if setting.measured else "expected"
 
 
-def _compute_ceiling(cell: JudgedCell, setting: Setting) -> str:
+def _compute_ceiling(cell: BrokenDown, setting: Setting) -> str:
     """A cell's compute ceiling: at its clock, with the range of the measured one if the clock was another then."""
-    ceiling, at_clock = (
-        scaled(cell.ceiling_flops_per_s / cell.clock_share, "FLOP/s"),
-        scaled(cell.ceiling_flops_per_s, "FLOP/s"),
-    )
+    per_s = cell.ceiling_flops_per_s
+    ceiling, at_clock = scaled(per_s / cell.timed.clock_share, "FLOP/s"), scaled(per_s, "FLOP/s")
     ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
     sustained = f"{ends} under load" if " to " in ends else f"{ceiling} {_source(setting)}"
     return sustained if ceiling == at_clock else f"{at_clock} at its clock ({sustained})"
 
 
-def _overhead(cell: JudgedCell, setting: Setting) -> str:
-    s = cell.split
-    graph_saves_s = s.latency_s - (cell.graph_step_s or s.latency_s)
+def _overhead(cell: Judged, setting: Setting) -> str:
+    s = cell.terms
+    graph_saves_s = s.latency_s - (cell.broken_down.measurement.graph_step_s or s.latency_s)
     if s.generate_s > max(s.overhead_s, s.engine_s):
         return f"generate itself takes {duration(s.generate_s)}"
     if s.engine_s > s.overhead_s:
         return f"the engine takes {duration(s.engine_s)}, while the device idles"
     if setting.here.on_gpu:  # the rest of overhead overlaps with the GPU's work
-        ends_s = cell.host_least_s or cell.host_pace_s, max(cell.host_pace_s, cell.undisturbed_s or 0.0)
+        pace_s, overhead = cell.broken_down.host_pace_s, cell.broken_down.ceilings.overhead
+        least_s = min(overhead.least_s, overhead.step_s) if overhead else 0.0
+        ends_s = least_s or pace_s, max(pace_s, cell.timed.undisturbed_s)
         host = " to ".join(dict.fromkeys(map(duration, ends_s)))
         graph = f"; the same work as one graph saves {duration(graph_saves_s)}" if graph_saves_s > s.overhead_s else ""
         return f"the host needs {host}, in which the GPU works {duration(s.busy_s)}{graph}"
@@ -290,11 +291,13 @@ def _overhead(cell: JudgedCell, setting: Setting) -> str:
     return f"overhead takes {duration(s.overhead_s)}"
 
 
-def _throttled(cell: JudgedCell) -> str:
-    return f", throttled at {percent(cell.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
+def _throttled(cell: Judged) -> str:
+    return (
+        f", throttled at {percent(cell.timed.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
+    )
 
 
-def _where_it_changes(decodes: Sequence[JudgedCell], setting: Setting) -> str:
+def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
     """The batch from which all larger ones have another regime, at the prompt length of the first cell."""
     first = decodes[0]
     series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
@@ -321,34 +324,34 @@ def _largest_terms(s: TimeBreakdown) -> str:
     return ", ".join(f"{TERMS[term].clause} {duration(getattr(s, term))}" for term in ranked)
 
 
-def _prefill_sentence(prefills: Sequence[JudgedCell], setting: Setting) -> str:
-    best = max(prefills, key=lambda cell: cell.flops_per_s)
+def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
+    best = max(prefills, key=lambda cell: cell.timed.flops_per_s)
     others = [cell.key.tokens for cell in prefills if cell.verdict.regime != "compute-bound"]
     bound = [cell for cell in prefills if cell.key.tokens > max(others, default=0)]
     if Flag.ABOVE_CEILING in best.verdict.flags:
         return (
             f"Prefill at batch {best.key.cell.name} is faster than a measured ceiling allows"
-            f" ({significant(best.tokens_per_s)} tokens/s): {WHY_TOO_FAST}."
+            f" ({significant(best.timed.tokens_per_s)} tokens/s): {WHY_TOO_FAST}."
         )
     if bound:
         since = f" from {min(cell.key.tokens for cell in bound)} tokens" if others else ""
-        share = best.flops_per_s / best.ceiling_flops_per_s
+        share = best.timed.flops_per_s / best.broken_down.ceiling_flops_per_s
         return (
             f"Prefill is compute-bound{_throttled(best)}{since}: up to {percent(share)}"
-            f" of the {_compute_ceiling(best, setting)},"
-            f" {significant(best.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
+            f" of the {_compute_ceiling(best.broken_down, setting)},"
+            f" {significant(best.timed.tokens_per_s)} tokens/s at batch {best.key.cell.name}."
         )
     return f"Prefill at batch {best.key.cell.name} is {_because(best, setting)}."
 
 
-def _no_change(cell: JudgedCell) -> str:
+def _no_change(cell: Judged) -> str:
     """The sentence for a step that no change shortens: it is near its ceiling, or its time is partly unexplained."""
     if Flag.ABOVE_CEILING in cell.verdict.flags:
         return (
             f"No advice: the step is faster than a measured ceiling allows, so {WHY_TOO_FAST}."
             " Measure again with --fresh."
         )
-    s, tried = cell.split, [item.form for item in cell.tried if item.line]
+    s, tried = cell.terms, [item.trial.form for item in cell.tried if item.trial.line]
     at = f"this step is at {percent(s.attained)} of its roofline"
     if s.attained >= _NEAR_CEILING:
         return f"Nothing to gain but a faster device: {at}, and no change saves 5 % of it."
@@ -358,7 +361,7 @@ def _no_change(cell: JudgedCell) -> str:
     return f"No change is known that saves 5 %: {at}{unknown}.{of_tried}"
 
 
-def _batch_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
+def _batch_sentences(decodes: Sequence[Judged]) -> list[str]:
     """The batch with the most tokens per second against the first cell; none if it gains under a tenth.
 
     Cells of one prompt length are compared, or else, in runs that have only corners, the first and the largest batch.
@@ -368,27 +371,33 @@ def _batch_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
     first = decodes[0]
     alike = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     series = alike if len(alike) > 1 else [first, *(cell for cell in decodes if cell.key.cell.batch_size > 1)]
-    best = series[best_of([cell.tokens_per_s for cell in series])]
-    if best.key.cell.batch_size <= first.key.cell.batch_size or best.tokens_per_s <= 1.1 * first.tokens_per_s:
+    best = series[best_of([cell.timed.tokens_per_s for cell in series])]
+    if (
+        best.key.cell.batch_size <= first.key.cell.batch_size
+        or best.timed.tokens_per_s <= 1.1 * first.timed.tokens_per_s
+    ):
         return []
-    longer = best.split.latency_s / first.split.latency_s - 1
+    longer = best.terms.latency_s / first.terms.latency_s - 1
     where = f"the step {percent(longer)} longer" if longer > 0 else "the step takes no longer"
     if best not in alike:
         where = f"at {best.key.cell.name} and {first.key.cell.name}"
     return [
-        f"{best.key.cell.batch_size} sequences a step: {significant(best.tokens_per_s)} instead of"
-        f" {significant(first.tokens_per_s)} tokens/s, {where}."
+        f"{best.key.cell.batch_size} sequences a step: {significant(best.timed.tokens_per_s)} instead of"
+        f" {significant(first.timed.tokens_per_s)} tokens/s, {where}."
     ]
 
 
-def _first_use_sentences(decodes: Sequence[JudgedCell]) -> list[str]:
+def _first_use_sentences(decodes: Sequence[Judged]) -> list[str]:
     """What a step costs at a KV length that is new to the process, and the switch that avoids it.
 
     The cell that warmed up the engine may have used all its lengths then.
     """
-    for cell in (cell for cell in decodes if cell.first_use_s is not None):
-        first_s, later_s = cell.first_use_s or 0.0, cell.split.latency_s
-        is_tried = any(item.change is ChangeId.WITHOUT_CUDNN and item.line for each in decodes for item in each.tried)
+    for first_s, later_s in ((cell.timed.first_use_s, cell.terms.latency_s) for cell in decodes):
+        if first_s is None:
+            continue
+        is_tried = any(
+            item.change is ChangeId.WITHOUT_CUDNN and item.trial.line for each in decodes for item in each.tried
+        )
         switch = "" if is_tried else f" Not tried: {WITHOUT_CUDNN.line} would save about {duration(first_s - later_s)}."
         return [
             f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds"

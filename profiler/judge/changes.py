@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 from profiler.counting.floor import step_floor
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
-from profiler.judge.cells import ChangeEffect, EngineDifference, JudgedCell, TrialResult
-from profiler.judge.engine_differences import causes_of, change_of_engine, engine_change
+from profiler.judge.cell_stages import BrokenDown, Judged
+from profiler.judge.engine_differences import causes_of, change_of_engine
 from profiler.judge.regimes import Flag
+from profiler.judge.savings import ChangeEffect, EngineDifference, TrialResult
 from profiler.loading.changes import (
     KEPT_PAGES,
     UNWINDOWED,
@@ -68,7 +69,7 @@ class Setting:
     """The ends of a GPU's compute ceiling in this run, under load; empty on a CPU, or if it was not measured."""
 
 
-def promised_s(judged: Sequence[JudgedCell], setting: Setting) -> dict[tuple[ChangeId, str], float]:
+def promised_s(judged: Sequence[Judged], setting: Setting) -> dict[tuple[ChangeId, str], float]:
     """Return the largest computed saving of each change in any cell in seconds, also on a busy machine."""
     undisturbed = replace(setting, busy=False)
     computed = [effect for cell in judged for effect in changes(cell, undisturbed) if effect.basis == "computed"]
@@ -85,7 +86,7 @@ def promised_s(judged: Sequence[JudgedCell], setting: Setting) -> dict[tuple[Cha
     return found
 
 
-def changes(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
+def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """Changes ranked by the seconds that they save on this cell, without those too small to measure.
 
     Changes that cost time come last. A tried change or a measured engine replaces the computed saving of its kind.
@@ -93,19 +94,20 @@ def changes(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     """
     if Flag.ABOVE_CEILING in cell.verdict.flags:
         return []
+    step = cell.broken_down
     device = [
-        *_four_bit_weights(cell, setting),
-        *_cache(cell, setting),
-        *_attention(cell, setting),
-        *_window(cell),
-        *_sixteen_bit_dtype(cell, setting),
+        *_four_bit_weights(step, setting),
+        *_cache(step, setting),
+        *_attention(step, setting),
+        *_window(step),
+        *_sixteen_bit_dtype(step, setting),
     ]
     # A host that runs ahead of the device limits the savings of the device's work.
-    most_s = max(0.0, cell.split.busy_s - cell.host_pace_s)
+    most_s = max(0.0, step.terms.busy_s - step.host_pace_s)
     computed = [*_host(cell, setting), *(effect.limited_to(most_s) for effect in device)]
     timed = [item for item in cell.engines if item.repetitions >= CLAIM_REPETITIONS]
-    replaced = {trial.what for trial in cell.tried} | {(change_of_engine(item), "") for item in timed}
-    least_s = _LEAST_SHARE * cell.split.latency_s
+    replaced = {item.trial.what for item in cell.tried} | {(change_of_engine(item), "") for item in timed}
+    least_s = _LEAST_SHARE * cell.terms.latency_s
     found = (
         []
         if setting.busy
@@ -117,13 +119,13 @@ def changes(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     )
 
 
-def saves_clearly(cell: JudgedCell, result: TrialResult) -> bool:
+def saves_clearly(cell: Judged, result: TrialResult) -> bool:
     """Whether a tried change saves `WORTH` of a step or more by the lower end of its interval."""
-    half_width = result.half_width_at(cell.split.latency_s)
+    half_width = result.half_width_at(cell.terms.latency_s)
     return result.is_claim and 1 - result.ratio - half_width >= WORTH
 
 
-def not_tried(cell: JudgedCell) -> list[ChangeEffect]:
+def not_tried(cell: Judged) -> list[ChangeEffect]:
     """Return the computed savings of at least `WORTH` of a step that have a line, by the middle of what they save.
 
     An 8-bit KV cache is none of them: its bytes promise a saving, and others measured losses.
@@ -131,31 +133,31 @@ def not_tried(cell: JudgedCell) -> list[ChangeEffect]:
     worth = [
         item
         for item in cell.changes
-        if item.basis == "computed" and item.how and item.saves_s >= WORTH * cell.split.latency_s
+        if item.basis == "computed" and item.how and item.saves_s >= WORTH * cell.terms.latency_s
         if item.id is not ChangeId.EIGHT_BIT_CACHE
     ]
     return sorted(worth, key=lambda item: -item.middle_s)
 
 
-def _tried(cell: JudgedCell) -> list[ChangeEffect]:
+def _tried(cell: Judged) -> list[ChangeEffect]:
     """What trials at this shape found faster or slower. Those of a change that left only say what it cost."""
-    found, latency_s = [], cell.split.latency_s
+    found, latency_s = [], cell.terms.latency_s
     for item in cell.tried:
         if item.is_claim and (item.change is not None or item.ratio > 1):
-            before_s, after_s = item.steps_s(latency_s)
-            few = "" if item.layers == item.of_layers else f", by {item.layers} of {item.of_layers} layers"
+            trial, (before_s, after_s) = item.trial, item.steps_s(latency_s)
+            few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
             because = f"the step takes {duration(after_s)} then{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
             found.append(
                 ChangeEffect(
-                    item.form,
+                    trial.form,
                     before_s - after_s,
                     because,
                     "tried",
                     half_width_s,
-                    how=item.line,
+                    how=trial.line,
                     id=item.change,
-                    value=item.what[1] if item.what else "",
+                    value=trial.what[1] if trial.what else "",
                 )
             )
     return found
@@ -184,17 +186,16 @@ def _possible(setting: Setting, *ids: ChangeId) -> Change | None:
     return next((change for change in possible_changes(setting.here) if change.id in ids), None)
 
 
-def _copies_s(cell: JudgedCell) -> float:
+def _copies_s(cell: BrokenDown) -> float:
     return cell.redundant_s.get(Cause.CACHE_COPIES, 0.0)
 
 
-def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[ChangeEffect]:
-    """The run's other engines, on this step."""
+def _engines(differences: Sequence[EngineDifference], cell: Judged) -> list[ChangeEffect]:
     return [
         ChangeEffect(
-            engine_change(item),
+            f"the engine {item.engine}",
             item.saves_s,
-            f"the step takes {duration(cell.split.latency_s - item.saves_s)} then"
+            f"the step takes {duration(cell.terms.latency_s - item.saves_s)} then"
             f"{f'; {causes}' if (causes := causes_of(item)) else ''}",
             basis="measured",
             half_width_s=max(item.high_s - item.saves_s, item.saves_s - item.low_s),
@@ -203,7 +204,7 @@ def _engines(differences: Sequence[EngineDifference], cell: JudgedCell) -> list[
     ]
 
 
-def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
+def _four_bit_weights(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
     bits = setting.weight_bits
     if bits < _SIXTEEN_BITS or not setting.here.packs or _is_split(cell):
         return []
@@ -212,7 +213,9 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     if dense_from is not None and cell.key.tokens >= dense_from:
         dense_s = 2 * setting.weights * _SIXTEEN_BITS / 8 / setting.memory_bytes_per_s
         because = f"with {duration(dense_s)} taken off for the dense copy that their kernel writes and reads"
-    split, packed = cell.split, _in_linears(cell, setting)
+    split, read_bytes = cell.terms, float(sum(item.weight_bytes for item in cell.operators))
+    # No format packs embeddings, heads or banks of experts.
+    packed = min(1.0, setting.weights * bits / 8 / read_bytes) if read_bytes else 1.0
     if setting.sixteen_bit_flops_per_s is not None:
         kept = (packed * _FOUR_BITS + (1 - packed) * _SIXTEEN_BITS) / bits
         saves_s = _saved_in_16_bits_s(cell, setting, kept, setting.sixteen_bit_flops_per_s)
@@ -225,59 +228,49 @@ def _four_bit_weights(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
     return [_computed(change, saves_s - dense_s, because)]
 
 
-def _offloaded_s(cell: JudgedCell) -> float:
-    """Seconds in which offloaded weights cross a link."""
-    return 0.0 if _is_split(cell) else cell.split.link_s
+def _offloaded_s(cell: BrokenDown) -> float:
+    return 0.0 if _is_split(cell) else cell.terms.link_s
 
 
-def _is_split(cell: JudgedCell) -> bool:
+def _is_split(cell: BrokenDown) -> bool:
     """Whether several ranks compute the step."""
     return any(item.group == COLLECTIVE for item in cell.operators)
 
 
-def _in_linears(cell: JudgedCell, setting: Setting) -> float:
-    """The blocks' linears as a share of all weights read. No format packs embeddings, heads or banks of experts."""
-    read_bytes = float(sum(item.weight_bytes for item in cell.operators))
-    return min(1.0, setting.weights * setting.weight_bits / 8 / read_bytes) if read_bytes else 1.0
-
-
-def _cache(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
-    """A cache that is not copied, and one of 8 bits."""
+def _cache(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
     static, narrow = _possible(setting, ChangeId.STATIC_CACHE), _possible(setting, ChangeId.EIGHT_BIT_CACHE)
     share = max(0.0, 1 - _EIGHT_BITS / setting.cache_bits)
     return [
         *([_computed(static, _copies_s(cell), "which is not copied at every step")] if static else []),
-        *([_computed(narrow, cell.split.kv_s * share, _NOT_TRIED_CACHE)] if narrow else []),
+        *([_computed(narrow, cell.terms.kv_s * share, _NOT_TRIED_CACHE)] if narrow else []),
     ]
 
 
-def _host(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
+def _host(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     """What the host's share of a step costs: fewer launches save it, and fused kernels save small kernels too."""
-    split, is_prefill = cell.split, cell.key.phase == "prefill"
+    step, split, is_prefill = cell.broken_down, cell.terms, cell.key.phase == "prefill"
     # On a machine of varying speed, the measured overhead may be longer than the step.
     most_s = max(0.0, split.latency_s - split.device_s)
     host_s, half_width_s = min(split.overhead_s, most_s), split.half_widths_s.get("overhead_s", 0.0)
-    faults_s = cell.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
+    faults_s = step.redundant_s.get(Cause.PAGE_FAULTS, 0.0)
     because = "fresh pages would not be taken again and again"
     found = [_computed(KEPT_PAGES, faults_s, because, at_least_s=faults_s)]
     compiled = _possible(setting, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD)
     if compiled is None or (compiled.id is ChangeId.COMPILED_STEP and not is_prefill):
-        return found if compiled is None or cell.waits else [*found, *_compiled(cell, compiled, half_width_s)]
+        waits = step.ceilings.overhead is not None and step.ceilings.overhead.waits  # no CUDA graph can record that
+        return found if compiled is None or waits else [*found, *_compiled(cell, compiled, half_width_s)]
     if not setting.here.on_gpu:
-        small_s, because = cell.small_kernels_s or 0.0, "all of the host's share, and of what small kernels lose"
+        small_s, because = step.small_kernels_s or 0.0, "all of the host's share, and of what small kernels lose"
         return [*found, _computed(compiled, min(host_s + small_s, most_s), because, half_width_s)]
     if not is_prefill:
         return found
-    fused_s = max(0.0, cell.traced_small_s - _moved_s(cell))
+    matmuls = (item for item in step.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
+    # A fused kernel still reads and writes its operands between matmuls.
+    moved_s = sum(float(item.activation_bytes) for item in matmuls) / step.ceilings.memory_bytes_per_s
+    fused_s = max(0.0, step.traced_small_s - moved_s)
     parts = [(host_s, "of the host"), (fused_s, "of small kernels that would be fused")]
     because = " and ".join(f"{duration(seconds)} {words}" for seconds, words in parts if seconds)
     return [*found, _computed(compiled_forward(setting.here), host_s + fused_s, because, half_width_s)]
-
-
-def _moved_s(cell: JudgedCell) -> float:
-    """Seconds of the bytes that a fused kernel still reads and writes between matmuls."""
-    matmuls = (item for item in cell.operators if item.weight_bytes and item.group not in _BESIDE_MATMULS)
-    return sum(float(item.activation_bytes) for item in matmuls) / cell.ceiling_bytes_per_s
 
 
 _LEFT_BY_FUSING = (0.1, 1 / 3)
@@ -288,16 +281,17 @@ _MASKED_ATTENTION = 3.0
 and values per head there: 0.61 ms instead of 0.20 in a step of Mistral-7B on an H100."""
 
 
-def _compiled(cell: JudgedCell, change: Change, half_width_s: float) -> list[ChangeEffect]:
+def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeEffect]:
     """A compiled step on a static cache, replayed as a graph: no host, no copies, and fused small kernels."""
-    if cell.small_kernels_s is None:
-        most_s = min(cell.split.overhead_s, max(0.0, cell.split.latency_s - cell.split.device_s))
+    step, split, small_s = cell.broken_down, cell.terms, cell.broken_down.small_kernels_s
+    if small_s is None:
+        most_s = min(split.overhead_s, max(0.0, split.latency_s - split.device_s))
         return [_computed(change, most_s, "all of the host's share", half_width_s)]
-    split, few, many = cell.split, *_LEFT_BY_FUSING
-    copies_s = _copies_s(cell)
-    masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(cell, "attention") + cell.split.kv_s)
-    fastest_s = split.busy_s - (1 - few) * cell.small_kernels_s - copies_s
-    slowest_s = split.busy_s - (1 - many) * cell.small_kernels_s - copies_s + masked_s + max(0.0, split.unexplained_s)
+    few, many = _LEFT_BY_FUSING
+    copies_s = _copies_s(step)
+    masked_s = (_MASKED_ATTENTION - 1) * (_lost_in(step, "attention") + split.kv_s)
+    fastest_s = split.busy_s - (1 - few) * small_s - copies_s
+    slowest_s = split.busy_s - (1 - many) * small_s - copies_s + masked_s + max(0.0, split.unexplained_s)
     graphs_s = [split.latency_s - item.saves_s for item in cell.engines if item.engine == "graph"]
     graphs_s += [item.steps_s(split.latency_s)[1] for item in cell.tried if item.change is ChangeId.GRAPH]
     slowest_s = max(fastest_s, min([slowest_s, *graphs_s]))  # a graph is the same step, not compiled
@@ -306,33 +300,33 @@ def _compiled(cell: JudgedCell, change: Change, half_width_s: float) -> list[Cha
         return []
     because = (
         f"the step takes {duration(fastest_s)} to {duration(slowest_s)} then: its kernels without the host, and small"
-        f" kernels, which lose {duration(cell.small_kernels_s)}, fused"
+        f" kernels, which lose {duration(small_s)}, fused"
     )
     return [_computed(change, most_s, because, half_width_s, least_s)]
 
 
-def _lost_in(cell: JudgedCell, group: str) -> float:
+def _lost_in(cell: BrokenDown, group: str) -> float:
     """Seconds that the replayed operators of a group lose against their ceilings."""
     names = {item.operator for item in cell.operators if item.group == group}
     return max(0.0, sum(seconds for name, seconds in cell.lost_s.items() if name in names))
 
 
-def _lost_in_matmuls(cell: JudgedCell) -> float:
+def _lost_in_matmuls(cell: BrokenDown) -> float:
     """Seconds that matmuls of weights lose against their ceilings, at most the step's time beyond its floor.
 
     Replays on a disturbed machine may take longer.
     """
-    lost_s = min(cell.split.kernel_s, sum(cell.lost_s.values()), max(0.0, cell.split.latency_s - cell.split.floor_s))
+    lost_s = min(cell.terms.kernel_s, sum(cell.lost_s.values()), max(0.0, cell.terms.latency_s - cell.terms.floor_s))
     return max(0.0, lost_s - _lost_in(cell, "attention"))
 
 
-def _attention(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
+def _attention(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
     unfused_s = sum(cell.redundant_s.get(cause, 0.0) for cause in (Cause.ATTENTION_MATRIX, Cause.REPEATED_HEADS))
     fused = _possible(setting, ChangeId.SDPA, ChangeId.REPEATED_HEADS)
     return [_computed(fused, unfused_s, "scores and repeated heads would stay on chip")] if fused else []
 
 
-def _window(cell: JudgedCell) -> list[ChangeEffect]:
+def _window(cell: BrokenDown) -> list[ChangeEffect]:
     """What full windows of all layers cost: at most their copies, and those of heads that transformers repeats."""
     cores = [item.redundant_bytes for item in cell.operators if item.group == "attention" and item.kv_bytes]
     if not all(item.get(Cause.ROLLED_WINDOWS) for item in cores):
@@ -345,7 +339,7 @@ def _window(cell: JudgedCell) -> list[ChangeEffect]:
     return [_computed(UNWINDOWED, rolled_s + repeated_s, because)]
 
 
-def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]:
+def _sixteen_bit_dtype(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
     """What a 16-bit dtype saves of a float32 step: half the bytes, and another compute ceiling.
 
     At least the floors of all but attention differ by that much, if kernels lose as many seconds against their
@@ -369,19 +363,19 @@ def _sixteen_bit_dtype(cell: JudgedCell, setting: Setting) -> list[ChangeEffect]
     return [_computed(change, max(most_s, least_s), because, at_least_s=least_s)]
 
 
-def _saved_in_16_bits_s(cell: JudgedCell, setting: Setting, kept: float, flops_per_s: float) -> float:
+def _saved_in_16_bits_s(cell: BrokenDown, setting: Setting, kept: float, flops_per_s: float) -> float:
     """What a float32 step saves at most in 16 bits: kernels at their ceilings, and half of what is no kernel's time.
 
     `kept` is the share of the weights' bytes that is still read.
     """
-    split, cache_kept = cell.split, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
+    split, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
     other_s = split.redundant_s + max(0.0, split.unexplained_s)
     floor_s = _floor_s(cell, cell.operators, flops_per_s, kept, cache_kept)
     return split.latency_s - split.overhead_s - floor_s - _SIXTEEN_BITS / _DTYPE_BITS["float32"] * other_s
 
 
 def _floor_s(
-    cell: JudgedCell,
+    cell: BrokenDown,
     operators: Sequence[OperatorWork],
     flops_per_s: float,
     weights_kept: float = 1.0,
@@ -389,4 +383,4 @@ def _floor_s(
 ) -> float:
     """Seconds of operators at the ceilings, with shares of the bytes of their weights and of their cache."""
     parts = ((op.flops, weights_kept * op.weight_bytes + cache_kept * op.kv_bytes, flops_per_s) for op in operators)
-    return step_floor(parts, cell.ceiling_bytes_per_s).total_s
+    return step_floor(parts, cell.ceilings.memory_bytes_per_s).total_s

@@ -306,11 +306,6 @@ def overhead_at(facts: Facts, key: CellKey) -> Overhead | None:
     return facts.overhead.get((key.cell.engine, key.phase, key.cell.batch_size))
 
 
-def was_disturbed(overhead: Overhead | None) -> bool:
-    """Whether the overhead model's step took clearly longer than whole steps of the model."""
-    return overhead is not None and overhead.disturbed_s > (1 + EXCEEDS) * overhead.step_s
-
-
 def ceilings_of(facts: Facts, key: CellKey) -> StepCeilings:
     """The ceilings of a cell's step."""
     ceilings = facts.ceilings
@@ -380,7 +375,8 @@ def step_demand(facts: Facts, item: OperatorWork, replay: Replay | None) -> Dema
 
 def cells_of_disturbed_overhead(facts: Facts) -> list[Cell]:
     """Measured cells whose overhead model took clearly longer than whole steps of the model."""
-    return list(dict.fromkeys(key.cell for key in facts.measured if was_disturbed(overhead_at(facts, key))))
+    found = ((key.cell, overhead_at(facts, key)) for key in facts.measured)
+    return list(dict.fromkeys(cell for cell, each in found if each and each.disturbed_s > (1 + EXCEEDS) * each.step_s))
 
 
 def cells_of_disturbed_parts(facts: Facts) -> list[Cell]:

@@ -76,13 +76,8 @@ def healths(measured: Sequence[DeviceRun]) -> tuple[DeviceHealth, ...]:
                 run.device,
                 statistics.median(ratios) if ratios else 0.0,
                 above / len(common) if common else 0.0,
-                _below(run.ceilings.memory_bytes_per_s, memory),
-                _below(run.ceilings.compute_flops_per_s(run.dtype), compute),
+                0.0 if math.isinf(memory) else 1 - run.ceilings.memory_bytes_per_s / memory,
+                0.0 if math.isinf(compute) else 1 - run.ceilings.compute_flops_per_s(run.dtype) / compute,
             )
         )
     return tuple(rows)
-
-
-def _below(ceiling_per_s: float, best_per_s: float) -> float:
-    """The share by which a ceiling is below the best one; 0 if the best one is unknown."""
-    return 0.0 if math.isinf(best_per_s) else 1 - ceiling_per_s / best_per_s

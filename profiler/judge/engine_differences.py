@@ -13,8 +13,10 @@ from profiler.facts.repetitions import phase_samples
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.judge.breakdown import TERM_NAMES, TERMS, adds_up
-from profiler.judge.cells import EngineDifference, JudgedCell, KeyedRecord, columns_of
+from profiler.judge.cell_stages import Judged
 from profiler.judge.difference import is_claim, longer_s
+from profiler.judge.keyed import KeyedRecord, columns_of
+from profiler.judge.savings import EngineDifference
 from profiler.stats import Estimate
 from profiler.units import signed_duration
 
@@ -25,7 +27,7 @@ _UNKNOWN_CAUSE = "the cause is unknown, because their time breakdowns do not add
 
 
 def engine_differences(
-    facts: Facts, steady: Mapping[CellKey, Estimate], judged: Mapping[CellKey, JudgedCell]
+    facts: Facts, steady: Mapping[CellKey, Estimate], judged: Mapping[CellKey, Judged]
 ) -> list[EngineDifference]:
     """The saving of each further engine over the first in each cell, with its interval.
 
@@ -44,9 +46,9 @@ def engine_differences(
         causes: dict[str, float] = {}
         if judged:
             cells = judged[base], judged[key]
-            causes = _gained(*(cell.redundant_s for cell in cells))
-            if all(adds_up(cell.split) for cell in cells):
-                terms = _gained(*({term: getattr(cell.split, term) for term in TERMS} for cell in cells))
+            causes = _gained(*(cell.broken_down.redundant_s for cell in cells))
+            if all(adds_up(cell.terms) for cell in cells):
+                terms = _gained(*({term: getattr(cell.terms, term) for term in TERMS} for cell in cells))
         rows.append(
             EngineDifference(
                 **columns_of(key),
@@ -124,24 +126,26 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
         own = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
-        rows.append(
-            GenerateOverhead(
-                **columns_of(key),
-                transformers=steps.transformers if steps else "",
-                tax_s=tax.median_s,
-                low_s=tax.low_s,
-                high_s=tax.high_s,
-                own_s=steady[own].median_s,
-                repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
-                parts_s=parts_of(steps, tax.median_s) if steps else {},
-                reads_a_token=steps.reads_a_token if steps else None,
-                streamer_s=(
-                    max(0.0, statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"]))
-                    if steps
-                    else None
-                ),
-            )
+        found = GenerateOverhead(
+            **columns_of(key),
+            transformers="",
+            tax_s=tax.median_s,
+            low_s=tax.low_s,
+            high_s=tax.high_s,
+            own_s=steady[own].median_s,
+            repetitions=min(len(facts.repetitions[each.cell]) for each in (own, key)),
+            parts_s={},
         )
+        if steps is not None:
+            streamer_s = statistics.median(steps.streamed_s) - statistics.median(steps.parts_s["read"])
+            found = replace(
+                found,
+                transformers=steps.transformers,
+                parts_s=parts_of(steps, tax.median_s),
+                reads_a_token=steps.reads_a_token,
+                streamer_s=max(0.0, streamer_s),
+            )
+        rows.append(found)
     return rows
 
 
@@ -162,11 +166,6 @@ _CHANGES = {"graph": ChangeId.GRAPH, "compile": ChangeId.COMPILED_STEP, "static"
 def change_of_engine(item: EngineDifference) -> ChangeId | None:
     """The change that an engine makes to a decode step of the run's first one; None for other engines."""
     return _CHANGES.get(item.engine) if item.phase == "decode" else None
-
-
-def engine_change(item: EngineDifference) -> str:
-    """An engine as a change of the run's first one."""
-    return f"the engine {item.engine}"
 
 
 def causes_of(item: EngineDifference) -> str:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from profiler.facts.ceilings import AGREE, drift, swing
 from profiler.facts.measurements import NotTried
 from profiler.facts.operators import REST, Cause
-from profiler.facts.repetitions import first_use_s, foreign_cores, phase_samples, repetition_spreads
+from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_spreads
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.grid.cells import CellKey
 from profiler.judge.answer import NO_ANSWER, Answer, answer_of
-from profiler.judge.breakdown import TERMS
-from profiler.judge.cells import (
-    CellEvidence,
-    CellResult,
-    EngineDifference,
-    JudgedCell,
-    columns_of,
-    timed_row,
-    trial_results,
-    with_repetitions,
-)
+from profiler.judge.cell_stages import BrokenDown, Judged, Timed
+from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
 from profiler.judge.demand import (
     as_served,
@@ -49,11 +40,12 @@ from profiler.judge.engine_differences import (
 )
 from profiler.judge.machine_speed import at_median_speed, busy_sentences
 from profiler.judge.module_times import unexplained_by_group
-from profiler.judge.padding import RaggedStep, ragged_step, with_ragged
+from profiler.judge.padding import RaggedStep, ragged_step
 from profiler.judge.regimes import THROTTLED, Measurement, holds_over_interval, judge_cell, within_ceiling_range
-from profiler.judge.scaling import SIZE_OF, BoundSide, DoublingTest, Series, doubling_tests, series_of
+from profiler.judge.savings import EngineDifference, trial_results
+from profiler.judge.scaling import Axis, BoundSide, DoublingTest, doubling_tests, series_of, size_of
 from profiler.loading.changes import Circumstances
-from profiler.stats import Estimate, NoiseReport, estimate, narrow_enough, noise_report, undisturbed
+from profiler.stats import Estimate, RepetitionSpread, estimate, noise_report
 
 _SIXTEEN_BIT = ("bfloat16", "float16")
 # The unexplained share of a step above which it is measured by operator group.
@@ -61,34 +53,39 @@ _UNEXPLAINED_SHARE = 0.20
 
 
 @dataclass(frozen=True)
-class Timed:
-    """The times of a run's cells, from facts at the machine's median speed."""
+class TimedRun:
+    """The times of a run's cells."""
 
     facts: Facts
-    times: Mapping[CellKey, Estimate]
-    """By measured cell."""
-    steady: Mapping[CellKey, Estimate]
-    """The same without the term of the machine's drift, which changes cells alike that are timed in turn."""
-    rows: Mapping[CellKey, CellResult]
-    """By cell: its counted work, and its measured or forecast time."""
+    """At the machine's median speed, with the compute ceiling that the whole run shows."""
+    cells: Mapping[CellKey, Timed]
+
+    @cached_property
+    def steady(self) -> dict[CellKey, Estimate]:
+        """The times of measured cells, without the term of the machine's drift."""
+        return {key: cell.steady for key, cell in self.cells.items() if cell.status == "ok"}
 
 
 @dataclass(frozen=True)
-class BrokenDown:
+class BrokenDownRun:
     """Where the times of a run's cells go, and the limit of each cell."""
 
-    timed: Timed
-    rows: Mapping[CellKey, CellResult]
-    """As they are in cells.csv."""
-    cells: Mapping[CellKey, _CellJudgement]
-    """By measured cell; empty without both ceilings."""
+    timed: TimedRun
+    cells: Mapping[CellKey, Judged]
+    """The measured cells; none without both ceilings."""
     tests: tuple[DoublingTest, ...]
+
+    @property
+    def rows(self) -> dict[CellKey, CellResult]:
+        """The cells as they are in cells.csv."""
+        device = self.timed.facts.device
+        return {key: row_of(self.cells.get(key, cell), device) for key, cell in self.timed.cells.items()}
 
     @property
     def unexplained(self) -> list[CellKey]:
         """Cells of which more than a fifth of the time is unexplained, the worst first."""
-        cells = filter(_is_unexplained, (item.cell for item in self.cells.values()))
-        return [cell.key for cell in sorted(cells, key=lambda cell: -cell.split.unexplained_s / cell.split.latency_s)]
+        shares = {key: _unexplained_share(cell) for key, cell in self.cells.items()}
+        return sorted((key for key in shares if shares[key] > _UNEXPLAINED_SHARE), key=lambda key: -shares[key])
 
 
 @dataclass(frozen=True)
@@ -99,10 +96,13 @@ class Judgement:
     differences: tuple[EngineDifference, ...]
     scaling: tuple[DoublingTest, ...]
     generate: tuple[GenerateOverhead, ...]
-    ragged: tuple[RaggedStep, ...]
-    evidence: tuple[CellEvidence, ...] = ()
-    judged: tuple[JudgedCell, ...] = ()
-    answer: Answer = NO_ANSWER
+    judged: tuple[Judged, ...]
+    evidence: tuple[CellEvidence, ...]
+    answer: Answer
+
+    @property
+    def ragged(self) -> tuple[RaggedStep, ...]:
+        return tuple(cell.ragged for cell in self.judged if cell.ragged)
 
 
 def judge_run(facts: Facts) -> Judgement:
@@ -110,97 +110,52 @@ def judge_run(facts: Facts) -> Judgement:
     return advise_run(break_down_run(time_run(facts)))
 
 
-def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> Timed:
+def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> TimedRun:
     """The time of every cell, or of these `keys`, with its interval."""
-    facts, _ = at_median_speed(facts)
+    facts = over_the_run(at_median_speed(facts)[0])
     spreads = repetition_spreads(
         facts.measured, facts.repetitions, swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
     )
     keys = facts.grid.keys if keys is None else keys
-    samples = {
-        key: phase_samples(key.phase, facts.repetitions[key.cell]) for key in keys if facts.repetitions.get(key.cell)
-    }
-    times = {key: estimate(of_key, spreads[key.phase]) for key, of_key in samples.items()}
-    steady = {key: estimate(of_key, replace(spreads[key.phase], drift=0.0)) for key, of_key in samples.items()}
-    return Timed(facts, times, steady, {key: timed_row(facts, key, times.get(key)) for key in keys})
+    return TimedRun(facts, {key: _timed(facts, key, spreads[key.phase]) for key in keys})
 
 
-def break_down_run(timed: Timed) -> BrokenDown:
-    """The terms and the limit of each time. Without both ceilings there are none, and only rates are added."""
-    timed = replace(timed, facts=over_the_run(timed.facts))
-    facts, rows = timed.facts, timed.rows
+def break_down_run(timed: TimedRun) -> BrokenDownRun:
+    """The terms and the limit of each time; none without both ceilings."""
+    facts = timed.facts
     if not facts.ceilings.judges:
-        return BrokenDown(timed, {**rows, **{key: _time_row(timed, key) for key in timed.times}}, {}, ())
+        return BrokenDownRun(timed, {}, ())
     drifted = drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
-    compared = [timed_row(facts, key, timed.steady.get(key)) for key in rows]
-    tests = doubling_tests(compared, facts.operators, facts.ceilings, drifted)
-    sides = {test.series: test.sides for test in tests}
-    cells = {key: _judge(timed, key, _sides(rows[key], sides)) for key in timed.times}
-    return BrokenDown(timed, {**rows, **{key: item.row for key, item in cells.items()}}, cells, tuple(tests))
+    tests = doubling_tests(tuple(timed.cells.values()), facts.ceilings, drifted)
+    sides = {test.series: test.sides for test in tests}  # of the largest size, that of doubling to it
+    cells = {}
+    for key in timed.steady:
+        of_cell = {each[0]: sides[each][size_of(key, each[0])] for each in series_of(key) if each in sides}
+        cells[key] = _judge(timed, timed.cells[key], of_cell)
+    return BrokenDownRun(timed, cells, tuple(tests))
 
 
-def advise_run(broken: BrokenDown) -> Judgement:
+def advise_run(run: BrokenDownRun) -> Judgement:
     """The differences between engines, what would save time in each cell, and the answer in sentences."""
-    facts, steady, cells = broken.timed.facts, broken.timed.steady, broken.cells
-    differences = engine_differences(facts, steady, {key: item.cell for key, item in cells.items()})
-    found = Judgement(
-        cells=tuple(broken.rows.values()),
-        scaling=broken.tests,
-        differences=tuple(differences),
-        generate=tuple(generate_overheads(facts, steady)),
-        ragged=tuple(item.ragged for item in cells.values() if item.ragged),
-    )
-    if not cells:
-        return found
-    judged, busy = [item.cell for item in cells.values()], busy_sentences(facts)
+    facts, steady = run.timed.facts, run.timed.steady
+    differences, busy = engine_differences(facts, steady, run.cells), busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
-    every = [
-        replace(
-            cell,
-            engines=_engines_on(cell.key, differences, facts),
-        )
-        for cell in judged
-    ]
-    every = [replace(cell, changes=tuple(changes(cell, setting))) for cell in every]
-    return replace(
-        found,
-        evidence=tuple(_evidence(facts, item.noise, cell) for item, cell in zip(cells.values(), every, strict=True)),
-        judged=tuple(every),
-        answer=answer_of(every, setting, differences, busy, _cut(facts)),
-    )
-
-
-def _time_row(timed: Timed, key: CellKey) -> CellResult:
-    facts, time_s = timed.facts, timed.times[key]
-    spans = [span for repetition in facts.repetitions[key.cell] for span in repetition.spans(key.phase)]
-    clock_share = _clock_share(facts, key, facts.timeline.active(spans))
-    slowed = facts.timeline.throttled(spans, key.phase)
-    return _rated_row(timed, key, _noise(facts, key, slowed, clock_share, time_s))
-
-
-def _rated_row(timed: Timed, key: CellKey, noise: NoiseReport) -> CellResult:
-    """A row with its repetitions, its rates, their shares of the datasheet's peaks, and its noise.
-
-    Rates are model work over time, so redundant work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
-    """
-    facts, row, time_s = timed.facts, timed.rows[key], timed.times[key]
-    flops_per_s, bytes_per_s = (amount / time_s.median_s for amount in total_work(facts.operators[key]))
-    peak, bandwidth = facts.device.datasheet_flops_per_s, facts.device.datasheet_bytes_per_s
-    return replace(
-        with_repetitions(row, key, facts.repetitions[key.cell]),
-        flops_per_s=flops_per_s,
-        bytes_per_s=bytes_per_s,
-        mfu=flops_per_s / peak if peak else math.nan,
-        mbu=bytes_per_s / bandwidth if bandwidth else math.nan,
-        noise=noise.grade,
-        stopped="interval" if narrow_enough(time_s, row.repetitions or 0) else "budget",
-    )
-
-
-def _cut(facts: Facts) -> list[NotTried]:
-    """The changes for whose trials there was no time, also later in the run."""
+    compared = (replace(cell, engines=_engines_on(key, differences, facts)) for key, cell in run.cells.items())
+    judged = tuple(replace(cell, changes=tuple(changes(cell, setting))) for cell in compared)
     tried = {trial.line for trials in facts.trials.values() for trial in trials}
-    return [item for item in {each.line: each for each in facts.every(NotTried)}.values() if item.line not in tried]
+    # What a part of the run had no time for, a later part may have tried.
+    cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
+    return Judgement(
+        cells=tuple(run.rows.values()),
+        differences=tuple(differences),
+        scaling=run.tests,
+        generate=tuple(generate_overheads(facts, steady)),
+        judged=judged,
+        evidence=tuple(
+            evidence_of(cell, facts.predicted_peak_bytes[cell.key.cell], _in_groups(facts, cell)) for cell in judged
+        ),
+        answer=answer_of(judged, setting, differences, busy, cut) if judged else NO_ANSWER,
+    )
 
 
 def setting_of(facts: Facts) -> Setting:
@@ -247,8 +202,49 @@ def circumstances_of(facts: Facts) -> Circumstances:
     )
 
 
-def _is_unexplained(cell: JudgedCell) -> bool:
-    return cell.split.unexplained_s > _UNEXPLAINED_SHARE * cell.split.latency_s
+def _unexplained_share(cell: Judged) -> float:
+    return cell.terms.unexplained_s / cell.terms.latency_s
+
+
+def _timed(facts: Facts, key: CellKey, spread: RepetitionSpread) -> Timed:
+    """A cell with its time: measured, in older runs forecast, or none."""
+    cell = Timed(key, facts.operators[key], "skipped", facts.grid.useful_tokens(key))
+    gap, forecast, repetitions = facts.gaps.get(key.cell), facts.forecasts.get(key), facts.repetitions.get(key.cell)
+    if repetitions:
+        samples = phase_samples(key.phase, repetitions)
+        spans = [span for repetition in repetitions for span in repetition.spans(key.phase)]
+        cell = replace(
+            cell,
+            status="ok",
+            time=estimate(samples, spread),
+            steady=estimate(samples, replace(spread, drift=0.0)),
+            repetitions=repetitions,
+            samples=samples,
+            activity=facts.timeline.active(spans),
+            slowed=facts.timeline.throttled(spans, key.phase),
+        )
+        return _with_clock(facts, cell, _clock_share(facts, key, cell.activity))
+    if gap is not None:
+        return replace(cell, status=gap.status)
+    if forecast is not None:
+        return replace(cell, status="forecast", time=Estimate(forecast.latency_s, forecast.low_s, forecast.high_s, 0))
+    return cell
+
+
+def _with_clock(facts: Facts, cell: Timed, clock_share: float) -> Timed:
+    """The cell at a share of the clock of the ceilings, and the noise of its time.
+
+    Many GPUs always run at their power cap, and their ceilings were measured with it. So a power cap counts only if the
+    clock differs from that of the ceilings.
+    """
+    noise = noise_report(
+        cell.samples,
+        cell.time,
+        foreign_cores=foreign_cores(cell.repetitions),
+        throttled=[name for name in cell.slowed if name != POWER_CAP or clock_share < THROTTLED],
+        machine_drift=drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
+    )
+    return replace(cell, clock_share=clock_share, noise=noise)
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
@@ -256,135 +252,76 @@ def _at_clock(facts: Facts, clock_share: float) -> Facts:
     return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
 
 
-@dataclass(frozen=True, slots=True)
-class _CellJudgement:
-    row: CellResult
-    noise: NoiseReport
-    cell: JudgedCell
-    ragged: RaggedStep | None
-
-
-def _judge(timed: Timed, key: CellKey, sides: Mapping[str, str]) -> _CellJudgement:
+def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judged:
     """Break down and judge a cell's time, with the compute ceiling at the GPU's clock during its repetitions."""
-    facts, time_s = timed.facts, timed.times[key]
-    repetitions, shares, (flops, nbytes) = (
-        facts.repetitions[key.cell],
-        extreme_shares(facts),
-        total_work(facts.operators[key]),
-    )
-    spans = [span for repetition in repetitions for span in repetition.spans(key.phase)]
-    activity, slowed = facts.timeline.active(spans), facts.timeline.throttled(spans, key.phase)
-    clock_share = _clock_share(facts, key, activity)
-    if clock_share < 1.0 and _is_faster_than_clock(facts, key, time_s.median_s, clock_share):
-        clock_share = 1.0
-    noise = _noise(facts, key, slowed, clock_share, time_s)
-    facts = as_served(_at_clock(facts, clock_share), key, time_s.median_s)
-    half_width_s = (time_s.high_s - time_s.low_s) / 2
-    faults, tax = faults_of(key.phase, repetitions), generate_overhead(facts, key, timed.steady)
-
-    def under(facts: Facts) -> tuple[Measurement, Mapping[Cause, float]]:
-        """The input of a verdict under the ceilings of `facts`, and the seconds of redundant work by cause."""
-        split, redundant_s = breakdown_of(facts, key, time_s.median_s, half_width_s, faults, tax)
-        measurement = Measurement(
-            split=split,
-            model_flops=flops,
-            model_bytes=nbytes,
-            compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
-            ceilings=ceilings_of(facts, key),
-            latency_low_s=time_s.low_s,
-            latency_high_s=time_s.high_s,
-            noise=noise.grade,
-            offloaded=facts.model.offloaded,
-            cache_resident=facts.ceilings.cache_resident(nbytes),
-            graph_step_s=_graph_step_s(facts, key, split.latency_s),
-            batch_side=sides.get("batch", ""),
-            depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-            sm_active=activity.sm,
-            memory_active=activity.memory,
-            traffic=counted_traffic(facts, key),
-            power_capped=POWER_CAP in slowed,
-            clock_share=clock_share,
-        )
-        return measurement, redundant_s
-
-    measurement, redundant_s = under(facts)
+    facts, key = run.facts, cell.key
+    if cell.clock_share < 1.0:
+        attained = [
+            breakdown_of(_at_clock(facts, share), key, cell.latency_s)[0].attained for share in (cell.clock_share, 1.0)
+        ]
+        # A step that is faster than its clock allows, but not than the whole clock, disproves the reading.
+        if attained[1] <= 1.0 + AGREE < attained[0]:
+            cell = _with_clock(facts, cell, 1.0)
+    shares, facts = extreme_shares(facts), as_served(_at_clock(facts, cell.clock_share), key, cell.latency_s)
+    measurement, redundant_s = _measurement(facts, cell, sides, run.steady)
     scaled = {name: replace(facts, ceilings=facts.ceilings.times(*pair)) for name, pair in shares.items()}
-    extremes = {name: judge_cell(under(each)[0]) for name, each in scaled.items()}
-    verdict, parts, ceilings = (
-        within_ceiling_range(judge_cell(measurement), extremes),
-        measurement.split,
-        measurement.ceilings,
-    )
-    if noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
-        noise = replace(noise, grade="noisy")  # a wide interval whose conclusion is certain
-    rated, ragged = _rated_row(timed, key, noise), ragged_step(facts, key, parts, timed.steady)
-    lost = lost_s(facts, key)
-    judged = JudgedCell(
-        key=key,
-        tokens_per_s=rated.tokens_per_s,
-        flops_per_s=rated.flops_per_s,
-        bytes_per_s=rated.bytes_per_s,
-        ceiling_bytes_per_s=ceilings.memory_bytes_per_s,
-        ceiling_flops_per_s=_ceiling_flops_per_s(facts, key),
-        split=parts,
-        verdict=verdict,
-        operators=facts.operators[key],
-        memory_bytes=float(facts.predicted_peak_bytes[key.cell]),
+    extremes = {name: judge_cell(_measurement(each, cell, sides, run.steady)[0]) for name, each in scaled.items()}
+    verdict = within_ceiling_range(judge_cell(measurement), extremes)
+    if cell.noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
+        # A wide interval whose conclusion is certain.
+        cell = replace(cell, noise=replace(cell.noise, grade="noisy"))
+    terms, lost = measurement.split, lost_s(facts, key)
+    ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in cell.operators)
+    broken_down = BrokenDown(
+        cell,
+        measurement,
+        # As if every matmul were at the ceiling of its dtype.
+        ceiling_flops_per_s=measurement.model_flops / ceiling_s if ceiling_s else measurement.compute_flops_per_s,
         redundant_s=redundant_s,
         lost_s=lost,
-        small_kernels_s=max(0.0, parts.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
-        traced_small_s=small_kernels_s(facts, key, parts, redundant_s),
-        host_pace_s=(ceilings.overhead_s or 0.0) if ceilings.overlaps else 0.0,
-        host_least_s=min(ceilings.overhead.least_s, ceilings.overhead.step_s) if ceilings.overhead else 0.0,
+        small_kernels_s=max(0.0, terms.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
+        traced_small_s=small_kernels_s(facts, key, terms, redundant_s),
         longest=facts.activity[key].longest if key in facts.activity else (),
-        waits=ceilings.overhead is not None and ceilings.overhead.waits,
-        graph_step_s=measurement.graph_step_s,
-        clock_share=clock_share,
-        first_use_s=first_use_s(repetitions) if key.phase == "decode" else None,
-        undisturbed_s=min(
-            undisturbed(samples).quartile_s for samples in phase_samples(key.phase, repetitions) if samples
-        ),
-        tried=tuple(trial_results(facts.trials.get(key, ()))),
-        spread=half_width_s / time_s.median_s,
-        usable=noise.grade != "unusable",
     )
-    judged_row = replace(
-        with_ragged(rated, ragged),
-        attained=parts.attained,
-        floor_s=parts.floor_s,
-        **{term: getattr(parts, term) for term in TERMS},
-        regime=verdict.regime,
-        confidence=verdict.confidence,
+    tried = tuple(trial_results(facts.trials.get(key, ())))
+    return Judged(broken_down, verdict, ragged_step(facts, key, terms, run.steady), tried)
+
+
+def _measurement(
+    facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
+) -> tuple[Measurement, Mapping[Cause, float]]:
+    """The input of a verdict under the ceilings of `facts`, and the seconds of redundant work by cause."""
+    key, (flops, nbytes) = cell.key, total_work(cell.operators)
+    faults, tax = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
+    split, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, tax)
+    measurement = Measurement(
+        split=split,
+        model_flops=flops,
+        model_bytes=nbytes,
+        compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
+        ceilings=ceilings_of(facts, key),
+        latency_low_s=cell.time.low_s,
+        latency_high_s=cell.time.high_s,
+        noise=cell.noise.grade,
+        offloaded=facts.model.offloaded,
+        cache_resident=facts.ceilings.cache_resident(nbytes),
+        graph_step_s=_graph_step_s(facts, key, split.latency_s),
+        batch_side=sides.get("batch", ""),
+        depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
+        sm_active=cell.activity.sm,
+        memory_active=cell.activity.memory,
+        traffic=counted_traffic(facts, key),
+        power_capped=POWER_CAP in cell.slowed,
+        clock_share=cell.clock_share,
     )
-    return _CellJudgement(judged_row, noise, judged, ragged)
+    return measurement, redundant_s
 
 
-def _evidence(facts: Facts, noise: NoiseReport, cell: JudgedCell) -> CellEvidence:
-    """The evidence of a cell's verdict."""
-    verdict, latency_s, unexplained_s = cell.verdict, cell.split.latency_s, dict[str, float]()
-    if _is_unexplained(cell):
-        unexplained_s = unexplained_by_group(_at_clock(facts, cell.clock_share), cell.key, latency_s)
-    return CellEvidence(
-        **columns_of(cell.key),
-        regime=verdict.regime,
-        confidence=verdict.confidence,
-        flags=verdict.flags,
-        signals=verdict.evidence,
-        conflicts=tuple(item.signal for item in verdict.conflicts),
-        split_half_widths_s=cell.split.half_widths_s,
-        noise_reasons=noise.reasons,
-        predicted_peak_memory_bytes=facts.predicted_peak_bytes[cell.key.cell],
-        changes=cell.changes,
-        first_use_s=cell.first_use_s,
-        unexplained_in_s=unexplained_s,
-    )
-
-
-def _ceiling_flops_per_s(facts: Facts, key: CellKey) -> float:
-    """FLOP/s of a step in which every matmul is at the ceiling of its dtype."""
-    flops, _ = total_work(facts.operators[key])
-    ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in facts.operators[key])
-    return flops / ceiling_s if ceiling_s else facts.ceilings.compute_flops_per_s(facts.model.dtype)
+def _in_groups(facts: Facts, cell: Judged) -> dict[str, float]:
+    """A cell's unexplained seconds by group of operators; empty if they are few."""
+    if _unexplained_share(cell) <= _UNEXPLAINED_SHARE:
+        return {}
+    return unexplained_by_group(_at_clock(facts, cell.timed.clock_share), cell.key, cell.terms.latency_s)
 
 
 def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
@@ -399,28 +336,6 @@ def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
     traced = traced_matmuls(facts, key)
     own = traced.flops_per_s / ceiling.per_s if traced is not None else 0.0
     return min(ceiling.at_full_clock, max(own, activity.clock_hz / ceiling.clock_hz))
-
-
-def _is_faster_than_clock(facts: Facts, key: CellKey, latency_s: float, clock_share: float) -> bool:
-    """Whether a step is faster than this clock allows, but not than the whole clock: then the reading is wrong."""
-    slow, whole = (breakdown_of(_at_clock(facts, share), key, latency_s)[0].attained for share in (clock_share, 1.0))
-    return whole <= 1.0 + AGREE < slow
-
-
-def _noise(facts: Facts, key: CellKey, slowed: Sequence[str], clock_share: float, time_s: Estimate) -> NoiseReport:
-    """The noise of a cell's time.
-
-    Many GPUs always run at their power cap, and their ceilings were measured with it. So a power cap counts only if the
-    clock differs from that of the ceilings.
-    """
-    repetitions = facts.repetitions[key.cell]
-    return noise_report(
-        phase_samples(key.phase, repetitions),
-        time_s,
-        foreign_cores=foreign_cores(repetitions),
-        throttled=[name for name in slowed if name != POWER_CAP or clock_share < THROTTLED],
-        machine_drift=drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"),
-    )
 
 
 def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
@@ -438,11 +353,6 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
             own_s, its_s = (sum(breakdown_of(facts, each, time_s)[1].values()) for each, time_s in steps)
             return graph_s + own_s - its_s
     return None
-
-
-def _sides(row: CellResult, sides: Mapping[Series, Mapping[int, BoundSide]]) -> dict[str, str]:
-    """The side that doubling a cell's size indicates, by axis (for the largest size, doubling to it)."""
-    return {series[0]: sides[series][getattr(row, SIZE_OF[series[0]])] for series in series_of(row) if series in sides}
 
 
 def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Facts) -> tuple[EngineDifference, ...]:

@@ -152,7 +152,6 @@ def _shared_swing(
 
 
 def _divided(repetition: Repetition, prefill: float, decode: float) -> Repetition:
-    """A repetition with the times of each phase divided by the machine's pace."""
     paces = dict.fromkeys(("prefill_s", "more_prefill_s", "ttft_s", "more_ttft_s"), prefill)
     paces |= dict.fromkeys(("decode_s", "loop_s", "issue_s"), decode)
     divided: dict[str, Any] = {}

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from profiler.facts.measurements import BETWEEN_MODULES, HookedStep
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import CellKey
-from profiler.judge.cells import KeyedRecord, columns_of
 from profiler.judge.demand import overhead_at, step_demand
+from profiler.judge.keyed import KeyedRecord, columns_of
 
 _DISTURBED_GPU = 1.1
 """Hooked over plain step on a GPU, from which the hundreds of marks of the hooks limit the host."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -10,8 +9,8 @@ from profiler.facts.run_facts import Facts
 from profiler.grid.cells import DEFAULT_ENGINE, CellKey
 from profiler.grid.ragged import padding_share, waiting
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import CellResult, KeyedRecord, columns_of, or_nan
 from profiler.judge.difference import is_claim, longer_s
+from profiler.judge.keyed import KeyedRecord, columns_of
 from profiler.stats import Estimate
 
 
@@ -71,11 +70,3 @@ def ragged_step(
         mask_high_s=mask.high_s if mask else None,
         repetitions=min(len(plain), len(facts.repetitions[key.cell])),
     )
-
-
-def with_ragged(row: CellResult, ragged: RaggedStep | None) -> CellResult:
-    """The row with the costs of unequal prompts; unchanged if they are equal."""
-    if ragged is None:
-        return row
-    waiting_s = ragged.waiting_s if row.phase == "decode" else math.nan
-    return replace(row, padding=ragged.padding, mask_s=or_nan(ragged.mask_s), waiting_s=waiting_s)

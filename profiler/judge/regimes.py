@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import reduce
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from profiler.judge.breakdown import StepCeilings, TimeBreakdown, at_latency, exceeds_step
 from profiler.judge.demand import TRAFFIC_TOLERANCE, CountedTraffic
 
-Regime = Literal[
-    "compute-bound", "memory-bound", "overhead-bound", "slow-kernels", "link-bound", "mixed", "inconclusive"
-]
-Vote = Literal["compute-bound", "memory-bound", "overhead-bound", "slow-kernels", "link-bound", ""]
+Bound = Literal["compute-bound", "memory-bound", "overhead-bound", "slow-kernels", "link-bound"]
+"""The label of a cell that has one limit; `LIMITS` has the rule of each."""
+Regime = Literal[Bound, "mixed", "inconclusive"]
+Vote = Literal[Bound, ""]
 Confidence = Literal["high", "medium", "low"]
 
 # Thresholds, each with its reason. They are choices: isolated kernels reach 0.85 to 0.97 of a measured ceiling, whole
@@ -84,7 +84,6 @@ GRAPH_PROVES = 0.5
 SM_IDLE = 0.5
 """Share of the time with any SM active, below which the device mostly waits for the host."""
 
-_VOTES: dict[str, Vote] = {vote: vote for vote in get_args(Vote)}
 _SIDES: dict[str, Vote] = {"memory": "memory-bound", "compute": "compute-bound"}
 _HIGH, _MEDIUM = 0.85, 0.65
 _REDRAWS = 200
@@ -198,7 +197,7 @@ def within_ceiling_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> V
             f"{verdict.regime} under the ceilings measured first, {other.regime} under the {name}",
             float(len(others)),
             "0 other labels",
-            _VOTES.get(other.regime, ""),
+            "" if other.regime == "mixed" or other.regime == "inconclusive" else other.regime,
             1.0,
         )
         for name, other in others.items()
@@ -241,55 +240,101 @@ def _shares(s: TimeBreakdown) -> _Shares:
     )
 
 
+def _has_device_time(_: Measurement, shares: _Shares) -> bool:
+    return bool(shares.overhead < 1)
+
+
 @dataclass(frozen=True)
-class _Rule:
+class Limit:
     """A share of a step from which a cell has a regime: it decides the label, and gives the evidence."""
 
+    label: Bound
     signal: str
-    vote: Vote
     least: float
     """Threshold of the share."""
     share: Callable[[_Shares], Any]
+    terms: tuple[str, ...] = ()
+    """The terms of the time breakdown that it consists of; pictures have the colour of the first one."""
+    meaning: str = ""
+    """In the glossary, after its label and a colon."""
     text: str = ""
     """What the threshold says, if it is not the name of the regime."""
+    is_known: Callable[[Measurement, _Shares], bool] = _has_device_time
+    """Whether a cell has this signal."""
+    binds: Callable[[Measurement, _Shares], Any] | None = None
+    """Whether it votes; None if it does from the threshold on."""
 
     def reached(self, shares: _Shares) -> Any:
         """Whether the share is at least the threshold; an array of redraws gives an array."""
         return self.share(shares) >= self.least
 
-    def evidence(self, shares: _Shares, *, votes: bool | None = None) -> Evidence:
-        """The signal of weight 2; it votes if the threshold is reached, or if `votes` says so."""
-        value = self.share(shares)
-        vote = self.vote if (self.reached(shares) if votes is None else votes) else ""
-        threshold = f">= {self.least} {self.text or self.vote.removesuffix('-bound')}"
-        return Evidence(self.signal, value, threshold, vote, 2.0)
+    def evidence(self, m: Measurement, shares: _Shares) -> Evidence:
+        """The signal of weight 2."""
+        votes = self.binds(m, shares) if self.binds else self.reached(shares)
+        threshold = f">= {self.least} {self.text or self.label.removesuffix('-bound')}"
+        return Evidence(self.signal, self.share(shares), threshold, self.label if votes else "", 2.0)
 
 
 _DEVICE_TIME = "share of the device's time that"
-_MEMORY = _Rule(
-    f"{_DEVICE_TIME} bytes at the measured bandwidth need", "memory-bound", MEMORY_SHARE, lambda s: s.memory
-)
-_COMPUTE = _Rule(f"{_DEVICE_TIME} FLOPs at the measured rate need", "compute-bound", COMPUTE_SHARE, lambda s: s.compute)
-_OVERHEAD = _Rule(
-    "overhead that the device does not hide (overhead model) / step",
+LIMITS: dict[Bound, Limit] = {
+    each.label: each
+    for each in (
+        Limit(
+            "memory-bound",
+            f"{_DEVICE_TIME} bytes at the measured bandwidth need",
+            MEMORY_SHARE,
+            lambda s: s.memory,
+            ("kv_s", "weights_s"),
+            "moving bytes explains most of the device's time; fewer bytes help, faster arithmetic does not.",
+        ),
+        Limit(
+            "compute-bound",
+            f"{_DEVICE_TIME} FLOPs at the measured rate need",
+            COMPUTE_SHARE,
+            lambda s: s.compute,
+            ("compute_s",),
+            "arithmetic explains most of the device's time; a faster dtype helps, fewer bytes do not.",
+        ),
+        Limit(
+            "overhead-bound",
+            "overhead that the device does not hide (overhead model) / step",
+            OVERHEAD_SHARE,
+            lambda s: s.overhead,
+            ("overhead_s",),
+            "the host's overhead sets the pace; graphs, compiling or larger batches help, a faster device does not.",
+            is_known=lambda m, _: m.ceilings.overhead_s is not None,
+        ),
+        Limit(
+            "slow-kernels",
+            f"{_DEVICE_TIME} kernels take beyond their ceilings, run one by one",
+            KERNEL_SHARE,
+            lambda s: s.kernel,
+            ("kernel_s", "dequantise_s"),
+            "replayed in isolation, the kernels stay far below every ceiling at these shapes; other kernels or formats"
+            " help.",
+            "kernels",
+            lambda m, shares: _has_device_time(m, shares) and m.split.replayed_share >= KERNEL_COVERAGE,
+            lambda m, shares: _kernels_bind(m.split, shares),
+        ),
+        Limit(
+            "link-bound",
+            "link / step",
+            LINK_SHARE,
+            lambda s: s.link,
+            ("link_s",),
+            "weights outside the GPU, or results that GPUs exchange, set the pace; a faster device does not help.",
+            is_known=lambda m, _: bool(m.split.link_s),
+        ),
+    )
+}
+_ENGINE = Limit(
     "overhead-bound",
-    OVERHEAD_SHARE,
-    lambda s: s.overhead,
-)
-_KERNELS = _Rule(
-    f"{_DEVICE_TIME} kernels take beyond their ceilings, run one by one",
-    "slow-kernels",
-    KERNEL_SHARE,
-    lambda s: s.kernel,
-    "kernels",
-)
-_LINK = _Rule("link / step", "link-bound", LINK_SHARE, lambda s: s.link)
-_ENGINE = _Rule(
     "what the engine adds / step: its host and its kernels, inseparable from outside",
-    "overhead-bound",
     ENGINE_SHARE,
     lambda s: s.engine,
-    "more than the work",
+    text="more than the work",
+    is_known=lambda m, _: bool(m.split.engine_s),
+    binds=lambda m, shares: _engine_idles(m, shares),
 )
 
 
@@ -324,7 +369,8 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     """The label of a measurement with the breakdown `s`, or an array of labels if its terms are arrays of redraws."""
     shares = _shares(s)
     graph_share = _graph_share(m, s)
-    overhead = _OVERHEAD.reached(shares)
+    reached = {label: limit.reached(shares) for label, limit in LIMITS.items()}
+    overhead = reached["overhead-bound"]
     overdrawn = shares.overhead > OVERDRAWN
     if graph_share is not None:
         proved = graph_share >= GRAPH_PROVES
@@ -333,7 +379,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     idles = (shares.overhead >= (OVERHEAD_SHARE if m.ceilings.idle_share else IDLE_SHARE)) & m.ceilings.overlaps
     by_memory = shares.memory > shares.compute
     larger, smaller = np.maximum(shares.memory, shares.compute), np.minimum(shares.memory, shares.compute)
-    reaches = np.where(by_memory, _MEMORY.reached(shares), _COMPUTE.reached(shares))
+    reaches = np.where(by_memory, reached["memory-bound"], reached["compute-bound"])
     needed_s, moved_s = s.weights_s + s.kv_s, s.weights_s + s.kv_s + s.redundant_s
     lost_s = s.kernel_s + s.dequantise_s
     others_s = (s.compute_s, shares.overhead * s.latency_s, s.engine_s, abs(s.unexplained_s))
@@ -347,7 +393,7 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
     parts = np.sort(np.stack(np.broadcast_arrays(*every)), axis=0)[::-1]
     two = (parts[0] + parts[1] >= MEMORY_SHARE) & (parts[1] * DOMINANCE >= MEMORY_SHARE / 2)
     rules: tuple[tuple[Any, Regime], ...] = (
-        (_LINK.reached(shares), "link-bound"),
+        (reached["link-bound"], "link-bound"),
         (overdrawn, "inconclusive"),
         (overhead, "overhead-bound"),
         (idles | (s.host_pace_s / s.latency_s >= PACED_SHARE), "mixed"),
@@ -365,7 +411,6 @@ def _labels(m: Measurement, s: TimeBreakdown) -> NDArray[np.str_]:
 
 
 def _engine_idles(m: Measurement, shares: _Shares) -> NDArray[np.bool_]:
-    """Whether the engine term is large and the device was mostly idle."""
     return np.asarray(_ENGINE.reached(shares) & (m.sm_active is not None and m.sm_active < SM_IDLE))
 
 
@@ -375,7 +420,7 @@ def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
     The prediction is that other kernels for the same operators recover at least half of the loss.
     """
     others = (shares.memory, shares.compute, shares.overhead, shares.link, shares.redundant)
-    bind = _KERNELS.reached(shares) & (shares.kernel_low >= KERNEL_SHARE_SURE)
+    bind = LIMITS["slow-kernels"].reached(shares) & (shares.kernel_low >= KERNEL_SHARE_SURE)
     return np.asarray(bind & (shares.kernel >= DOMINANCE * reduce(np.maximum, others)) & _replays_explain(s))
 
 
@@ -390,23 +435,12 @@ def _evidence(m: Measurement) -> tuple[Evidence, ...]:
     over_ridge = m.model_flops / m.model_bytes / (m.compute_flops_per_s / m.ceilings.memory_bytes_per_s)
     vote: Vote = "compute-bound" if over_ridge >= RIDGE_BAND else "memory-bound" if over_ridge <= 1 / RIDGE_BAND else ""
     threshold = f">= {RIDGE_BAND} compute, <= {1 / RIDGE_BAND:.2f} memory"
-    items = [Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0)]
-    has_device_time = shares.overhead < 1
-    if has_device_time:
-        items += [_MEMORY.evidence(shares), _COMPUTE.evidence(shares)]
-    if m.ceilings.overhead_s is not None:
-        items.append(_OVERHEAD.evidence(shares))
-    if has_device_time and m.split.replayed_share >= KERNEL_COVERAGE:
-        items.append(_KERNELS.evidence(shares, votes=bool(_kernels_bind(m.split, shares))))
-    if m.split.link_s:
-        items.append(_LINK.evidence(shares))
-    if m.split.engine_s:
-        items.append(_ENGINE.evidence(shares, votes=bool(_engine_idles(m, shares))))
-    return (*items, *_optional_evidence(m, shares))
+    intensity = Evidence("intensity / measured ridge", over_ridge, threshold, vote, 1.0)
+    limits = (limit for limit in (*LIMITS.values(), _ENGINE) if limit.is_known(m, shares))
+    return (intensity, *(limit.evidence(m, shares) for limit in limits), *_optional_evidence(m, shares))
 
 
 def _optional_evidence(m: Measurement, shares: _Shares) -> list[Evidence]:
-    """Signals that only some runs have."""
     device_side: Vote = "memory-bound" if shares.memory >= shares.compute else "compute-bound"
     items = []
     if m.ceilings.issue_s is not None and m.ceilings.overlaps:
@@ -451,25 +485,22 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
     replayed = regime == "overhead-bound" and m.graph_step_s is not None and overhead_s > 0
     # A graph removes the host's time if it saves at least half of the overhead.
     saves = s.latency_s - (m.graph_step_s or 0.0) >= overhead_s / 2
+    # A step may exceed its ceiling by the intervals of the ceiling and of the time.
+    tolerances = (CEILING_TOLERANCE, m.ceilings.memory_half_width, m.ceilings.compute_half_width)
+    time_share = (m.latency_high_s - m.latency_low_s) / 2 / s.latency_s
     checks = (
         (Flag.KV_BOUND, regime == "memory-bound" and s.kv_s > s.weights_s),
         (Flag.INEFFICIENT_KERNELS, s.kernel_s + s.dequantise_s >= KERNEL_LOSS * s.latency_s),
         (Flag.WASTEFUL_PATH, s.redundant_s >= WASTE * s.latency_s),
         (Flag.CACHE_RESIDENT, m.cache_resident),
         (Flag.OFFLOADED, m.offloaded),
-        (Flag.ABOVE_CEILING, s.attained > 1.0 + _tolerance(m)),
+        (Flag.ABOVE_CEILING, s.attained > 1.0 + max(tolerances) + time_share),
         (Flag.POWER_CAPPED, m.power_capped),
         (Flag.THROTTLED, m.clock_share < THROTTLED),
         (Flag.HOST, replayed and saves),
         (Flag.GRANULARITY, replayed and not saves),
     )
     return tuple(flag for flag, applies in checks if applies)
-
-
-def _tolerance(m: Measurement) -> float:
-    """The share by which a step may exceed its ceiling, from the intervals of the ceiling and of the time."""
-    time = (m.latency_high_s - m.latency_low_s) / 2 / m.split.latency_s
-    return max(CEILING_TOLERANCE, m.ceilings.memory_half_width, m.ceilings.compute_half_width) + time
 
 
 def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,10 +13,9 @@ from numpy.typing import NDArray
 
 from profiler.counting.floor import MOST, StepFloor, compute_bound_from, least, step_floor
 from profiler.facts.ceilings import Ceilings
-from profiler.facts.operators import OperatorWork
+from profiler.facts.operators import Amount, OperatorWork
 from profiler.grid.cells import CellKey, Phase
-from profiler.json_document import view
-from profiler.judge.cells import CellResult
+from profiler.judge.cell_stages import Timed
 from profiler.judge.difference import difference
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import percent
@@ -57,10 +55,24 @@ class Doubling:
     nothing if both predictions are near 1."""
 
 
-@dataclass(frozen=True)
-class Scaling:
-    """A series of sizes, with its doublings, best size and knee."""
+_FIXED: dict[Axis, tuple[str, ...]] = {
+    "batch": ("phase", "engine", "prompt_len", "context_len"),
+    "prompt": ("phase", "engine", "batch_size"),
+    # Without `filled`, a prompt as long as a directly filled context would be the same size twice.
+    "context": ("phase", "engine", "batch_size", "filled"),
+}
+_PHASE_OF: dict[Axis, Phase] = {"prompt": "prefill", "context": "decode"}
+Series = tuple[Axis, tuple[str | int, ...]]
+"""An axis, and the values of the columns that are constant along it."""
 
+
+@dataclass(frozen=True)
+class DoublingTest:
+    """The doubling test of one series of cells: its axis, its constant columns, and its results."""
+
+    axis: Axis
+    fixed: Mapping[str, str | int]
+    """The constant columns and their values, which all cells of the series share."""
     doublings: tuple[Doubling, ...]
     best: int
     """The smallest size whose tokens/s are within 1 % of the most."""
@@ -69,47 +81,71 @@ class Scaling:
     knee_measured: int | None
     """The size from which every doubling has a slope of at least 0.5 over its whole interval; None if the last one has
     not, or if it is uncertain."""
+    knee_predicted: float | None
+    """The batch, or the prompt, from which a step is compute-bound by the counts; None if never, or along contexts."""
+    sentences: tuple[str, ...]
     knee_between: tuple[int, int] | None = None
     """The sizes between which the knee is, if the intervals do not determine it."""
-    drift: float = 0.0
-    """The machine's drift between neighbouring sizes, as a share."""
-    rivals: tuple[int, ...] = ()
-    """Sizes that may have more tokens/s than the best one, given the machine's drift between the repetitions of
-    both."""
+
+    @property
+    def series(self) -> Series:
+        """The series of this test."""
+        return self.axis, tuple(self.fixed.values())
+
+    @property
+    def sides(self) -> dict[int, BoundSide]:
+        """By size: the ceiling that doubling it indicates; for the largest size, doubling to it."""
+        last = self.doublings[-1]
+        return {step.smaller: step.side for step in self.doublings} | {last.larger: last.side}
+
+    def holds(self, key: CellKey) -> bool:
+        """Whether a cell belongs to the series."""
+        columns = _columns(key)
+        return all(columns[name] == value for name, value in self.fixed.items())
 
 
-def scaling(cells: Sequence[CellResult], axis: Axis, drift: float = 0.0) -> Scaling:
+def scaling(
+    cells: Sequence[Timed], axis: Axis, drift: float = 0.0, *, fixed: Mapping[str, str | int] | None = None,
+    predicted: float | None = None, no_room: int | None = None,
+) -> DoublingTest:  # fmt: skip
     """Slopes between neighbouring sizes, the best size, and the knee. Raises ValueError for fewer than two sizes.
 
     `cells` are measured, one per size along `axis`. `drift` is the machine's drift over the run, as a share.
-    Differences between sizes are no more certain than that, unless the sizes were timed in turn.
+    Differences between sizes are no more certain than that, unless the sizes were timed in turn. `no_room` is the
+    smallest size that ran out of memory.
     """
-    size = attrgetter(SIZE_OF[axis])
+
+    def size(cell: Timed) -> int:
+        return size_of(cell.key, axis)
+
     ordered = sorted(cells, key=size)
     if len(ordered) < 2:
         raise ValueError("a slope needs two sizes or more")
     doublings = tuple(_doubling(smaller, larger, axis, drift) for smaller, larger in itertools.pairwise(ordered))
     knee, between = _knee(doublings)
     best = ordered[best_of([cell.tokens_per_s for cell in ordered])]
-    return Scaling(
-        doublings=doublings,
-        best=size(best),
-        largest=size(ordered[-1]),
-        knee_measured=knee,
-        knee_between=between,
-        drift=max(_mutual_drift(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered)),
-        rivals=tuple(
-            size(cell)
-            for cell in ordered
-            if cell is not best
-            and cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
-        ),
-    )
+    drifted = max(_mutual_drift(smaller, larger, drift) for smaller, larger in itertools.pairwise(ordered))
+    test = DoublingTest(axis, fixed or {}, doublings, size(best), size(ordered[-1]), knee, predicted, (), between)
+    sentences = _knee_sentences(test, no_room, drifted)
+    sentences.append(f"Most tokens/s: {axis} {test.best} (largest measured: {test.largest}).")
+    # Sizes that may have more, given the machine's drift between the repetitions of both.
+    rivals = [
+        str(size(cell))
+        for cell in ordered
+        if cell is not best
+        and cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
+    ]
+    if rivals:
+        sentences.append(
+            f"The machine drifted by {percent(drifted)} meanwhile, so the most may also be at {axis}"
+            f" {', '.join(rivals)}."
+        )
+    return replace(test, sentences=tuple(sentences))
 
 
-def _mutual_drift(one: CellResult, other: CellResult, drift: float) -> float:
+def _mutual_drift(one: Timed, other: Timed, drift: float) -> float:
     """The drift between the repetitions of two sizes; 0 if both were timed in the same number of shuffled rounds."""
-    return 0.0 if (one.repetitions or 1) == (other.repetitions or 1) >= CLAIM_REPETITIONS else drift
+    return 0.0 if len(one.samples) == len(other.samples) >= CLAIM_REPETITIONS else drift
 
 
 def best_of(tokens_per_s: Sequence[float]) -> int:
@@ -170,18 +206,18 @@ def _read_by(size: int, sizes: NDArray[np.float64], nbytes: NDArray[np.float64])
     return float(few * read_share(n, size) / read_share(n, low))
 
 
-def _doubling(smaller: CellResult, larger: CellResult, axis: Axis, drift: float) -> Doubling:
-    small, large = (getattr(cell, SIZE_OF[axis]) for cell in (smaller, larger))
+def _doubling(smaller: Timed, larger: Timed, axis: Axis, drift: float) -> Doubling:
+    small, large = size_of(smaller.key, axis), size_of(larger.key, axis)
     step = math.log(large / small)
     mutual = math.log1p(_mutual_drift(smaller, larger, drift))
-    longer = difference(smaller.time, larger.time, None, machine_half_width=mutual)
+    longer = difference(smaller.steady, larger.steady, None, machine_half_width=mutual)
     low, high = longer.log_low / step, longer.log_high / step
 
-    def slope(before: float, after: float) -> float:
+    def slope(amount: Callable[[OperatorWork], Amount]) -> float:
+        before, after = (sum(map(amount, cell.operators)) for cell in (smaller, larger))
         return math.log(after / before) / step
 
-    by_bytes = slope(smaller.executed_bytes, larger.executed_bytes)
-    by_flops = slope(smaller.model_flops, larger.model_flops)
+    by_bytes, by_flops = slope(lambda item: item.executed_bytes), slope(lambda item: item.flops)
     return Doubling(
         smaller=small,
         larger=large,
@@ -210,133 +246,73 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
     return "undecided"
 
 
-def scaling_sentences(
-    result: Scaling, what: Axis = "batch", predicted: float | None = None, no_room: int | None = None
-) -> list[str]:
-    """Sentences on the knee and the best size of a series; `predicted` is its `DoublingTest.knee_predicted`.
-
-    `no_room` is the smallest size that ran out of memory.
-    """
-    sentences = []
-    first, knee = result.doublings[0].smaller, result.knee_measured
-    then = f", so a larger {what} costs little" if no_room is None else f"; {what} {no_room} ran out of memory"
-    if result.knee_between is not None:
-        low, high = result.knee_between
-        drifted = f", with the {percent(result.drift)} by which the machine drifted," if result.drift > _AS_GOOD else ""
-        sentences.append(
-            f"The position of the knee is unknown: from {what} {low} to {high} the slopes' intervals{drifted} allow for"
-            f" time that grows with the {what} and for time that does not."
+def _knee_sentences(test: DoublingTest, no_room: int | None, drifted: float) -> list[str]:
+    """Where the knee is, and from where on a step is compute-bound by the counts."""
+    what, first, knee = test.axis, test.doublings[0].smaller, test.knee_measured
+    if test.knee_between is not None:
+        low, high = test.knee_between
+        with_drift = f", with the {percent(drifted)} by which the machine drifted," if drifted > _AS_GOOD else ""
+        found = (
+            f"The position of the knee is unknown: from {what} {low} to {high} the slopes' intervals{with_drift} allow"
+            f" for time that grows with the {what} and for time that does not."
         )
     elif knee is None:
-        sentences.append(f"Up to {what} {result.largest}, time grows clearly more slowly than the {what}{then}.")
+        then = f", so a larger {what} costs little" if no_room is None else f"; {what} {no_room} ran out of memory"
+        found = f"Up to {what} {test.largest}, time grows clearly more slowly than the {what}{then}."
     elif knee == first:
-        sentences.append(f"Time grows with the {what} from the first doubling on.")
+        found = f"Time grows with the {what} from the first doubling on."
     else:
-        sentences.append(
+        found = (
             f"The knee is at {what} {knee}: up to it, time grows clearly more slowly than the {what};"
             " beyond it, time does not."
         )
-    if predicted is not None:
-        sentences.append(f"By the counts a step is compute-bound from {what} {predicted:.0f}.")
-    elif what != "context":
-        sentences.append(
-            f"By the counts no {what} makes a step compute-bound here: what memory limits takes the larger part of its"
-            " floor."
-        )
-    sentences.append(f"Most tokens/s: {what} {result.best} (largest measured: {result.largest}).")
-    if result.rivals:
-        sentences.append(
-            f"The machine drifted by {percent(result.drift)} meanwhile, so the most may also be at {what}"
-            f" {', '.join(map(str, result.rivals))}."
-        )
-    return sentences
+    if test.knee_predicted is not None:
+        return [found, f"By the counts a step is compute-bound from {what} {test.knee_predicted:.0f}."]
+    never = (
+        f"By the counts no {what} makes a step compute-bound here: what memory limits takes the larger part of its"
+        " floor."
+    )
+    return [found] if what == "context" else [found, never]
 
 
-SIZE_OF: dict[Axis, str] = {"batch": "batch_size", "prompt": "prompt_len", "context": "context_len"}
-"""The column that each axis doubles."""
-_FIXED: dict[Axis, tuple[str, ...]] = {
-    "batch": ("phase", "engine", "prompt_len", "context_len"),
-    "prompt": ("phase", "engine", "batch_size"),
-    # Without `filled`, a prompt as long as a directly filled context would be the same size twice.
-    "context": ("phase", "engine", "batch_size", "filled"),
-}
-_PHASE_OF: dict[Axis, Phase] = {"prompt": "prefill", "context": "decode"}
-Series = tuple[Axis, tuple[str | int, ...]]
-"""An axis, and the values of the columns that are constant along it."""
+def size_of(key: CellKey, axis: Axis) -> int:
+    """The size that doubles along an axis."""
+    return {"batch": key.cell.batch_size, "prompt": key.cell.prompt_len, "context": key.context_len}[axis]
 
 
-@dataclass(frozen=True)
-class DoublingTest:
-    """The doubling test of one series of cells: its axis, its constant columns, and its results."""
-
-    axis: Axis
-    fixed: Mapping[str, str | int]
-    """The constant columns and their values, which all cells of the series share."""
-    doublings: tuple[Doubling, ...]
-    best: int
-    largest: int
-    knee_measured: int | None
-    knee_predicted: float | None
-    """The batch, or the prompt, from which a step is compute-bound by the counts; None if never, or along contexts."""
-    sentences: tuple[str, ...]
-    knee_between: tuple[int, int] | None = None
-
-    @property
-    def series(self) -> Series:
-        """The series of this test."""
-        return self.axis, tuple(self.fixed.values())
-
-    @property
-    def sides(self) -> dict[int, BoundSide]:
-        """By size: the ceiling that doubling it indicates; for the largest size, doubling to it."""
-        last = self.doublings[-1]
-        return {step.smaller: step.side for step in self.doublings} | {last.larger: last.side}
-
-    def holds(self, cell: CellResult) -> bool:
-        """Whether a cell belongs to the series."""
-        return all(getattr(cell, column) == value for column, value in self.fixed.items())
+def _columns(key: CellKey) -> dict[str, str | int]:
+    filled, cell = "by a prompt" if key.cell.prompt_len else "directly", key.cell
+    lengths = {"batch_size": cell.batch_size, "prompt_len": cell.prompt_len, "context_len": key.context_len}
+    return {"phase": key.phase, "engine": cell.engine, "filled": filled, **lengths}
 
 
-def series_of(cell: CellResult) -> Iterator[Series]:
+def series_of(key: CellKey) -> Iterator[Series]:
     """The series to which a cell may belong."""
+    columns = _columns(key)
     for axis, fixed in _FIXED.items():
-        if _PHASE_OF.get(axis, cell.phase) == cell.phase:
-            yield axis, tuple(getattr(cell, column) for column in fixed)
+        if _PHASE_OF.get(axis, key.phase) == key.phase:
+            yield axis, tuple(columns[name] for name in fixed)
 
 
-def doubling_tests(
-    cells: Sequence[CellResult],
-    operators: Mapping[CellKey, Sequence[OperatorWork]],
-    ceilings: Ceilings,
-    drift: float = 0.0,
-) -> list[DoublingTest]:
+def doubling_tests(cells: Sequence[Timed], ceilings: Ceilings, drift: float = 0.0) -> list[DoublingTest]:
     """A test of every series of at least two sizes: along the batch, the prompt (prefills) and the context (decodes).
 
-    `operators` has the counted work of every cell. `drift` is the machine's drift over the run, as a share.
+    `drift` is the machine's drift over the run, as a share.
     """
-    groups: dict[Series, list[CellResult]] = {}
+    groups: dict[Series, list[Timed]] = {}
     no_room: dict[Series, int] = {}
     for cell in cells:
-        for series in series_of(cell):
+        for series in series_of(cell.key):
             if cell.status == "ok":
                 groups.setdefault(series, []).append(cell)
             elif cell.status == "oom":
-                size = getattr(cell, SIZE_OF[series[0]])
+                size = size_of(cell.key, series[0])
                 no_room[series] = min(size, no_room.get(series, size))
     tests = []
     for (axis, values), group in groups.items():
-        if len({getattr(cell, SIZE_OF[axis]) for cell in group}) > 1:
-            result = scaling(group, axis, drift)
-            by_size = {getattr(cell, SIZE_OF[axis]): operators[cell.key] for cell in group}
+        by_size = {size_of(cell.key, axis): cell.operators for cell in group}
+        if len(by_size) > 1:
             predicted = None if axis == "context" else compute_bound_by_counts(by_size, ceilings)
-            tests.append(
-                view(
-                    DoublingTest,
-                    result,
-                    axis=axis,
-                    fixed=dict(zip(_FIXED[axis], values, strict=True)),
-                    knee_predicted=predicted,
-                    sentences=tuple(scaling_sentences(result, axis, predicted, no_room.get((axis, values)))),
-                )
-            )
+            fixed, full = dict(zip(_FIXED[axis], values, strict=True)), no_room.get((axis, values))
+            tests.append(scaling(group, axis, drift, fixed=fixed, predicted=predicted, no_room=full))
     return sorted(tests, key=lambda test: list(_FIXED).index(test.axis))

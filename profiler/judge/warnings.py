@@ -13,7 +13,7 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import complaints
 from profiler.grid.cells import Cell
 from profiler.judge.breakdown import WHY_TOO_FAST, exceeds_step
-from profiler.judge.cells import JudgedCell
+from profiler.judge.cell_stages import Judged
 from profiler.judge.demand import counted_traffic, faster_matmuls, moved, weight_read_share
 from profiler.judge.machine_speed import busy_sentences, mode_words, swing_words
 from profiler.judge.regimes import Flag
@@ -27,7 +27,7 @@ _FOREIGN_SHARE = 0.2
 _FIGURE = re.compile(r"\d[\d.]*")
 
 
-def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+def run_warnings(facts: Facts, judged: Sequence[Judged]) -> list[str]:
     """Warnings that may change a conclusion: the device, its ceilings, cells without a number, disagreeing clocks."""
     return [
         *complaints(facts.readings, of_cores=not busy_sentences(facts)),
@@ -40,7 +40,7 @@ def run_warnings(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
     ]
 
 
-def run_remarks(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+def run_remarks(facts: Facts, judged: Sequence[Judged]) -> list[str]:
     """Warnings that change no conclusion, since the verdicts take them into account."""
     return [
         *swing_words(facts),
@@ -82,7 +82,6 @@ def _weight_read(ceilings: Ceilings) -> Iterator[str]:
 
 
 def _moved(ceilings: Ceilings, drift_readings: Sequence[CeilingsRemeasured]) -> Iterator[str]:
-    """Ceilings that differ at the end of the run."""
     parts = [
         f"{name} from {scaled(first.per_s, unit)} to {scaled(later.per_s, unit)}"
         for name, unit, first, later in (moved(ceilings, drift_readings[-1]) if drift_readings else ())
@@ -95,7 +94,6 @@ def _moved(ceilings: Ceilings, drift_readings: Sequence[CeilingsRemeasured]) -> 
 
 
 def _raised(facts: Facts) -> Iterator[str]:
-    """A compute ceiling that the run's own matmuls beat."""
     if (found := faster_matmuls(facts)) is not None:
         matmuls, ceiling_per_s = found
         yield (
@@ -104,7 +102,7 @@ def _raised(facts: Facts) -> Iterator[str]:
         )
 
 
-def _flagged(judged: Sequence[JudgedCell]) -> Iterator[str]:
+def _flagged(judged: Sequence[Judged]) -> Iterator[str]:
     """Cells whose label depends on which of the measured ceilings is used, or that are faster than one allows."""
     if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
         cells = several(len(unsteady), "cell would get", "cells would get")
@@ -119,12 +117,12 @@ def _flagged(judged: Sequence[JudgedCell]) -> Iterator[str]:
         )
 
 
-def _parts_exceed(judged: Sequence[JudgedCell]) -> Iterator[str]:
+def _parts_exceed(judged: Sequence[Judged]) -> Iterator[str]:
     """Cells below their ceilings whose parts, each measured by itself, take longer than the whole step."""
     shares = {
-        cell.key: -cell.split.unexplained_s / cell.split.latency_s
+        cell.key: -cell.terms.unexplained_s / cell.terms.latency_s
         for cell in judged
-        if exceeds_step(cell.split) and Flag.ABOVE_CEILING not in cell.verdict.flags
+        if exceeds_step(cell.terms) and Flag.ABOVE_CEILING not in cell.verdict.flags
     }
     if shares:
         key = max(shares, key=lambda each: shares[each])
@@ -135,7 +133,7 @@ def _parts_exceed(judged: Sequence[JudgedCell]) -> Iterator[str]:
         )
 
 
-def _other_traffic(facts: Facts, judged: Sequence[JudgedCell]) -> list[str]:
+def _other_traffic(facts: Facts, judged: Sequence[Judged]) -> list[str]:
     """Cells in which the GPU's own counters contradict the counted bytes."""
     found = ((cell.key.name, counted_traffic(facts, cell.key)) for cell in judged)
     return [

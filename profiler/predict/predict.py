@@ -11,6 +11,7 @@ from profiler.counting.operators import Linear
 from profiler.facts.operators import REST
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.breakdown import LAST, Demand, StepTerms, idle_share, is_layer, step_terms
+from profiler.judge.regimes import LIMITS
 from profiler.predict.kernel_times import (
     DeviceRates,
     Kernels,
@@ -137,20 +138,10 @@ def fit_residuals(model: FittedModel, measured: MeasuredCells) -> FittedModel:
     return replace(model, residuals=residuals)
 
 
-_REGIMES = {
-    "memory-bound": ("weights_s", "kv_s"),
-    "compute-bound": ("compute_s",),
-    "slow-kernels": ("kernel_s", "dequantise_s"),
-    "overhead-bound": ("overhead_s",),
-    "link-bound": ("link_s",),
-}
-
-
 def predicted_regimes(terms: Terms) -> list[str]:
     """The regime of each step: that of the terms that take at least half of it, else `mixed`."""
-    shares = np.stack([sum(getattr(terms, name) for name in names) / terms.total_s for names in _REGIMES.values()])
-    largest = np.argmax(shares, axis=0)
-    names = list(_REGIMES)
+    shares = np.stack([sum(getattr(terms, name) for name in limit.terms) / terms.total_s for limit in LIMITS.values()])
+    largest, names = np.argmax(shares, axis=0), list(LIMITS)
     return [names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)]
 
 

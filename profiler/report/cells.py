@@ -111,7 +111,7 @@ def batch_lines(run: Run) -> list[str]:
         fixed = {"phase": phase, "engine": first_engine(run)}
         tests = [test for test in run.document.scaling if test.axis == "batch" and fixed.items() <= test.fixed.items()]
         for test in sorted(tests, key=lambda each: (each.fixed["prompt_len"], each.fixed["context_len"]))[:1]:
-            usable = {cell.batch_size for cell in run.measured if test.holds(cell) and cell.noise != "unusable"}
+            usable = {cell.batch_size for cell in run.measured if test.holds(cell.key) and cell.noise != "unusable"}
             for step in test.doublings:
                 if {step.smaller, step.larger} <= usable:
                     ends = ((step.larger / step.smaller) ** (1 - slope) for slope in (step.high, step.low))
@@ -214,7 +214,7 @@ def doubling_table(run: Run, test: DoublingTest) -> TextTable:
 
     Of more than `MOST_SIZES` doublings, evenly picked ones are shown, from the first to the last.
     """
-    by_batch = {result.batch_size: result for result in run.measured if test.holds(result)}
+    by_batch = {result.batch_size: result for result in run.measured if test.holds(result.key)}
     steps = evenly(test.doublings, MOST_SIZES)
     rows = [[*_batch_texts(by_batch[test.doublings[0].smaller]), *[""] * 6]]
     for step in steps:

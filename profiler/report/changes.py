@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeId
 from profiler.facts.measurements import Drafting
-from profiler.judge.cells import CellEvidence, EngineDifference
+from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
+from profiler.judge.savings import EngineDifference
 from profiler.quant.registry import FORMATS
 from profiler.report.blocks import DOCUMENTS, FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
 from profiler.report.selection import evidence_of, first_engine, selected_cells

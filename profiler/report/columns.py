@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from profiler.judge.cells import CellResult
+from profiler.judge.cells import SHOWN, CellResult
 from profiler.report.blocks import DOCUMENTS, MEDIA, TERMINAL, Medium
 from profiler.report.selection import half_width
 from profiler.store.folder import Run
@@ -49,30 +50,31 @@ class Entry:
     number: bool
 
 
-COLUMNS = (
-    Column("phase", lambda cell: cell.phase, media=DOCUMENTS),
-    Column("batch x tokens", lambda cell: f"{cell.phase} {cell.batch_size} x {cell.key.cell.depth}", media=TERMINAL),
-    Column("engine", lambda cell: cell.engine),
-    Column("batch", lambda cell: cell.batch_size, media=DOCUMENTS),
-    Column("prompt", lambda cell: cell.prompt_len, media=DOCUMENTS),
-    Column("context", lambda cell: cell.context_len, media=DOCUMENTS),
-    Column("status", lambda cell: cell.status, media=DOCUMENTS),
-    Column("time", lambda cell: cell.latency_s, duration),
-    Column("±", half_width, lambda width: percent(width) if width >= 0.1 else f"{100 * width:.1f} %"),
-    Column("repetitions", lambda cell: cell.repetitions, media=DOCUMENTS),
-    Column("p99", lambda cell: cell.p99_s, duration, DOCUMENTS),
-    Column("TTFT", lambda cell: cell.ttft_s, duration, DOCUMENTS),
-    Column("tok/s", lambda cell: cell.tokens_per_s, significant),
-    Column("FLOP/s", lambda cell: cell.flops_per_s, lambda per_s: scaled(per_s, "").rstrip()),
-    Column("B/s", lambda cell: cell.bytes_per_s, lambda per_s: scaled(per_s, "").rstrip()),
-    Column("MFU", lambda cell: cell.mfu, percent, DOCUMENTS),
-    Column("MBU", lambda cell: cell.mbu, percent, DOCUMENTS),
-    Column("% ceiling", lambda cell: cell.attained, percent),
-    Column("memory", lambda cell: cell.peak_memory_bytes, lambda value: scaled(value, "B")),
-    Column("regime", lambda cell: cell.regime),
-    Column("confidence", lambda cell: cell.confidence),
-    Column("noise", lambda cell: cell.noise, media=DOCUMENTS),
-)
+_UNITS: dict[str, Callable[[float], str]] = {
+    "s": duration,
+    "share": percent,
+    "tokens/s": significant,
+    "1/s": lambda per_s: scaled(per_s, "").rstrip(),
+    "bytes": lambda value: scaled(value, "B"),
+}
+_FIRST = (
+    "phase", "batch x tokens", "engine", "batch", "prompt", "context", "status", "time", "±", "repetitions", "p99",
+    "TTFT", "tok/s", "FLOP/s", "B/s", "MFU", "MBU", "% ceiling", "memory",
+)  # fmt: skip
+"""The headings that come first, in their order; the others follow in that of cells.csv."""
+
+
+def _columns() -> Iterator[Column]:
+    """The columns of `CellResult` that tables have, and two that are derived from several."""
+    yield Column("batch x tokens", lambda row: f"{row.phase} {row.batch_size} x {row.key.cell.depth}", media=TERMINAL)
+    yield Column("±", half_width, lambda width: percent(width) if width >= 0.1 else f"{100 * width:.1f} %")
+    for name, shown in SHOWN.items():
+        if shown.heading:
+            media = MEDIA if shown.on_screens else DOCUMENTS
+            yield Column(shown.heading, attrgetter(name), _UNITS.get(shown.unit), media)
+
+
+COLUMNS = tuple(sorted(_columns(), key=lambda item: (*_FIRST, item.heading).index(item.heading)))
 
 
 def columns_with_values(run: Run, medium: Medium) -> list[Column]:
@@ -88,35 +90,7 @@ def columns_with_values(run: Run, medium: Medium) -> list[Column]:
     return [column for column in filled if medium in column.media and not omitted.get(column.heading)]
 
 
-EXPORTED_COLUMNS = (
-    "phase",
-    "batch_size",
-    "prompt_len",
-    "context_len",
-    "status",
-    "latency_s",
-    "latency_low_s",
-    "latency_high_s",
-    "tokens_per_s",
-    "tokens_per_s_per_seq",
-    "flops_per_s",
-    "bytes_per_s",
-    "mfu",
-    "mbu",
-    "attained",
-    "regime",
-    "confidence",
-    "engine",
-    "ttft_s",
-    "ttft_p90_s",
-    "ttft_p95_s",
-    "ttft_p99_s",
-    "ttft_samples",
-    "p90_s",
-    "p99_s",
-    "repetitions",
-    "peak_memory_bytes",
-)
+EXPORTED_COLUMNS = tuple(name for name, shown in SHOWN.items() if shown.is_exported)
 """The columns of cells.csv that exports have, in their order."""
 
 

@@ -13,7 +13,7 @@ from profiler.data import rows_of
 from profiler.errors import RequestError, near_misses
 from profiler.grid.cells import PHASES, Phase
 from profiler.judge.breakdown import TERMS
-from profiler.judge.regimes import Regime
+from profiler.judge.regimes import LIMITS, Regime
 from profiler.report.selection import of_phase
 from profiler.stats import samples_for
 from profiler.store.folder import Run
@@ -131,7 +131,8 @@ def _interval(run: Run) -> str | None:
 
 
 GLOSSARY = {row.term: row for row in rows_of("glossary.csv", Term)}
-"""Every term by its name: those of data/glossary.csv, and those of the time breakdown."""
+"""Every term by its name: those of data/glossary.csv, the limits of a cell, and the terms of the time breakdown."""
+GLOSSARY |= {label: Term(label, limit.meaning) for label, limit in LIMITS.items()}
 GLOSSARY |= {term.short: Term(term.short, term.meaning) for term in TERMS.values()}
 _TERM_OF = {row.word.lower(): row.term for row in rows_of("synonyms.csv", Synonym)} | {
     name.lower(): name for name in GLOSSARY

@@ -12,7 +12,7 @@ from profiler.judge.demand import weight_read_share
 from profiler.report.selection import selected_cells
 from profiler.store.document import CeilingsRecord
 from profiler.store.folder import Run
-from profiler.store.operators_csv import OPERATORS_FILE, replayed_operators
+from profiler.store.operators_csv import OPERATORS_FILE, operator_rows
 from profiler.units import duration, percent, scaled, significant
 
 CeilingKind = Literal["measured", "other", "datasheet", "link", "cache"]
@@ -144,8 +144,8 @@ def group_points(run: Run) -> dict[CellResult, list[GroupPoint]]:
         return {}
     cells = {cell.key: cell for cell in selected_cells(run)}
     sums: dict[CellResult, dict[str, list[float]]] = {}
-    for key, item, replayed_s in replayed_operators(run.folder):
-        if key in cells and item.flops:
+    for key, item, replayed_s in operator_rows(run.folder):
+        if key in cells and item.flops and replayed_s:
             amounts = sums.setdefault(cells[key], {}).setdefault(item.group, [0.0, 0.0, 0.0])
             amounts[0] += float(item.flops)
             amounts[1] += float(item.model_bytes)

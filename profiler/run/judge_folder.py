@@ -13,9 +13,9 @@ from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import health
 from profiler.fallbacks import fallback_sentences
 from profiler.json_document import view
-from profiler.judge.cells import columns_of
 from profiler.judge.demand import over_the_run
 from profiler.judge.judge_run import Judgement, judge_run
+from profiler.judge.keyed import columns_of
 from profiler.judge.module_times import group_times
 from profiler.judge.warnings import run_remarks, run_warnings
 from profiler.predict.published_efficiency import compiled_step_s
@@ -98,7 +98,7 @@ def _of_other_engines(facts: Facts, judgement: Judgement) -> list[str]:
     if sheet is None or not steps or not judgement.answer.sentences:
         return []
     first = min(steps, key=lambda cell: (cell.key.cell.batch_size, cell.key.cell.depth))
-    found = compiled_step_s(first.operators, sheet, model.quant, model.dtype, first.key.cell.batch_size)
+    found = compiled_step_s(first.timed.operators, sheet, model.quant, model.dtype, first.key.cell.batch_size)
     if found is None:
         return []
     low_s, high_s, figures = found

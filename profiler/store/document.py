@@ -25,10 +25,12 @@ from profiler.grid.cells import Grid, Phase
 from profiler.grid.ragged import Ragged
 from profiler.json_document import view
 from profiler.judge.advice import Advice
-from profiler.judge.cells import CellEvidence, ChangeEffect, EngineDifference, KeyedRecord
+from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import GenerateOverhead
+from profiler.judge.keyed import KeyedRecord
 from profiler.judge.module_times import GroupTime
 from profiler.judge.padding import RaggedStep
+from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import DoublingTest
 
 SCHEMA_VERSION = 7

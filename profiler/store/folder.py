@@ -87,12 +87,10 @@ def cells_text(results: Sequence[CellResult]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CELL_COLUMNS)
-    writer.writerows([_csv_value(getattr(result, name)) for name in CELL_COLUMNS] for result in results)
+    for result in results:
+        values = [getattr(result, name) for name in CELL_COLUMNS]
+        writer.writerow("" if isinstance(value, float) and math.isnan(value) else value for value in values)
     return text.getvalue()
-
-
-def _csv_value(value: object) -> object:
-    return "" if isinstance(value, float) and math.isnan(value) else value
 
 
 def read_document(folder: Path) -> RunDocument:
@@ -146,7 +144,14 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
             missing = [name for name in _REQUIRED if name not in reader.fieldnames]
             if missing:
                 raise RunError(f"{cells_path} lacks the column {missing[0]!r}.")
-            return tuple(_RESULT.validate_python(_row(row)) for row in reader)
+            # Without empty texts, a field's default applies; an integer field takes no `.0`.
+            texts = ({name: text for name in CELL_COLUMNS if (text := row.get(name))} for row in reader)
+            return tuple(
+                _RESULT.validate_python(
+                    {name: name_now(visible(text).removesuffix(".0")) for name, text in row.items()}
+                )
+                for row in texts
+            )
     except FileNotFoundError:
         raise RunError(f"{folder} has no {CELLS_FILE}: the run ended before its first cell.") from None
     except ValidationError as error:
@@ -159,11 +164,6 @@ def read_results(folder: Path) -> tuple[CellResult, ...]:
 _RESULT = TypeAdapter(CellResult)
 _REQUIRED = (*(item.name for item in fields(CellResult) if item.default is MISSING), "latency_s")
 """Columns without which a row says nothing; a run that was written before another column existed lacks it."""
-
-
-def _row(row: Mapping[str, str | None]) -> dict[str, str]:
-    """The non-empty texts of a row, so that a field's default applies; `.0` is dropped for integer fields."""
-    return {name: name_now(visible(text).removesuffix(".0")) for name in CELL_COLUMNS if (text := row.get(name))}
 
 
 def read_gathered(folder: Path, document: RunDocument) -> MergedFacts:

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from sys import intern
-from typing import TypeVar
 
 from profiler.counting.floor import floor_s
 from profiler.errors import RunError
 from profiler.facts.operators import NO_AMOUNTS, Amount, Cause, GemmShape, OperatorWork
 from profiler.facts.run_facts import Facts
-from profiler.grid.cells import CellKey
-from profiler.judge.cells import columns_of
+from profiler.grid.cells import PHASES, CellKey, Phase
+from profiler.judge.keyed import columns_of
 from profiler.store.old_names import content_now, name_now
 from profiler.units import visible_in
 
-_Made = TypeVar("_Made")
 OPERATORS_FILE = "operators.csv"
 OPERATOR_COLUMN_MEANINGS = {
     "phase": "`prefill` or `decode`.",
@@ -47,6 +45,7 @@ OPERATOR_COLUMN_MEANINGS = {
 }
 OPERATOR_COLUMNS = tuple(OPERATOR_COLUMN_MEANINGS)
 """The columns of operators.csv, in their order."""
+_PHASES: dict[str, Phase] = {phase: phase for phase in PHASES}
 _AMOUNTS = ("flops", "weight_bytes", "kv_bytes", "activation_bytes", "bus_bytes")
 
 
@@ -89,30 +88,22 @@ class _Line:
 def read_operators(folder: Path) -> dict[CellKey, Sequence[OperatorWork]]:
     """Read operators.csv: each cell's operators with their work. Raises RunError if it is missing or damaged."""
     operators: dict[CellKey, list[OperatorWork]] = {}
-    for key, operator in _converted(folder, lambda row: (_key(row), _operator(row))):
+    for key, operator, _ in operator_rows(folder):
         operators.setdefault(key, []).append(operator)
     return dict(operators)
 
 
-def replayed_operators(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]:
-    """Yield each operator that was replayed, with its cell and its seconds per step.
+def operator_rows(folder: Path) -> Iterator[tuple[CellKey, OperatorWork, float]]:
+    """Yield each operator of operators.csv, with its cell and its replayed seconds per step; 0 if it was not replayed.
 
-    Raises RunError if operators.csv is missing or damaged.
+    Raises RunError if the file is missing or damaged.
     """
-    for key, operator, seconds in _converted(
-        folder, lambda row: (_key(row), _operator(row), float(row["replayed_s"] or 0))
-    ):
-        if seconds:
-            yield key, operator, seconds
-
-
-def _converted(folder: Path, convert: Callable[[dict[str, str]], _Made]) -> Iterator[_Made]:
-    """Yield what `convert` makes of each row of operators.csv. Raises RunError if the file is missing or damaged."""
     path = folder / OPERATORS_FILE
     try:
         with path.open(encoding="utf-8", newline="") as file:
             for raw in csv.DictReader(file):
-                yield convert({name_now(name): text for name, text in visible_in(raw).items()})
+                row = {name_now(name): text for name, text in visible_in(raw).items()}
+                yield _key(row), _operator(row), float(row["replayed_s"] or 0)
     except FileNotFoundError:
         raise RunError(
             f"{folder} cannot be judged again, since it has no {OPERATORS_FILE}; cells.csv has its verdicts."
@@ -122,17 +113,9 @@ def _converted(folder: Path, convert: Callable[[dict[str, str]], _Made]) -> Iter
 
 
 def _key(row: Mapping[str, str]) -> CellKey:
-    phase = row["phase"]
-    if phase not in ("prefill", "decode"):
-        raise ValueError(f"{phase!r} is not a phase")
-    return CellKey.at(
-        "prefill" if phase == "prefill" else "decode",
-        int(row["batch_size"]),
-        int(row["prompt_len"]),
-        int(row["context_len"]),
-        int(row["new_tokens"]),
-        row["engine"],
-    )
+    sizes = ("batch_size", "prompt_len", "context_len", "new_tokens")
+    batch, prompt_len, context_len, new_tokens = (int(row[name]) for name in sizes)
+    return CellKey.at(_PHASES[row["phase"]], batch, prompt_len, context_len, new_tokens, row["engine"])
 
 
 def _operator(row: Mapping[str, str]) -> OperatorWork:

@@ -32,11 +32,14 @@ class RunStore:
         self._made_folder = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if not resume and _has_run(folder):
+            samples = folder / SAMPLES_FILE
+            # A run killed while it loads leaves an empty samples.jsonl.
+            has_run = (folder / RUN_FILE).exists() or (samples.exists() and samples.stat().st_size > 0)
+            if not resume and has_run:
                 raise RunError(
                     f"{folder} already has a run; use another --out, or finish it: roofscope run --resume {folder}."
                 )
-            self._samples = (folder / SAMPLES_FILE).open("a+", encoding="utf-8")
+            self._samples = samples.open("a+", encoding="utf-8")
         except OSError as error:
             raise RunError(f"the run folder {folder} cannot be written: {error.strerror or error}.") from None
         try:
@@ -47,7 +50,8 @@ class RunStore:
         except OSError:
             pass  # The file system has no locks (ENOLCK, ENOTSUP); an unguarded run is better than none.
         if resume:
-            _drop_torn_line(self.folder / SAMPLES_FILE)
+            content = samples.read_bytes()
+            os.truncate(samples, content.rfind(b"\n") + 1)  # without the torn line that a kill during a write leaves
 
     def append(self, fact: Fact) -> None:
         """Append one fact and fsync the file. Raises RunError if it cannot be written."""
@@ -93,20 +97,6 @@ def write_operators(folder: Path, facts: Facts) -> None:
 def write_config(folder: Path, config: Mapping[str, object]) -> None:
     """Replace config.json: the model's config, from which other cells can be counted without the model."""
     replace_file(folder / CONFIG_FILE, json.dumps(config, indent=2, sort_keys=True, default=str) + "\n")
-
-
-def _has_run(folder: Path) -> bool:
-    """Whether there is anything to resume. A run killed while it loads leaves an empty samples.jsonl."""
-    samples = folder / SAMPLES_FILE
-    return (folder / RUN_FILE).exists() or (samples.exists() and samples.stat().st_size > 0)
-
-
-def _drop_torn_line(path: Path) -> None:
-    """Truncate an incomplete last line, which a kill during a write leaves."""
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        os.truncate(path, len(whole))
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

@@ -150,10 +150,8 @@ def left_out(folder: Path) -> list[Checked]:
 
 def at_repetitions(known: RunFacts, repetitions: Mapping[Cell, Sequence[Repetition]]) -> MeasuredCells:
     """Return the measured cells with the times of these repetitions only."""
-    times = time_run(
-        replace(known.facts, repetitions={cell: list(of_cell) for cell, of_cell in repetitions.items()})
-    ).times
-    found = [times[key] for key in known.facts.grid.keys]
+    timed = time_run(replace(known.facts, repetitions={cell: list(of_cell) for cell, of_cell in repetitions.items()}))
+    found = [timed.cells[key].time for key in known.facts.grid.keys]
     return replace(
         known.trained.measured,
         latency_s=np.array([time.median_s for time in found]),

@@ -11,16 +11,40 @@ from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.measurements import Replay
 from profiler.facts.operators import OperatorWork
 from profiler.facts.overhead import Overhead
+from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import DeviceFacts, Facts, ModelFacts
 from profiler.grid.cells import Cell, CellKey, Grid
-from profiler.judge.breakdown import TERMS, TimeBreakdown
+from profiler.judge.breakdown import TERMS, StepCeilings, TimeBreakdown
+from profiler.judge.cell_stages import BrokenDown, Judged, Timed
+from profiler.judge.regimes import Measurement, Verdict
+from profiler.judge.savings import ChangeEffect, EngineDifference, TrialResult
+from profiler.stats import Estimate, Noise, NoiseReport
 
+CEILINGS = StepCeilings(1e12, None, overlaps=True)
 CELL = Cell(batch_size=1, prompt_len=64, new_tokens=8)
 KEY = CellKey("decode", CELL)
 
 
 def terms(parts: TimeBreakdown) -> float:
     return sum(float(getattr(parts, name)) for name in TERMS)
+
+
+def pairs(text: str) -> dict[str, Any]:
+    """The values of `name=value`: numbers, or words."""
+    found = dict(item.split("=") for item in text.split() if "=" in item)
+    return {name: value if value[0].isalpha() else float(value) for name, value in found.items()}
+
+
+def judged(
+    key: CellKey, parts: TimeBreakdown, verdict: Verdict, *operators: OperatorWork, grade: Noise = "quiet",
+    repetitions: Sequence[Repetition] = (), ceilings: StepCeilings = CEILINGS, tried: tuple[TrialResult, ...] = (),
+    changes: tuple[ChangeEffect, ...] = (), engines: tuple[EngineDifference, ...] = (), **of_step: Any,
+) -> Judged:  # fmt: skip
+    """A step with these terms and this verdict, under ceilings of 1 TB/s and 100 TFLOP/s."""
+    time_s, noise = Estimate(*(parts.latency_s,) * 3, 9), NoiseReport(grade, ())
+    timed = Timed(key, operators, "ok", key.tokens, time_s, repetitions=repetitions, noise=noise)
+    measurement = Measurement(parts, 1e9, 1e9, 100e12, ceilings, parts.latency_s, parts.latency_s)
+    return Judged(BrokenDown(timed, measurement, 100e12, **of_step), verdict, None, tried, engines, changes)
 
 
 def model(**parts: Any) -> ModelFacts:

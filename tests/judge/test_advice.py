@@ -7,34 +7,34 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_answer import SETTING, breakdown, of_parts
+from test_answer import KEY, SETTING, breakdown, of_parts
 
 from profiler.effort import STANDARD
 from profiler.facts.change_ids import ChangeId
-from profiler.facts.measurements import NotTried
+from profiler.facts.measurements import NotTried, StepSamples, Trial
+from profiler.facts.repetitions import Repetition
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.answer import Answer, answer_of, budget_for
-from profiler.judge.cells import ChangeEffect, JudgedCell, TrialResult
+from profiler.judge.cell_stages import Judged
+from profiler.judge.savings import ChangeEffect, TrialResult
 
 LINE = "from_pretrained(..., dtype=torch.bfloat16)"
 
 
 def result(before_s: float, after_s: float, change: ChangeId = ChangeId.DTYPE, **more: Any) -> TrialResult:
     """A trial on 8 of 30 layers, whose times are known to 1 %."""
-    known = {"form": change.value, "layers": 8, "of_layers": 30, "line": LINE, **more}
-    return TrialResult(
-        ratio=after_s / before_s, half_width=0.01, before_s=before_s, what=(change, ""), **known
-    )  # fmt: skip
+    known = {"form": change.value, "layers": 8, "of_layers": 30, "line": LINE, "change": change, **more}
+    trial = Trial(KEY, before=StepSamples((), ()), after=StepSamples((), ()), **known)
+    return TrialResult(trial, after_s / before_s, 0.01, before_s)
 
 
-def cell(phase: Phase, latency_s: float, *tried: TrialResult, batch: int = 1, **more: Any) -> JudgedCell:
-    """A prefill or a step of 64 tokens, half of it unexplained, that gives `batch` tokens in this time."""
+def cell(phase: Phase, latency_s: float, *tried: TrialResult, batch: int = 1, **more: Any) -> Judged:
+    """A prefill or a step of 64 tokens, half of it unexplained."""
     parts = breakdown(latency_s, latency_s / 2, unexplained_s=latency_s / 2)
-    made = of_parts(parts, "mixed", CellKey(phase, Cell(batch, 64, 32)), tried=tried, **more)
-    return replace(made, tokens_per_s=batch / latency_s)
+    return of_parts(parts, "mixed", CellKey(phase, Cell(batch, 64, 32)), tried=tried, **more)
 
 
-def answer(*cells: JudgedCell, cut: Sequence[NotTried] = ()) -> Answer:
+def answer(*cells: Judged, cut: Sequence[NotTried] = ()) -> Answer:
     return answer_of(cells, SETTING, cut=cut)
 
 
@@ -127,7 +127,9 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
     """A new length, two lines, a graph and a batch, which leave no room for what is only computed."""
     lines = (result(80e-3, 40e-3), result(80e-3, 50e-3, ChangeId.THREADS, line="torch.set_num_threads(1)"))
     graph = result(80e-3, 20e-3, ChangeId.GRAPH, line="")
-    step = cell("decode", 80e-3, *lines, graph, first_use_s=0.2, changes=(computed(75e-3),))
+    shape = Cell(1, 64, 32)
+    repetition = Repetition(shape, 0, None, (80e-3,) * 8, 1.0, (), None, 0.0, first_decode_s=(0.2,) * 8)
+    step = cell("decode", 80e-3, *lines, graph, repetitions=[repetition], changes=(computed(75e-3),))
     batch = cell("decode", 90e-3, batch=8)
     prefill = cell("prefill", 1.0, changes=(computed(0.5, ChangeId.COMPILED_FORWARD),))
     found = answer(step, batch, prefill)
@@ -143,6 +145,6 @@ def test_at_most_five_sentences_are_on_changes_and_one_of_them_names_what_was_cu
         f"No time was left to try nf4 weights, a compiled step: --budget {budget_for(20)} has time for all but a"
         f" compiled step, {budget_for(85)} for it."
     )
-    [without_time, untried] = changes(answer(replace(step, tried=(), first_use_s=None), prefill, cut=cut))
+    [without_time, untried] = changes(answer(cell("decode", 80e-3, changes=step.changes), prefill, cut=cut))
     assert without_time.startswith("No time was left")
     assert untried.endswith("It compiles for about 60 s once."), "its budget is said already"

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from machines import ceiling
-from made_facts import facts
+from made_facts import facts, judged, pairs
 
 from profiler.facts.ceilings import CurvePoint
-from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
+from profiler.facts.operators import Cause, OperatorWork
 from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
 from profiler.grid.cells import Cell, CellKey, Grid, Phase
 from profiler.judge.answer import answer_of
 from profiler.judge.breakdown import TimeBreakdown
-from profiler.judge.cells import JudgedCell
+from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, changes
 from profiler.judge.judge_run import judge_run
 from profiler.judge.regimes import Flag, Regime, Verdict
@@ -25,6 +27,7 @@ from profiler.loading.changes import Circumstances
 
 CELL = Cell(batch_size=1, prompt_len=0, new_tokens=8, context_len=64)
 KEY = CellKey("decode", CELL)
+CASES = list(csv.DictReader(Path(__file__).with_name("answers.csv").read_text().splitlines()))
 SETTING = Setting(1e12, 100e12, weight_bits=4.5, here=Circumstances(True, "float16"))
 
 
@@ -37,12 +40,12 @@ def breakdown(latency_s: float, weights_s: float, **terms: float) -> TimeBreakdo
     )  # fmt: skip
 
 
-def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, **more: Any) -> JudgedCell:
+def of_parts(parts: TimeBreakdown, regime: Regime, key: CellKey = KEY, *operators: OperatorWork, **more: Any) -> Judged:
     """Return a judged step with these parts, under ceilings of 1 TB/s and 100 TFLOP/s."""
-    return JudgedCell(key, 100.0, 1e9, 1e12, 1e12, 100e12, parts, Verdict(regime, "high", (), ()), **more)
+    return judged(key, parts, Verdict(regime, "high", (), ()), *operators, **more)
 
 
-def answer(cells: Sequence[JudgedCell], setting: Setting) -> tuple[str, ...]:
+def answer(cells: Sequence[Judged], setting: Setting) -> tuple[str, ...]:
     """Return the answer about cells with their changes."""
     return answer_of([replace(cell, changes=tuple(changes(cell, setting))) for cell in cells], setting).sentences
 
@@ -61,31 +64,24 @@ def measured(of: Facts, **seconds: float) -> Facts:
     )
 
 
-@pytest.mark.parametrize(("attained", "unexplained", "words"), [
-    (0.92, 0.02, "Nothing to gain but a faster device: this step is at 92 % of its roofline"),
-    (0.30, 0.66, "No change is known that saves 5 %: this step is at 30 % of its roofline, and 66 % of it is unexpl"),
-    (0.50, 0.02, "No change is known that saves 5 %: this step is at 50 % of its roofline."),
-])  # fmt: skip
-def test_only_a_step_near_its_ceiling_has_nothing_to_gain(attained: float, unexplained: float, words: str) -> None:
-    parts = breakdown(1e-2, attained * 1e-2, unexplained_s=unexplained * 1e-2)
-    cell = of_parts(parts, "memory-bound" if attained > 0.6 else "inconclusive")
-    [*_, change] = answer([replace(cell, bytes_per_s=attained * 1e12)], SETTING)
-    assert change.startswith(words)
+def cell_of(text: str) -> Judged:
+    """A cell of a row of answers.csv: phase, batch, regime, terms in ms, and its FLOPs or the group of its operator."""
+    phase, batch, regime, *known = text.split()
+    given = pairs(" ".join(known))
+    work = OperatorWork("one", given.pop("group", "mlp"), 1, "float16", given.pop("flops", 1e9), 0, 0, 0)
+    grade = given.pop("grade", "quiet")
+    terms = {f"{name}_s": ms / 1e3 for name, ms in given.items()}
+    lengths = {"prompt_len": 64} if phase == "prefill" else {"prompt_len": 0, "context_len": 64}
+    key = CellKey(cast(Phase, phase), Cell(int(batch), new_tokens=8, **lengths))
+    return of_parts(breakdown(sum(terms.values()), **terms), cast(Regime, regime), key, work, grade=grade)
 
 
-def test_a_time_that_is_not_usable_is_in_no_headline() -> None:
-    """Batch 1 is not usable, so batch 2 is the headline; of the prefills none is usable."""
-    one, two = (replace(KEY, cell=replace(CELL, batch_size=batch)) for batch in (1, 2))
-    prefill = CellKey("prefill", replace(CELL, prompt_len=64, context_len=0))
-    cells = [
-        of_parts(breakdown(2e-2, 1e-2), "memory-bound", one, usable=False),
-        of_parts(breakdown(3e-2, 1e-2), "memory-bound", two),
-        of_parts(breakdown(7e-2, 1e-2), "compute-bound", prefill, usable=False),
-    ]
-    first, unknown, *_ = said = answer(cells, SETTING)
-    assert unknown == "No time of a prefill is known to within a tenth: measure again on a quieter machine."
-    assert first.startswith("Decode at batch 2 is memory-bound: 30.0 ms per step")
-    assert not any(time in " ".join(said) for time in ("20.0 ms", "70.0 ms"))
+@pytest.mark.parametrize("case", CASES, ids=[case["reason"] for case in CASES])
+def test_an_answer_says_what_its_cells_show(case: dict[str, str]) -> None:
+    """In any of its sentences; `!` precedes words that it does not have."""
+    said = " ".join(answer([cell_of(text) for text in case["cells"].split("|")], SETTING))
+    for words in case["words"].split("|"):
+        assert (words.removeprefix("!") in said) == (not words.startswith("!")), said
 
 
 def test_a_share_is_of_the_ceiling_that_judged() -> None:
@@ -124,51 +120,3 @@ def test_a_graph_whose_cache_is_not_copied_proves_nothing_of_the_host() -> None:
     [eager] = [cell for cell in judge_run(of).judged if cell.key == KEY]
     assert eager.verdict.regime == "memory-bound"
     assert Flag.HOST not in eager.verdict.flags
-
-
-def step(phase: Phase, batch: int, overhead_s: float, **more: Any) -> JudgedCell:
-    """A step with 8 ms of weights and this overhead."""
-    parts = breakdown(8e-3 + overhead_s, 8e-3, overhead_s=overhead_s)
-    key = CellKey(phase, replace(CELL, batch_size=batch, prompt_len=64, context_len=0))
-    return of_parts(parts, "mixed", key, **more)
-
-
-def test_the_batch_to_change_to_is_the_best_and_not_the_largest() -> None:
-    """The steps of batches 1, 8 and 64 take 10, 15 and 600 ms: batch 8 gives 5.3 times the tokens/s."""
-    cells = []
-    for batch, latency_s in ((1, 10e-3), (8, 15e-3), (64, 600e-3)):
-        parts = breakdown(latency_s, 8e-3, unexplained_s=latency_s - 8e-3)
-        cell = of_parts(parts, "memory-bound", CellKey("decode", replace(CELL, batch_size=batch)))
-        cells.append(replace(cell, tokens_per_s=batch / latency_s))
-    [*_, change] = answer(cells, SETTING)
-    assert change == "8 sequences a step: 533 instead of 100 tokens/s, the step 50 % longer."
-
-
-@pytest.mark.parametrize(
-    ("regimes", "words"),
-    [
-        (["memory-bound", "compute-bound", "compute-bound"], "Prefill is compute-bound from 512 tokens"),
-        (["compute-bound"] * 3, "Prefill is compute-bound: up to"),
-        (["memory-bound", "compute-bound", "mixed"], "Prefill at batch 32 x 64 is mixed"),
-    ],
-)
-def test_a_prefill_is_compute_bound_from_where_all_larger_ones_are(regimes: list[Regime], words: str) -> None:
-    cells = [
-        replace(step("prefill", batch, 1e-3), verdict=Verdict(regime, "high", (), ()), flops_per_s=batch * 1e12)
-        for batch, regime in zip((1, 8, 32), regimes, strict=True)
-    ]
-    assert words in answer(cells, SETTING)[0]
-
-
-@pytest.mark.parametrize(
-    ("regime", "terms", "group", "words"),
-    [
-        ("link-bound", {"link_s": 6e-3}, COLLECTIVE, "the ranks' results take 6.00 ms to cross the link"),
-        ("link-bound", {"link_s": 6e-3}, "mlp", "weights take 6.00 ms to cross to the device"),
-        ("overhead-bound", {"generate_s": 6e-3}, "mlp", "generate itself takes 6.00 ms"),
-    ],
-)
-def test_the_answer_names_what_takes_the_time(regime: Regime, terms: dict[str, float], group: str, words: str) -> None:
-    work = OperatorWork("one", group, 1, "float16", 1e9, 0, 0, 0)
-    cell = replace(step("decode", 1, 0.0), split=breakdown(10e-3, 4e-3, **terms), operators=(work,))
-    assert words in answer([replace(cell, verdict=Verdict(regime, "high", (), ()))], SETTING)[0]

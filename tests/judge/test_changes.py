@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_facts import KEY, judged, pairs
 
 from profiler.facts.change_ids import ChangeId
+from profiler.facts.measurements import StepSamples, Trial
 from profiler.facts.operators import COLLECTIVE, Cause, OperatorWork
-from profiler.grid.cells import Cell, CellKey
-from profiler.judge.breakdown import TERMS, TimeBreakdown
-from profiler.judge.cells import ChangeEffect, EngineDifference, JudgedCell, TrialResult
+from profiler.facts.overhead import Overhead
+from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.judge.breakdown import TERMS, StepCeilings, TimeBreakdown
+from profiler.judge.cell_stages import Judged
 from profiler.judge.changes import Setting, changes, not_tried, promised_s
 from profiler.judge.regimes import Flag, Verdict
+from profiler.judge.savings import ChangeEffect, EngineDifference, TrialResult
 from profiler.loading.changes import Circumstances
 
 SETTING = Setting(1e12, 100e12, weight_bits=16.0, here=Circumstances(True, "float16", capability=8.0), weights=7e9)
@@ -26,25 +30,26 @@ MEMORY_BOUND = Verdict("memory-bound", "high", (), ())
 
 def cell(
     *operators: OperatorWork,
+    phase: Phase = "decode",
     batch: int = 1,
     verdict: Verdict = MEMORY_BOUND,
-    parts: Mapping[str, float] | None = None,
+    parts: Mapping[Cause, float] | None = None,
+    half_width_s: float = 0.0,
+    more: Mapping[str, Any] | None = None,
     **terms: float,
-) -> JudgedCell:
-    """A decode step of these operators, terms and `parts` of its redundant time."""
+) -> Judged:
+    """A step of these operators, terms, `parts` of its redundant time, and `more` arguments of `judged`."""
     named = dict.fromkeys(TERMS, 0.0) | terms
     if parts:
         named["redundant_s"] = sum(parts.values())
-    total = sum(named.values())
-    device = named["weights_s"] + named["kv_s"] + named["compute_s"]
-    split = TimeBreakdown(latency_s=total, device_s=device, floor_s=device, **named)
-    key = CellKey("decode", Cell(batch, 512, 32))
-    return JudgedCell(
-        key, batch / total, 0.0, 0.0, 1e12, 100e12, split, verdict, operators=operators, redundant_s=dict(parts or {})
-    )
+    total, device = sum(named.values()), named["weights_s"] + named["kv_s"] + named["compute_s"]
+    widths_s = {"overhead_s": half_width_s}
+    split = TimeBreakdown(latency_s=total, device_s=device, floor_s=device, half_widths_s=widths_s, **named)
+    key = CellKey(phase, Cell(batch, 512, 32))
+    return judged(key, split, verdict, *operators, redundant_s=dict(parts or {}), **(more or {}))
 
 
-def named(step: JudgedCell, setting: Setting) -> dict[str, ChangeEffect]:
+def named(step: Judged, setting: Setting) -> dict[str, ChangeEffect]:
     """The changes of a step by their changes: formats and dtypes by their names."""
     return {effect.value or effect.id or effect.change: effect for effect in changes(step, setting)}
 
@@ -71,12 +76,6 @@ REDUCED = OperatorWork("all_reduce", COLLECTIVE, 64, "bfloat16", 0, 0, 0, 0)
 CASES = list(csv.DictReader(Path(__file__).with_name("changes.csv").read_text().splitlines()))
 
 
-def pairs(text: str) -> dict[str, Any]:
-    """The values of `name=value`: numbers, or words."""
-    found = dict(item.split("=") for item in text.split() if "=" in item)
-    return {name: value if value[0].isalpha() else float(value) for name, value in found.items()}
-
-
 def operators_of(case: dict[str, str]) -> list[OperatorWork]:
     """Operators by name, or as `name FLOPs weight_bytes kv_bytes`."""
     named = {"core": CORE, "rolling": ROLLING, "product": MATMUL, "all_reduce": REDUCED}
@@ -89,19 +88,19 @@ def operators_of(case: dict[str, str]) -> list[OperatorWork]:
     return found
 
 
-def step_of(case: dict[str, str]) -> JudgedCell:
-    known = {name: float(value) for name, value in pairs(case["step"]).items()}
-    step = cell(
+def step_of(case: dict[str, str]) -> Judged:
+    known = pairs(case["step"])
+    ceiling, host_s, waits = (known.pop(name, 0.0) for name in ("ceiling_bytes_per_s", "host_pace_s", "waits"))
+    known["roofs"] = StepCeilings(ceiling or 1e12, Overhead(host_s, 0.0, waits=bool(waits)), overlaps=True)
+    return cell(
         *operators_of(case),
+        phase="prefill" if known.pop("prefill", 0) else "decode",
         batch=int(known.pop("batch", 1)),
-        parts={Cause[name]: float(ms) / 1e3 for name, ms in pairs(case["redundant_ms"]).items()},
-        **{f"{name}_s": float(ms) / 1e3 for name, ms in pairs(case["terms_ms"]).items()},
+        half_width_s=known.pop("half_width_ms", 0.0) / 1e3,
+        parts={Cause[name]: ms / 1e3 for name, ms in pairs(case["redundant_ms"]).items()},
+        more=known,
+        **{f"{name}_s": ms / 1e3 for name, ms in pairs(case["terms_ms"]).items()},
     )
-    if half_width_ms := known.pop("half_width_ms", 0.0):
-        step = replace(step, split=replace(step.split, half_widths_s={"overhead_s": half_width_ms / 1e3}))
-    if known.pop("prefill", 0.0):
-        step = replace(step, key=replace(step.key, phase="prefill"))
-    return replace(step, **known)
 
 
 def setting_of(case: dict[str, str]) -> Setting:
@@ -115,31 +114,8 @@ def setting_of(case: dict[str, str]) -> Setting:
 def test_a_change_saves_what_arithmetic_gives(case: dict[str, str]) -> None:
     effect, ms = named(step_of(case), setting_of(case)).get(case["change"]), float(case["saves_ms"])
     assert (effect.saves_s if effect else 0.0) == pytest.approx(ms / 1e3)
-
-
-def test_a_16_bit_dtype_saves_between_its_floors_and_its_ceilings() -> None:
-    """A float32 prefill of 400 ms: 250 at 20 TFLOP/s, 90 of kernel losses, 40 of operands, and 20 unexplained.
-
-    At 80 TFLOP/s its 5 TFLOP need 62.5 ms. If its kernels lose as much as before, that saves 187.5 ms; if they lose
-    nothing, and the other 60 ms halve, 400 - 62.5 - 30. On two cores of a Xeon 262 of 400 ms were saved by ceilings of
-    434 and 2835 GFLOP/s, where the floors differ by 216 ms.
-    """
-    parts = cell(linears(5e12, 1e6), compute_s=250e-3, kernel_s=90e-3, redundant_s=40e-3, unexplained_s=20e-3)
-    prefill = replace(parts, key=CellKey("prefill", Cell(8, 64, 32)), ceiling_bytes_per_s=1e12)
-    effect = named(prefill, FLOAT32)["bfloat16"]
-    assert effect.at_least_s == pytest.approx(187.5e-3)
-    assert effect.saves_s == pytest.approx(307.5e-3)
-    assert effect.amount == "between 188 ms and 308 ms"
-    linked = replace(prefill, split=replace(prefill.split, latency_s=500e-3, link_s=100e-3))
-    effect = named(linked, FLOAT32)["bfloat16"]
-    # At most half of the bytes of an offloaded model still cross; perhaps none.
-    assert (effect.at_least_s, effect.saves_s) == (pytest.approx(237.5e-3), pytest.approx(407.5e-3))
-
-
-def test_few_rows_on_a_cpu_have_only_a_bound() -> None:
-    """bfloat16 made a step of one sequence 3 ms slower on a Xeon, and 24 ms faster on an EPYC: no floor says which."""
-    step = cell(linears(1e9, 20e9), weights_s=20e-3)
-    assert named(step, replace(FLOAT32, here=CPU.here))["bfloat16"].amount == "at most 10.0 ms"
+    assert effect is None or not case["least_ms"] or effect.at_least_s == pytest.approx(float(case["least_ms"]) / 1e3)
+    assert effect is None or effect.amount == (case["amount"] or effect.amount)
 
 
 def test_an_8_bit_cache_is_a_bound_with_its_doubt_that_no_answer_names() -> None:
@@ -151,7 +127,10 @@ def test_an_8_bit_cache_is_a_bound_with_its_doubt_that_no_answer_names() -> None
     assert effect not in not_tried(replace(step, changes=tuple(changes(step, SETTING))))
 
 
-SMALL_KERNELS = replace(cell(weights_s=4.85e-3, kernel_s=3.1e-3, overhead_s=18.15e-3), small_kernels_s=2.1e-3)
+def small_kernels(*operators: OperatorWork, unexplained_s: float = 0.0, **more: Any) -> Judged:
+    """A step of which small kernels lose 2.1 ms."""
+    terms_s = {"weights_s": 4.85e-3, "kernel_s": 3.1e-3, "overhead_s": 18.15e-3, "unexplained_s": unexplained_s}
+    return cell(*operators, more={"small_kernels_s": 2.1e-3, **more}, **terms_s)
 
 
 def on_engine(name: str, saves_s: float, off_s: float, repetitions: int = 3) -> EngineDifference:
@@ -171,7 +150,7 @@ def on_engine(name: str, saves_s: float, off_s: float, repetitions: int = 3) -> 
 )
 def test_a_measured_engine_replaces_what_is_computed_for_it(engine: EngineDifference, bases: dict[str, str]) -> None:
     """Also if it saves nothing beyond noise; one repetition is not enough."""
-    found = changes(replace(SMALL_KERNELS, engines=(engine,)), SETTING)
+    found = changes(small_kernels(engines=(engine,)), SETTING)
     assert {effect.change: effect.basis for effect in found if effect.id is not ChangeId.FORMAT} == bases
 
 
@@ -181,18 +160,20 @@ def test_a_compiled_step_saves_the_host_and_most_of_its_small_kernels() -> None:
     With 0.1 to 1/3 of the small kernels left, and attention up to three times as long, 6.1 to 7.0 ms remain. The
     compiled step of another run took 6.72. A graph of the same step is not compiled, so it is at least as slow.
     """
-    step = replace(SMALL_KERNELS, operators=(CORE,), lost_s={"core": 0.2e-3, "linears": 0.8e-3})
-    found = named(step, SETTING)[ChangeId.COMPILED_STEP]
+    lost_s = {"core": 0.2e-3, "linears": 0.8e-3}
+    found = named(small_kernels(CORE, lost_s=lost_s), SETTING)[ChangeId.COMPILED_STEP]
     assert found.at_least_s is not None
     low_s, high_s = 26.1e-3 - found.saves_s, 26.1e-3 - found.at_least_s
     assert (low_s, high_s) == (pytest.approx(7.95e-3 - 0.9 * 2.1e-3), pytest.approx(7.95e-3 - 1.4e-3 + 0.4e-3))
     assert low_s < 6.72e-3 < high_s
     assert found.amount == "between 19.1 ms and 20.0 ms"
-    unknown = replace(step, split=replace(step.split, latency_s=28.1e-3, unexplained_s=2e-3))
-    doubted = named(unknown, SETTING)[ChangeId.COMPILED_STEP]
+    doubted = named(small_kernels(CORE, lost_s=lost_s, unexplained_s=2e-3), SETTING)[ChangeId.COMPILED_STEP]
     assert doubted.at_least_s == pytest.approx(found.at_least_s), "time without a cause is not sure to go"
-    graphed = replace(step, tried=(TrialResult("a graph", 0.25, 0.01, 32, 32, 26e-3, (ChangeId.GRAPH, "")),))
-    assert named(graphed, SETTING)[ChangeId.COMPILED_STEP].at_least_s == pytest.approx(26.1e-3 - 6.5e-3)
+    nothing = StepSamples((), ())
+    graph = Trial(KEY, "a graph", 32, 32, nothing, nothing, change=ChangeId.GRAPH)
+    assert named(small_kernels(CORE, lost_s=lost_s, tried=(TrialResult(graph, 0.25, 0.01, 26e-3),)), SETTING)[
+        ChangeId.COMPILED_STEP
+    ].at_least_s == pytest.approx(26.1e-3 - 6.5e-3)
 
 
 def test_no_lever_for_a_step_above_its_ceiling_or_at_it() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from profiler.errors import RunError
 from profiler.facts.change_ids import ChangeId
-from profiler.judge.cells import CellEvidence, CellResult, ChangeEffect
+from profiler.judge.cells import CellEvidence, CellResult
 from profiler.judge.demand import TRAFFIC_TOLERANCE
+from profiler.judge.savings import ChangeEffect
 from profiler.run.judge_folder import judge_folder
 from profiler.store.folder import read_run
 

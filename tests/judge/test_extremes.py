@@ -15,7 +15,7 @@ from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import DeviceFacts, Facts
 from profiler.facts.telemetry import Reading
 from profiler.grid.cells import Cell, CellKey, Grid
-from profiler.judge.cells import JudgedCell
+from profiler.judge.cell_stages import Judged
 from profiler.judge.demand import extreme_shares, moved, weight_read_share
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.regimes import Flag
@@ -87,7 +87,7 @@ def judged(base: Facts) -> tuple[Judgement, list[str]]:
     return found, [*run_remarks(base, found.judged), *run_warnings(base, found.judged)]
 
 
-def cell_of(found: Judgement, key: CellKey = DECODE) -> JudgedCell:
+def cell_of(found: Judgement, key: CellKey = DECODE) -> Judged:
     return next(cell for cell in found.judged if cell.key == key)
 
 
@@ -208,21 +208,21 @@ def test_a_card_at_half_its_clock_is_compute_bound() -> None:
     throttled = replace(facts(decode_s=12.5e-3, prefill_s=210e-3, kind="cuda"), readings=HALF_CLOCK)
     found, _ = judged(throttled)
     cell = cell_of(found, PREFILL)
-    assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 0.5)
+    assert (cell.verdict.regime, cell.timed.clock_share) == ("compute-bound", 0.5)
     assert Flag.THROTTLED in cell.verdict.flags
-    assert cell.split.compute_s == pytest.approx(200e-3)
-    assert abs(cell.split.unexplained_s) < 0.06 * 210e-3
+    assert cell.terms.compute_s == pytest.approx(200e-3)
+    assert abs(cell.terms.unexplained_s) < 0.06 * 210e-3
     assert any("throttled at 50 % of its clock" in sentence for sentence in found.answer.sentences)
-    assert cell_of(found).split.weights_s == pytest.approx(10e-3), "the memory has another clock"
+    assert cell_of(found).terms.weights_s == pytest.approx(10e-3), "the memory has another clock"
 
 
 def test_a_step_that_is_faster_than_its_clock_allows_disproves_the_reading() -> None:
     """At half the clock 0.1 TFLOP take 200 ms. The measured 125 ms are 80 % of the ceiling at the whole clock."""
     misread = replace(facts(decode_s=12.5e-3, prefill_s=125e-3, kind="cuda"), readings=HALF_CLOCK)
     cell = cell_of(judge_run(misread), PREFILL)
-    assert (cell.verdict.regime, cell.clock_share) == ("compute-bound", 1.0)
+    assert (cell.verdict.regime, cell.timed.clock_share) == ("compute-bound", 1.0)
     assert not {Flag.ABOVE_CEILING, Flag.THROTTLED} & {*cell.verdict.flags}
-    assert cell.split.compute_s == pytest.approx(100e-3)
+    assert cell.terms.compute_s == pytest.approx(100e-3)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from profiler.facts.repetitions import Repetition
 from profiler.facts.run_facts import Facts
 from profiler.judge.judge_run import Judgement, judge_run
 from profiler.judge.machine_speed import at_median_speed, mode_words, swing_words
-from profiler.judge.scaling import SIZE_OF
+from profiler.judge.scaling import size_of
 from profiler.store.folder import read_document, read_facts, read_gathered
 
 REPETITIONS = 4
@@ -144,9 +144,9 @@ def test_a_slopes_interval_is_without_the_drift_that_its_sizes_share(many_cells:
     drifted = judge_run(on_machine(many_cells, lambda at_s: 1.1 if int(at_s / round_s) % 2 else 1.0, steady))
     for test in drifted.scaling:
         spans = {
-            getattr(cell, SIZE_OF[test.axis]): math.log(cell.latency_high_s / cell.latency_low_s)
+            size_of(cell.key, test.axis): math.log(cell.latency_high_s / cell.latency_low_s)
             for cell in drifted.cells
-            if test.holds(cell)
+            if test.holds(cell.key)
         }
         for item in test.doublings:
             of_both = math.hypot(spans[item.smaller], spans[item.larger])

@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from made_facts import CELL, KEY, facts, terms
-from test_changes import pairs
+from made_facts import CELL, KEY, facts, pairs, terms
 
 from profiler.facts.fact import MergedFacts
 from profiler.facts.measurements import HookedStep, Replay, Replays

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from profiler.facts.overhead import Overhead
-from profiler.judge.breakdown import Demand, StepCeilings, break_down
-from profiler.judge.regimes import Measurement, Verdict, judge_cell
+from profiler.judge.breakdown import TERMS, Demand, StepCeilings, break_down
+from profiler.judge.regimes import LIMITS, Bound, Measurement, Regime, Verdict, judge_cell
+from profiler.report.glossary import GLOSSARY
+from profiler.report.plots.style import REGIME_COLOR
 
 
 def verdict(
@@ -115,3 +118,9 @@ def test_a_step_of_which_one_ceiling_explains_most_is_not_mixed(
     ceilings = {"bytes_per_s": 1e12, "flops_per_s": 1e14, "overhead_s": 1e-4}
     found = verdict(1e-2, by_compute * 1e12, by_memory * 1e10, **ceilings, overlaps=overlaps)
     assert found.regime == regime
+
+
+def test_every_label_has_a_rule_that_explains_and_colours_it() -> None:
+    assert set(get_args(Bound)) == set(LIMITS)
+    assert set(get_args(Regime)) == set(REGIME_COLOR) <= set(GLOSSARY)
+    assert {term for limit in LIMITS.values() for term in limit.terms} <= set(TERMS)

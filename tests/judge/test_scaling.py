@@ -14,11 +14,11 @@ from profiler.counting.operators import as_value
 from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.operators import OperatorWork
 from profiler.facts.step import ExecutionPath, Step
-from profiler.grid.cells import Phase
-from profiler.judge.cells import CellResult
-from profiler.judge.scaling import compute_bound_by_counts, doubling_tests, scaling, scaling_sentences
+from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.judge.cell_stages import Timed
+from profiler.judge.scaling import compute_bound_by_counts, doubling_tests, scaling
 from profiler.loading.source import resolve
-from profiler.stats import CLAIM_REPETITIONS
+from profiler.stats import CLAIM_REPETITIONS, Estimate
 
 A100_P, A100_W = 312e12, 2.039e12
 # Llama-2-7B in fp16: parameters without the embedding table, and the cache of a token.
@@ -32,16 +32,14 @@ def decode(batch: int, context: int) -> tuple[float, float]:
     return flops, 2 * WEIGHTS + batch * KV_TOKEN_BYTES * context
 
 
-def stepped(batch: int, time_s: float, width: float, flops: float, nbytes: float) -> CellResult:
-    """Return a decode step whose interval extends by the factor `width` to both sides."""
-    return CellResult(
-        "decode", batch, 0, 16, 8, "ok",
-        latency_s=time_s, latency_low_s=time_s / width, latency_high_s=time_s * width, tokens_per_s=batch / time_s,
-        model_flops=int(flops), model_bytes=int(nbytes), executed_bytes=int(nbytes), repetitions=CLAIM_REPETITIONS,
-    )  # fmt: skip
+def stepped(batch: int, time_s: float, width: float, flops: float, nbytes: float, context: int = 12) -> Timed:
+    """Return a decode step of three repetitions, whose interval extends by the factor `width` to both sides."""
+    key, time = CellKey("decode", Cell(batch, 0, 8, context)), Estimate(time_s, time_s / width, time_s * width, 9)
+    work = OperatorWork("all", "mlp", 1, "float16", flops, nbytes, 0, 0)
+    return Timed(key, [work], "ok", batch, time, time, samples=[(time_s,)] * CLAIM_REPETITIONS)
 
 
-def steps(context: int, batches: list[int], overhead_s: float = 0.0) -> list[CellResult]:
+def steps(context: int, batches: list[int], overhead_s: float = 0.0) -> list[Timed]:
     found = []
     for batch in batches:
         flops, bytes_ = decode(batch, context)
@@ -102,7 +100,7 @@ def test_a_slope_of_one_proves_nothing_where_the_cache_rules() -> None:
     result = scaling(steps(32_768, [8, 16, 32]), "batch")
     assert all(item.slope > 0.8 for item in result.doublings)
     assert {item.side for item in result.doublings} == {"undecided"}
-    assert any("no batch makes a step compute-bound" in sentence for sentence in scaling_sentences(result))
+    assert any("no batch makes a step compute-bound" in sentence for sentence in result.sentences)
 
 
 def test_overhead_hides_the_bytes() -> None:
@@ -132,7 +130,7 @@ def test_a_knee_is_a_claim_of_whole_intervals(
         size *= 2
     result = scaling(found, "batch")
     assert (result.knee_measured, result.knee_between) == (knee, between)
-    assert any("knee is unknown" in sentence for sentence in scaling_sentences(result)) == (between is not None)
+    assert any("knee is unknown" in sentence for sentence in result.sentences) == (between is not None)
 
 
 def test_drift_between_sizes_makes_best_and_knee_uncertain() -> None:
@@ -144,25 +142,21 @@ def test_drift_between_sizes_makes_best_and_knee_uncertain() -> None:
     """
     known = steps(16, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512])
     still = scaling(known, "batch")
-    drifted = scaling([replace(step, repetitions=1) for step in known], "batch", drift=0.5)
-    in_turn = scaling([replace(step, repetitions=3) for step in known], "batch", drift=0.5)
+    drifted = scaling([replace(step, samples=step.samples[:1]) for step in known], "batch", drift=0.5)
+    in_turn = scaling([replace(step, samples=step.samples[:1] * 3) for step in known], "batch", drift=0.5)
     assert still == in_turn
-    assert (still.best, still.rivals) == (256, ())
+    assert still.best == 256
     assert still.knee_measured is not None
     assert drifted.knee_measured is None
-    assert drifted.rivals == (128, 512)
-    text = " ".join(scaling_sentences(drifted))
+    text = " ".join(drifted.sentences)
     assert "knee is unknown" in text
     assert "The machine drifted by 50 % meanwhile, so the most may also be at batch 128, 512." in text
 
 
-def decoded(prompt_len: int, context_len: int, latency_s: float) -> CellResult:
-    """Return a decode of one sequence and eight new tokens, at the middle of its loop."""
-    return CellResult(
-        "decode", 1, prompt_len, (prompt_len or context_len) + 4, 8, "ok",
-        latency_s=latency_s, latency_low_s=latency_s, latency_high_s=latency_s, tokens_per_s=1 / latency_s,
-        model_flops=1000 + context_len, model_bytes=500 + context_len, executed_bytes=500 + context_len,
-    )  # fmt: skip
+def decoded(prompt_len: int, context_len: int, latency_s: float) -> Timed:
+    """Return a decode of one sequence and eight new tokens."""
+    key, known = CellKey("decode", Cell(1, prompt_len, 8, context_len)), stepped(1, latency_s, 1.0, 1000, 500)
+    return replace(known, key=key)
 
 
 def test_prompts_and_contexts_are_separate_series() -> None:
@@ -171,12 +165,11 @@ def test_prompts_and_contexts_are_separate_series() -> None:
     They are two series, with slopes of log 2 / log(132 / 68) and log 2 / log(260 / 68).
     """
     prompted, filled = [decoded(64, 0, 1.0), decoded(128, 0, 2.0)], [decoded(0, 64, 2.0), decoded(0, 256, 4.0)]
-    none = {cell.key: () for cell in [*prompted, *filled]}
-    assert [test.fixed["filled"] for test in doubling_tests([*prompted, filled[0]], none, A100)] == ["by a prompt"]
-    tests = doubling_tests([*prompted, *filled], none, A100)
+    assert [test.fixed["filled"] for test in doubling_tests([*prompted, filled[0]], A100)] == ["by a prompt"]
+    tests = doubling_tests([*prompted, *filled], A100)
     slopes = {test.fixed["filled"]: [step.slope for step in test.doublings] for test in tests}
     assert slopes == {
         "by a prompt": [pytest.approx(math.log(2) / math.log(132 / 68))],
         "directly": [pytest.approx(math.log(2) / math.log(260 / 68))],
     }
-    assert [cell for cell in filled if tests[0].holds(cell)] == []
+    assert [cell for cell in filled if tests[0].holds(cell.key)] == []

@@ -11,8 +11,8 @@ from test_changes import SETTING, cell, linears
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import StepSamples, Trial
-from profiler.judge.cells import ChangeEffect, TrialResult, trial_results
 from profiler.judge.changes import changes, saves_clearly
+from profiler.judge.savings import ChangeEffect, TrialResult, trial_results
 
 LINE = "from_pretrained(..., dtype=torch.bfloat16)"
 OF_FLOAT32 = replace(SETTING, weight_bits=32.0, cache_bits=32.0, sixteen_bit_flops_per_s=100e12)
@@ -20,6 +20,10 @@ OF_FLOAT32 = replace(SETTING, weight_bits=32.0, cache_bits=32.0, sixteen_bit_flo
 
 def stepped(layers: int, layer_s: float, rest_s: float) -> StepSamples:
     return StepSamples((layers * layer_s,) * 7, (rest_s,) * 7)
+
+
+def shown(form: str, layers: int) -> Trial:
+    return Trial(KEY, form, layers, 30, StepSamples((), ()), StepSamples((), ()))
 
 
 def trial(layers: int, before: StepSamples, after: StepSamples, **more: Any) -> TrialResult:
@@ -66,7 +70,7 @@ def test_a_trial_of_an_older_run_is_known_by_its_name(form: str, what: tuple[Cha
     """It executed no line. A change that left only says what it cost."""
     half, twice = ((stepped(30, 1e-3, 0.0), stepped(30, layer_s, 0.0)) for layer_s in (0.5e-3, 2e-3))
     faster, slower = (trial(30, *sides, form=form, line="", change=None) for sides in (half, twice))
-    assert (faster.what, slower.what) == (what, what)
+    assert (faster.trial.what, slower.trial.what) == (what, what)
     assert len(tried(30e-3, faster)) == (what is not None)
     assert len(tried(30e-3, slower)) == 1
 
@@ -78,7 +82,7 @@ def test_a_neighbour_in_one_of_two_turns_changes_nothing() -> None:
 
 
 def test_a_cost_is_listed_last_and_an_uncertain_change_not_at_all() -> None:
-    slower, unclear = TrialResult("nf4", 1.4, 0.1, 6, 30), TrialResult("int8wo", 0.97, 0.05, 6, 30)
+    slower, unclear = TrialResult(shown("nf4", 6), 1.4, 0.1), TrialResult(shown("int8wo", 6), 0.97, 0.05)
     assert [(item.change, item.saves_s) for item in tried(20e-3, slower, unclear)] == [("nf4", pytest.approx(-8e-3))]
 
 
@@ -98,5 +102,5 @@ def test_a_trial_of_the_whole_model_has_its_own_times() -> None:
 
 @pytest.mark.parametrize(("ratio", "clear"), [(0.9, True), (0.93, False), (0.96, False)])
 def test_a_saving_is_clear_if_its_lower_end_is_a_twentieth_of_the_step(ratio: float, clear: bool) -> None:
-    found = TrialResult("bfloat16", ratio, 0.03, 30, 30, 20e-3)
+    found = TrialResult(shown("bfloat16", 30), ratio, 0.03, 20e-3)
     assert saves_clearly(cell(weights_s=20e-3), found) == clear

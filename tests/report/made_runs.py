@@ -9,7 +9,8 @@ from typing import Any
 from profiler.facts.ceilings import Ceiling
 from profiler.grid.cells import Cell, CellKey, Phase
 from profiler.judge.breakdown import TERMS
-from profiler.judge.cells import CellEvidence, CellResult, columns_of
+from profiler.judge.cells import CellEvidence, CellResult
+from profiler.judge.keyed import columns_of
 from profiler.store.folder import Run, read_run
 
 ROOT = Path(__file__).parents[2]

@@ -12,14 +12,17 @@ from made_runs import evidence, key, old_run, result, whole_run, with_document
 from profiler.errors import RequestError
 from profiler.facts.measurements import BatchTimes, FormatLinears, LinearsTime, PackedBatches
 from profiler.facts.repetitions import Repetition
-from profiler.judge.cells import ChangeEffect, EngineDifference, columns_of, with_repetitions
+from profiler.judge.cell_stages import Timed
+from profiler.judge.cells import row_of
+from profiler.judge.keyed import columns_of
+from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.cells import batch_lines, noise_lines
 from profiler.report.changes import changes, engines, linears, no_claim_lines, packed_lines
 from profiler.report.glossary import explanation
 from profiler.report.selection import half_width
 from profiler.report.time_breakdown import terms_table
-from profiler.stats import Timing
+from profiler.stats import Estimate, Timing
 from profiler.store.folder import Run
 
 DRIFT = "the machine itself drifted by 23 %"
@@ -141,7 +144,8 @@ def test_a_percentile_of_ttft_needs_its_samples() -> None:
             )
             for half in (seconds[:count:2], seconds[1:count:2])
         ]  # fmt: skip
-        row = with_repetitions(result(cell, 0.4), cell, repetitions)
+        timed = Timed(cell, [], "ok", 2, Estimate(1.0, 1.0, 1.0, count), repetitions=repetitions)
+        row = row_of(timed, whole_run().document.device)
         assert (row.ttft_samples, row.ttft_p95_s) == (count, pytest.approx(p95_s, nan_ok=True))
 
 

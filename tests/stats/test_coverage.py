@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 from profiler import stats as sampling
 from profiler.device.machine import Machine
 from profiler.facts.ceilings import DriftReading, swing
+from profiler.facts.operators import OperatorWork
 from profiler.facts.repetitions import Repetition, phase_medians, phase_samples
-from profiler.grid.cells import Cell, Grid
-from profiler.judge.cells import CellResult
+from profiler.grid.cells import Cell, CellKey, Grid
+from profiler.judge.cell_stages import Timed
 from profiler.judge.scaling import scaling
 from profiler.loading.prompts import Prompts
 from profiler.measure import sweep
-from profiler.stats import LEAST_REPETITIONS, estimate, spread_of
+from profiler.stats import LEAST_REPETITIONS, Estimate, estimate, spread_of
 
 STEPS = 31
 POOLED = 12
@@ -124,25 +125,22 @@ SLOPE = 0.7
 """d log(time) / d log(batch) of a planted series."""
 
 
-def series(repetitions: dict[Cell, list[Repetition]], swing_share: float) -> list[CellResult]:
+def series(repetitions: dict[Cell, list[Repetition]], swing_share: float) -> list[Timed]:
     """Return steps by batch that take batch ** SLOPE times as long as the world says, in a run of shuffled rounds.
 
-    As in a judgement, intervals have no term for a drift that sizes share (`judge_run.Timed.steady`).
+    As in a judgement, intervals have no term for a drift that sizes share (`Timed.steady`).
     """
     spread = spread_of(
         (phase_medians("decode", cell_repetitions) for cell_repetitions in repetitions.values()), swing_share
     )
-    rows = []
+    cells = []
     for cell, of_cell in repetitions.items():
-        time_s, longer = estimate(phase_samples("decode", of_cell), replace(spread, drift=0.0)), cell.batch_size**SLOPE
-        ends = {"latency_low_s": time_s.low_s * longer, "latency_high_s": time_s.high_s * longer}
-        rows.append(
-            CellResult(
-                "decode", cell.batch_size, 0, cell.context_len, cell.new_tokens, "ok", repetitions=len(of_cell),
-                latency_s=time_s.median_s * longer, **ends, tokens_per_s=1.0, model_flops=1, executed_bytes=1,
-            )
-        )  # fmt: skip
-    return rows
+        samples, longer = phase_samples("decode", of_cell), cell.batch_size**SLOPE
+        time_s = estimate(samples, replace(spread, drift=0.0))
+        slower = Estimate(time_s.median_s * longer, time_s.low_s * longer, time_s.high_s * longer, time_s.samples)
+        work = OperatorWork("one", "mlp", 1, "float32", 1, 1, 0, 0)
+        cells.append(Timed(CellKey("decode", cell), [work], "ok", 1.0, slower, slower, samples=samples))
+    return cells
 
 
 def coverage(repetitions: dict[Cell, list[Repetition]], swing_share: float, cells: Sequence[Cell]) -> float:
@@ -247,7 +245,7 @@ def test_slopes_contain_the_truth(name: str, count: int, runs: int) -> None:
         rows = series(*timed(name, POOLED, count, seed))
         for (before, after), item in zip(pairwise(rows), scaling(rows, "batch").doublings, strict=True):
             covered.append(item.low <= SLOPE <= item.high)
-            apart = math.log(after.latency_high_s / after.latency_low_s * before.latency_high_s / before.latency_low_s)
+            apart = sum(math.log(each.steady.high_s / each.steady.low_s) for each in (after, before))
             shares.append((item.high - item.low) * math.log(item.larger / item.smaller) / apart)
     assert np.mean(covered) >= least_coverage(runs)
     assert np.mean(shares) < 0.75

@@ -18,6 +18,8 @@ from matplotlib.font_manager import fontManager
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
 from profiler.grid.cells import Phase
+from profiler.judge.breakdown import TERMS
+from profiler.judge.regimes import LIMITS
 from profiler.report.selection import first_engine
 from profiler.store.folder import Run, cells_frame
 
@@ -37,11 +39,8 @@ class PhaseStyle:
 
 
 PHASE_STYLE: dict[Phase, PhaseStyle] = {"prefill": PhaseStyle("#D55E00", "^"), "decode": PhaseStyle("#0072B2", "o")}
-REGIME_COLOR = {
-    "memory-bound": "#56B4E9",
-    "compute-bound": "#E69F00",
-    "overhead-bound": "#CC79A7",
-    "slow-kernels": "#D55E00",
+REGIME_COLOR: dict[str, str] = {
+    **{label: TERMS[limit.terms[0]].color for label, limit in LIMITS.items()},
     "link-bound": "#009E73",
     "mixed": "#F0E442",
     "inconclusive": "#DDDDDD",

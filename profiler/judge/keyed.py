@@ -1,0 +1,56 @@
+"""The columns with which files identify a cell and its phase."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from profiler.grid.cells import CellKey, Phase
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedRecord:
+    """The columns that identify a record."""
+
+    phase: Phase
+    """`prefill` or `decode`."""
+    batch_size: int
+    """Sequences per batch."""
+    prompt_len: int
+    """Prompt tokens per sequence, without a cached prefix; 0 if the cache was filled directly."""
+    context_len: int
+    """Cached tokens at the step; in a prefill, those of a prefix."""
+    new_tokens: int
+    """Tokens decoded after the prompt."""
+    engine: str
+    """The engine that ran the model."""
+
+    @property
+    def key(self) -> CellKey:
+        """The cell and its phase."""
+        return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
+
+
+class KeyColumns(TypedDict):
+    phase: Phase
+    batch_size: int
+    prompt_len: int
+    context_len: int
+    new_tokens: int
+    engine: str
+
+
+"""The fields of `KeyedRecord`."""
+
+
+def columns_of(key: CellKey) -> KeyColumns:
+    """The columns of `KeyedRecord` for a key."""
+    cell = key.cell
+    return KeyColumns(
+        phase=key.phase,
+        batch_size=cell.batch_size,
+        prompt_len=cell.prompt_len,
+        context_len=key.context_len,
+        new_tokens=cell.new_tokens,
+        engine=cell.engine,
+    )
