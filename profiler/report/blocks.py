@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 if TYPE_CHECKING:
+    from profiler.judge.cells import CellResult
     from profiler.store.folder import Run
 
 Medium = Literal["first look", "terminal", "html", "markdown"]
@@ -31,7 +32,8 @@ class Block:
 
     @property
     def has_content(self) -> bool:
-        return True
+        """Whether none of its sentences, lines, rows and so on are empty."""
+        return all(getattr(self, name, True) for name in ("sentences", "lines", "rows", "tiles"))
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,6 @@ class Sentences(Block):
     plain_from: int | None = None
     """From this sentence on the terminal prints plain text; None: never."""
 
-    @property
-    def has_content(self) -> bool:
-        return bool(self.sentences)
-
 
 @dataclass(frozen=True)
 class Lines(Block):
@@ -53,10 +51,6 @@ class Lines(Block):
 
     lines: Sequence[str]
     style: TextStyle = "plain"
-
-    @property
-    def has_content(self) -> bool:
-        return bool(self.lines)
 
 
 @dataclass(frozen=True)
@@ -81,10 +75,6 @@ class TextTable(Block):
     """Rows that begin a group, which a line separates from the one before."""
     ranked: bool = False
     """Whether the first rows matter most: a short screen has those, and of other tables evenly picked ones."""
-
-    @property
-    def has_content(self) -> bool:
-        return bool(self.rows)
 
     @property
     def has_head(self) -> bool:
@@ -147,6 +137,26 @@ class BreakdownChart(Block):
     run: Run
     short: bool = False
     """Whether it is on a first look, which has the ends of each phase and their largest terms."""
+    only: CellResult | None = None
+    """The one cell that it shows; None: those of the first engine."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A figure in large type."""
+
+    figure: str
+    name: str
+    """What the figure is."""
+    where: str
+    """The cell that has it."""
+
+
+@dataclass(frozen=True)
+class Tiles(Block):
+    """The figures at the top of a page."""
+
+    tiles: Sequence[Tile]
 
 
 @dataclass(frozen=True)
@@ -169,6 +179,8 @@ class Section:
     """Who renders it."""
     link: str = ""
     """The address that the title of an HTML section leads to."""
+    folded: bool = False
+    """Whether a page shows its title only, until a reader opens it."""
 
 
 def visible_sections(sections: Sequence[Section | None], medium: Medium) -> list[Section]:

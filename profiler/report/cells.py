@@ -27,8 +27,9 @@ from profiler.report.blocks import (
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.glossary import roofline_words
+from profiler.report.overview import setting_lines
 from profiler.report.roofline_data import ceiling_lines, point_words
-from profiler.report.selection import MOST_SIZES, first_engine, of_phase, spanning
+from profiler.report.selection import MOST_SIZES, first_engine, of_first_engine, of_phase, spanning
 from profiler.report.terminal import UnbrokenText, print_block, rich_table
 from profiler.store.folder import CELLS_FILE, Run
 from profiler.units import duration, several, significant
@@ -36,8 +37,8 @@ from profiler.units import duration, several, significant
 
 def cells(run: Run) -> Section:
     """Every cell, and why they are noisy if they are. The terminal prints the notes with the table."""
-    notes = Lines(_cell_notes(run), media=DOCUMENTS)
-    blocks = [CellsTable(run), notes, Lines(noise_lines(run), media=FULL)]
+    setting, notes = Lines(setting_lines(run), "paragraph"), Lines(_cell_notes(run), media=DOCUMENTS)
+    blocks = [setting, CellsTable(run), notes, Lines(noise_lines(run), media=FULL)]
     return Section("Cells", blocks, "measured times; rates from counted work")
 
 
@@ -184,29 +185,26 @@ def roofline(run: Run) -> Section | None:
     }
     for number, point in enumerate(run.measured):
         tooltips[f"cell-{number}"] = Tooltip(point_words(point), f"point {point.key.phase}", reachable=True)
-    note = "points: measured time, counted work; in report.html each point names its cell"
+    note = "measured time, counted work; an arrow ends at the ceiling of its step"
     alt = "Achieved FLOP/s against arithmetic intensity, both logarithmic"
     return Section("Roofline", [Picture("roofline", alt, (run,), tooltips)], note, DOCUMENTS)
 
 
-def regimes(run: Run) -> Section | None:
-    alt = "The regime and the tokens/s of each cell of the first engine over batch and length"
-    note = "derived, with evidence in run.json"
-    return Section("Regimes", [Picture("map", alt, (run,))], note, DOCUMENTS) if run.measured else None
-
-
+_LEAST_MAPPED = 9
+"""Cells of a map: fewer are read in their table."""
 _MOST_SERIES = 12
 
 
-def doubling(run: Run) -> Section | None:
-    tests = [test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES]
-    blocks: list[Block] = []
-    for test in tests:
+def batch_sizes(run: Run) -> Section:
+    """The regimes over batch and length, and what doubling the batch gives."""
+    alt = "The regime and the tokens/s of each cell of the first engine over batch and length"
+    blocks: list[Block] = [Picture("map", alt, (run,))] if len(of_first_engine(run)) >= _LEAST_MAPPED else []
+    for test in [test for test in run.document.scaling if test.axis == "batch"][:_MOST_SERIES]:
         fixed = test.fixed
         name = f"{fixed['phase']} ({fixed['engine']}), {fixed['prompt_len'] or fixed['context_len']} tokens"
         blocks += [Lines([f"{name}: {' '.join(test.sentences)}"], "paragraph"), doubling_table(run, test)]
-    note = "slopes: measured, next to those that the counts predict"
-    return Section("Doubling the batch", blocks, note, DOCUMENTS) if blocks else None
+    note = "regimes with evidence in run.json; slopes: measured, next to those that the counts predict"
+    return Section("Doubling the batch", blocks, note, DOCUMENTS, folded=True)
 
 
 def doubling_table(run: Run, test: DoublingTest) -> TextTable:

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Set
 from dataclasses import replace
 
 from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeId
 from profiler.facts.measurements import Drafting
+from profiler.judge.answer import budget_for
 from profiler.judge.cells import CellEvidence
 from profiler.judge.engine_differences import PART_NAMES, GenerateOverhead, where_it_lies
 from profiler.judge.padding import RaggedStep
 from profiler.judge.savings import EngineDifference
 from profiler.quant.registry import FORMATS
-from profiler.report.blocks import DOCUMENTS, FULL, Block, Lines, Picture, Section, TextTable, evenly, text_table
+from profiler.report.blocks import (
+    DOCUMENTS,
+    FULL,
+    Block,
+    Lines,
+    Picture,
+    Section,
+    ShellCommand,
+    TextTable,
+    evenly,
+    text_table,
+)
 from profiler.report.selection import evidence_of, first_engine, selected_cells
 from profiler.report.time_breakdown import WORTH_SHOWING
 from profiler.stats import CLAIM_REPETITIONS
@@ -60,8 +73,8 @@ def ran(run: Run) -> Section | None:
     elif "MIG" in device.name:
         rows.append(("card", f"a slice of one: {device.name}", ""))
     headings = ("part", "what ran here", f"tried in its place at {first.key.name}" if first else "")
-    blocks = [text_table(headings, rows, wrapped=headings[1:]), Lines(packed_lines(run)), *linears(run)]
-    return Section("What ran", blocks, "reported by the libraries on this device", FULL)
+    blocks = [text_table(headings, rows, wrapped=headings[1:]), *linears(run)]
+    return Section("What ran", blocks, "reported by the libraries on this device", FULL, folded=True)
 
 
 def _first_tried(run: Run) -> CellEvidence | None:
@@ -130,38 +143,49 @@ def linears(run: Run) -> list[Block]:
     return [text_table(headings, table, wrapped=headings[-1:], caption=f"read from memory, {way}"), Lines(lines)]
 
 
-def packed_lines(run: Run) -> list[str]:
-    """Return the times of packed linears and of dense ones at the least and the largest batch, in an older run."""
-    if (packed := run.document.packed_batches) is None:
-        return []
-    what = f"{packed.format} ({packed.kernel}) against dense {packed.dense_dtype}, all packed linears of a decode step"
-    return [
-        f"{what} at batch {item.batch}: {duration(item.packed_s)} against {duration(item.dense_s)}"
-        for item in (*packed.times[:1], *packed.times[1:][-1:])
-    ]
+_BASES = ("measured", "tried", "computed")
 
 
 def changes(run: Run) -> Section:
-    """What would change the time of the cells of `selected_cells`."""
+    """What would change the time of the cells of `selected_cells`, by change: what was measured comes first."""
     evidence = evidence_of(run)
-    rows = [
-        [
-            result.key.name,
-            effect.change,
-            effect.amount,
-            percent(effect.saves_s / result.latency_s),
-            f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}",
-        ]
+    found = [
+        (effect, result)
         for result in selected_cells(run)
         if result.key in evidence
         for effect in evidence[result.key].changes
         if abs(effect.saves_s) >= WORTH_SHOWING * result.latency_s
     ]
+    surest = sorted(found, key=lambda pair: _BASES.index(pair[0].basis))
+    names = list(dict.fromkeys(effect.change for effect, _ in surest))
+    rows = [
+        [
+            effect.change,
+            result.key.name,
+            effect.amount,
+            percent(effect.saves_s / result.latency_s),
+            f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}",
+        ]
+        for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change))
+    ]
     note = (
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )
-    headings = ("cell", "change", "saves", "of the step", "because")
-    return Section("What would change it", [text_table(headings, rows, wrapped=("change", "because"))], note, DOCUMENTS)
+    headings = ("change", "cell", "saves", "of the step", "because")
+    table = text_table(headings, rows, texts=("cell",), wrapped=("change", "because"))
+    return Section("What would change it", [table, *_trials(run)], note, DOCUMENTS, folded=True)
+
+
+def _trials(run: Run) -> list[ShellCommand]:
+    """Return the lines that were not tried, and the commands that have time to try them."""
+    commands = []
+    for item in run.document.not_tried:
+        commands.append(ShellCommand(f"{item.change} (not tried)", item.how))
+        if item.preparing_s:
+            # An option that the command has already gets a new value.
+            command = f"{re.sub(r' --budget [^ ]+', '', run.document.command)} --budget {budget_for(item.preparing_s)}"
+            commands.append(ShellCommand(f"try {item.change}", command))
+    return commands
 
 
 def engines(run: Run) -> Section:
@@ -171,7 +195,7 @@ def engines(run: Run) -> Section:
         blocks.insert(0, Picture("waterfall", "The smallest step of each engine, term by term", (run,)))
     drafts = Lines([_drafting_line(run.document.drafting)] if run.document.drafting else [])
     note = f"measured in turns, compared with {run.document.engine.names[0]}, with our own loop, or without drafts"
-    return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL)
+    return Section("Engines, generate and drafts", [*blocks, drafts], note, FULL, folded=True)
 
 
 def _saved(run: Run) -> TextTable:
@@ -273,7 +297,7 @@ def conditions(run: Run) -> Section:
     note = "measured: padded steps and the same shape without a mask, routed experts, and the link between ranks"
     ranks = Lines(_ranks_lines(run), media=FULL)
     experts = [line for line in [_experts_line(run)] if line]
-    return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note)
+    return Section("Padding, experts and ranks", [Lines([*padding, *experts]), ranks], note, folded=True)
 
 
 def _ragged_step_lines(step: RaggedStep, latency_s: float) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from profiler.data.datasheets import Datasheet
@@ -16,24 +16,6 @@ from profiler.judge.device_health import DeviceHealth
 from profiler.report.blocks import DOCUMENTS, Lines, Section, TextTable, text_table
 from profiler.store.folder import Run
 from profiler.units import duration, percent, processors, scaled, significant
-
-
-def precision(run: Run) -> Section:
-    """How the weights are stored, and whether the quantised model still gives the same answers."""
-    model = run.model
-    quant = ""
-    if model.quant != "none":
-        scales = " with quantised scales" if model.double_quant else ""
-        quant = f", weights in {model.quant}{scales}, matmuls in {model.compute_dtype}"
-    unpacked = f"; published as {model.unpacked_from}, here they are dense" if model.unpacked_from else ""
-    text = (
-        f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
-        f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
-        " --quant none,nf4 measures several precisions on one grid."
-    )
-    note = "counted from the tensors as stored in memory; timing does not depend on their values"
-    quality = [line for line in [quality_line(run)] if line]
-    return Section("Precision", [Lines([text], "paragraph", media=DOCUMENTS), Lines(quality)], note)
 
 
 def quality_line(run: Run) -> str | None:
@@ -49,17 +31,36 @@ def quality_line(run: Run) -> str | None:
 
 
 def device(run: Run) -> Section:
-    """The measured ceilings, and the device's telemetry, settings and software."""
+    """How the weights are stored, whether the answers are still the same, the ceilings, telemetry and software."""
     info, document = run.document.device, run.document
     measured_at = datetime.fromtimestamp(document.ceilings.measured_at_unix_s, UTC).strftime("%Y-%m-%d %H:%M UTC")
     sheet = f"; datasheet: {info.datasheet}" if info.datasheet else ""
     software = ", ".join(f"{name} {version}" for name, version in document.software.items())
     rows = [["device", f"{info.name}, {processors(info.threads, info.kind)}"], *health_rows(run)]
-    health = text_table(("", ""), [*rows, ["software", software]], wrapped=("",))
-    note = f"ceilings measured on {measured_at}{sheet}; the rest during the run"
     of_sheet = {run.model.dtype: info.datasheet_flops_per_s, "bandwidth": info.datasheet_bytes_per_s}
     ceilings = ceilings_table(document.ceilings.ceilings, of_sheet, document.ceilings.full_clock)
-    return Section("Ceilings, device and software", [ceilings, health], note, DOCUMENTS)
+    blocks = [
+        Lines([_precision_line(run)], "paragraph", media=DOCUMENTS),
+        Lines([line for line in [quality_line(run)] if line]),
+        replace(ceilings, media=DOCUMENTS),
+        text_table(("", ""), [*rows, ["software", software]], wrapped=("",), media=DOCUMENTS),
+    ]
+    note = f"ceilings measured on {measured_at}{sheet}; the rest during the run"
+    return Section("Weights, ceilings, device and software", blocks, note, folded=True)
+
+
+def _precision_line(run: Run) -> str:
+    model = run.model
+    quant = ""
+    if model.quant != "none":
+        scales = " with quantised scales" if model.double_quant else ""
+        quant = f", weights in {model.quant}{scales}, matmuls in {model.compute_dtype}"
+    unpacked = f"; published as {model.unpacked_from}, here they are dense" if model.unpacked_from else ""
+    return (
+        f"{model.dtype}{quant}: {scaled(model.storage_bytes, 'B')} of {model.weights} weights,"
+        f" {8 * model.storage_bytes / model.params:.3g} bits per parameter{unpacked}; {model.attention} attention."
+        " --quant none,nf4 measures several precisions on one grid."
+    )
 
 
 def _ceiling_row(name: str, unit: str, ceiling: Ceiling, peak: float | None) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache, singledispatch
 from pathlib import Path
 from typing import Any
@@ -26,14 +26,16 @@ from profiler.report.blocks import (
     Sentences,
     ShellCommand,
     TextTable,
-    Tooltip,
+    Tiles,
     visible_sections,
 )
 from profiler.report.columns import columns_with_values
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
+from profiler.report.selection import of_first_engine
+from profiler.report.time_breakdown import WORTH_SHOWING, breakdown_bars, terms_of
 from profiler.store.folder import Run
-from profiler.units import unbroken
+from profiler.units import duration, unbroken
 
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> str:
@@ -41,9 +43,7 @@ def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> 
     shown = [
         (section, [_render_block(block) for block in section.blocks]) for section in visible_sections(sections, "html")
     ]
-    sortable = any(isinstance(block, CellsTable) for section, _ in shown for block in section.blocks)
-    template = _templates().get_template("page.html.j2")
-    return template.render(title=title, subtitle=subtitle, sections=shown, sortable=sortable)
+    return _templates().get_template("page.html.j2").render(title=title, subtitle=subtitle, sections=shown)
 
 
 def link_from(run: Run, folder: Path) -> str:
@@ -62,6 +62,7 @@ def _templates() -> Environment:
         undefined=StrictUndefined,
     )
     environment.filters["unbroken"] = unbroken
+    environment.filters["slug"] = lambda title: re.sub("[^a-z0-9]+", "-", title.lower())
     return environment
 
 
@@ -79,27 +80,41 @@ def _render_block(block: Block) -> Markup:
 
 
 @_render_block.register
-def _(block: Sentences | Lines | TextTable | ShellCommand) -> Markup:
+def _(block: Sentences | Lines | TextTable | ShellCommand | Tiles) -> Markup:
     return _macro(type(block).__name__, block=block)
 
 
 @_render_block.register
 def _(block: Picture) -> Markup:
-    return inline_svg(block.runs, block.name, block.alt, block.tooltips)
+    """The picture for a wide page, with tooltips, and the one for a phone."""
+    return _macro("Picture", wide=inline_svg(block, _WIDE_IN), narrow=inline_svg(block, _NARROW_IN))
 
 
 @_render_block.register
 def _(block: CellsTable) -> Markup:
+    """Measured and failed cells; the notes below the table count those that were only forecast."""
     columns = columns_with_values(block.run, "html")
-    rows = [[column.entry(result) for column in columns] for result in block.run.results]
-    return _macro("cells", headings=[column.heading for column in columns], rows=rows)
+    shown = [result for result in block.run.results if result.status != "forecast"]
+    rows = [[column.entry(result) for column in columns] for result in shown]
+    return _macro("CellsTable", headings=[column.heading for column in columns], rows=rows)
 
 
 @_render_block.register
 def _(block: BreakdownChart) -> Markup:
-    return inline_svg([block.run], "breakdown", "The terms of the time of cells, as shares")
+    cells = [block.only] if block.only else of_first_engine(block.run)
+    bars = sorted(breakdown_bars(cells, _MOST_BARS_A_PHASE), key=lambda bar: bar.result.phase)
+    legend, heading = [(TERMS[term], TERMS[term].name) for term in terms_of(bars)], ""
+    if block.only:
+        heading, step_s = "Where the time of a token goes: ", block.only.latency_s
+        shown = [part for bar in bars for part in bar.segments if abs(part.share) >= WORTH_SHOWING]
+        legend = [(part.look, f"{part.words}, {duration(part.share * step_s)}") for part in shown]
+    return _macro("BreakdownChart", bars=bars, legend=legend, heading=heading)
 
 
+_MOST_BARS_A_PHASE = 8
+_WIDE_IN, _NARROW_IN = 11.0, 5.0
+"""Width of pictures: the page's, and that of a phone of 390 px."""
+_PIXELS_A_POINT = 1.45  # of a screen: letters of 9 points have 13 pixels
 _PAINT = re.compile(r'\b(?:style|fill|stroke)="[^"]*"')
 _COLOR = re.compile(r"#[0-9a-f]{6}\b")
 # What a page has no use for: metadata, a style for all elements, comments, namespaces, fonts, space between elements.
@@ -118,19 +133,18 @@ _VARIABLES = {
 }
 
 
-def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str, Tooltip] | None = None) -> Markup:
-    """Return a picture of PLOTS as an HTML element in the page's colours, which scrolls in a narrower page.
-
-    `tooltips` maps ids of the picture's elements to their tooltips. Raises the errors of `draw`.
-    """
-    figure = draw(runs, name)
+def inline_svg(block: Picture, width_in: float) -> Markup:
+    """Return a picture of PLOTS as an SVG element in the page's colours. Raises the errors of `draw`."""
+    figure = draw(block.runs, block.name, width_in)
+    figure.suptitle("")  # the page has it
     file = io.StringIO()
-    # Ids depend only on the picture's name: a run always gives the same page, and two pictures have different ids.
-    with styled(**{"svg.hashsalt": name}):
+    # Ids depend only on name and width: a run always gives the same page, and two pictures have different ids.
+    with styled(**{"svg.hashsalt": f"{block.name} {width_in}"}):
         figure.savefig(file, format="svg", bbox_inches="tight", transparent=True)
     plt.close(figure)
     svg = _LEFT_OUT.sub("", file.getvalue())
     svg = _PAINT.sub(lambda paint: _COLOR.sub(lambda hue: _VARIABLES.get(hue[0], hue[0]), paint[0]), svg)
+    tooltips = block.tooltips if width_in == _WIDE_IN else None
 
     def group(opened: re.Match[str]) -> str:
         """Return the opening tag of a group with its tooltip; ids that nothing names are left out."""
@@ -138,11 +152,10 @@ def inline_svg(runs: Sequence[Run], name: str, label: str, tooltips: Mapping[str
         if tooltip is None:
             return opened[0] if f"#{opened[1]}" in svg else "<g>"
         tab = ' tabindex="0"' if tooltip.reachable else ""
-        return f'<g id="{opened[1]}" class="{tooltip.css_class}"{tab}><title>{escape(tooltip.title)}</title>'
+        return f'<g class="{tooltip.css_class}"{tab}><title>{escape(tooltip.title)}</title>'
 
     [(root, view, width)] = re.findall(r'(<svg [^>]*viewBox="(\S+ \S+ (\d+)[^"]*)"[^>]*>)', svg)
     drawn = re.sub(r'<g id="([^"]*)">', group, svg[svg.index(root) + len(root) :])
-    # A picture that is scaled down cannot be read, so a narrow page scrolls it, as it does tables.
-    style = f'class="figure" style="min-width: {int(width) + 1}px" role="img" aria-label="{escape(label)}"'
     # Safe: matplotlib escaped every text.
-    return Markup(f'<div class="scroll"><svg viewBox="{view}" {style}>{drawn}</div>')
+    look = f'style="max-width: {_PIXELS_A_POINT * int(width):.0f}px" role="img" aria-label="{escape(block.alt)}"'
+    return Markup(f'<svg viewBox="{view}" {look}>{drawn}')

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
-from profiler.facts.ceilings import RESIDENT_GAIN, Ceiling, CurvePoint
+from profiler.facts.ceilings import RESIDENT_GAIN, CurvePoint
 from profiler.judge.cells import CellResult
 from profiler.judge.demand import weight_read_share
 from profiler.report.selection import selected_cells
@@ -23,15 +22,30 @@ class CeilingLine:
     """One ceiling: min(intensity x bandwidth, peak), drawn between two intensities."""
 
     kind: CeilingKind
-    label: str
+    what: str
+    """Where it comes from."""
     bytes_per_s: float
     """The slope."""
     flops_per_s: float
     """The plateau."""
-    from_intensity: float = 0.0
-    """Where the drawn part begins: at the ridge if only the plateau is drawn."""
-    to_intensity: float = math.inf
-    """Where the drawn part ends: at the ridge if only the slope is drawn."""
+    has_slope: bool = True
+    has_plateau: bool = True
+    dtype: str = ""
+    """Of the plateau, if it has a name."""
+
+    @property
+    def slope_name(self) -> str:
+        return scaled(self.bytes_per_s, "B/s")
+
+    @property
+    def plateau_name(self) -> str:
+        return f"{scaled(self.flops_per_s, 'FLOP/s')} {self.dtype}".rstrip()
+
+    @property
+    def label(self) -> str:
+        """Return `measured: 4.39 TB/s, 671 TFLOP/s bfloat16`: what it is, and the figures of the drawn parts."""
+        names = [self.slope_name] * self.has_slope + [self.plateau_name] * self.has_plateau
+        return f"{self.what}: {', '.join(names)}"
 
     @property
     def ridge(self) -> float:
@@ -44,7 +58,8 @@ class CeilingLine:
 
     def corners(self, low: float, high: float) -> list[tuple[float, float]]:
         """Return (intensity, FLOP/s) of the ends and the bend of the part drawn between two intensities."""
-        start, end = max(low, self.from_intensity), min(high, self.to_intensity)
+        start = low if self.has_slope else max(low, self.ridge)
+        end = high if self.has_plateau else min(high, self.ridge)
         if start >= end:
             return []
         inside = [self.ridge] if start < self.ridge < end else []
@@ -57,45 +72,29 @@ def ceiling_lines(run: Run) -> list[CeilingLine]:
     Empty without a memory ceiling and a compute ceiling.
     """
     ceilings, device = run.document.ceilings, run.document.device
-    of_dtype, bandwidth = own_ceiling(ceilings, run.model.dtype), ceilings.memory_bytes_per_s
-    if of_dtype is None or bandwidth is None:
+    ceiling, bandwidth = ceilings.compute_ceiling(run.model.dtype), ceilings.memory_bytes_per_s
+    if ceiling is None or bandwidth is None:
         return []
-    dtype, ceiling = of_dtype
-    peak = ceiling.per_s
+    dtype, peak = next(name for name, other in ceilings.compute.items() if other is ceiling), ceiling.per_s
     how = "measured" if ceilings.ceilings.measured(dtype) else "not all measured"
-    label = f"{how}: {scaled(bandwidth, 'B/s')}, {scaled(peak, 'FLOP/s')} {dtype}"
-    lines = [CeilingLine("measured", label, bandwidth, peak)]
-    if burst := ceilings.full_clock.get(dtype):
-        label = f"until the power limit: {scaled(burst, 'FLOP/s')} {dtype}"
-        lines.append(CeilingLine("other", label, bandwidth, burst, from_intensity=burst / bandwidth))
-    others = [(name, other.per_s) for name, other in ceilings.compute.items() if name != dtype]
-    for name, value in sorted(others, key=lambda item: -item[1]):
-        label = f"measured: {scaled(value, 'FLOP/s')} {name}"
-        lines.append(CeilingLine("other", label, bandwidth, value, from_intensity=value / bandwidth))
+    lines = [CeilingLine("measured", how, bandwidth, peak, dtype=dtype)]
+    plateaus = [("until the power limit", burst, dtype)] if (burst := ceilings.full_clock.get(dtype)) else []
+    others = [("measured", other.per_s, name) for name, other in ceilings.compute.items() if name != dtype]
+    for what, per_s, name in [*plateaus, *sorted(others, key=lambda other: -other[1])]:
+        lines.append(CeilingLine("other", what, bandwidth, per_s, has_slope=False, dtype=name))
     if device.datasheet_flops_per_s and device.datasheet_bytes_per_s:
         sheet = device.datasheet_bytes_per_s, device.datasheet_flops_per_s
-        label = f"datasheet (dense): {scaled(sheet[0], 'B/s')}, {scaled(sheet[1], 'FLOP/s')}"
-        lines.append(CeilingLine("datasheet", label, *sheet))
-    for where, link in ceilings.links.items():
-        lines.append(_slope("link", f"from the {where}: {scaled(link.per_s, 'B/s')}", link.per_s, peak))
+        lines.append(CeilingLine("datasheet", "datasheet (dense)", *sheet))
+    slopes: list[tuple[CeilingKind, str, float]] = [
+        ("link", f"from the {where}", link.per_s) for where, link in ceilings.links.items()
+    ]
     if ceilings.weights and (share := weight_read_share(ceilings.ceilings)) != 1.0:
         weights_per_s = share * ceilings.ceilings.memory_bytes_per_s_for(ceilings.weights.nbytes)
-        lines.append(_slope("other", f"the model's own weights: {scaled(weights_per_s, 'B/s')}", weights_per_s, peak))
-    for level in cache_levels(ceilings):
-        label = f"a cache, at {level.nbytes >> 20} MiB: {scaled(level.bytes_per_s, 'B/s')}"
-        lines.append(_slope("cache", label, level.bytes_per_s, peak))
-    return lines
-
-
-def _slope(kind: CeilingKind, label: str, bytes_per_s: float, flops_per_s: float) -> CeilingLine:
-    """Return a ceiling drawn only up to the plateau, which another line already shows."""
-    return CeilingLine(kind, label, bytes_per_s, flops_per_s, to_intensity=flops_per_s / bytes_per_s)
-
-
-def own_ceiling(ceilings: CeilingsRecord, dtype: str) -> tuple[str, Ceiling] | None:
-    """Return the name and the compute ceiling of a dtype, or of the dtype with the highest measured ceiling."""
-    ceiling = ceilings.compute_ceiling(dtype)
-    return next(((name, other) for name, other in ceilings.compute.items() if other is ceiling), None)
+        slopes.append(("other", "the model's own weights", weights_per_s))
+    slopes += [
+        ("cache", f"a cache, at {level.nbytes >> 20} MiB", level.bytes_per_s) for level in cache_levels(ceilings)
+    ]
+    return lines + [CeilingLine(*slope, peak, has_plateau=False) for slope in slopes]
 
 
 def cache_levels(ceilings: CeilingsRecord) -> list[CurvePoint]:

@@ -10,23 +10,17 @@ from profiler.store.folder import Run
 
 SECTIONS: list[Callable[[Run], Section | None]] = [
     overview.answer,
-    overview.advice,
-    overview.warnings,
     cells.roofline,
-    overview.setting,
     cells.cells,
     time_breakdown.breakdown,
     changes.ran,
     changes.changes,
-    cells.regimes,
     time_breakdown.inside,
     changes.engines,
     changes.conditions,
-    cells.doubling,
-    device.precision,
+    cells.batch_sizes,
     device.device,
     overview.method,
-    overview.ending,
 ]
 """Each returns a section of a run's report, or None where the run has nothing for it."""
 

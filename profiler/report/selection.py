@@ -34,14 +34,31 @@ def of_phase(results: Sequence[CellResult], phase: Phase) -> list[CellResult]:
     return [result for result in results if result.phase == phase]
 
 
+def _size(cell: CellResult) -> tuple[int, int, int]:
+    return cell.batch_size, cell.prompt_len, cell.context_len
+
+
 def selected_cells(run: Run) -> list[CellResult]:
     """Return the smallest and the largest measured cell of each phase of the first engine, decode first."""
     selected: list[CellResult] = []
     for phase in reversed(PHASES):
         cells = of_phase(of_first_engine(run), phase)
-        ordered = sorted(cells, key=lambda cell: (cell.batch_size, cell.prompt_len, cell.context_len))
+        ordered = sorted(cells, key=_size)
         selected += ordered if len(ordered) < 2 else [ordered[0], ordered[-1]]
     return selected
+
+
+def smallest_known(run: Run) -> CellResult | None:
+    """Return the smallest decode step of the first engine whose time is known, or else the smallest such prefill."""
+    known = [cell for cell in of_first_engine(run) if cell.noise != "unusable"]
+    return min(known, key=lambda cell: (cell.phase, *_size(cell)), default=None)
+
+
+def cell_words(result: CellResult) -> str:
+    """Return `decode, 64 tokens` or `prefill, 8 x 512 tokens`."""
+    cell = result.key.cell
+    batch = "" if cell.batch_size == 1 else f"{cell.batch_size} x "
+    return f"{result.phase}, {batch}{cell.depth} tokens"
 
 
 def spanning(results: Sequence[CellResult], most_a_phase: int) -> list[CellResult]:

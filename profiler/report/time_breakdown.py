@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from profiler.grid.cells import PHASES, CellKey
-from profiler.judge.breakdown import TERM_NAMES, TERMS
+from profiler.judge.breakdown import TERM_NAMES, TERMS, Term
 from profiler.judge.cells import CellResult
 from profiler.judge.module_times import GroupTime
 from profiler.report.blocks import (
@@ -45,9 +45,13 @@ class Segment:
     """The left end of the segment; negative terms extend to the left of zero."""
 
     @property
+    def look(self) -> Term:
+        return TERMS[self.term]
+
+    @property
     def words(self) -> str:
         """Its short name and its share."""
-        return f"{TERMS[self.term].short} {percent(self.share)}"
+        return f"{self.look.short} {percent(self.share)}"
 
     @property
     def end(self) -> float:
@@ -64,6 +68,10 @@ class BreakdownBar:
     @property
     def name(self) -> str:
         return self.result.key.name
+
+    @property
+    def time(self) -> str:
+        return duration(self.result.latency_s)
 
     @property
     def below_zero(self) -> str:
@@ -116,7 +124,11 @@ def _segments(result: CellResult) -> Iterator[Segment]:
 def breakdown(run: Run) -> Section | None:
     """A bar per cell, and in documents the terms of the cells of `selected_cells` with half-widths."""
     note = "from the operators' ceilings, replayed kernels and measured overhead"
-    return Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note) if run.measured else None
+    return (
+        Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note, folded=True)
+        if run.measured
+        else None
+    )
 
 
 _BAR_WIDTH = 48
@@ -189,7 +201,7 @@ def terms_table(run: Run) -> TextTable:
         for result in shown:
             widths_s = evidence[result.key].split_half_widths_s if result.key in evidence else {}
             off = f" ± {duration(widths_s[term])}" if widths_s.get(term) else ""
-            texts.append(duration(getattr(result, term)) + off)
+            texts.append(duration(seconds) + off if (seconds := getattr(result, term)) else "")
         if any(getattr(result, term) for result in shown):
             rows.append([name, *texts])
     caption = "each term, with half of its 95 % interval"
@@ -203,7 +215,7 @@ def inside(run: Run) -> Section:
         alt = "Operator groups under the measured ceiling; the area of a point is its share of the step"
         blocks.insert(0, Picture("operators", alt, (run,), media=HTML))
     note = f"{_WHICH}; modules timed with hooks, kernels replayed or traced, all in separate passes"
-    return Section("Inside a step", blocks, note, FULL)
+    return Section("Inside a step", blocks, note, FULL, folded=True)
 
 
 def module_groups(run: Run) -> TextTable:

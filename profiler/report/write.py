@@ -44,7 +44,7 @@ def html_report(run: Run) -> str:
     """Return the report of a run as one HTML document."""
     document = run.document
     unfinished = " · interrupted" if not document.finished else ""
-    subtitle = f"{utc_minute(document.created)} · roofscope {document.roofscope}{unfinished}"
+    subtitle = f"{run.model.precision} · {utc_minute(document.created)} · roofscope {document.roofscope}{unfinished}"
     return html_page(f"{run.model.id} on {document.device.name}", subtitle, run_sections(run))
 
 

@@ -10,7 +10,7 @@ import pytest
 from made_runs import evidence, key, old_run, result, whole_run, with_document
 
 from profiler.errors import RequestError
-from profiler.facts.measurements import BatchTimes, FormatLinears, LinearsTime, PackedBatches
+from profiler.facts.measurements import FormatLinears, LinearsTime
 from profiler.facts.repetitions import Repetition
 from profiler.judge.cell_stages import Timed
 from profiler.judge.cells import row_of
@@ -18,7 +18,7 @@ from profiler.judge.keyed import columns_of
 from profiler.judge.savings import ChangeEffect, EngineDifference
 from profiler.judge.scaling import Doubling, DoublingTest
 from profiler.report.cells import batch_lines, noise_lines
-from profiler.report.changes import changes, engines, linears, no_claim_lines, packed_lines
+from profiler.report.changes import changes, engines, linears, no_claim_lines
 from profiler.report.glossary import explanation
 from profiler.report.selection import half_width
 from profiler.report.time_breakdown import terms_table
@@ -120,7 +120,7 @@ def test_levers_too_small_to_matter_are_left_out(run: Run) -> None:
     both = (ChangeEffect("a charm", 0.4, "hope"), ChangeEffect("a lucky charm", 0.009, "hope"))
     items = (evidence(KEYS[1], changes=both),)
     assert changes(with_document(run, evidence=items)).blocks[0].rows == [
-        ["decode 1 x 64", "a charm", "about 400 ms", "40 %", "computed: hope"]
+        ["a charm", "decode 1 x 64", "about 400 ms", "40 %", "computed: hope"]
     ]
 
 
@@ -147,16 +147,6 @@ def test_a_percentile_of_ttft_needs_its_samples() -> None:
         timed = Timed(cell, [], "ok", 2, Estimate(1.0, 1.0, 1.0, count), repetitions=repetitions)
         row = row_of(timed, whole_run().document.device)
         assert (row.ttft_samples, row.ttft_p95_s) == (count, pytest.approx(p95_s, nan_ok=True))
-
-
-def test_an_older_run_names_packed_linears_at_both_ends() -> None:
-    times = tuple(BatchTimes(batch, packed_s, 2e-3) for batch, packed_s in ((1, 1e-3), (4, 1.5e-3), (16, 9e-3)))
-    packed = PackedBatches("nf4", "bitsandbytes::gemv_4bit", "bfloat16", times)
-    what = "nf4 (bitsandbytes::gemv_4bit) against dense bfloat16, all packed linears of a decode step at batch"
-    assert packed_lines(with_document(whole_run(), packed_batches=packed)) == [
-        f"{what} 1: 1.00 ms against 2.00 ms",
-        f"{what} 16: 9.00 ms against 2.00 ms",
-    ]
 
 
 def test_kernels_that_are_slower_than_the_fastest_dense_ones_save_nothing() -> None:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from profiler.errors import RequestError, near_misses
 from profiler.report.plots.charts import breakdown_chart, doubling, memory, regime_map, throughput, waterfall
 from profiler.report.plots.roofline import operators, roofline
-from profiler.report.plots.style import styled
+from profiler.report.plots.style import MOST_WIDTH_IN, styled
 from profiler.store.folder import Run
 from profiler.store.writer import replace_file
 
@@ -33,8 +33,8 @@ PLOTS: dict[str, Callable[..., Figure]] = {
 """Pictures of one run; `throughput` also draws several."""
 
 
-def draw(runs: Sequence[Run], name: str) -> Figure:
-    """Return a figure of PLOTS in the project's style; the caller closes it.
+def draw(runs: Sequence[Run], name: str, width_in: float = MOST_WIDTH_IN) -> Figure:
+    """Return a figure of PLOTS in the project's style, of at most this width in inches; the caller closes it.
 
     Raises RequestError for an unknown name, several runs for a picture of one, and a run without a measured cell.
     """
@@ -45,7 +45,7 @@ def draw(runs: Sequence[Run], name: str) -> Figure:
             raise RequestError(f"{run.folder} has no cell with a number: there is nothing to draw.")
     if name != "throughput" and len(runs) > 1:
         raise RequestError(f"{name} is a picture of one run; only throughput draws several.")
-    with styled():
+    with styled(width_in):
         return PLOTS[name](*runs)
 
 

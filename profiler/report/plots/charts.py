@@ -19,13 +19,13 @@ from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
 from profiler.report.plots.style import (
     REGIME_COLOR,
+    WIDTH_IN,
     depth_column,
     depth_label,
     log_axes,
     panel_grid,
     phases_of,
     title,
-    with_forecasts,
 )
 from profiler.report.selection import (
     MOST_SIZES,
@@ -33,11 +33,12 @@ from profiler.report.selection import (
     first_engine,
     of_all,
     of_first_engine,
+    of_phase,
     selected_cells,
     spanning,
 )
 from profiler.report.time_breakdown import breakdown_bars, terms_of
-from profiler.store.folder import Run
+from profiler.store.folder import Run, cells_frame
 from profiler.units import scaled, significant
 
 _MOST_BARS_A_PHASE = 8
@@ -47,26 +48,24 @@ _TIMES = ["latency_low_s", "latency_s", "latency_high_s"]
 def throughput(*runs: Run) -> Figure:
     """Return decode tokens/s and the time per step against the batch: a line per depth, or per run at its least depth.
 
-    Bands are the intervals of the times, open markers forecasts. Raises RequestError for a run without a measured
-    decode, and for runs of several models.
+    Bands are the intervals of the times. Raises RequestError for a run without a measured decode, and for runs of
+    several models.
     """
     if len({(run.model.architecture, run.model.params) for run in runs}) > 1:
         models = " and ".join(dict.fromkeys(run.model.id for run in runs))
         raise RequestError(f"throughput is a picture of one model, not of {models}.")
     tables = []
     for run, name in zip(runs, _names(runs), strict=True):
-        cells = with_forecasts(run)
-        decode = cells[cells["phase"] == "decode"]
-        if not (decode["status"] == "ok").any():
+        decode = cells_frame(of_phase(of_first_engine(run), "decode"))
+        if not len(decode):
             raise RequestError(f"{run.folder} has no decode step: there is nothing to draw.")
         if len(runs) > 1:
             decode = decode[decode["context_len"] == decode["context_len"].min()]
         depths = decode["context_len"].astype(str) + " cached tokens"
         tables.append(decode.assign(line=name if len(runs) > 1 else depths))
     cells = pd.concat(tables)
-    note = "; open: forecast" if (cells["status"] == "forecast").any() else ""
-    figure, (rate, time) = panel_grid(1, 2, 5.5, 4.4, (title(runs[0]) if len(runs) == 1 else runs[0].model.id) + note)
-    milliseconds = cells.melt(["line", "batch_size", "status"], _TIMES, value_name="figure")
+    figure, (rate, time) = panel_grid(2, 5.5, 4.4, title(runs[0]) if len(runs) == 1 else runs[0].model.id)
+    milliseconds = cells.melt(["line", "batch_size"], _TIMES, value_name="figure")
     _lines(time, milliseconds.assign(figure=1e3 * milliseconds["figure"]))
     _lines(rate, cells.assign(figure=cells["tokens_per_s"]), legend=True)
     batches = sorted(set(cells["batch_size"]))
@@ -88,8 +87,6 @@ def _lines(axes: Axes, cells: pd.DataFrame, *, legend: bool = False) -> None:
     cells = cells.reset_index(drop=True)
     hue = {"hue": "line", "style": "line", "markers": True, "legend": "auto" if legend else False}
     sns.lineplot(cells, x="batch_size", y="figure", estimator="median", errorbar=("pi", 100), ax=axes, **hue)
-    forecast = cells[cells["status"] == "forecast"].groupby(["line", "batch_size"], as_index=False)["figure"].median()
-    axes.plot(forecast["batch_size"], forecast["figure"], "o", mfc="white", mec="#888888", ms=5)
     if legend:
         axes.legend(title=None)
 
@@ -105,7 +102,7 @@ def doubling(run: Run) -> Figure:
             chosen.setdefault(test.fixed["phase"], test)
     if not chosen:
         raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
-    figure, panels = panel_grid(1, len(chosen), 5.8, 4.6, title(run))
+    figure, panels = panel_grid(len(chosen), 5.8, 4.6, title(run))
     for axes, (phase, test) in zip(panels, chosen.items(), strict=True):
         slopes = [
             (f"{item.smaller} to {item.larger}", name, value)
@@ -143,7 +140,7 @@ def memory(run: Run) -> Figure:
     if not sizes:
         raise RequestError(f"{run.folder} has no counted memory: there is nothing to draw.")
     frame = pd.DataFrame(sizes, columns=["cell", "figure", "bytes"])
-    figure, [axes] = panel_grid(1, 1, 10, 1.6 + 0.4 * frame["cell"].nunique(), title(run))
+    figure, [axes] = panel_grid(1, 10, 1.6 + 0.4 * frame["cell"].nunique(), title(run))
     sns.barplot(frame, x="bytes", y="cell", hue="figure", saturation=1, ax=axes)
     axes.axvline(run.document.device.memory_bytes, color="black", lw=1, ls="--", label="the device's memory")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: scaled(value, "B")))
@@ -152,39 +149,35 @@ def memory(run: Run) -> Figure:
     return figure
 
 
-_FACES = {**REGIME_COLOR, "forecast": "#FAFAFA"}
 _MOST_BREAKDOWNS_A_PHASE = 12
 # Width of the longest regime with its margin, and of an axis with its label.
-_WORD_INCHES = 1.05
-_AXIS_INCHES = 1.2
+_WORD_INCHES, _AXIS_INCHES = 0.9, 1.2
 
 
 def regime_map(run: Run) -> Figure:
-    """Return the regime and the tokens/s of every cell over batch and depth, a panel per phase.
-
-    Forecast cells have no regime.
-    """
-    cells = with_forecasts(run)
-    regimes = cells["regime"].where(cells["status"] == "ok", "forecast")
-    speeds = [significant(rate) for rate in cells["tokens_per_s"]]
-    words = regimes.str.removesuffix("-bound") + "\n" + speeds + "/s"
-    cells = cells.assign(code=[float(list(_FACES).index(regime)) for regime in regimes], words=words)
+    """Return the regime and the tokens/s of every cell over batch and depth, a panel per phase."""
+    cells = cells_frame(of_first_engine(run))
+    faces = list(REGIME_COLOR)
+    words = cells["regime"].str.removesuffix("-bound") + "\n" + cells["tokens_per_s"].map(significant) + "/s"
+    cells = cells.assign(code=cells["regime"].map(faces.index).astype(float), words=words)
     phases = phases_of(cells)
-    columns = max(min(cells[depth_column(phase)].nunique(), MOST_SIZES) for phase in phases)
-    width = max(6.2, _WORD_INCHES * columns + _AXIS_INCHES)
-    figure, panels = panel_grid(1, len(phases), width, 4.6, f"{title(run)}: regimes and tokens/s")
-    colors = {"cmap": list(_FACES.values()), "vmin": 0, "vmax": len(_FACES) - 1, "cbar": False, "linecolor": "#CCCCCC"}
+    most = min(MOST_SIZES, int((WIDTH_IN.get() - _AXIS_INCHES) / _WORD_INCHES))
+    columns = max(min(len(set(cells.loc[cells["phase"] == phase, depth_column(phase)])), most) for phase in phases)
+    width = max(5.0, _WORD_INCHES * columns + _AXIS_INCHES)
+    figure, panels = panel_grid(len(phases), width, 4.6, f"{title(run)}: regimes and tokens/s")
+    colors = {"cmap": list(REGIME_COLOR.values()), "vmin": 0, "vmax": len(faces) - 1, "cbar": False}
     for axes, phase in zip(panels, phases, strict=True):
         depth = depth_column(phase)
-        of_phase = cells[cells["phase"] == phase].drop_duplicates(["batch_size", depth])
-        batches, depths = (evenly(sorted(of_phase[column].unique()), MOST_SIZES) for column in ("batch_size", depth))
-        shown = of_phase[of_phase["batch_size"].isin(batches) & of_phase[depth].isin(depths)]
+        mine = cells[cells["phase"] == phase].drop_duplicates(["batch_size", depth])
+        depths = evenly(sorted(mine[depth].unique()), most)
+        batches = evenly(sorted(mine["batch_size"].unique()), MOST_SIZES)
+        shown = mine[mine["batch_size"].isin(batches) & mine[depth].isin(depths)]
         codes, texts = (shown.pivot(index="batch_size", columns=depth, values=name)[::-1] for name in ("code", "words"))
         text = {"annot": texts.fillna(""), "fmt": "", "annot_kws": {"size": 9, "color": "#111111"}}
         sns.heatmap(codes, linewidths=1, ax=axes, **text, **colors)
         axes.tick_params(axis="y", rotation=0)
-        axes.set_xlabel(depth_label(phase) + of_all(len(depths), of_phase[depth].nunique()))
-        axes.set_ylabel("batch" + of_all(len(batches), of_phase["batch_size"].nunique()))
+        axes.set_xlabel(depth_label(phase) + of_all(len(depths), mine[depth].nunique()))
+        axes.set_ylabel("batch" + of_all(len(batches), mine["batch_size"].nunique()))
         axes.set_title(phase, fontsize=11)
     return figure
 
@@ -231,7 +224,7 @@ def waterfall(run: Run) -> Figure:
             for cell in run.measured
             if replace(cell.key, cell=replace(cell.key.cell, engine=smallest.cell.engine)) == smallest
         ]
-    figure, row = panel_grid(1, len(cells), 3.4, 4.2, f"{title(run)}: term by term")
+    figure, row = panel_grid(len(cells), 3.4, 4.2, f"{title(run)}: term by term")
     for axes, cell in zip(row, cells, strict=True):
         seconds = {name: getattr(cell, name) for name in TERMS}
         shown = [name for name in TERMS if abs(seconds[name]) > _WORTH_DRAWING * cell.latency_s]

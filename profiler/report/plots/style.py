@@ -6,6 +6,7 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from profiler.grid.cells import Phase
 from profiler.judge.breakdown import TERMS
 from profiler.judge.regimes import LIMITS
-from profiler.report.selection import first_engine
-from profiler.store.folder import Run, cells_frame
+from profiler.store.folder import Run
 
 STYLE_FILE = Path(__file__).parent / "roofscope.mplstyle"
 # Fonts with the characters of Chinese, Japanese and Korean names, which matplotlib's own lacks.
@@ -43,31 +43,34 @@ REGIME_COLOR: dict[str, str] = {
     **{label: TERMS[limit.terms[0]].color for label, limit in LIMITS.items()},
     "link-bound": "#009E73",
     "mixed": "#F0E442",
-    "inconclusive": "#DDDDDD",
+    "inconclusive": "#999999",
 }
 
 
+MOST_WIDTH_IN = 15.0
+WIDTH_IN = ContextVar("WIDTH_IN", default=MOST_WIDTH_IN)
+"""The width in inches that pictures fit into."""
+
+
 @contextmanager
-def styled(**settings: str) -> Iterator[None]:
-    """Apply the project's style and the installed fonts with wide characters.
+def styled(width_in: float = MOST_WIDTH_IN, /, **settings: str) -> Iterator[None]:
+    """Apply the project's style, a width in inches that panels fit into, and installed fonts with wide characters.
 
     A character that no font has is an empty box in a PNG; matplotlib's warning per character is suppressed.
     """
     families = ["sans-serif", *font_families({font.name for font in fontManager.ttflist})]
     with plt.style.context([STYLE_FILE, {"font.family": families, **settings}]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .* missing from font")
-        yield
+        before = WIDTH_IN.set(width_in)
+        try:
+            yield
+        finally:
+            WIDTH_IN.reset(before)
 
 
 def font_families(installed: Collection[str]) -> list[str]:
     """Return the installed fonts with wide characters, which matplotlib uses for glyphs that the first font lacks."""
     return sorted(name for name in installed if _WIDE_FONTS.search(name))
-
-
-def with_forecasts(run: Run) -> pd.DataFrame:
-    """Return the first engine's measured and forecast cells as a frame; its `status` distinguishes them."""
-    engine = first_engine(run)
-    return cells_frame([item for item in run.results if item.engine == engine and item.status in ("ok", "forecast")])
 
 
 def depth_column(phase: Phase) -> str:
@@ -91,11 +94,19 @@ def title(run: Run) -> str:
     return text if len(text) <= _MOST_TITLE else f"{text[:_MOST_TITLE]}..."
 
 
-def panel_grid(rows: int, columns: int, width: float, height: float, heading: str) -> tuple[Figure, list[Axes]]:
-    """Return a figure with rows of panels of this size in inches, row by row, and a heading at the left."""
-    figure, panels = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
+def panel_grid(panels: int, width: float, height: float, heading: str) -> tuple[Figure, list[Axes]]:
+    """Return a figure with panels of this size in inches, row by row, and a heading at the left.
+
+    A row has as many as fit into the width of `styled`, and a single one that is too wide is narrowed.
+    """
+    most_in = WIDTH_IN.get()
+    columns = int(max(1, min(panels, most_in // width)))
+    rows, width = -(-panels // columns), min(width, most_in)
+    figure, grid = plt.subplots(rows, columns, figsize=(width * columns, height * rows), squeeze=False)
     figure.suptitle(heading, x=0.01, ha="left", fontsize=12)
-    return figure, list(panels.flat)
+    for axes in list(grid.flat)[panels:]:
+        axes.set_visible(False)
+    return figure, list(grid.flat)[:panels]
 
 
 def log_axes(axes: Axes, sizes: Sequence[int], xlabel: str, ylabel: str) -> None:

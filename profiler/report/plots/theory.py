@@ -13,10 +13,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from profiler.report.blocks import evenly
-from profiler.report.plots.roofline import INK, draw_ridge, frame, name_ends, plot_ceiling
+from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
 from profiler.report.plots.style import (
     PHASE_STYLE,
-    REGIME_COLOR,
     Dashes,
     log_axes,
     log_ticks,
@@ -42,21 +41,20 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
     cells.
     """
     heading = _title(grid) + ("; stars: measured" if run else "")
-    figure, panels = panel_grid(1, len(grid.gpus), 7.4, 6.0, heading)
-    for axes, gpu in zip(panels, grid.gpus, strict=True):
-        _roofline_panel(axes, grid, gpu, run)
+    figure, panels = panel_grid(len(grid.gpus), 7.4, 6.0, heading)
+    named = [_roofline_panel(axes, grid, gpu, run) for axes, gpu in zip(panels, grid.gpus, strict=True)]
+    figure.draw_without_rendering()  # names need the places of points
+    for axes, points in zip(panels, named, strict=True):
+        name_points(axes, points)
     return figure
 
 
-def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> None:
+def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> list[tuple[float, float, str]]:
+    """Draw a panel, and return the slowest and the fastest point of each phase with their names."""
     ceilings, points = gpu.ceilings, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
     own = CeilingLine("measured", grid.dtype, ceilings.bytes_per_s, ceilings.peak(grid.dtype, grid.dtype))
     frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *ceilings.flops_per_s.values()], "speed at most")
-    (low, high), (_, top) = axes.get_xlim(), axes.get_ylim()
-    axes.axvspan(low, own.ridge, color=REGIME_COLOR["memory-bound"], alpha=0.12, lw=0)
-    axes.axvspan(own.ridge, high, color=REGIME_COLOR["compute-bound"], alpha=0.12, lw=0)
-    axes.text(low * 1.15, top / 1.6, "memory-bound", fontsize=9, va="top")
-    axes.text(high / 1.15, top / 1.6, "compute-bound", fontsize=9, va="top", ha="right")
+    shade(axes, own.ridge)
     # One line per rate, of the model's own dtype where it has it: float16 and bfloat16 mostly share theirs.
     by_rate: dict[float, str] = {}
     for dtype in sorted(ceilings.flops_per_s, key=lambda name: name != grid.dtype):
@@ -70,22 +68,25 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
         plot_ceiling(axes, ceiling, color=color, ls=dashes, lw=width, label=label)
     for dtype, rate in ceilings.sustained.items():
         label = f"{dtype}, sustained: {scaled(rate, 'FLOP/s')}"
-        plateau = CeilingLine("other", label, ceilings.bytes_per_s, rate, from_intensity=rate / ceilings.bytes_per_s)
+        plateau = CeilingLine("other", label, ceilings.bytes_per_s, rate, has_slope=False)
         plot_ceiling(axes, plateau, color=INK, ls="--", lw=1.6, label=label)
     draw_ridge(axes, own)
+    ends: list[tuple[float, float, str]] = []
     for phase, style in PHASE_STYLE.items():
         of_phase = points[points["phase"] == phase]
         if len(of_phase):
             at = of_phase["intensity"], of_phase["flops_per_s"]
             axes.plot(*at, style.marker, color=style.color, mec="white", ms=7, label=phase)
             names = of_phase["batch_size"].astype(str) + " x " + of_phase["depth"].astype(str)
-            name_ends(axes, list(zip(of_phase["flops_per_s"], of_phase["intensity"], names, strict=True)), style.color)
+            by_speed = sorted(zip(of_phase["flops_per_s"], of_phase["intensity"], names, strict=True))
+            ends += [(intensity, speed, name) for speed, intensity, name in dict.fromkeys([by_speed[0], by_speed[-1]])]
         if cells := [cell for cell in (run.measured if run else ()) if cell.phase == phase]:
             x, y = [cell.intensity for cell in cells], [cell.flops_per_s for cell in cells]
             axes.plot(x, y, "*", color=style.color, mec="black", ms=11, label=f"{phase}, measured")
     axes.set_title(f"{ceilings.name}: {scaled(ceilings.bytes_per_s, 'B/s')}", fontsize=11)
     # Below the axes, where it hides neither a ceiling nor the ridge's name.
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.11), fontsize=9, ncols=3, frameon=False)
+    return ends
 
 
 def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.DataFrame:
@@ -97,7 +98,7 @@ def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.D
 
 def theory_kv(grid: GridCount) -> Figure:
     """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its room."""
-    figure, panels = panel_grid(1, max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
+    figure, panels = panel_grid(max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
     for axes, gpu in zip(panels, grid.gpus, strict=False):
