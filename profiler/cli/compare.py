@@ -112,8 +112,9 @@ def place(given: Placed, output: LongOutput) -> None:
 
     Prints the floor of each result, the share of the ceiling that it attains, and doubts about it.
     """
+    from profiler.json_document import dumped
     from profiler.place import command
     from profiler.place.place import placed_section
 
     placed = command.place(**vars(given))
-    output.answer(lambda: placed, lambda: [placed_section(placed)])
+    output.answer(lambda: dumped(placed), lambda: [placed_section(placed)])

@@ -110,8 +110,7 @@ def fit_link(name: str, points: Sequence[MessageTime], source: str) -> Link:
     if determinant > 1e-9 * aa * bb:
         alpha, slope = (a1 * bb - b1 * ab) / determinant, (b1 * aa - a1 * ab) / determinant
     if alpha < 0 or slope <= 0:
-        alpha = min(p.seconds for p in points)
-        slope = 1 / max(p.bus_bytes_per_s for p in points)
+        alpha, slope = min(p.seconds for p in points), 1 / max(p.bus_bytes_per_s for p in points)
     return Link(name, alpha, 1 / slope, source, tuple(points))
 
 
@@ -159,8 +158,7 @@ def published_link(name: str, ranks: int) -> Link:
     gpus = ", ".join(dict.fromkeys(f"{row.gpu} x {row.point.ranks}" for row in chosen))
     published = f"{gpus} ({', '.join(dict.fromkeys(row.source for row in chosen))})"
     fitted = fit_link(name, [row.point for row in chosen], f"published: {published}")
-    alpha_s = nccl_latency_s(name, ranks)
-    if alpha_s is None:
+    if (alpha_s := nccl_latency_s(name, ranks)) is None:
         return fitted
     return replace(fitted, alpha_s=alpha_s, source=f"latency by {_NCCL}, bandwidth published: {published}")
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Literal
 
 from profiler.data import rows_of
-from profiler.units import percent
+from profiler.units import percent, several
 
 EngineKind = Literal["eager", "compiled", "llama.cpp"]
 """eager: transformers without changes; compiled: engines that compile, capture or fuse (vLLM, SGLang, gpt-fast,
@@ -159,15 +159,12 @@ class Coverage:
     @property
     def sentence(self) -> str:
         """What the ranges of this combination rest on, and how often they are right."""
-        sources = "1 source" if self.publishers == 1 else f"{self.publishers} sources"
-        words = _words(self.kind, self.form)
+        sources, words = several(self.publishers, "source", "sources"), _words(self.kind, self.form)
         head = f"Basis of {self.phase}: {self.figures} published figures of {words}, {sources};"
         if not self.checked:
             return f"{head} no other source has any, so it is not known how often the range is right."
-        return (
-            f"{head} {self.inside} of them ({percent(self.inside / self.checked)}) are inside the range that the other"
-            " sources give."
-        )
+        inside = f"{self.inside} of them ({percent(self.inside / self.checked)})"
+        return f"{head} {inside} are inside the range that the other sources give."
 
 
 def _words(kind: EngineKind, form: str) -> str:
@@ -194,11 +191,6 @@ def coverage_sentences(kind: EngineKind, form: str) -> tuple[str, ...]:
     4 bits of bitsandbytes have a third, on the kernels that these figures are of.
     """
     by_phase = {row.phase: row.sentence for row in coverages() if row.kind == kind and row.form == form}
-    sentences = tuple(
-        by_phase.get(
-            phase,
-            f"Basis of {phase}: no published figure of {_words(kind, form)}; others of the engine give the range.",
-        )
-        for phase in ("decode", "prefill")
-    )
+    unknown = f"no published figure of {_words(kind, form)}; others of the engine give the range."
+    sentences = tuple(by_phase.get(phase, f"Basis of {phase}: {unknown}") for phase in ("decode", "prefill"))
     return (*sentences, _DENSE_COPIES) if form == "nf4" else sentences

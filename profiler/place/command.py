@@ -6,7 +6,7 @@ The figures get the shapes that the file leaves out, then the floors of what the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from profiler.loading.source import ModelSource, resolve
 from profiler.place.place import Fit, PlaceCeilings, PlacedFigure, PlacedFile, doubts, placed
 from profiler.quant.stored_formats import StoredFormat, format_in, quant_of
 from profiler.readers.detect import read_foreign
-from profiler.readers.figures import Figure, ForeignFile
+from profiler.readers.figures import Figure, ForeignFile, Shape
 from profiler.units import scaled, several, short_count, significant
 
 # Tools differ in whether they count buffers and tied weights. Another model differs by far more.
@@ -83,8 +83,8 @@ class _Setup:
         if held.cache_on_host:
             return self.weight_bytes(figure)
         width = held.kv_itemsize / cores[0].itemsize if held.kv_itemsize and cores else 1.0
-        batch, once = figure.batch_size or 1, figure.cached_once
-        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=once))
+        batch = figure.shape.batch_size or 1
+        cache = float(cache_bytes(self.counted.work, batch, _tokens(figure), shared=held.cached_once))
         return self.weight_bytes(figure) + width * cache
 
     def knows_bits(self, figure: Figure) -> bool:
@@ -125,10 +125,8 @@ def place(
     shape of the figures of a file that names none, a number each. Raises RequestError for an unreadable file, a missing
     shape, an unknown GPU, link or model.
     """
-    file, quant = read_foreign(path), quant_of(quant, bits)
-    shaped = _shaped(
-        file.figures, {"--batch-sizes": batch_sizes, "--prompt-lens": prompt_lens, "--new-tokens": new_tokens}
-    )
+    file, source, requested = read_foreign(path), resolve(model), quant_of(quant, bits)
+    shaped = _shaped(file.figures, batch_sizes, prompt_lens, new_tokens)
     is_cpu = False
     if here:
         from profiler.device.device import resolve_device  # loads torch, as only --here needs
@@ -138,35 +136,32 @@ def place(
     figures = [figure for figure in shaped if is_cpu or figure.held.gpu_layers != 0]
     if not figures:
         raise RequestError(f"{path}: it ran with {_NO_LAYER}, so its figures are the host's, not a GPU's.")
-    named = {value for figure in figures for name, value in figure.settings if name == "device"}
-    devices = sorted({file.settings.get("device", ""), *named} - {""})
     if not 0 <= tp <= (1 if here else _MOST_GPUS):
         raise RequestError(f"--tp {tp} is not possible; give the number of GPUs that shared each step, without --here.")
-    gpus = 1 if here else tp or file.gpus or 1
-    sheet = None if here else _sheet(gpu, devices)
-    source, precision = resolve(model), file.settings.get("precision", "auto")
-    precision, requested = precision if precision in _DTYPES else "auto", quant
-    counted, (calls, form) = counted_model(source, precision, quant, rented=True), _quantised_as(file, figures)
-    if form and quant == "none" and not counted.published and not all(each.held.weight_bytes for each in figures):
-        counted, quant = counted_model(source, precision, form, rented=True), form
-    if quant == "fp8" and counted.work.of_kind(Experts):  # servers pack experts as well, which torchao leaves dense
-        counted = in_bits(counted, _FP8_EXPERTS)
+    named = {value for figure in figures for name, value in figure.settings if name == "device"}
+    devices = sorted({file.settings.get("device", ""), *named} - {""})
+    gpus, sheet = 1 if here else tp or file.gpus or 1, None if here else _sheet(gpu, devices)
+    calls, form = _quantised_as(file, figures)
+    counted, quant = _counted(
+        source, file, requested, form if any(not each.held.weight_bytes for each in figures) else ""
+    )
     dtype = (counted.work.of_kind(AttentionCore) or counted.work.operators)[0].dtype_name
     under = here_ceilings(counted.work, dtype) if sheet is None else datasheet_ceilings(sheet, gpus)
     stages = file.stages if tp in (0, file.gpus) else 1
     if link and gpus == 1:
         raise RequestError(f"--link {link} is the link between several GPUs; give their number with --tp.")
     messages = link_called(link, gpus) if link else link_of(sheet, gpus) if sheet and gpus > 1 else None
-    rank, unknown_link = _rank(source, gpus) if messages else (None, "")
+    rank, unknown_link = _rank(source, gpus) if messages else (None, [])
     name = sheet.gpu if sheet else under.device
     setup = _Setup(file, counted, quant, dtype, under, name, gpus, stages, messages, rank)
     figures = [_completed(setup, figure) for figure in figures]
-    widths = [_widths(figure, counted) for figure in figures]
-    floors = zip(figures, _floors(setup, figures, widths), strict=True)
     is_dense = not (file.packed_dtype or calls)  # tools that pack no weights need not say so
-    rows = [placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure)) for figure, floor in floors]
+    rows = [
+        placed(figure, floor, setup.fit(figure), is_dense or setup.knows_bits(figure))
+        for figure, floor in zip(figures, _floors(setup, figures), strict=True)
+    ]
     as_named = [f"its weights are counted in {quant}, as the file names {' and '.join(calls)}."] * (quant != requested)
-    warnings = [*as_named, *_doubts(setup, devices, figures, rows, calls), *filter(None, [unknown_link]), *doubts(rows)]
+    warnings = [*as_named, *_doubts(setup, devices, figures, rows, calls), *unknown_link, *doubts(rows)]
     if tp and file.gpus and tp != file.gpus:
         warnings.append(f"the file says that {several(file.gpus, 'GPU', 'GPUs')} shared each step, not {tp}.")
     if left_out := len(shaped) - len(figures):
@@ -182,7 +177,7 @@ def place(
         model=source.name,
         dtype=dtype,
         quant=quant,
-        stored=_stored(setup, figures, widths),
+        stored=_stored(setup, figures),
         ceilings=PlaceCeilings(under.name, under.bytes_per_s, under.flops_per_s, under.sustained_bytes_per_s),
         warnings=warnings,
         gpus=gpus,
@@ -191,16 +186,18 @@ def place(
     )
 
 
-def _shaped(figures: Sequence[Figure], given: Mapping[str, str]) -> list[Figure]:
+def _shaped(figures: Sequence[Figure], batch_sizes: str, prompt_lens: str, new_tokens: str) -> list[Figure]:
     """The figures with the shape given where the file names none. Raises RequestError for what is missing."""
+    given = {"--batch-sizes": batch_sizes, "--prompt-lens": prompt_lens, "--new-tokens": new_tokens}
     sizes = [parse_in_order(text, option) or (None,) for option, text in given.items()]
     if any(len(values) > 1 for values in sizes):
         raise RequestError(f"{' and '.join(given)}: give one number each; figures of several shapes need a file each.")
-    shaped = [figure.with_shape(*(values[0] for values in sizes)) for figure in figures]
+    [batch], [prompt], [new] = sizes
+    shaped = [figure.with_shape(Shape(batch, prompt, new_tokens=new)) for figure in figures]
     is_missing = {
-        "--batch-sizes": any(figure.batch_size is None and figure.cap is None for figure in shaped),
-        "--prompt-lens": any(figure.depth is None for figure in shaped),
-        "--new-tokens": any(figure.covers == "generate" and not figure.new_tokens for figure in shaped),
+        "--batch-sizes": any(figure.shape.batch_size is None and figure.shape.cap is None for figure in shaped),
+        "--prompt-lens": any(figure.shape.depth is None for figure in shaped),
+        "--new-tokens": any(figure.covers == "generate" and not figure.shape.new_tokens for figure in shaped),
     }
     if missing := [option for option, is_so in is_missing.items() if is_so]:
         raise RequestError(f"the file does not say its shapes; give {' and '.join(missing)}.")
@@ -218,20 +215,33 @@ def _sheet(gpu: str, devices: Sequence[str]) -> datasheet.Datasheet:
     return sheets[0]
 
 
-def _rank(source: ModelSource, gpus: int) -> tuple[ModelWork | None, str]:
+def _counted(source: ModelSource, file: ForeignFile, quant: str, form: str) -> tuple[CountedModel, str]:
+    """(the counts of the model, its format): that of the request, else of the checkpoint, else as the file names it.
+
+    Servers pack experts in FP8 as well, which torchao leaves dense.
+    """
+    precision = named if (named := file.settings.get("precision", "auto")) in _DTYPES else "auto"
+    counted = counted_model(source, precision, quant, rented=True)
+    if form and quant == "none" and not counted.published:
+        counted, quant = counted_model(source, precision, form, rented=True), form
+    is_packed = quant == "fp8" and counted.work.of_kind(Experts)
+    return in_bits(counted, _FP8_EXPERTS) if is_packed else counted, quant
+
+
+def _rank(source: ModelSource, gpus: int) -> tuple[ModelWork | None, list[str]]:
     """(the work of one of several GPUs, a warning if it is not known).
 
     Messages have the activations' width, so those of packed weights are counted with dense ones.
     """
     try:
-        return counted_model(source, "bfloat16", rented=True, ranks=gpus).work, ""
+        return counted_model(source, "bfloat16", rented=True, ranks=gpus).work, []
     except (RequestError, ModelError) as error:
-        return None, f"the time of the link between {gpus} GPUs is not known: {error}"
+        return None, [f"the time of the link between {gpus} GPUs is not known: {error}"]
 
 
 def _tokens(figure: Figure) -> int:
     """Tokens of a sequence in the cache in the middle of what the figure covers, as on average on a server."""
-    return max(1, (figure.depth or 0) + (0 if figure.covers == "prefill" else (figure.new_tokens or 0) // 2))
+    return max(1, (figure.shape.depth or 0) + (figure.covers != "prefill") * ((figure.shape.new_tokens or 0) // 2))
 
 
 def _completed(setup: _Setup, figure: Figure) -> Figure:
@@ -240,12 +250,12 @@ def _completed(setup: _Setup, figure: Figure) -> Figure:
     Without a batch size it is the largest that fits, which needs least.
     """
     work, notes = setup.counted.work, []
-    if figure.batch_size is None:
-        most = figure.cap or 1
+    if figure.shape.batch_size is None:
+        most = figure.shape.cap or 1
         if per_sequence := cache_bytes(work, 1, _tokens(figure)):
             most = int(max(1, min(most, (setup.room_bytes - setup.weight_bytes(figure)) // per_sequence)))
         notes = [f"batch unknown: {most} at a time assumed, the most that were in flight and fit, for the least floor"]
-        figure = figure.with_shape(most)
+        figure = figure.with_shape(Shape(most))
     held, layers = figure.held, sum(op.count for op in (*work.of_kind(AttentionCore), *work.of_kind(RecurrentState)))
     is_few = held.gpu_layers is not None and held.gpu_layers < layers
     weights = f"{held.gpu_layers} of {layers} layers were on the GPU" if is_few else "weights were in the host's memory"
@@ -271,20 +281,19 @@ def _widths(figure: Figure, counted: CountedModel) -> tuple[float, float]:
     return mean, mean
 
 
-def _floors(
-    setup: _Setup, figures: Sequence[Figure], widths: Sequence[tuple[float, float]]
-) -> list[tuple[float, float, float | None]]:
+def _floors(setup: _Setup, figures: Sequence[Figure]) -> list[tuple[float, float, float | None]]:
     """(compute-bound, memory-bound, messages') least seconds of what each figure covers; None: they are not known.
 
     A verifying step processes all drafted tokens.
     """
     table = [
         (
-            *(figure.batch_size or 1, figure.prompt_len or 0, figure.context_len or 0, figure.new_tokens or 0),
-            *(figure.cached_once, figure.query_tokens, figure.covers != "decode", figure.decode_steps),
-            *(figure.held.kv_itemsize or 0, *own),
+            *(shape.batch_size or 1, shape.prompt_len or 0, shape.context_len or 0, shape.new_tokens or 0),
+            *(figure.held.cached_once, figure.tokens.processed, figure.covers != "decode", figure.decode_steps),
+            *(figure.held.kv_itemsize or 0, *_widths(figure, setup.counted)),
         )
-        for figure, own in zip(figures, widths, strict=True)
+        for figure in figures
+        for shape in (figure.shape,)
     ]
     # Floats, since counts may exceed int64.
     batch, prompt, context, new, once, query, prefills, steps, kv, experts, rest = np.array(table, np.float64).T
@@ -338,7 +347,7 @@ def _doubts(
         what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
         if setup.weight_bytes(largest) <= room:
             needs = scaled(setup.needed_bytes(largest), "B")
-            what = f"the weights and the cache of {largest.batch_size} x {_tokens(largest)} tokens need {needs}"
+            what = f"the weights and the cache of {largest.shape.batch_size} x {_tokens(largest)} tokens need {needs}"
             instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
         yield (
@@ -365,7 +374,7 @@ def _is_packed(figure: Figure) -> bool:
     return 0 < (figure.held.weight_bytes or 0.0) < DENSE_BYTES
 
 
-def _stored(setup: _Setup, figures: Sequence[Figure], widths: Sequence[tuple[float, float]]) -> str:
+def _stored(setup: _Setup, figures: Sequence[Figure]) -> str:
     """The precision of the weights, and of the matmuls with those that a file stores in other bits."""
     counted, dtype, packed_dtype, peaks = setup.counted, setup.dtype, setup.file.packed_dtype, setup.under.flops_per_s
     own = sorted({8 * figure.held.weight_bytes for figure in figures if figure.held.weight_bytes})
@@ -377,7 +386,7 @@ def _stored(setup: _Setup, figures: Sequence[Figure], widths: Sequence[tuple[flo
         matmuls = packed_dtype
     bits, split = " to ".join(dict.fromkeys(significant(width) for width in (own[0], own[-1]))), ""
     if counted.work.of_kind(Experts):
-        experts, rest = max(widths)
+        experts, rest = max(_widths(figure, counted) for figure in figures)
         split = f" ({significant(8 * experts)} in the experts, {significant(8 * rest, 2)} elsewhere)"
         if experts == rest:
             split = " (a mean: the weights that a token uses may be wider)"

@@ -7,7 +7,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import PlainSerializer
 
 from profiler.data.ceiling_set import sustained_words
 from profiler.json_document import Document
@@ -50,7 +52,7 @@ class PlacedFigure:
     """Whether the weights and the cache fit into the memory of the GPUs, or may have in a way that a warning names."""
     regime: Regime | None
     """None for a figure above the ceiling, which is not a valid measurement of this work, or if it does not fit."""
-    note: str
+    note: Annotated[tuple[str, ...], PlainSerializer("; ".join, return_type=str)]
     settings: str = ""
     """The settings in which the figure differs from others of its file."""
     spread: float | None = None
@@ -96,8 +98,9 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
     share is inconclusive, as is any of weights whose bits are not known (`is_known`).
     """
     compute_s, memory_s, link_s = floor
-    batch, prompt, time = figure.batch_size or 0, figure.prompt_len or 0, figure.time
-    tokens = {"prefill": prompt, "decode": figure.step_tokens or 1, "generate": figure.new_tokens or 0}[figure.covers]
+    shape, time = figure.shape, figure.time
+    batch, prompt, new = shape.batch_size or 0, shape.prompt_len or 0, shape.new_tokens or 0
+    tokens = {"prefill": prompt, "decode": figure.tokens.given or 1, "generate": new}[figure.covers]
     attained = (compute_s + memory_s) / time.value
     by_compute = compute_s > memory_s
     regime: Regime | None = None if fit == "no" or attained > 1 + CEILING_TOLERANCE else "inconclusive"
@@ -108,8 +111,8 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
         phase=figure.covers,
         batch_size=batch,
         prompt_len=prompt,
-        context_len=figure.context_len or 0,
-        new_tokens=figure.new_tokens,
+        context_len=shape.context_len or 0,
+        new_tokens=shape.new_tokens,
         latency_s=time.value,
         tokens_per_s=batch * tokens / time.value,
         floor_s=compute_s + memory_s,
@@ -118,7 +121,7 @@ def placed(figure: Figure, floor: tuple[float, float, float | None], fit: Fit, i
         attained=attained,
         fits=fit != "no",
         regime=regime,
-        note="; ".join(_notes(figure, attained, fit, regime)),
+        note=tuple(_notes(figure, attained, fit, regime)),
         settings=", ".join(f"{name} {value}" for name, value in figure.settings if value != "-"),
         spread=spread / time.value if spread else None,
     )
@@ -140,14 +143,14 @@ def _notes(figure: Figure, attained: float, fit: Fit, regime: Regime | None) -> 
     if fit != "no" and attained > 1 + CEILING_TOLERANCE:
         why = f"{_SUSPICIONS[figure.covers]}, or the file is of several GPUs or of another GPU or precision"
         yield f"{CEILING_ALLOWS}: {why}"
-    elif fit != "no" and figure.step_tokens is None and figure.covers == "decode" and attained > _HALF:
+    elif fit != "no" and figure.tokens.given is None and figure.covers == "decode" and attained > _HALF:
         yield (
             "the file does not say how many tokens a step gives: with speculative decoding a step takes as many times"
             " longer, and its share is smaller"
         )
-    elif fit == "yes" and figure.covers == "decode" and figure.batch_size == 1 and attained < _HALF:
-        yield _OVERHEAD.format("host, kernels, drafting" if figure.query_tokens > 1 else "host, kernels")
-    if regime == "memory-bound" and figure.covers == "decode" and figure.batch_size == 1:
+    elif fit == "yes" and figure.covers == "decode" and figure.shape.batch_size == 1 and attained < _HALF:
+        yield _OVERHEAD.format("host, kernels, drafting" if figure.tokens.processed > 1 else "host, kernels")
+    if regime == "memory-bound" and figure.covers == "decode" and figure.shape.batch_size == 1:
         yield _BY_MEMORY
     yield from figure.notes
     if figure.held.weight_bytes:
@@ -235,7 +238,7 @@ def _note_lines(rows: Sequence[PlacedFigure], names: Sequence[str]) -> Iterator[
     """Each remark once, with the figures that it is about: those above the ceiling first, then the most frequent."""
     by_note: dict[str, list[str]] = {}
     for row, name in zip(rows, names, strict=True):
-        for note in filter(None, row.note.split("; ")):
+        for note in row.note:
             by_note.setdefault(note, []).append(name)
     for note, noted in sorted(by_note.items(), key=lambda item: (CEILING_ALLOWS not in item[0], -len(item[1]))):
         every = f"all {len(rows)} figures" if len(noted) == len(rows) else f"{len(noted)} figures like {noted[0]}"

@@ -87,9 +87,7 @@ def held_out(
 def one_at_a_time(measured: MeasuredCells) -> list[Array]:
     """Groups of one cell each, or 32 groups of cells that are far apart if there are more cells."""
     cells = np.arange(len(measured))
-    if len(cells) < 3:
-        return []
-    folds = min(len(cells), _MOST_FOLDS)
+    folds = min(len(cells), _MOST_FOLDS) if len(cells) > 2 else 0
     return [cells[fold::folds] for fold in range(folds)]
 
 
@@ -188,8 +186,8 @@ class TrainedModel:
 
     def assumptions(self, forecast: Forecast) -> list[tuple[str, ...]]:
         """The assumptions of each forecast that goes beyond the measured cells, as sentences; empty for the others."""
-        octaves = self.beyond(forecast.demanded.steps)
-        return [tuple(text for text, at in zip(_ASSUMED, each, strict=True) if at) for each in octaves]
+        beyond = self.beyond(forecast.demanded.steps)
+        return [tuple(text for text, octaves in zip(_ASSUMED, each, strict=True) if octaves) for each in beyond]
 
 
 def _sizes(steps: StepArrays) -> Array:
@@ -266,24 +264,16 @@ def train_on(facts: Facts, results: Sequence[CellResult], count: CountSteps, eng
         facts.device.room_bytes,
         facts.ceilings.fetch_s(facts.model.offloaded_bytes),
     )
-    changed = drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
-    return train(_measured_cells(facts, by_key, count, engine), device, changed)
-
-
-def _measured_cells(
-    facts: Facts, by_key: Mapping[CellKey, CellResult], count: CountSteps, engine: str
-) -> MeasuredCells:
-    """Measured cells, with the kernels that were replayed at their shapes."""
-    keys = [key for key in facts.grid.keys if key in by_key]
-    cells = set(facts.grid.keys)
+    keys, cells = [key for key in facts.grid.keys if key in by_key], set(facts.grid.keys)
     between = [key for key in facts.replays if key.cell.engine == engine and key not in cells]
     rows = [by_key[key] for key in keys]
-    return MeasuredCells(
+    measured = MeasuredCells(
         _replayed(facts, keys, count(keys)),
         np.array([row.latency_s for row in rows]),
         np.array([(row.latency_high_s - row.latency_low_s) / 2 for row in rows]),
         _replayed(facts, between, count(between)) if between else None,
     )
+    return train(measured, device, drift(facts.drift_readings, on_gpu=facts.device.kind == "cuda"))
 
 
 def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) -> ReplayedSteps:
@@ -292,14 +282,13 @@ def _replayed(facts: Facts, keys: Sequence[CellKey], counted: OperatorArrays) ->
     names = [*(column.operator for column in counted.columns), REST]
 
     def by_operator(seconds_of: Callable[[Replay], float]) -> dict[str, Array]:
-        columns = {
-            name: np.array([seconds_of(of_key[name]) if name in of_key else np.nan for of_key in replays])
-            for name in names
-        }
-        return {name: seconds for name, seconds in columns.items() if (seconds > 0).any()}
+        columns = (
+            np.array([seconds_of(of_key[name]) if name in of_key else np.nan for of_key in replays]) for name in names
+        )
+        return {name: seconds for name, seconds in zip(names, columns, strict=True) if (seconds > 0).any()}
 
-    return ReplayedSteps(
-        counted,
-        by_operator(lambda replay: replay.whole.median_s),
-        by_operator(lambda replay: replay.conversion.median_s),
+    whole, conversion = (
+        by_operator(lambda each: each.whole.median_s),
+        by_operator(lambda each: each.conversion.median_s),
     )
+    return ReplayedSteps(counted, whole, conversion)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -116,13 +116,20 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
         if column.is_attention and (replayed_at := _replayed_steps(replayed.seconds, column)) is not None:
             seconds = replayed.seconds[column.operator][replayed_at]
             ceiling_s = _instance_ceiling_s(column, replayed.demanded, device)[replayed_at]
-            surfaces[column.operator] = kernel_surface(octaves(steps.at(replayed_at)), seconds, ceiling_s, 0.01)
+            least_s, noise = float(seconds.min()), np.full(len(seconds), _REPLAY_NOISE)
+            ratios = np.log(seconds / (ceiling_s + least_s))
+            at = octaves(steps.at(replayed_at))
+            surfaces[column.operator] = KernelSurface(surface(at, ratios, noise), least_s)
     kernels = Kernels(lines, surfaces, conversions)
     rest = replayed.seconds.get(REST)
     if rest is None or not (replayed_at := rest > 0).any():
         return kernels
     least_s = float(rest[replayed_at].min())
-    traffic_s = _from_memory_s(measured.demanded, device, lambda column: column.operator in replayed.seconds)
+    parts = (
+        unpaid_from_memory_s(column, device, column.operator in replayed.seconds)
+        for column in measured.demanded.columns
+    )
+    traffic_s = np.asarray(sum(parts, np.zeros(len(steps))))
     small = line(steps.tokens[replayed_at], rest[replayed_at], np.maximum(traffic_s, least_s)[replayed_at])
     in_decode = bool((replayed_at & ~steps.prefill).any())
     return replace(kernels, small=small, least_small_s=least_s, small_in_decode=in_decode)
@@ -130,23 +137,20 @@ def replayed_kernels(measured: MeasuredCells, device: DeviceRates) -> Kernels:
 
 def _lines(parts: Sequence[ReplayedSteps], device: DeviceRates) -> tuple[dict[str, Line], dict[str, Line]]:
     """(kernel times, conversion times) over rows, by operator, from all its replays."""
-    kernels: dict[str, list[tuple[Array, Array, Array]]] = {}
-    conversions: dict[str, list[tuple[Array, Array, Array]]] = {}
+    points: tuple[dict[str, list[tuple[Array, Array, Array]]], ...] = ({}, {})
     for part in parts:
         for column in (column for column in part.demanded.columns if not column.is_attention):
             ceiling_s = _instance_ceiling_s(column, part.demanded, device)
-            if (replayed_at := _replayed_steps(part.seconds, column)) is not None:
-                points = column.rows[replayed_at], part.seconds[column.operator][replayed_at], ceiling_s[replayed_at]
-                kernels.setdefault(column.operator, []).append(points)
-            if (replayed_at := _replayed_steps(part.conversion_s, column)) is not None:
-                no_ceiling_s = np.full(int(replayed_at.sum()), NO_CEILING_S)
-                points = column.rows[replayed_at], part.conversion_s[column.operator][replayed_at], no_ceiling_s
-                conversions.setdefault(column.operator, []).append(points)
-    kernel_lines, conversion_lines = (
-        {name: line(*map(np.concatenate, zip(*points, strict=True))) for name, points in by_operator.items()}
-        for by_operator in (kernels, conversions)
+            ceilings_s = (ceiling_s, np.full(len(ceiling_s), NO_CEILING_S))
+            for by_operator, seconds, own_s in zip(points, (part.seconds, part.conversion_s), ceilings_s, strict=True):
+                if (at := _replayed_steps(seconds, column)) is not None:
+                    new = column.rows[at], seconds[column.operator][at], own_s[at]
+                    by_operator.setdefault(column.operator, []).append(new)
+    kernels, conversions = (
+        {name: line(*map(np.concatenate, zip(*each, strict=True))) for name, each in by_operator.items()}
+        for by_operator in points
     )
-    return kernel_lines, conversion_lines
+    return kernels, conversions
 
 
 def _replayed_steps(seconds: Mapping[str, Array], column: OperatorColumn) -> Array | None:
@@ -186,15 +190,6 @@ class DeviceRates:
         return host
 
 
-def _from_memory_s(demanded: OperatorArrays, device: DeviceRates, replayed: Callable[[OperatorColumn], bool]) -> Array:
-    """Seconds [n] of all traffic that no replay includes, at the memory's bandwidth.
-
-    That is the traffic between operators, and all traffic of operators that are not `replayed`.
-    """
-    parts = [unpaid_from_memory_s(column, device, replayed(column)) for column in demanded.columns]
-    return np.asarray(sum(parts, np.zeros(len(demanded.steps))))
-
-
 def unpaid_from_memory_s(column: OperatorColumn, device: DeviceRates, replayed: bool) -> Array:
     """Seconds [n] of one operator's traffic that its replay does not include, at the memory's bandwidth."""
     bandwidth = np.full(len(column.rows), device.ceilings.memory_bytes_per_s)
@@ -222,6 +217,7 @@ def unpaid_s(column: OperatorColumn, flops_per_s: float, copies: Array, between:
 
 _LENGTH = 3.0
 """Length scale in octaves: over eight times as many rows or keys, a kernel's loss is hardly correlated."""
+_REPLAY_NOISE = 0.01
 _SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
 _NOISES = (0.003, 0.01, 0.02, 0.04, 0.08, 0.16)
 
@@ -301,13 +297,6 @@ class KernelSurface:
     def seconds(self, sizes: Array, ceiling_s: Array) -> Array:
         """Seconds [n] at `sizes` [n, d], at least the ceiling; beyond the measured sizes the ratio is constant."""
         return np.asarray(np.maximum(ceiling_s, np.exp(self.surface.level(sizes)) * (ceiling_s + self.least_s)))
-
-
-def kernel_surface(sizes: Array, seconds: Array, ceiling_s: Array, noise: float) -> KernelSurface:
-    """The surface through measured `seconds` [m] at `sizes` [m, d], each with `noise` as a share of its time."""
-    least_s = float(seconds.min())
-    ratios = np.log(seconds / (ceiling_s + least_s))
-    return KernelSurface(surface(sizes, ratios, np.full(len(seconds), noise)), least_s)
 
 
 @dataclass(frozen=True)

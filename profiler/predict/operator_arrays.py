@@ -15,7 +15,7 @@ from profiler.counting.operators import Collective, Linear, ModelWork, Operator
 from profiler.counting.preset_counts import CountedModel
 from profiler.data.published_results import EngineKind
 from profiler.facts.operators import Cause
-from profiler.facts.step import Count, ExecutionPath, Step, Work
+from profiler.facts.step import ExecutionPath, Step
 from profiler.grid.cells import PHASES, CellKey, Phase
 
 Array = NDArray[Any]
@@ -193,34 +193,18 @@ def _column(
     operator: Operator, name: str, parts: list[tuple[Array, Step, ExecutionPath]], count: int
 ) -> OperatorColumn:
     rows = np.zeros(count)
-    sums = {key: np.zeros(count) for key in ("flops", "weight_bytes", "kv_bytes", "activation_bytes")}
+    flops, weights, cache, activations = sums = [np.zeros(count) for _ in range(4)]
     by_cause: tuple[dict[Cause, Array], dict[Cause, Array]] = ({}, {})
     for chosen, step, path in parts:
         work = operator.work(step, path)
         rows[chosen] = operator.executed(step, path) if isinstance(operator, Linear) else step.tokens
-        for key, value in _amounts(work).items():
-            sums[key][chosen] = value
+        nbytes = work.weight_bytes + work.embedding_bytes + work.logits_bytes
+        kv_bytes = work.kv_read_bytes + work.kv_write_bytes + work.state_bytes
+        for total, amount in zip(sums, (work.model_flops, nbytes, kv_bytes, work.activation_bytes), strict=True):
+            total[chosen] = amount
         for totals, causes in zip(by_cause, (work.redundant_flops, work.redundant_bytes), strict=True):
             for cause, amount in causes.items():
                 if np.any(np.asarray(amount) != 0):
                     totals.setdefault(cause, np.zeros(count))[chosen] = amount
-    return OperatorColumn(
-        name,
-        operator.group,
-        operator.count,
-        operator.dtype_name,
-        rows,
-        **sums,
-        redundant_flops=by_cause[0],
-        redundant_bytes=by_cause[1],
-        source=operator,
-    )
-
-
-def _amounts(work: Work) -> dict[str, Count]:
-    return {
-        "flops": work.model_flops,
-        "weight_bytes": work.weight_bytes + work.embedding_bytes + work.logits_bytes,
-        "kv_bytes": work.kv_read_bytes + work.kv_write_bytes + work.state_bytes,
-        "activation_bytes": work.activation_bytes,
-    }
+    shared = (operator.group, operator.count, operator.dtype_name, rows)
+    return OperatorColumn(name, *shared, flops, weights, cache, activations, *by_cause, operator)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from operator import itemgetter
 
@@ -220,30 +220,15 @@ def compiled_step_s(
     )
     if not figures or obstacle_on(sheet, "compiled", quant, None) or sheet.peak_flops_per_s(dtype) is None:
         return None
+    names = ("flops", "weight_bytes", "kv_bytes")
     flops, weight_bytes, kv_bytes = (
-        np.array([sum(float(getattr(item, name)) for item in operators)])
-        for name in ("flops", "weight_bytes", "kv_bytes")
+        np.array([sum(float(getattr(item, name)) for item in operators)]) for name in names
     )
     layers = max((item.count for item in operators if item.group == "attention"), default=1)
     work = WorkAt(flops, weight_bytes, kv_bytes, np.zeros(1))
-    peak, host_index = peak_of(sheet, quant, dtype), host_index_of(sheet)
-    steps = card_steps(sheet, work, np.array([batch]), peak=peak, layers=layers, host_index=host_index)
+    steps = card_steps(sheet, work, np.array([batch]), peak=peak_of(sheet, quant, dtype), layers=layers)
     found = attained("compiled", family_of(form, writes_copies=False)).range_s(steps, "decode")
     return float(found.low_s[0]), float(found.high_s[0]), figures
-
-
-def step_ranges(kind: EngineKind, families: Sequence[str], work: CardSteps, phases: Sequence[Phase]) -> Range:
-    """The range of each of n steps in an engine kind; `work` may have further steps."""
-    count = len(phases)
-    kinds = list(zip(families, phases, strict=True))
-    whole = Range(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count, dtype=bool))
-    for family, phase in set(kinds):
-        chosen = np.array([each == (family, phase) for each in kinds]).nonzero()[0]
-        part = attained(kind, family).range_s(work.at(chosen), phase)
-        for name in ("low_s", "typical_s", "high_s"):
-            getattr(whole, name)[chosen] = getattr(part, name)
-        whole.is_host[chosen] = part.is_host
-    return whole
 
 
 def executed(needed: OperatorArrays, engine: EngineKind, l2_bytes: float) -> WorkAt:
@@ -318,9 +303,7 @@ def no_basis(quant: str, engine: EngineKind) -> str:
     )
 
 
-def card_steps(
-    sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int, host_index: float
-) -> CardSteps:
+def card_steps(sheet: Datasheet, work: WorkAt, batch: Array, *, peak: float, layers: int) -> CardSteps:
     """Steps of `work` on one GPU; `peak` is in FLOP/s (`peak_of`), `batch` is [n]."""
     return CardSteps(
         **vars(work),
@@ -328,7 +311,7 @@ def card_steps(
         peak=peak,
         bandwidth=sheet.bandwidth_bytes_per_s,
         clock=sheet.rated_clock_hz,
-        host_index=host_index,
+        host_index=host_index_of(sheet),
         batch=batch,
     )
 
@@ -361,18 +344,16 @@ def steps_by_datasheet(
     if engine == "eager":
         there = path_on(counted.work, counted.attention, fuses_grouped_heads=sheet.fuses_grouped_heads)
         needed = replace(needed, need=need_of_cells(counted.work, steps, there, counted.weight_bytes))
-    on_gpu = card_steps(
-        sheet,
-        executed(needed, engine, sheet.l2_bytes or math.inf),
-        steps.batch,
-        peak=peak,
-        layers=counted.work.layers,
-        host_index=host_index_of(sheet),
-    )
-    phases = [steps.phase(index) for index in range(len(steps))]
-    copied_bytes = np.zeros(len(steps))
-    for column in needed.columns:
-        copied_bytes += column.redundant_bytes.get(Cause.DEQUANTISATION, 0.0)
-    families = [family_of(form_of(counted, quant), each > 0) for each in copied_bytes.tolist()]
-    times = step_ranges(engine, families, on_gpu, phases)
+    work = executed(needed, engine, sheet.l2_bytes or math.inf)
+    on_gpu = card_steps(sheet, work, steps.batch, peak=peak, layers=counted.work.layers)
+    count = len(steps)
+    copied = (column.redundant_bytes.get(Cause.DEQUANTISATION, 0.0) for column in needed.columns)
+    copied_bytes = np.asarray(sum(copied, np.zeros(count))).tolist()
+    kinds = [(family_of(form_of(counted, quant), copied_bytes[at] > 0), steps.phase(at)) for at in range(count)]
+    times = Range(np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count, dtype=bool))
+    for family, phase in set(kinds):
+        chosen = np.array([kind == (family, phase) for kind in kinds]).nonzero()[0]
+        part = attained(engine, family).range_s(on_gpu.at(chosen), phase)
+        for item in fields(times):
+            getattr(times, item.name)[chosen] = getattr(part, item.name)
     return DatasheetSteps(needed, on_gpu, times)

@@ -121,25 +121,14 @@ def forecast_cells(
     fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
     names = [item.name for item in fields(forecast.terms) if item.name != "padding_s"]
     terms = {name: getattr(forecast.terms, name) for name in names}
+    prompts = np.where(steps.prompt_len > 0, steps.prompt_len + steps.prefix, 0)
+    sizes = np.stack([steps.batch, prompts, steps.context, steps.new_tokens]).T.tolist()
+    times = np.stack([latency_s, *bounds_s, steps.tokens / latency_s]).T.tolist()
     cells = []
     for index, regime in enumerate(predicted_regimes(forecast.terms)):
-        own_s, seconds = float(latency_s[index]), {name: float(values[index]) for name, values in terms.items()}
-        cells.append(
-            ForecastCell(
-                steps.phase(index),
-                int(steps.batch[index]),
-                int(steps.prompt_len[index] and steps.prompt_len[index] + steps.prefix[index]),
-                int(steps.context[index]),
-                own_s,
-                float(bounds_s[0][index]),
-                float(bounds_s[1][index]),
-                float(steps.tokens[index] / own_s),
-                regime,
-                basis[index],
-                bool(fits[index]),
-                bool(tight[index]),
-                {**seconds, "unexplained_s": own_s - sum(seconds.values())},
-                int(steps.new_tokens[index]),
-            )
-        )
+        (batch, prompt, context, new), (own_s, low_s, high_s, per_s) = sizes[index], times[index]
+        seconds = {name: float(values[index]) for name, values in terms.items()}
+        seconds["unexplained_s"] = own_s - sum(seconds.values())
+        shape, memory = (steps.phase(index), batch, prompt, context), (bool(fits[index]), bool(tight[index]))
+        cells.append(ForecastCell(*shape, own_s, low_s, high_s, per_s, regime, basis[index], *memory, seconds, new))
     return tuple(cells)

@@ -13,6 +13,39 @@ Covers = Literal["prefill", "decode", "generate"]
 
 
 @dataclass(frozen=True, slots=True)
+class Shape:
+    """What ran together. What the file does not name is None."""
+
+    batch_size: int | None = None
+    prompt_len: int | None = None
+    context_len: int | None = None
+    """Tokens in the cache before the prompt, or before the first decode step if there was no prompt."""
+    new_tokens: int | None = None
+    cap: int | None = None
+    """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
+    requests: int | None = None
+    """Sequences that shared the time, if it is not one batch's."""
+
+    @property
+    def depth(self) -> int | None:
+        """Tokens of the context and the prompt, those that the file names; None if it names neither."""
+        lengths = [length for length in (self.prompt_len, self.context_len) if length is not None]
+        return sum(lengths) if lengths else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Tokens per sequence."""
+
+    given: float | None = 1.0
+    """Those that a decode step gives: with speculative decoding several; None: the file does not say."""
+    processed: float = 1.0
+    """Those that a decode step processes, the drafted ones included."""
+    first: int = 1
+    """Those that the prefill of a generation gives."""
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """How the machine held the model and its cache, where a file says it."""
 
@@ -22,6 +55,8 @@ class Held:
     """The model's parameters."""
     kv_itemsize: float | None = None
     """Bytes per element of the cache, averaged over keys and values."""
+    cached_once: int = 0
+    """The first of the cached tokens, which all sequences share: they are kept once."""
     gpu_layers: int | None = None
     """Layers on the GPU; 0 is none, more than the model has are all."""
     weights_on_host: bool = False
@@ -32,28 +67,13 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured time from another tool's file. Shapes that the file does not name are None."""
+    """One measured time from another tool's file."""
 
     covers: Covers
+    shape: Shape
     time: Measured
     """Seconds of what `covers` names."""
-    batch_size: int | None = None
-    prompt_len: int | None = None
-    context_len: int | None = None
-    """Tokens in the cache before the prompt, or before the first decode step if there was no prompt."""
-    new_tokens: int | None = None
-    step_tokens: float | None = 1.0
-    """Tokens per sequence that a decode step gives: with speculative decoding several; None: the file does not say."""
-    query_tokens: float = 1.0
-    """Tokens per sequence that a decode step processes, the drafted ones included."""
-    prefill_tokens: int = 1
-    """New tokens of each sequence that the prefill of a generation makes."""
-    requests: int | None = None
-    """Sequences that shared `time`, if it is not one batch's."""
-    cap: int | None = None
-    """The most sequences allowed at a time, if `batch_size` is how many there were on average."""
-    cached_once: int = 0
-    """The first of the cached tokens, which all sequences share: they are kept once."""
+    tokens: Tokens = Tokens()
     held: Held = Held()
     settings: Settings = ()
     """The settings in which this figure differs from others of its file."""
@@ -61,31 +81,27 @@ class Figure:
     """Caveats for the reader of the figure."""
 
     @property
-    def depth(self) -> int | None:
-        """Tokens of the context and the prompt, those that the file names; None if it names neither."""
-        lengths = [length for length in (self.prompt_len, self.context_len) if length is not None]
-        return sum(lengths) if lengths else None
-
-    @property
     def decode_steps(self) -> float:
         """Decode steps of what `covers` names."""
         if self.covers != "generate":
             return float(self.covers == "decode")
-        return ((self.new_tokens or 0) - self.prefill_tokens) / (self.step_tokens or 1.0)
+        return ((self.shape.new_tokens or 0) - self.tokens.first) / (self.tokens.given or 1.0)
 
-    def with_shape(
-        self, batch_size: int | None = None, prompt_len: int | None = None, new_tokens: int | None = None
-    ) -> Figure:
+    def with_shape(self, given: Shape) -> Figure:
         """The figure with the given shape where the file names none, of one batch as soon as its size is known."""
-        prompt_len = prompt_len if self.depth is None else self.prompt_len
-        batch, new_tokens, time = self.batch_size or batch_size, self.new_tokens or new_tokens, self.time
-        if self.requests and batch:
-            batch = min(batch, self.requests)
-            time = time.times(batch / self.requests)
-        requests = None if batch else self.requests
-        return replace(
-            self, time=time, requests=requests, batch_size=batch, prompt_len=prompt_len, new_tokens=new_tokens
+        own, time = self.shape, self.time
+        batch = own.batch_size or given.batch_size
+        if batch and own.requests:
+            batch = min(batch, own.requests)
+            time = time.times(batch / own.requests)
+        shape = replace(
+            own,
+            batch_size=batch,
+            prompt_len=given.prompt_len if own.depth is None else own.prompt_len,
+            new_tokens=own.new_tokens or given.new_tokens,
+            requests=None if batch else own.requests,
         )
+        return replace(self, shape=shape, time=time)
 
 
 @dataclass(frozen=True)

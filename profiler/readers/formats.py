@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, ForeignFile, Held
+from profiler.readers.figures import Covers, Figure, ForeignFile, Held, Shape, Tokens
 from profiler.readers.sources import Source
 from profiler.readers.values import (
     SECONDS,
@@ -43,14 +43,12 @@ class Format:
     """Its name in messages."""
     has: Collection[str]
     """Paths of keys that its first record has, whatever their values."""
-    columns: Mapping[str, str] = field(default_factory=dict)
-    """The keys of columns that a table calls otherwise."""
     records: Callable[[Source], Sequence[Record]] = lambda source: source.records
     """The results in a file. Raises RequestError for several reports."""
     more: Callable[[Record], Record] = lambda record: {}
     """What a result says in more than a path, as further keys: a `remark` about the whole file, `gpus`, `stages`."""
-    figures: Callable[[Record], Sequence[Figure]]
-    """The figures of one result: `Steps`, `Client`, or a function."""
+    figures: Callable[[Record], Sequence[Figure]] = lambda record: [record["figure"]]
+    """The figures of one result: `Steps`, `Client`, `Request`, or a function; else it is its key `figure`."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Where the settings of a result are, by the name that a comparison uses; of a mapping, each key is a setting."""
     packed_dtype: str = ""
@@ -60,8 +58,7 @@ class Format:
 
     def knows(self, source: Source) -> bool:
         """Whether a source is of this kind."""
-        first = self._renamed(source.records)[0]
-        return all(has(first, paths) for paths in self.has)
+        return all(has(source.records[0], paths) for paths in self.has)
 
     def read(self, sources: Sequence[Source]) -> ForeignFile:
         """The content of a file's sources of this kind. Raises RequestError for a broken one.
@@ -72,12 +69,12 @@ class Format:
         records = [
             {**result, "table": number, **self.more(result)}
             for number, source in enumerate(sources, 1)
-            for result in self.records(replace(source, records=self._renamed(source.records)))
+            for result in self.records(source)
         ]
         shared, figures = self._figures(records, self.settings)
         if len(sources) > 1 and len({replace(figure, time=Measured(1.0)) for figure in figures}) < len(figures):
             shared, figures = self._figures(records, {"table": "table", **self.settings})
-        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in records}
+        gpus, *others = {(whole_at(each, "gpus"), whole_at(each, "stages") or 1) for each in records or [{}]}
         if others:
             raise RequestError("it has results of unequal numbers of GPUs; give each a file.")
         remarks = [*(each.get("remark") for each in records), *(each for source in sources for each in source.remarks)]
@@ -90,9 +87,6 @@ class Format:
             packed_dtype=self.packed_dtype,
             remarks=tuple(filter(None, dict.fromkeys(remarks))),
         )
-
-    def _renamed(self, records: Sequence[Record]) -> Sequence[Record]:
-        return [{self.columns.get(name, name): value for name, value in row.items()} for row in records]
 
     def _figures(self, records: Sequence[Record], settings: Mapping[str, str]) -> tuple[dict[str, str], list[Figure]]:
         """(the settings that all records share, the figures with those that differ)."""
@@ -118,7 +112,12 @@ def _joined(figures: Sequence[Figure]) -> list[Figure]:
 
 @dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Where the times of batches of a known shape are; a record may have the seconds of a step of its `clock`."""
+    """Where the times of batches of a known shape are.
+
+    A record may have further keys: `cached`, the tokens before the prompt; `requests` that shared the time; `cap`, the
+    most at a time; `loop`, the steps in a decode's time; by what they cover, more `notes` and the seconds of a step of
+    the `clock`; `acceptance`, the tokens that a step gives.
+    """
 
     batch_size: str = "batch_size"
     prompt_len: str = "input_len"
@@ -133,14 +132,19 @@ class Steps:
 
     def __call__(self, record: Record) -> list[Figure]:
         """The figures of the times that a record has. Raises RequestError for what is no time or shape."""
-        batch, prompt, new = (whole_at(record, paths) for paths in (self.batch_size, self.prompt_len, self.new_tokens))
-        figures = []
-        for covers, paths in self.times.items():
-            if time_s := seconds_at(record, paths, self.unit):
+        paths = (self.batch_size, self.prompt_len, "cached", self.new_tokens, "cap", "requests")
+        shape, figures = Shape(*(whole_at(record, path) for path in paths)), []
+        loop = whole_at(record, "loop", 0)
+        for covers, paths_of_time in self.times.items():
+            steps = 1 if loop is None or covers != "decode" else loop
+            if steps and (time_s := seconds_at(record, paths_of_time, self.unit)):
+                time_s = time_s.times(1 / steps)
                 clock_s = number_at(record, f"clock.{covers}") or 0.0
                 time_s = replace(time_s, repeats=time_s.repeats or self.repeats, rounding=clock_s or time_s.rounding)
-                notes = [*self.notes.get(covers, ()), *[f"its clock steps by {duration(clock_s)}"] * (clock_s > 0)]
-                figures.append(Figure(covers, time_s, batch, prompt, None, new, notes=tuple(notes)))
+                notes = [*self.notes.get(covers, ()), *(inner(record, f"notes.{covers}") or ())]
+                notes += [f"its clock steps by {duration(clock_s)}"] * (clock_s > 0)
+                figure = Figure(covers, shape, time_s, notes=tuple(notes))
+                figures.append(figure if covers == "prefill" else speculated(figure, record.get("acceptance", -1)))
         return figures
 
 
@@ -174,13 +178,13 @@ class Request:
         prompt, new, runs, cached, gpu_layers = (whole_at(record, path, 0) for path in paths)
         new, bits, figures = runs + 1 if runs else new, number_at(record, "bits"), []
         held = Held(bits and bits / 8, gpu_layers=gpu_layers, weights_on_host=bool(record.get("on_host")))
-        shape = Figure("prefill", Measured(1.0), 1, prompt, cached, new, held=held)
+        shape = Shape(1, prompt, cached, new)
         if first_s := self._spent(record, self.to_first, self.prompt_per_s, prompt):
-            figures.append(replace(shape, time=first_s))
+            figures.append(Figure("prefill", shape, first_s, held=held))
         steps = 1 if new is None else new - 1
         if steps and (rest_s := self._spent(record, self.rest, self.per_s, new or 1)):
-            few = [f"a mean of few steps: {steps}"] if new and steps < _FEW else []
-            decode = replace(shape, covers="decode", time=rest_s.times(1 / steps), notes=tuple(few))
+            few = (f"a mean of few steps: {steps}",) if new and steps < _FEW else ()
+            decode = Figure("decode", shape, rest_s.times(1 / steps), held=held, notes=few)
             figures.append(speculated(decode, first_of(record, "acceptance"), record.get("verified")))
         return figures
 
@@ -238,11 +242,11 @@ class Client:
     """The option without which a file has no time per token; empty if a prefill alone has a use."""
 
     def __call__(self, record: Record) -> list[Figure]:
-        """The figures of a prefill and a decode step, as the client measures them.
+        """The figures of a prefill and a decode step, as the client measures them. Raises RequestError for no number.
 
         Without a count, the batch of a decode step follows from the rate and the mean time per token (Little,
         Operations Research 9, 1961, 383-387), and so does the number of requests that wait for their first token;
-        without a mean, from the median. It is never more than the cap. Raises RequestError for a broken record.
+        without a mean, from the median. It is never more than the cap.
         """
         means = [paths.split(" | ")[-1] for paths in (self.to_first, self.per_token)]
         ttft_s, tpot_s, itl_s, mean_ttft_s, mean_tpot_s = (
@@ -255,32 +259,30 @@ class Client:
             return []
         cap, acceptance = first_of(record, self.cap), first_of(record, self.acceptance)
         most = math.inf if cap is None else number_of(cap, "the concurrency")
-        counted, groups = number_at(record, self.decoding), whole_at(record, "groups") or 1
-        per_s = needed(record, self.output_per_s)
-        batch = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
+        counted, per_s = number_at(record, self.decoding), needed(record, self.output_per_s)
+        in_flight = min(most, counted or per_s * (mean_tpot_s or tpot_s) or most)
         prompt, new = (max(1, round(needed(record, paths))) for paths in (self.prompt_len, self.new_tokens))
-        cache = str(first_of(record, "server_info.kv_cache_dtype | engine.kv_cache_dtype")).lower()
-        held = Held(kv_itemsize=1.0 if "fp8" in cache else None)
-        shape = Figure("prefill", Measured(ttft_s or tpot_s, repeats=1), 1, prompt, new_tokens=new, held=held)
-        figures = []
+        cache = str(first_of(record, "server_info.kv_cache_dtype | engine.kv_cache_dtype | kv_cache_dtype")).lower()
+        held, figures = Held(kv_itemsize=1.0 if "fp8" in cache else None), []
         if ttft_s:
             notes = ["time to first token, including the queue, the network and other prompts", "one prompt assumed"]
             if (waiting := round(per_s / new * (mean_ttft_s or ttft_s))) > 1:
                 notes.append(f"queueing: {waiting} requests wait for their first token at a time")
-            figures.append(replace(shape, notes=tuple(notes)))
+            first_s = Measured(ttft_s, repeats=1)
+            figures.append(Figure("prefill", Shape(1, prompt, None, new), first_s, held=held, notes=tuple(notes)))
         if tpot_s:
-            of_group, chunk = max(1, round(batch / groups)), itl_s / tpot_s
+            groups, chunk = whole_at(record, "groups") or 1, itl_s / tpot_s
             how = "counted by the tool" if counted else "estimated from rate x time per token"
             below = "" if math.isinf(most) else f", below the {most:g} that were allowed"
-            notes = [f"batch {how}{below}" if round(batch) < most else "batch assumed to equal the concurrency"]
-            if of_group < round(batch):
+            notes = [f"batch {how}{below}" if round(in_flight) < most else "batch assumed to equal the concurrency"]
+            if (batch := max(1, round(in_flight / groups))) < round(in_flight):
                 notes.append(f"divided by {groups}, as so many replicas or pipeline stages have a batch each")
             if most > 1:
                 notes.append("prefills of other requests may run in between")
             if acceptance is None and chunk > _CHUNKED:
                 notes += [f"tokens arrive about {chunk:.2g} at a time: a step may give several, or the server chunks"]
-            limit, time_s = None if cap is None else max(1, round(most)), Measured(tpot_s, repeats=1)
-            decode = replace(shape, covers="decode", time=time_s, batch_size=of_group, cap=limit, notes=tuple(notes))
+            shape = Shape(batch, prompt, None, new, None if cap is None else max(1, round(most)))
+            decode = Figure("decode", shape, Measured(tpot_s, repeats=1), held=held, notes=tuple(notes))
             figures.append(speculated(decode, acceptance, number_at(record, "verified")))
         return figures
 
@@ -292,12 +294,12 @@ def speculated(figure: Figure, acceptance: object, verified: float | None = None
     tokens per sequence that a step processes. Raises RequestError for an impossible number.
     """
     if acceptance in (None, "", -1):
-        return replace(figure, step_tokens=None if acceptance is None else 1.0)
-    tokens = max(1.0, number_of(acceptance, "the acceptance length"))
-    if tokens == 1:
+        return replace(figure, tokens=Tokens(None if acceptance is None else 1.0))
+    given = max(1.0, number_of(acceptance, "the acceptance length"))
+    if given == 1:
         return figure
     processed = f"processes {verified:.3g}" if verified else "those it drafts in vain are not counted"
-    note = f"a decode step gives {tokens:.3g} tokens per sequence by speculation, and {processed}"
-    time = figure.time.times(tokens) if figure.covers == "decode" else figure.time
-    query_tokens = max(tokens, verified or 1.0)
-    return replace(figure, time=time, step_tokens=tokens, query_tokens=query_tokens, notes=(*figure.notes, note))
+    note = f"a decode step gives {given:.3g} tokens per sequence by speculation, and {processed}"
+    time = figure.time.times(given) if figure.covers == "decode" else figure.time
+    tokens = Tokens(given, max(given, verified or 1.0))
+    return replace(figure, time=time, tokens=tokens, notes=(*figure.notes, note))

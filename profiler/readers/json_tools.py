@@ -10,10 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from profiler.readers.figures import Covers, Figure
-from profiler.readers.formats import Client, Format, Request, Steps, seconds_at, speculated
+from profiler.readers.formats import Client, Format, Request, Steps
 from profiler.readers.sources import Source
-from profiler.readers.values import Measured, Record, first_of, inner, needed, number_at, whole_at, whole_of
+from profiler.readers.values import Record, first_of, inner, needed, number_at, whole_at, whole_of
 
 _WHOLE = "prompt and generation in one figure"
 
@@ -92,6 +91,7 @@ _DP = "server_info.dp_size | data_parallel_size | data-parallel-size | dp"
 _PP = "server_info.pp_size | pipeline_parallel_size | pipeline-parallel-size | pp"
 _LOAD = ("request_rate", "burstiness", "max_concurrency")
 _SHARED = "with data parallelism vLLM shares a mixture's experts among all replicas: the floor of a mixture is lower."
+_BETWEEN = "it has no time per output token, so that between arrivals stands for it."
 _PINNED = "its tokens repeat, as with a pinned acceptance length: the tokens per step say nothing about real texts."
 
 
@@ -109,9 +109,12 @@ def _of_server(record: Record) -> Record:
     kept = number_at(record, "total_output_tokens_retokenized / total_output_tokens")
     is_pinned = bool(record.get("accept_length") and kept and kept < 1 / 2)
     # A sweep appends its parameters to a record, after the number of the run (vllm/benchmarks/sweep/serve.py).
-    names = list(record)
-    is_sweep = "run_number" in record
+    names, is_sweep = list(record), "run_number" in record
+    # SGLang's report since 2025 has only the time between tokens.
+    between = {f"{of}_tpot_ms": record.get(f"{of}_itl_ms") for of in ("median", "mean")}
+    is_between = "median_tpot_ms" not in record and any(between.values())
     swept = {name: record[name] for name in names[names.index("run_number") + 1 :]} if is_sweep else {}
+    remarks = {_PINNED: is_pinned, _SHARED: is_sweep and replicas > 1, _BETWEEN: is_between}
     return {
         "gpus": whole_at(record, _TP),
         "stages": stages,
@@ -120,7 +123,8 @@ def _of_server(record: Record) -> Record:
         "unspeculated": -1 if server.get("speculative_algorithm", "unsaid") is None else None,
         "verified": 1 + drafted if drafted else server.get("speculative_num_draft_tokens"),
         "swept": swept,
-        "remark": _PINNED if is_pinned else _SHARED if is_sweep and replicas > 1 else "",
+        "remark": next((text for text, is_so in remarks.items() if is_so), ""),
+        **(between if is_between else {}),
     }
 
 
@@ -147,26 +151,40 @@ _SERVING = Format(
     | {name: name for name in (*_LOAD, "swept")},
 )
 
+# The JSON's keys, then the labels of the printed report.
+_TRTLLM_PER_S = "performance.request_throughput_req_s | request_throughput_req_sec"
+_TRTLLM_OUT = "performance.system_output_throughput_tok_s | total_output_throughput_tokens_sec"
 _TRTLLM_CLIENT = Client(
-    output_per_s="performance.system_output_throughput_tok_s",
-    to_first="streaming_metrics.avg_ttft_ms",
-    per_token="streaming_metrics.avg_tpot_ms",
+    output_per_s=f"{_TRTLLM_OUT} | token_throughput_tokens_sec",
+    to_first="streaming_metrics.avg_ttft_ms | average_time_to_first_token_ttft_ms",
+    per_token="streaming_metrics.avg_tpot_ms | average_time_per_output_token_tpot_ms",
 )
 
 
 def _of_trtllm(report: Record) -> Record:
-    """Its lengths, which the rates have, too, and a dataset may only promise; and what its GPUs share."""
-    rate, out = "performance.request_throughput_req_s", "performance.system_output_throughput_tok_s"
-    new = needed(report, f"request_info.avg_output_length | {out} / {rate}")
-    all_per_request = f"performance.system_total_throughput_tok_s / {rate}"
-    prompt = number_at(report, "request_info.avg_input_length") or needed(report, all_per_request) - new
-    dataset = str(inner(report, "dataset.path") or "").rpartition("/")[2]
+    """Its lengths, which the rates have, too, and a dataset may only promise; and what its GPUs share.
+
+    Without `--streaming` only the time of the whole run is known. All requests are sent at once unless a concurrency is
+    given, so a request's own latency is mostly the queue.
+    """
+    per_s, lengths = needed(report, _TRTLLM_PER_S), str(report.get("avg") or "").split() or ["", ""]
+    report = {"avg_input": lengths[0], "avg_output": lengths[1], **report}
+    new = number_at(report, "request_info.avg_output_length | average_output_length_tokens | avg_output")
+    new = new or needed(report, _TRTLLM_CLIENT.output_per_s) / per_s
+    prompt = number_at(report, "request_info.avg_input_length | average_input_length_tokens | avg_input")
+    total = "performance.system_total_throughput_tok_s | total_token_throughput_tokens_sec"
+    prompt = prompt or needed(report, total) / per_s - new
+    dataset = str(first_of(report, "dataset.path | dataset_path") or "").rpartition("/")[2]
     promised = re.search(r"(\d+)[_x](\d+)", dataset)
     differs = promised is not None and [int(each) for each in promised.groups()] != [round(prompt), round(new)]
     though = f", though the dataset is called {dataset}" if differs else ""
-    gpus, stages = (whole_at(report, f"world_info.{name}") for name in ("tp_size", "pp_size"))
+    gpus, stages = (whole_at(report, f"world_info.{name} | {name}") for name in ("tp_size", "pp_size"))
     is_streamed = number_at(report, _TRTLLM_CLIENT.per_token) is not None
-    paths = "decoding_stats.acceptance_length | decoding_stats.acceptance_length_percentiles.average"
+    whole_ms = needed(report, _WHOLE_MS)
+    own_ms = number_at(report, "performance.avg_request_latency_ms | average_request_latency_ms") or whole_ms
+    in_flight = per_s * own_ms / 1e3
+    at_once = min(number_at(report, "world_info.max_batch_size") or math.inf, in_flight)
+    paths = "decoding_stats.acceptance_length | decoding_stats.acceptance_length_percentiles.average | al_average"
     return {
         "prompt_len": max(1, round(prompt)),
         "new_tokens": max(1, round(new)),
@@ -178,67 +196,60 @@ def _of_trtllm(report: Record) -> Record:
         # Pipeline stages take turns in one step, and work at the same time on those of a whole run.
         "gpus": (gpus or 1) * (1 if is_streamed else stages or 1) if gpus or stages else None,
         "stages": stages if is_streamed else 1,
+        **({} if is_streamed else {"cap": max(1, round(at_once)), "requests": max(1, round(per_s * whole_ms / 1e3))}),
     }
 
 
-def _of_whole_run(report: Record) -> list[Figure]:
-    """Without `--streaming` only the time of the whole run is known.
-
-    All requests are sent at once unless a concurrency is given, so a request's own latency is mostly the queue.
-    """
-    whole_ms = needed(report, "performance.total_latency_ms")
-    per_s = needed(report, "performance.request_throughput_req_s")
-    in_flight = per_s * (number_at(report, "performance.avg_request_latency_ms") or whole_ms) / 1e3
-    at_once = max(1, round(min(number_at(report, "world_info.max_batch_size") or math.inf, in_flight)))
-    shape = (None, report["prompt_len"], None, report["new_tokens"])
-    requests, notes = max(1, round(per_s * whole_ms / 1e3)), (f"{_WHOLE}, without --streaming",)
-    time_s = Measured(whole_ms / 1e3, repeats=1)
-    whole = Figure("generate", time_s, *shape, requests=requests, cap=at_once, notes=notes)
-    return [speculated(whole, report["acceptance"])]
-
-
+_WHOLE_MS = "performance.total_latency_ms | total_latency_ms"
+_WHOLE_RUN = Steps(
+    prompt_len="prompt_len",
+    new_tokens="new_tokens",
+    times={"generate": _WHOLE_MS},
+    unit=1e-3,
+    repeats=1,
+    notes={"generate": (f"{_WHOLE}, without --streaming",)},
+)
 # `--report_json` (tensorrt_llm/bench/dataclasses/reporting.py).
 _TRTLLM = Format(
     tool="trtllm-bench",
-    has=("performance.total_latency_ms", "performance.request_throughput_req_s"),
+    has=(_WHOLE_MS, _TRTLLM_PER_S),
     records=lambda source: [source.only],
     more=_of_trtllm,
-    figures=lambda report: (_TRTLLM_CLIENT if report["is_streamed"] else _of_whole_run)(report),
-    settings={"model's name": "engine.model", "quantization": "engine.quantization", "TensorRT LLM": "engine.version"}
-    | {"tp_size": "world_info.tp_size", "device": "machine.name"},
+    figures=lambda report: (_TRTLLM_CLIENT if report["is_streamed"] else _WHOLE_RUN)(report),
+    settings={
+        "model's name": "engine.model | model",
+        "quantization": "engine.quantization | quantization",
+        "TensorRT LLM": "engine.version | tensorrt_llm_version",
+        "tp_size": "world_info.tp_size | tp_size",
+        "device": "machine.name",
+    },
 )
 
 # Batches of a known shape.
 
 
-def _of_optimum(record: Record) -> list[Figure]:
-    """The prefill, and a step of the decode loop, whose latency is that of all tokens after the first.
+def _of_optimum(record: Record) -> Record:
+    """Its shape, and the steps of the decode loop, whose latency is that of all tokens after the first.
 
     (optimum_benchmark/scenarios/inference/scenario.py, atomic_decode_volume.) Before the prefill, `generate` repeats
     each prompt as often as the larger of the two numbers (transformers 5.23, generation/utils.py,
-    _expand_inputs_for_generation).
+    _expand_inputs_for_generation). Of the GPUs of the machine, any number may have run.
     """
-    requested = inner(record, "config.scenario.input_shapes")
-    batch, prompt = (whole_of(requested.get(name), name, 1) for name in ("batch_size", "sequence_length"))
-    options = inner(record, "config.scenario.generate_kwargs") or {}
+    requested, options = (
+        inner(record, f"config.scenario.{name}") or {} for name in ("input_shapes", "generate_kwargs")
+    )
     copies = max(whole_at(options, name) or 1 for name in ("num_beams", "num_return_sequences"))
     notes = (f"each prompt runs as {copies} sequences: beams, or answers",) if copies > 1 else ()
-    new = whole_at(options, "max_new_tokens", 2)
-    steps: dict[Covers, int] = {"prefill": 1, "decode": new - 1 if new else 0}
-    figures = []
-    for phase, count in steps.items():
-        if count and (
-            time_s := seconds_at(record, f"report.{phase}.latency.values | report.{phase}.latency.mean", 1.0)
-        ):
-            figures.append(Figure(phase, time_s.times(1 / count), copies * batch, prompt, None, new, notes=notes))
-    return figures
-
-
-def _device(record: Record) -> Record:
-    """Of the GPUs of the machine, any number may have run."""
-    on_cpu = inner(record, "config.backend.device") == "cpu"
+    new, on_cpu = whole_at(options, "max_new_tokens", 2), inner(record, "config.backend.device") == "cpu"
     names = "config.environment.cpu" if on_cpu else "config.environment.gpu | config.environment.cpu"
-    return {"device": first_of(record, names)}
+    return {
+        "batch_size": copies * whole_of(requested.get("batch_size"), "batch_size", 1),
+        "input_len": whole_of(requested.get("sequence_length"), "sequence_length", 1),
+        "output_len": new,
+        "loop": new - 1 if new else 0,
+        "notes": {"prefill": notes, "decode": notes},
+        "device": first_of(record, names),
+    }
 
 
 # benchmark.json (optimum_benchmark/benchmark/base.py); benchmark_report.json names neither shapes nor a model.
@@ -246,8 +257,13 @@ _OPTIMUM = Format(
     tool="optimum-benchmark",
     has=("config.scenario.input_shapes", "report.prefill.latency | report.decode.latency"),
     records=lambda source: [source.only],
-    more=_device,
-    figures=_of_optimum,
+    more=_of_optimum,
+    figures=Steps(
+        times={
+            "prefill": "report.prefill.latency.values | report.prefill.latency.mean",
+            "decode": "report.decode.latency.values | report.decode.latency.mean",
+        }
+    ),
     settings={
         "model's name": "config.backend.model",
         "precision": "config.backend.torch_dtype",
@@ -267,18 +283,16 @@ _VLLM_LATENCY = Format(
 _VLLM_THROUGHPUT = Format(
     tool="vllm bench throughput",
     has=("elapsed_time", "num_requests", "requests_per_second", "tokens_per_second"),
-    figures=lambda record: [
-        Figure(
-            "generate",
-            Measured(needed(record, "elapsed_time"), repeats=1),
-            requests=whole_at(record, "num_requests"),
-            notes=(_WHOLE, "its tokens/s include the prompts' tokens"),
-        )
-    ],
+    more=lambda record: {"requests": record["num_requests"]},
+    figures=Steps(
+        times={"generate": "elapsed_time"},
+        repeats=1,
+        notes={"generate": (_WHOLE, "its tokens/s include the prompts' tokens")},
+    ),
 )
 
 _SGLANG_SHAPE = ("batch_size", "input_len", "output_len")
-_ONCE = "run once; only the first shape was warmed up"
+_ONCE = ("run once", "only the first shape was warmed up")
 # python/sglang/bench_one_batch.py runs each shape once, and warms up only with the first shape.
 _SGLANG_OFFLINE = Format(
     tool="SGLang bench_one_batch",
@@ -286,13 +300,13 @@ _SGLANG_OFFLINE = Format(
     figures=Steps(
         times={"prefill": "prefill_latency", "decode": "median_decode_latency"},
         repeats=1,
-        notes={"prefill": (_ONCE,), "decode": ("synchronised at every step",)},
+        notes={"prefill": _ONCE, "decode": ("synchronised at every step",)},
     ),
 )
 
 
-def _of_sglang_server(record: Record) -> list[Figure]:
-    """A prefill and a step.
+def _of_sglang_server(record: Record) -> Record:
+    """The times of a prefill and a step.
 
     The input throughput is batch x prompt, cached tokens included, over the time until the last sequence's first token.
     The rest of the latency is that of the other tokens. `acc_length` is the server's avg_spec_accept_length: the mean
@@ -301,17 +315,18 @@ def _of_sglang_server(record: Record) -> list[Figure]:
     """
     batch, whole, new = (whole_of(record.get(name), name, 1) for name in _SGLANG_SHAPE)
     first_s = batch * whole / needed(record, "input_throughput")
-    rest_s, share = needed(record, "latency") - first_s, number_at(record, "cache_hit_rate")
+    rest_s, share = needed(record, "latency") - first_s, number_at(record, "cache_hit_rate") or 0.0
     # The last token is always computed, as it gives the first new one.
-    cached = min(whole - 1, round((share or 0.0) * whole))
-    shape = (batch, whole - cached, cached if share else None, new)
-    notes = (_LAST, *([f"{100 * share:.0f} % of the prompt came from a cache"] if share else []))
-    figures = [Figure("prefill", Measured(first_s, repeats=1), *shape, notes=notes)]
-    if new > 1 and rest_s > 0:
-        step_s = Measured(rest_s / (new - 1), repeats=1)
-        decode = Figure("decode", step_s, *shape, notes=("mean of all steps, including HTTP and the scheduler",))
-        figures.append(speculated(decode, record.get("acc_length")))
-    return figures
+    cached = min(whole - 1, round(share * whole))
+    return {
+        "input_len": whole - cached,
+        "cached": cached if share else None,
+        "acceptance": record.get("acc_length"),
+        "first_s": first_s,
+        "rest_s": max(0.0, rest_s),
+        "loop": new - 1,
+        "notes": {"prefill": [f"{100 * share:.0f} % of the prompt came from a cache"] if share else []},
+    }
 
 
 def _of_tgi(source: Source) -> list[Record]:
@@ -327,18 +342,24 @@ def _of_tgi(source: Source) -> list[Record]:
 # text-generation-benchmark (benchmark/src/table.rs) calls a server's shards; its percentiles are of unsorted times.
 _TGI = Format(
     tool="TGI's benchmark",
-    has=("Step", "batch_size", "p50"),
-    columns={"Batch Size": "batch_size"},
+    has=("Step", "Batch Size", "p50"),
     records=_of_tgi,
-    figures=Steps(times={"prefill": "Prefill", "decode": "Decode (token)"}, unit=1e-3),
+    figures=Steps(batch_size="Batch Size", times={"prefill": "Prefill", "decode": "Decode (token)"}, unit=1e-3),
     settings={"model's name": "model"},
 )
 
-_LAST = "until the last sequence's first token, including HTTP and the scheduler"
 _SGLANG_SERVER = Format(
     tool="SGLang bench_one_batch_server",
     has=(*_SGLANG_SHAPE, "latency", "input_throughput", "output_throughput"),
-    figures=_of_sglang_server,
+    more=_of_sglang_server,
+    figures=Steps(
+        times={"prefill": "first_s", "decode": "rest_s"},
+        repeats=1,
+        notes={
+            "prefill": ("until the last sequence's first token, including HTTP and the scheduler",),
+            "decode": ("mean of all steps, including HTTP and the scheduler",),
+        },
+    ),
 )
 
 # Keys of a configuration that are not settings: the shape, a name made of all other keys, and the repetitions.
@@ -396,7 +417,9 @@ def _of_llama_cpp(record: Record) -> Record:
     """llama-server names drafts if there were any, and llama-cli's runs are steps; its rates alone say neither."""
     record = {**record, **(record.get("timings") or {})}
     new, accepted, drafted = (whole_at(record, name, 0) or 0 for name in ("predicted_n", "draft_n_accepted", "draft_n"))
-    steps = max(1, new - 1 - accepted)  # a step without drafts gives one token, too
+    # A step without drafts gives one token, too. The last one may have given more than were written.
+    drafting = accepted / (mean - 1) if (mean := number_at(record, "draft_mean_len") or 1.0) > 1 else 0.0
+    steps = max(1, new - 1 - accepted, round(drafting))
     gives = (new - 1) / steps if drafted else -1 if new or record.get("runs") else None
     more = {**record, "cached": record.get("cache_n"), "acceptance": gives, "verified": 1 + drafted / steps}
     return {**more, **_unsaid(more)}

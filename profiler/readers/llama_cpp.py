@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from profiler.errors import RequestError
-from profiler.readers.figures import Covers, Figure, Held
+from profiler.readers.figures import Covers, Figure, Held, Shape, Tokens
 from profiler.readers.formats import Format
 from profiler.readers.sources import Source
-from profiler.readers.values import Record, first_of, measured, number_of, whole_at, whole_of
+from profiler.readers.values import Record, first_of, has, measured, number_of, whole_at, whole_of
 
 _PACKED_DTYPE = "int8"
 """llama.cpp rounds activations to 8 bits, and multiplies packed weights on units for int8 (ggml-cuda/mmq.cu)."""
@@ -51,24 +51,25 @@ _RESULTS = re.compile(r"n_prompt|n_gen|n_depth|test_time|(avg|stddev|samples)_[n
 # Lines of CUDA and ROCm, then of Vulkan. Metal has one GPU.
 _DEVICE = re.compile(
     r"(?m)^\s*(?:Device (?P<number>\d+): |ggml_vulkan: (?P<at>\d+) = |ggml_metal_.*GPU name: +)(?P<name>[^|\n]+?)"
-    r"(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \||$)"
+    r"(?:, (?:compute|gfx|VMM)|(?: \([^()]*\))* \|(?P<shares> uma: 1)?|$)"
 )
-_INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris")
+_INTEGRATED = re.compile(r"Radeon(\(TM\))? (Graphics|\d{3}M)|UHD|Iris|uma: 1")
 
 
 def _of_machine(source: Source) -> list[Record]:
     """The rows with their settings, and the layers and GPUs that ran them."""
     above: list[str] = []
     for found in _DEVICE.finditer(source.text):  # each run above a table numbers its GPUs from 0: the last one counts
-        above = [*above[: int(found["number"] or found["at"] or 0)], found["name"]]
+        above = [*above[: int(found["number"] or found["at"] or 0)], found["name"] + (found["shares"] or "")]
     records = []
-    for row in source.records:
+    for row in ({_COLUMNS.get(name, name): value for name, value in row.items()} for row in source.records):
         # Only a machine with a GPU has the column in its Markdown, and a name in its JSON.
         layers = str(row.get("n_gpu_layers")) if row.get("gpu_info") or "test" in row else ""
         gpu_layers = 0 if row.get("devices") == "none" else int(layers) if layers.isdecimal() else None
         gpus, in_turn = _gpus(row, above), str(row.get("split_mode") or "layer") == "layer"
         settings = {name: value for name, value in row.items() if not _RESULTS.fullmatch(name)}
-        device = ", ".join(dict.fromkeys(gpus if gpu_layers != 0 else [])) or row.get("cpu_info")
+        names = dict.fromkeys(gpu.removesuffix(" uma: 1") for gpu in gpus if gpu_layers != 0)
+        device = ", ".join(names) or row.get("cpu_info")
         more = {
             "settings": {**settings, "device": device},
             "gpu_layers": gpu_layers,
@@ -132,9 +133,9 @@ def _figures(row: Record) -> list[Figure]:
     )
     covers: Covers = "generate" if prompt and new else "prefill" if prompt else "decode"
     time_s = time_s if prompt else time_s.times(1 / new)
-    shape = (1, prompt or None, depth if depth or not prompt else None, new or None)
+    shape = Shape(1, prompt or None, depth if depth or not prompt else None, new or None)
     # test_gen decodes a token for each of n_gen, and samples none.
-    return [Figure(covers, time_s, *shape, prefill_tokens=0, held=held, notes=tuple(notes))]
+    return [Figure(covers, shape, time_s, Tokens(first=0), held, notes=tuple(notes))]
 
 
 def _amount(value: object) -> float | None:
@@ -152,16 +153,14 @@ def _chunks(row: Record, prompt: int) -> list[str]:
 
 _JSON = Format(
     tool="llama-bench",
-    has=("precision", "n_prompt", "n_gen", "avg_ns"),
-    columns=_COLUMNS,
+    has=("model_type", "n_prompt", "n_gen", "avg_ns"),
     records=_of_machine,
     figures=_figures,
     settings={"settings": "settings"},
     packed_dtype=_PACKED_DTYPE,
 )
-LLAMA_BENCH = (_JSON, replace(_JSON, has=("test", "t/s", "precision | size | params | backends")))
+LLAMA_BENCH = (_JSON, replace(_JSON, has=("test", "t/s", "model | size | params | backend")))
 
-_BATCHED_COLUMNS = {"PP": "pp", "TG": "tg", "B": "pl", "N_KV": "n_kv", "T_PP s": "t_pp", "T_TG s": "t_tg"}
 _SETTING = r"n_(?!kv\b)\w+|flash_attn|is_\w+"
 # The line above a table.
 _HEADER = re.compile(rf"\b({_SETTING}) = (-?\d+)")
@@ -180,38 +179,42 @@ def _batched_figures(row: Record) -> list[Figure]:
     If they share one prompt and its cache, N_KV is PP + B x TG (n_ctx_req). A sweep has B = 1 and starts each row with
     a cache of N_KV tokens.
     """
-    prompt, new = whole_of(row["pp"], "PP"), whole_of(row["tg"], "TG")
-    batch = whole_at(row, "pl") or 1
+    prompt, new, size = (whole_at(row, paths, 0) or 0 for paths in ("pp | PP", "tg | TG", "n_kv | N_KV"))
+    batch = whole_at(row, "pl | B") or 1
     # A cache that is not unified has a copy of a shared prompt for each sequence.
-    is_kept_once = batch > 1 and str(row.get("n_kv")) == str(prompt + batch * new)
+    is_kept_once = batch > 1 and size == prompt + batch * new
     sequences = 1 if is_kept_once or str(row.get("is_pp_shared")) == "1" else batch
     # A sweep decodes before it adds the row's prompt to its cache.
-    is_sweep = "pl" not in row
-    cached = whole_of(row["n_kv"], "N_KV") if is_sweep else None
+    is_sweep = not has(row, "pl | B")
+    cached = size if is_sweep else None
     layers = int(row.get("n_gpu_layers", -1))
     held, once = Held(gpu_layers=layers if layers >= 0 else None), "measured once"
     figures = []
     if prompt:
-        time_s, notes = replace(measured(row["t_pp"], "T_PP"), repeats=1), (once, *_chunks(row, prompt))
-        figures.append(Figure("prefill", time_s, sequences, prompt, cached, new or None, held=held, notes=notes))
+        time_s, notes = (
+            replace(measured(first_of(row, _PREFILL_S), _PREFILL_S), repeats=1),
+            (once, *_chunks(row, prompt)),
+        )
+        shape = Shape(sequences, prompt, cached, new or None)
+        figures.append(Figure("prefill", shape, time_s, held=held, notes=notes))
     if new:
         # With -sgs one sequence after the other: as many steps for each, at batch 1.
         together = 1 if str(row.get("is_tg_separate")) == "1" else batch
-        time_s = replace(measured(row["t_tg"], "T_TG").times(together / batch / new), repeats=1)
-        shape = (together, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
+        time_s = replace(measured(first_of(row, _DECODE_S), _DECODE_S).times(together / batch / new), repeats=1)
+        shape = Shape(together, None if is_sweep else prompt or None, cached if is_sweep or prompt else 0, new)
         notes = (once, *(["all sequences share the prompt's cache"] if is_kept_once else []))
-        shared = prompt if is_kept_once else 0
-        figures.append(Figure("decode", time_s, *shape, cached_once=shared, held=held, notes=notes))
+        held = replace(held, cached_once=prompt if is_kept_once else 0)
+        figures.append(Figure("decode", shape, time_s, held=held, notes=notes))
     return figures
 
 
+_PREFILL_S, _DECODE_S = "t_pp | T_PP s", "t_tg | T_TG s"
 _SWEEP = Format(
     tool="sweep-bench",
-    has=("pp", "tg", "t_pp", "t_tg"),
-    columns=_BATCHED_COLUMNS,
+    has=("pp | PP", "tg | TG", _PREFILL_S, _DECODE_S),
     records=_with_header,
     figures=_batched_figures,
     settings={"settings": "settings"},
     packed_dtype=_PACKED_DTYPE,
 )
-LLAMA_BATCHED_BENCH = (replace(_SWEEP, tool="llama-batched-bench", has=(*_SWEEP.has, "pl")), _SWEEP)
+LLAMA_BATCHED_BENCH = (replace(_SWEEP, tool="llama-batched-bench", has=(*_SWEEP.has, "pl | B")), _SWEEP)

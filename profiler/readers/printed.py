@@ -17,6 +17,8 @@ _SERVING = re.compile(r"=+ Serving Benchmark Result =+")
 _END = re.compile(r"^.*={20,}\s*$", re.MULTILINE)
 _TRTLLM = re.compile(r"= PERFORMANCE OVERVIEW\s*\n.*={20,}")
 _LATENCY = re.compile(r"Avg latency: +(?P<mean>[\d.e-]+) seconds(?P<rest>(?:\s+(?:Std|\d+% percentile) latency: .*)*)")
+_THROUGHPUT = re.compile(r"Throughput: ([\d.]+) requests/s, ([\d.]+) total tokens/s, ([\d.]+) output tokens/s")
+_HOUR_S = 3600  # of which a line without the number of requests tells as much as of its own time
 _PERCENTILE = re.compile(r"(\d+)% percentile latency: +([\d.e-]+)")
 # Defaults of the command. Its parser takes underscores for dashes (vllm/utils/argparse_utils.py).
 _DEFAULTS = {"input_len": "32", "output_len": "128", "batch_size": "8"}
@@ -40,31 +42,13 @@ _SERVING_KEYS = {
     "drafts": "spec_decode_num_drafts",
     "draft_tokens": "spec_decode_draft_tokens",
 }
-_TRTLLM_KEYS = {
-    "model": "engine.model",
-    "quantization": "engine.quantization",
-    "kv_cache_dtype": "engine.kv_cache_dtype",
-    "tensorrt_llm_version": "engine.version",
-    "tp_size": "world_info.tp_size",
-    "pp_size": "world_info.pp_size",
-    "average_input_length_tokens": "request_info.avg_input_length",
-    "average_output_length_tokens": "request_info.avg_output_length",
-    "request_throughput_req_sec": "performance.request_throughput_req_s",
-    "total_output_throughput_tokens_sec": "performance.system_output_throughput_tok_s",
-    "token_throughput_tokens_sec": "performance.system_output_throughput_tok_s",
-    "total_token_throughput_tokens_sec": "performance.system_total_throughput_tok_s",
-    "total_latency_ms": "performance.total_latency_ms",
-    "average_request_latency_ms": "performance.avg_request_latency_ms",
-    "average_time_to_first_token_ttft_ms": "streaming_metrics.avg_ttft_ms",
-    "average_time_per_output_token_tpot_ms": "streaming_metrics.avg_tpot_ms",
-    "al_average": "decoding_stats.acceptance_length",
-    "dataset_path": "dataset.path",
-}
 
 
 def printed_records(text: str) -> list[Record]:
     """The reports in a text, each as the record of its JSON; empty without one."""
-    return [*_serving(text), *_latency(text), *_trtllm(text)]
+    # Of several reports of TensorRT-LLM it is not known which line belongs to which one, so their reader refuses them.
+    trtllm = [_labelled(text)] * len(_TRTLLM.findall(text))
+    return [*_serving(text), *_latency(text), *_throughput(text), *trtllm, *_perf(text)]
 
 
 def _labelled(text: str) -> dict[str, str]:
@@ -96,14 +80,30 @@ def _latency(text: str) -> Iterator[Record]:
         yield {**options, "avg_latency": report["mean"], "latencies": "", "percentiles": percentiles}
 
 
-def _trtllm(text: str) -> Iterator[Record]:
-    found = _labelled(text)
-    record = {path: found[label] for label, path in _TRTLLM_KEYS.items() if label in found}
-    if averages := found.get("avg", "").split():
-        lengths = ("request_info.avg_input_length", "request_info.avg_output_length")
-        record |= dict(zip(lengths, averages, strict=False))
-    # Of several reports it is not known which line belongs to which one, so their reader refuses them.
-    yield from [record] * len(_TRTLLM.findall(text))
+def _throughput(text: str) -> Iterator[Record]:
+    """Lines of `vllm bench throughput`, whose rates give the tokens of a request."""
+    for found in _THROUGHPUT.findall(text):
+        per_s, total, output = map(float, found)
+        requests = {"elapsed_time": _HOUR_S, "num_requests": max(1, round(_HOUR_S * per_s))}
+        lengths = {"input_len": round((total - output) / per_s), "output_len": round(output / per_s)}
+        yield {**requests, **lengths, "requests_per_second": per_s, "tokens_per_second": total}
+
+
+def _perf(text: str) -> Iterator[Record]:
+    """Tables of GenAI-Perf and AIPerf, with the only concurrency in the commands around them."""
+    given = {*re.findall(r"--concurrency[ =]+(\d+)", text)}
+    config = {"concurrency": given.pop()} if len(given) == 1 else {}
+    record: dict[str, object] = {}
+    for line in text.splitlines():
+        label, *cells = [cell.strip() for cell in re.split("[│┃]", line)[1:-1]] or [""]
+        if label in ("Statistic", "Metric"):
+            yield from [record] * bool(record)
+            columns, tool = cells, {"perf_analyzer": ""} if "NVIDIA GenAI-Perf" in text else {}
+            record = {"input_config": {**config, **tool}}
+        elif record and (named := re.fullmatch(r"(.+) \((.+)\)", label)):
+            values = {name: cell.replace(",", "") for name, cell in zip(columns, cells, strict=False) if cell != "N/A"}
+            record[named[1].lower().replace(" ", "_")] = {**values, "unit": named[2]}
+    yield from [record] * bool(record)
 
 
 # What ollama, llama.cpp, mlx_lm and LM Studio print about a request, by the keys of their JSON.
@@ -119,12 +119,14 @@ _CONSOLES = (
         "eval time = {predicted_ms} ms / {predicted_n} tokens",
         "eval time = {predicted_ms} ms / {runs} runs",
         "( {draft_n_accepted} accepted / {draft_n} generated)",
+        "generated), mean len = {draft_mean_len}",
         "[ Prompt: {prompt_per_second} t/s | Generation: {predicted_per_second} t/s",
     ),
     (
         "Prompt: {prompt_tokens} tokens, {prompt_tps} tokens-per-sec",
         "Generation: {generation_tokens} tokens, {generation_tps} tokens-per-sec",
         "Timing with prompt_tokens={prompt_tokens}, generation_tokens={generation_tokens}, batch_size=1.",
+        "Timing with prompt_tokens={prompt_tokens} and generation_tokens={generation_tokens}.",
         "Averages: prompt_tps={prompt_tps}, generation_tps={generation_tps}, peak",
     ),
     (
@@ -135,30 +137,45 @@ _CONSOLES = (
         "{stats.tokens_per_second} tok/sec • {usage.completion_tokens} tokens • {stats.time_to_first_token}s to",
     ),
 )
-_ABOVE = ("({bits} BPW)", "offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU")
+_ABOVE = (
+    *("({bits} BPW)", " -ngl {n_gpu_layers}", " --n-gpu-layers {n_gpu_layers}"),
+    *("offloaded {n_gpu_layers}/{all} layers to GPU", "{on_host}%/{on_gpu}% CPU/", "{on_gpu}% GPU"),
+)
+_EXPERTS_ON_HOST = re.compile(r"\s(?:-cmoe|--cpu-moe|(?:-ncmoe|--n-cpu-moe) [1-9]|(?:-ot|--override-tensor) \S+=CPU)")
+# Of a request whose times come before.
+_TRAILING = {"draft_n", "draft_mean_len"}
 
 
 def console_requests(text: str) -> Iterator[Sequence[Record]]:
     """What consoles print about requests, by tool, each as the record of its JSON.
 
-    A line of a kind that a request already has begins another one. What a log says of its first model holds for all.
+    A line of a kind that a request already has begins another one; drafts without times are of a request that was cut
+    off. What a log says of its first model holds for all.
     """
     above = dict(chain(*(next(_filled(line, text), (0, {}))[1].items() for line in _ABOVE)))
+    if _EXPERTS_ON_HOST.search(text):
+        above["on_host"] = "experts"
     above["slots"] = "several" if len({*re.findall(r"slot print_timing: id +(\d+)", text)}) > 1 else ""
     for lines in _CONSOLES:
         requests: list[dict[str, str]] = []
         for _, found in sorted(chain(*(_filled(line, text) for line in lines)), key=itemgetter(0)):
             if not requests or not found.keys().isdisjoint(requests[-1]):
+                if not found.keys().isdisjoint(_TRAILING):
+                    continue
                 requests.append(dict(above))
             requests[-1] |= found
         yield requests
 
 
 def _filled(line: str, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """Where a line is in a text, with its values by the names in it. Between words may be any number of spaces."""
+    """Where a line is in a text, with its values by the names in it.
+
+    Between words may be any number of spaces, and around a `•` line ends, as in a copy of LM Studio's window.
+    """
     words, names = re.split(r"\{.*?\}", line), re.findall(r"\{(.*?)\}", line)
     if max(" ".join(words).split(), key=len) in text:
-        pattern = r"(\d\S{0,30}?)".join(re.escape(each).replace(r"\ ", r"[^\S\n]*") for each in words)
+        parts = (re.escape(each).replace(r"\ •\ ", r"\s*•\s*").replace(r"\ ", r"[^\S\n]*") for each in words)
+        pattern = r"(\d\S{0,30}?)".join(parts)
         for found in re.finditer(r"(?<!prompt )(?<!\d)" + pattern + ("" if words[-1] else r"(?!\S)"), text):
             values = (re.sub(r"^(\d+),(\d+)$", r"\1.\2", value) for value in found.groups())
             yield found.start(), dict(zip(names, values, strict=True))

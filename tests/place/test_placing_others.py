@@ -63,7 +63,7 @@ def test_a_chunk_is_no_longer_than_a_batch(n_batch: int, n_ubatch: int, chunks: 
     """llama.cpp cuts n_ubatch to n_batch, which is 2,048 by default: 1,024 tokens with -b 128 are 8 chunks."""
     prompt = {"n_prompt": 4096 if chunks == 2 else 1024, "n_gen": 0, "n_batch": n_batch, "n_ubatch": n_ubatch}
     [found] = place(llama_bench(tmp_path / "f", prompt), "llama-3.1-8b").rows
-    assert f"the prompt ran in {chunks} chunks of " in found.note
+    assert f"the prompt ran in {chunks} chunks of " in "; ".join(found.note)
 
 
 def test_a_speculative_step_gives_several_tokens(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_speculative_step_gives_several_tokens(tmp_path: Path) -> None:
     assert decode.latency_s == pytest.approx(8e-3)
     assert decode.tokens_per_s == pytest.approx(400)
     assert decode.regime is not None
-    assert "gives 3.2 tokens per sequence" in decode.note
+    assert "gives 3.2 tokens per sequence" in "; ".join(decode.note)
     # The tool writes -1 for no speculation: 2.5 ms are then 1.8 times too fast for 16 GB.
     _, decode = place(served(tmp_path / "f", acc_length=-1.0), "llama-3.1-8b", gpu="H100 SXM").rows
     assert decode.regime is None
-    assert "several tokens per step speculated" in decode.note
+    assert "several tokens per step speculated" in "; ".join(decode.note)
 
 
 def test_a_speculative_generation_has_fewer_steps(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_speculative_generation_has_fewer_steps(tmp_path: Path) -> None:
 def test_a_prompt_from_a_cache_is_not_prefilled(tmp_path: Path) -> None:
     """Of 1,024 tokens 922 are cached: 102 are computed, 2 x 7.5e9 FLOPs each, less than reading 15 GB takes."""
     prefill, decode = place(served(tmp_path / "f", cache_hit_rate=0.9), "llama-3.1-8b", gpu="H100 SXM").rows
-    assert "90 % of the prompt came from a cache" in prefill.note
+    assert "90 % of the prompt came from a cache" in "; ".join(prefill.note)
     assert (prefill.prompt_len, prefill.context_len) == (102, 922)
     assert prefill.floor_s == pytest.approx((7.5e9 * 2 + 1024 * 131_072) / 3.35e12, rel=0.02)
     assert decode.prompt_len + decode.context_len == 1024
@@ -175,9 +175,9 @@ def test_weights_in_the_hosts_memory_need_no_room(tmp_path: Path) -> None:
     found = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b", gpu="RTX 3060 12GB")
     assert [row.fits for row in found.rows] == [True, True, True]
     assert "the weights need 16.0 GB" in found.warnings[1]
-    assert "10 of 32 layers were on the GPU" in found.rows[0].note
-    assert "another, lower ceiling" in found.rows[1].note
-    assert "lower ceiling" not in found.rows[2].note
+    assert "10 of 32 layers were on the GPU" in "; ".join(found.rows[0].note)
+    assert "another, lower ceiling" in "; ".join(found.rows[1].note)
+    assert "lower ceiling" not in "; ".join(found.rows[2].note)
 
 
 def test_a_cache_in_the_hosts_memory_needs_no_room(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_a_cache_in_the_hosts_memory_needs_no_room(tmp_path: Path) -> None:
     rows = [{"n_depth": 180_000, "no_kv_offload": host, "avg_ns": 32e9, "samples_ns": []} for host in (True, False)]
     there, here = place(llama_bench(tmp_path / "f", *rows), "llama-3.1-8b").rows
     assert (there.regime, here.regime) == ("inconclusive", "inconclusive")
-    assert "the cache was in the host's memory" in there.note
-    assert "the cache" not in here.note
+    assert "the cache was in the host's memory" in "; ".join(there.note)
+    assert "the cache" not in "; ".join(here.note)
     weights = {"no_kv_offload": True, "model_size": 2 * PARAMS}
     too_large = place(llama_bench(tmp_path / "f", weights), "llama-3.1-8b", gpu="RTX 3060 12GB")
     assert "the weights need 16.1 GB" in too_large.warnings[1]

@@ -47,7 +47,10 @@ def test_its_figures_are_read_by_paths_of_keys(tmp_path: Path) -> None:
     toy = {"batch": 2, "tokens_in": 64, "tokens_out": 8, "model": "m"}
     (tmp_path / "f").write_text(json.dumps({"toy": toy, "prompts_ms": 500, "prompts": 10, "step_ms": [20, 19, 24]}))
     file = read_foreign(tmp_path / "f")
-    found = [(figure.covers, figure.batch_size, figure.prompt_len, figure.new_tokens) for figure in file.figures]
+    found = [
+        (figure.covers, figure.shape.batch_size, figure.shape.prompt_len, figure.shape.new_tokens)
+        for figure in file.figures
+    ]
     assert (file.tool, file.settings) == ("toybench", {"model's name": "m"})
     assert found == [("prefill", 2, 64, 8), ("decode", 2, 64, 8)]
     assert [figure.time.value for figure in file.figures] == pytest.approx([0.05, 0.02])
@@ -59,7 +62,7 @@ def test_so_are_those_of_a_load_generator(tmp_path: Path) -> None:
     load = {"requests": 10, "tokens_in": 640, "tokens_out": 1280, "elapsed_s": 2}
     (tmp_path / "f").write_text(json.dumps({**load, "tpot_ms": {"median": 20, "mean": 25}}))
     [decode] = read_foreign(tmp_path / "f").figures
-    assert (decode.batch_size, decode.prompt_len, decode.new_tokens) == (16, 64, 128)
+    assert (decode.shape.batch_size, decode.shape.prompt_len, decode.shape.new_tokens) == (16, 64, 128)
     assert decode.time.value == pytest.approx(0.02)
 
 
