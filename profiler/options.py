@@ -13,15 +13,33 @@ DTYPE_NAMES = ("float32", "bfloat16", "float16")
 """The dtypes that options name."""
 
 
-def option(default: Any, text: str, *, flag: str = "", short: str = "", shown: str = "", metavar: str = "") -> Any:
-    """A field that is an option: its default and its help; its flag and displayed default if they differ."""
-    facts = {"help": text, "flag": flag, "short": short, "shown": shown, "metavar": metavar, "is_argument": False}
+def option(
+    default: Any,
+    text: str,
+    *,
+    flag: str = "",
+    short: str = "",
+    shown: str = "",
+    metavar: str = "",
+    is_model: bool = False,
+) -> Any:
+    """A field that is an option: its default and its help; its flag and displayed default if they differ.
+
+    A shell completes the name of a preset for a model.
+    """
+    facts = {"help": text, "flag": flag, "short": short, "shown": shown, "metavar": metavar, "is_model": is_model}
+    return field(default=default, metadata={**facts, "is_argument": False})
+
+
+def argument(text: str, metavar: str = "", *, default: Any = MISSING, shown: str = "", is_model: bool = False) -> Any:
+    """A field that is an argument of a command line: its help, and its name in the usage if that differs."""
+    facts = {"help": text, "shown": shown, "metavar": metavar, "is_model": is_model, "is_argument": True}
     return field(default=default, metadata=facts)
 
 
-def argument(text: str, metavar: str = "", *, default: Any = MISSING, shown: str = "") -> Any:
-    """A field that is an argument of a command line: its help, and its name in the usage if that differs."""
-    return field(default=default, metadata={"help": text, "shown": shown, "metavar": metavar, "is_argument": True})
+def model_argument(default: Any = MISSING, shown: str = "") -> Any:
+    """A field that names a model."""
+    return argument("Hub id, folder, .gguf file, or a preset's name.", default=default, shown=shown, is_model=True)
 
 
 def flag_of(item: Field[Any]) -> str:

@@ -158,8 +158,8 @@ def first_command(fits: Sequence[PresetFit], *, on_card: bool) -> str:
 
 
 def examination_section(examination: Examination) -> Section:
-    """The command to run first, and a row for each part of the installation."""
+    """A row for each part of the installation, and the command to run first."""
     marks = {True: "ok", False: "NO", None: "-"}
     rows = [[item.name, marks[item.works], item.says] for item in examination.findings]
     columns = (TextColumn(""), TextColumn(""), TextColumn("", wrap=True))
-    return Section("", [Lines([f"run first: {examination.first}"]), TextTable(columns, rows)])
+    return Section("", [TextTable(columns, rows), Lines([f"next: {examination.first}"])])

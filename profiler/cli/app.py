@@ -19,14 +19,14 @@ from profiler.cli import compare, explain, measure, predict
 from profiler.cli.measure import started_by_torchrun
 from profiler.cli.options import EXIT_INTERRUPTED, EXIT_REQUEST
 from profiler.cli.removed import removed
-from profiler.errors import RequestError, RoofscopeError, describe_error, first_line, is_of_device
+from profiler.errors import RequestError, RoofscopeError, describe_error, first_line, is_of_device, near_misses
 from profiler.units import visible
 
 _DEBUG = "--debug"
 _SUMMARY = 66
 """Columns of a summary in the list of commands, which is 80 wide."""
 
-_GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
+GROUPS: dict[str, tuple[Callable[..., Any], ...]] = {
     "Measure": (measure.run, measure.batch_test, measure.ceilings, measure.doctor),
     "Explain": (explain.why, explain.explain, explain.judge, explain.report, explain.plot, explain.export),
     "Compare": (compare.compare, compare.gate, compare.place),
@@ -40,14 +40,16 @@ class GroupedCommands(TyperGroup):
     """The commands in groups, in place of one long list."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        """Return the command that the arguments name. Raises RequestError for a command that was removed."""
-        if sentence := removed(args[0]):
-            raise RequestError(sentence)
+        """Return the command that the arguments name. Raises RequestError for one that was removed or never existed."""
+        name = args[0]
+        if not (ctx.resilient_parsing or name in self.commands):  # a shell's completion is resilient
+            unknown = f"there is no command {name!r}.{near_misses(name, self.commands)} See `roofscope --help`."
+            raise RequestError(removed(name) or unknown)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the name and the summary of each command under the heading of its group."""
-        for heading, functions in _GROUPS.items():
+        for heading, functions in GROUPS.items():
             names = [name_of(function) for function in functions]
             with formatter.section(heading):
                 formatter.write_dl([(name, self.commands[name].get_short_help_str(_SUMMARY)) for name in names])
@@ -63,7 +65,6 @@ app = typer.Typer(
     cls=GroupedCommands,
     invoke_without_command=True,
     help="Measure how fast a model runs on this device, what limits it, and what would make it faster.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -88,7 +89,7 @@ def _root(
         print(context.get_help())
 
 
-for _command in (command for commands in _GROUPS.values() for command in commands):
+for _command in (command for commands in GROUPS.values() for command in commands):
     app.command(name_of(_command), **(explain.OF_WHY if _command is explain.why else {}))(_command)
 
 
@@ -123,9 +124,14 @@ def complaint(error: BaseException) -> tuple[str, int]:
     if callable(usage_message := getattr(error, "format_message", None)):
         context = getattr(error, "ctx", None)
         command = f" {context.info_name}" if context is not None and context.parent is not None else ""
-        if sentence := removed(f"{command} {getattr(error, 'option_name', '')}".strip()):
+        option = getattr(error, "option_name", "")
+        if sentence := removed(f"{command} {option}".strip()):
             return sentence, EXIT_REQUEST
         sentence = re.sub(r"(?<![.?!])$", ".", usage_message().strip())
+        if (options := getattr(error, "possibilities", None)) is not None:
+            sentence = f"there is no option {option}.{near_misses(option, options)}"
+        elif number := re.search(r"(--[\w-]+).*should be a valid (integer|number)", sentence):
+            sentence = f"{number[1]} needs {'a whole number' if number[2] == 'integer' else 'a number'}."
         return f"{sentence} See `roofscope{command} --help`.", EXIT_REQUEST
     if is_of_device(error):
         return f"the device failed: {first_line(error)}; run `roofscope doctor` to check it.", EXIT_REQUEST

@@ -89,12 +89,12 @@ class Placed:
     """What `place` compares with the ceilings."""
 
     path: Path = argument("Another tool's result file, or a table.", "FILE")
-    model: str = option(MISSING, "The model that ran: hub id, folder, .gguf file, or a preset's name.")
+    model: str = option(MISSING, "The model that ran: hub id, folder, .gguf file, or a preset's name.", is_model=True)
     gpu: str = option("", "The GPU that it ran on, such as 'H100 SXM'.")
     here: bool = option(False, "Measure and use the ceilings of this device.")
     quant: str = option("none", f"{quant_help(counted=True)}.")
     bits: float = option(0.0, "In place of --quant: mean bits of all weights, such as 4.85.", shown="as the file says")
-    tp: int = option(0, "GPUs that shared each step; default: as the file says, or 1.")
+    tp: int = option(0, "GPUs that shared each step.", shown="as the file says, or 1")
     link: str = option("", "nvlink3, nvlink4, nvlink5, pcie4x16, pcie5x16, xgmi, or alpha_us,GB/s; default: the GPU's.")
     prompt_lens: str = option("", "Prompt length, for a file without shapes.")
     batch_sizes: str = option("", "Batch size, for a file without shapes.")
@@ -103,7 +103,11 @@ class Placed:
     def __post_init__(self) -> None:
         if self.here and self.gpu:
             raise RequestError("--here and --gpu name two devices; use one of the two.")
+        from profiler.data.links import link_called  # imported late: `--help` needs no tables
+
         known_quant(quant_of(self.quant, self.bits), counted=True)
+        if self.link:
+            link_called(self.link, max(2, self.tp))
 
 
 @asks()

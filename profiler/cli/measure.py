@@ -29,20 +29,18 @@ if TYPE_CHECKING:
     from profiler.store.folder import Run
 
 
-@dataclass(frozen=True)
-class Resume:
-    """An interrupted run."""
-
-    resume: Path | None = option(None, "Finish an interrupted run.", metavar="RUN")
-
-
 @asks()
-def run(options: Options, interrupted: Resume, progress: Progress, output: LongOutput) -> None:
+def run(
+    options: Options,
+    progress: Progress,
+    output: LongOutput,
+    resume: Path | None = option(None, "Finish an interrupted run.", metavar="RUN"),
+) -> None:
     """Profile a model, and report what limits prefill and decode.
 
     Measures the ceilings of the device, and every combination of prompt length and batch size.
     """
-    start_s, resume = time.time(), interrupted.resume
+    start_s = time.time()
     if len(listed(options.quant)) > 1 or len(listed(options.device)) > 1:
         if resume is not None or options.tp != 1:
             raise RequestError("several precisions or devices are runs one after the other; omit --resume and --tp.")
@@ -154,9 +152,10 @@ def _run_several(options: Options, progress: Progress, output: LongOutput) -> No
             runs = run_devices(options, devices, listener)
     documents = [run_json(run) for run in runs]
     if len(precisions) > 1:
-        from profiler.run.screens import comparison_sections
+        from profiler.run.screens import comparison_sections, page_of_several
 
-        output.answer(lambda: documents, lambda: comparison_sections(runs, [str(run.folder) for run in runs]))
+        links = [str(run.folder) for run in runs]
+        output.answer(lambda: documents, lambda: comparison_sections(runs, links), f"open {page_of_several(runs)}")
     else:
         from profiler.report.blocks import Section, Sentences
         from profiler.report.device import health_lines
@@ -168,6 +167,7 @@ def _run_several(options: Options, progress: Progress, output: LongOutput) -> No
         output.answer(
             lambda: {"devices": rows, "runs": documents},
             lambda: [first, *(section for run in runs for section in run_sections(run))],
+            " && ".join(f"roofscope judge {run.folder} --full" for run in runs),
         )
     _refuse_gaps(runs)
 
@@ -298,22 +298,15 @@ def doctor(on: OnDevice, output: Output) -> None:
     output.answer(lambda: examination, lambda: [examination_section(examination)])
 
 
-@dataclass(frozen=True)
-class GpuNames:
-    """The datasheets that `gpus` shows."""
-
-    names: list[str] | None = argument("Only these, side by side.", "[GPU...]", default=None)
-
-
 @asks()
-def gpus(requested: GpuNames, output: Output) -> None:
+def gpus(output: Output, names: list[str] | None = argument("Only these, side by side.", "GPU", default=None)) -> None:
     """List GPU datasheets: dense peaks, bandwidth and ridge points."""
     from profiler.data import datasheets
     from profiler.report.blocks import Section
     from profiler.report.device import gpu_columns, gpu_rows, gpus_table
 
-    sheets = [datasheets.gpu_called(name) for name in requested.names or ()] or list(datasheets.gpus())
-    table = gpu_columns if requested.names else gpus_table
+    sheets = [datasheets.gpu_called(name) for name in names or ()] or list(datasheets.gpus())
+    table = gpu_columns if names else gpus_table
     output.answer(lambda: gpu_rows(sheets), lambda: [Section("", [table(sheets)])])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import shlex
+import sys
 import typing
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
@@ -48,9 +50,12 @@ class Output:
         self,
         document: Callable[[], object],
         sections: Callable[[], Sequence[Section | None]],
-        whole_by: str = "--full",
+        whole_by: str = "",
     ) -> None:
-        """Print the JSON document, or the sections of the answer on the terminal; `whole_by` prints them all."""
+        """Print the JSON document, or the sections of the answer on the terminal.
+
+        `whole_by` is the command that prints all of them (default: this one with --full, which measures nothing).
+        """
         if self.format == "json":
             from profiler.json_document import json_text
 
@@ -58,6 +63,7 @@ class Output:
         else:
             from profiler.report.terminal import print_sections, screen
 
+            whole_by = whole_by or shlex.join(["roofscope", *sys.argv[1:], "--full"])
             print_sections(sections(), screen(plain=self.plain), self.most_lines, whole_by)
 
 
@@ -116,8 +122,13 @@ def asks(only: Collection[str] = (), **defaults: object) -> Callable[[Callable[.
         parameters: list[inspect.Parameter] = []
         groups: dict[str, tuple[Any, list[str]]] = {}
         for name, kind in hints.items():
-            if not is_dataclass(kind):  # as typer.Context
-                parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
+            if not is_dataclass(kind):  # an option of its own, or typer.Context
+                item = inspect.signature(command).parameters[name].default
+                if isinstance(item, Field):
+                    item.name = name
+                    parameters.append(_parameter(item, kind, item.default))
+                else:
+                    parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind))
                 continue
             requested = [item for item in fields(kind) if item.metadata and (groups or not only or item.name in only)]
             groups[name] = kind, [item.name for item in requested]
@@ -140,9 +151,19 @@ def _parameter(item: Field[Any], kind: Any, default: object) -> inspect.Paramete
     facts, kinds = item.metadata, typing.get_args(kind)
     if kinds and typing.get_origin(kind) is not list:  # the first type of a union is that of the command line
         kind = kinds[0] | None if type(None) in kinds else kinds[0]
+
+    def completed(incomplete: str) -> list[str]:
+        """Names that a shell completes; without any it completes files."""
+        from profiler.loading.source import preset_names  # imported late: `--help` needs no presets
+
+        return [name for name in preset_names() if facts["is_model"] and name.startswith(incomplete)]
+
     shared: dict[str, Any] = {
-        "help": facts["help"], "metavar": facts["metavar"] or None, "show_default": facts["shown"] or True
-    }  # fmt: skip
+        "help": facts["help"],
+        "metavar": facts["metavar"] or None,
+        "show_default": facts["shown"] if facts["shown"] and default is item.default else True,
+        "autocompletion": completed,
+    }
     if facts["is_argument"]:
         information = typer.Argument(**shared)
     else:

@@ -10,9 +10,8 @@ from profiler.cli.options import LongOutput, asks
 from profiler.cli.removed import removed
 from profiler.errors import RequestError
 from profiler.forecast.options import ForecastRequest
-from profiler.grid.cells import PHASES
 from profiler.grid.ranges import parse_values
-from profiler.options import DTYPE_NAMES, argument, flag_of, listed, one_of, option
+from profiler.options import DTYPE_NAMES, argument, flag_of, listed, model_argument, one_of, option
 from profiler.quant.registry import known_quant, quant_help
 from profiler.quant.stored_formats import quant_of
 from profiler.rent.options import RentOptions
@@ -29,7 +28,7 @@ _DEFAULT_BATCHES, _DEFAULT_LENS = "1..32*2", "128..2048*2"
 class CountOptions:
     """What `count` counts: one step, or a grid of them. Raises RequestError for options of one step with a grid."""
 
-    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
+    model: str = model_argument()
     phase: str = option("decode", "prefill or decode.")
     batch: int = option(1, "Sequences.")
     prompt: int = option(512, "Prompt tokens.")
@@ -38,7 +37,7 @@ class CountOptions:
     verify: int = option(0, "Decode: drafted tokens that the step verifies (speculative decoding).")
     batch_sizes: str = option("", f"A grid: batch sizes, such as {_DEFAULT_BATCHES}.")
     prompt_lens: str = option("", f"A grid: prompt lengths, such as {_DEFAULT_LENS}.")
-    context_lens: str = option("", "A grid: cached tokens of decode (default: --prompt-lens).")
+    context_lens: str = option("", "A grid: cached tokens of decode (default: prompt lengths).")
     dtype: str = option("auto", "auto (the checkpoint's), float32, bfloat16 or float16.")
     quant: str = option("none", f"{quant_help(counted=True)}.")
     bits: float = option(0.0, "In place of --quant: mean bits of all weights, such as 4.85.", shown="as counted")
@@ -64,9 +63,23 @@ class CountOptions:
         return quant_of(self.quant, self.bits)
 
     def __post_init__(self) -> None:
-        one_of(self.phase, "--phase", PHASES)
+        # Imported late: `--help` needs no arrays and no tables.
+        from profiler.counting.requested_step import requested_step
+        from profiler.data.ceiling_set import ceilings_called
+
+        prefix = 0 if self.is_grid else self.prefix
+        requested_step(self.phase, self.batch, self.prompt, self.context, prefix, self.verify)
         one_of(self.dtype, "--dtype", ("auto", *DTYPE_NAMES))
+        one_of(self.attn, "--attn", ("auto", "sdpa", "eager"))
         known_quant(self.stored_as, counted=True)
+        for name in listed(self.gpu):
+            ceilings_called(name)
+        sizes = {"--batch-sizes": self.batch_sizes, "--prompt-lens": self.prompt_lens}
+        for flag, values in {**sizes, "--context-lens": self.context_lens}.items():
+            if values:
+                parse_values(values, flag)
+        if self.tp < 1:
+            raise RequestError(f"--tp {self.tp} is not possible; use 2 or more ranks, or omit --tp.")
         if sentence := removed(f"count --plot {self.plot}"):
             raise RequestError(sentence)
         if self.plot:
@@ -193,6 +206,12 @@ class Source:
     source: str = argument("A run folder, or with --on a model.", "RUN|MODEL")
     on: str = option("", "A GPU such as 'L4'.")
 
+    def __post_init__(self) -> None:
+        from profiler.data.datasheets import gpu_called  # imported late: `--help` needs no tables
+
+        if self.on:
+            gpu_called(self.on)
+
 
 @asks()
 def forecast(source: Source, request: ForecastRequest, output: LongOutput) -> None:
@@ -200,13 +219,13 @@ def forecast(source: Source, request: ForecastRequest, output: LongOutput) -> No
 
     Prints the error of such forecasts too.
     """
+    name, gpu = source.source, source.on
+    if not gpu and not Path(name).is_dir():
+        raise RequestError(f"{name!r} is not a run folder; pass one, or a model with --on GPU.")
     from profiler.forecast.command import forecast_on, forecast_run
     from profiler.forecast.screen import forecast_section
 
-    folder = Path(source.source)
-    if not source.on and not folder.is_dir():
-        raise RequestError(f"{source.source!r} is not a run folder; pass one, or a model with --on GPU.")
-    answer = forecast_on(source.source, source.on, request) if source.on else forecast_run(folder, request)
+    answer = forecast_on(name, gpu, request) if gpu else forecast_run(Path(name), request)
     output.answer(lambda: answer, lambda: [forecast_section(answer)])
 
 
@@ -227,7 +246,7 @@ def rent(options: RentOptions, output: LongOutput) -> None:
 class Page:
     """What the page of `explore` shows, and its file."""
 
-    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
+    model: str = model_argument()
     gpu: str = option("", "GPUs (default: five common ones).")
     quant: str = option("", f"Several of {quant_help()} (default: all).")
     out: Path | None = option(None, "The page (default: MODEL-explore.html).")

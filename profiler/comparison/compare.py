@@ -128,7 +128,7 @@ class Comparison:
     @property
     def refusal(self) -> str:
         """The differences that forbid a verdict: `model A -> B; device C -> D`; empty if there are none."""
-        return "; ".join(item.words for item in self.differences if item.weight == "refuses")
+        return "; ".join(item.words for item in self.differences if item.refuses)
 
     @property
     def comparable(self) -> bool:
@@ -138,7 +138,7 @@ class Comparison:
 def compare_sides(before: Side, after: Side) -> Comparison:
     """Compare two sides cell by cell. If they are not comparable, every verdict is `inconclusive`."""
     found = differences(before, after)
-    comparable = not any(item.weight == "refuses" for item in found)
+    comparable = not any(item.refuses for item in found)
     ceiling_settings = {item.name for item in found if item.name in _SETTINGS_OF_CEILINGS}
     shifts = _shifts(before.drift_probe, after.drift_probe, ceiling_settings) if comparable else ()
     ceiling_factors = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import Annotated, Literal
 
 from profiler.comparison.compare import Change, Comparison
@@ -220,17 +220,14 @@ def _pooled(changes: Sequence[Change]) -> _Pool:
     values = [item.difference.log_ratio for item in changes]
     variances = [_own_variance(item) for item in changes]
     weights = [1 / variance for variance in variances]
-    total = sum(weights)
-    mean = sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
+    mean, total = fmean(values, weights), sum(weights)
     if len(changes) < _LEAST_POOLED:
         return _Pool(mean, 1 / total, math.inf)
     spread = sum(weight * (value - mean) ** 2 for weight, value in zip(weights, values, strict=True))
     scale = total - sum(weight**2 for weight in weights) / total
     between = max(0.0, (spread - (len(changes) - 1)) / scale)
     weights = [1 / (variance + between) for variance in variances]
-    total = sum(weights)
-    mean = sum(weight * value for weight, value in zip(weights, values, strict=True)) / total
-    return _Pool(mean, 1 / total, between)
+    return _Pool(fmean(values, weights), 1 / sum(weights), between)
 
 
 def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, float]:

@@ -142,6 +142,11 @@ class SettingDifference:
     weight: Weight
 
     @property
+    def refuses(self) -> bool:
+        """Whether it forbids a comparison."""
+        return self.weight == "refuses"
+
+    @property
     def words(self) -> str:
         """`transformers 5.22.0 -> 5.23.0`."""
         return f"{self.name} {self.before} -> {self.after}"

@@ -28,8 +28,23 @@ def changes_section(comparison: Comparison) -> Section:
         Lines([column_words(comparison)], "dim"),
         changes_table(comparison),
         sides_lines(comparison),
+        Lines([f"next: {next_step(comparison)}"]),
     ]
     return Section("", blocks)
+
+
+def next_step(comparison: Comparison) -> str:
+    """Return the one thing to do next, by the verdicts."""
+    if not comparison.comparable:
+        return f"measure both with the same {', '.join(each.name for each in comparison.differences if each.refuses)}"
+    verdicts, after = {item.verdict for item in comparison.changes}, comparison.after
+    if verdicts <= {"same", "inconclusive"} and "inconclusive" in verdicts:
+        more = "a larger --budget" if after.tool == ROOFSCOPE else "more repetitions"
+        return f"measure both again with {more}, when nothing else runs"
+    keep = "keep the change; " if "faster" in verdicts and "slower" not in verdicts else ""
+    if after.tool != ROOFSCOPE:
+        return f"{keep}`roofscope place {after.name} --model MODEL --gpu GPU` compares the second with the ceilings"
+    return f"{keep}`roofscope judge {after.name}` names what limits the second, and what would make it faster"
 
 
 def sides_lines(comparison: Comparison) -> Lines:

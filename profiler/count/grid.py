@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +13,24 @@ from profiler.counting.model_numbers import ModelNumbers
 from profiler.data.ceiling_set import sustained_words
 from profiler.data.free_memory import SURE_SHARE
 from profiler.json_document import Document
+from profiler.quant.registry import FORMATS
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Block, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, short_count, significant
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from profiler.counting.count import StepCount
     from profiler.counting.grid_count import GpuFloors, GridCount
 
 _MOST_GPUS = 3
 """GPUs for which a table of 80 columns has room."""
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
 _HALF = "half of the FLOPs of a decode step"
+_NUMBER_COLUMNS = (
+    "GPU", "batch at most", "one prompt at a time", "longest prompt", "longest context", "model's limit",
+    "tok/s at most", "linears bound by compute", "step bound by compute",
+)  # fmt: skip
 _GPU_COLUMNS = ("phase", "batch", "tokens", "floor", "tok/s at most", "bound by")
 
 
@@ -32,19 +38,17 @@ def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
     """The model's own figures; a table of the work and one of the floors for each GPU, or one short table of both."""
     points = range(len(grid))
     starts = [n for n in points[1:] if grid.phases[n] != grid.phases[n - 1]]
-    work = [
-        [
-            grid.phases[n],
-            str(grid.batch_size[n]),
-            str(grid.depth[n]),
-            scaled(grid.model_flops[n], ""),
-            scaled(grid.model_bytes[n], "B"),
-            significant(grid.intensity[n]),
-            scaled(grid.cache_bytes[n], "B"),
-            scaled(grid.needs_bytes[n], "B"),
-        ]
-        for n in points
-    ]
+    columns: tuple[Iterable[str], ...] = (
+        grid.phases,
+        map(str, grid.batch_size),
+        map(str, grid.depth),
+        (scaled(flops, "") for flops in grid.model_flops),
+        (scaled(moved, "B") for moved in grid.model_bytes),
+        map(significant, grid.intensity),
+        (scaled(cached, "B") for cached in grid.cache_bytes),
+        (scaled(needs, "B") for needs in grid.needs_bytes),
+    )
+    work = list(zip(*columns, strict=True))
     floors = [[_floor(grid, gpu, n) for n in points] for gpu in grid.gpus]
     tables: list[Block] = [text_table(_WORK_COLUMNS, work, groups=starts)]
     for gpu, of_gpu in zip(grid.gpus, floors, strict=True):
@@ -52,6 +56,7 @@ def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
         tables.append(Lines(["", f"{gpu.ceilings.name}: {scaled(gpu.ceilings.bytes_per_s, 'B/s')}"]))
         tables.append(text_table(_GPU_COLUMNS, rows, texts=("bound by",), groups=starts))
         tables.append(Lines(_memory_notes(gpu)))
+    fitting = {gpu.ceilings.name: bool(gpu.runs.any()) for gpu in grid.gpus}
     names = (gpu.ceilings.name.removesuffix(", datasheet") for gpu in grid.gpus[:_MOST_GPUS])
     brief = text_table(
         (*_WORK_COLUMNS[:5], *names),
@@ -63,7 +68,26 @@ def grid_sections(grid: GridCount, numbers: ModelNumbers) -> list[Section]:
         Section("", [_title(grid), *number_blocks(numbers)]),
         Section("", [brief], media=FIRST_LOOK),
         Section("", tables, media=FULL_SCREEN),
+        Section("", [next_step(grid, fitting, grid.depth[0], grid.batch_size[0])]),
     ]
+
+
+def next_step(
+    counted: GridCount | StepCount, gpus: Mapping[str, bool], tokens: int | float, batch: int | float, ranks: int = 1
+) -> Lines:
+    """What to do next: name a GPU, find a larger one, or measure what the floors leave out. `gpus` says which fit."""
+    model = counted.model if counted.quant == "none" else f"{counted.model} --quant {counted.quant}"
+    gpu = next((name.removesuffix(", datasheet") for name, fits in gpus.items() if fits), "")
+    if not gpus:
+        step = "add --gpu, such as --gpu 'T4,H100 SXM', for the least time there"
+    elif not gpu:
+        step = f"find a GPU with room: roofscope rent {model}"
+    elif counted.quant not in FORMATS:
+        step = f"compare another tool's figures with the floor: roofscope place FILE --model {model} --gpu '{gpu}'"
+    else:
+        shape = f"--prompt-lens {tokens or 1} --batch-sizes {batch}" + (f" --tp {ranks}" if ranks > 1 else "")
+        step = f"measure what the floor leaves out, on {gpu}: roofscope run {model} {shape}"
+    return Lines([f"next: {step}"])
 
 
 def _memory_notes(gpu: GpuFloors) -> list[str]:
@@ -186,7 +210,6 @@ def grid_document(grid: GridCount, numbers: ModelNumbers) -> GridDocument:
 
 
 def _title(grid: GridCount) -> Lines:
-    """Return the model, its size and its precision, as the first line."""
     quant = "" if grid.quant == "none" else f" {grid.quant}"
     title = f"{grid.model}: {short_count(grid.params)} parameters, {grid.dtype}{quant}"
     if grid.prefix:
@@ -211,7 +234,7 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
         f"architecture: {widths.layers} layers{kinds}, width {widths.hidden_size}"
         f"{heads if widths.attention_layers else ''}, vocabulary {widths.vocabulary}{experts}",
         f"parameters:   {groups}",
-        *([f"used:         {_used(numbers, params)}"] if numbers.used_params < params else []),
+        *_used(numbers, params),
         *_kept(numbers),
     ]
     if widths.attention_layers:
@@ -220,11 +243,11 @@ def number_blocks(numbers: ModelNumbers) -> list[Block]:
     return [Lines(lines), _gpu_table(numbers), Lines([sentence for words in sustained for sentence in words])]
 
 
-def _used(numbers: ModelNumbers, params: int) -> str:
-    """`3.02 B of 33.4 B parameters per token of text, 2.81 B without the embedding table`."""
+def _used(numbers: ModelNumbers, params: int) -> Iterator[str]:
     used, but_table = numbers.used_params, numbers.used_params_but_table
-    text = f"{short_count(used)} of {short_count(params)} parameters per token of text"
-    return text + (f", {short_count(but_table)} without the embedding table" if but_table < used else "")
+    if used < params:
+        table = f", {short_count(but_table)} without the embedding table" if but_table < used else ""
+        yield f"used:         {short_count(used)} of {short_count(params)} parameters per token of text{table}"
 
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:
@@ -262,23 +285,12 @@ def _gpu_table(numbers: ModelNumbers) -> TextTable:
         ]
         for gpu in numbers.gpus
     ]
-    headings = (
-        "GPU",
-        "batch at most",
-        "one prompt at a time",
-        "longest prompt",
-        "longest context",
-        "model's limit",
-        "tok/s at most",
-        "linears bound by compute",
-        "step bound by compute",
-    )
     caption = (
         f"Decode after {numbers.context_len} cached tokens. Prompts run together, or one at a time in chunks as in"
         " servers. Of one sequence: the longest prompt that fits in one step, the longest context that fits in chunks,"
         " tok/s. Compute limits from the batch on that is shown."
     )
-    return text_table(headings, rows, caption=caption)
+    return text_table(_NUMBER_COLUMNS, rows, caption=caption)
 
 
 def _most(number: int) -> str:

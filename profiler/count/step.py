@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 
-from profiler.count.grid import number_blocks
+from profiler.count.grid import next_step, number_blocks
 from profiler.counting.count import CountDocument, OperatorRow, RankShare, SharedPrefix, StepCount
 from profiler.counting.crosscheck import Crosscheck
 from profiler.counting.floor import IN_CHUNKS, TIGHT, GpuRow
@@ -16,7 +16,6 @@ from profiler.data.free_memory import SURE_SHARE
 from profiler.facts.operators import GemmShape
 from profiler.facts.step import bytes_by_kind, plain_number
 from profiler.json_document import view
-from profiler.quant.checkpoints import Gguf
 from profiler.report.blocks import FIRST_LOOK, FULL_SCREEN, Lines, Section, TextTable, text_table
 from profiler.units import duration, percent, scaled, several, short_count, significant
 
@@ -27,23 +26,27 @@ def count_sections(counted: StepCount, numbers: ModelNumbers | None) -> list[Sec
     dense = whole.work.dense_instead if whole else ()
     unruled = f"{', '.join(dense)}: attends to a choice of keys by a rule that is not known, and is counted as dense"
     unknown = f"{100 * (1 - counted.coverage):.3g} % of the parameters are not understood: {'; '.join(counted.unknown)}"
+    collectives = [[item.name, str(item.count), scaled(item.bytes, "B")] for item in share.collectives] if share else []
+    fitting = {gpu.gpu: gpu.floor_s is not None for gpu in gpus}
+    tokens = counted.query_tokens if counted.phase == "prefill" else counted.context_tokens
     blocks = [
         Lines(_totals(counted)),
         Lines([f"note:       {counted.note}"] if counted.note else []),
-        Lines([_one_rank(share)] if share else []),
+        Lines(_one_rank(share) if share else []),
         Lines(list(_crosscheck_lines(check)) if check else []),
         Lines([unknown] if counted.unknown else [], "warning"),
         Lines([unruled] if dense else [], "warning"),
         *(number_blocks(numbers) if numbers else []),
         _gpus(gpus),
         Lines([*_gpu_notes(gpus, counted.dtype), *_verifying(gpus)]),
-        *([_collectives(share)] if share else []),
+        text_table(("collective", "count", "bytes of one"), collectives),
         _gemms(counted.gemms or ()),
     ]
     return [
         Section("", blocks),
         Section("", [_groups(counted.operators, each=False)], media=FIRST_LOOK),
         Section("", [_groups(counted.operators, each=True)], media=FULL_SCREEN),
+        Section("", [next_step(counted, fitting, tokens, counted.batch, share.ranks if share else 1)]),
     ]
 
 
@@ -70,8 +73,7 @@ def _totals(counted: StepCount) -> list[str]:
         f"            {parts}",
         f"executed:   {plain_number(work.executed_flops):,} FLOPs over up to {scaled(float(work.executed_bytes), 'B')}"
         + (f"; redundant: {redundant}" if redundant else ""),
-        *([f"stored:     {_as_published(counted.published)}"] if counted.published else []),
-        *([f"stored:     {_dequantised(counted.gguf, counted.dtype)}"] if counted.gguf and counted.gguf.types else []),
+        *_stored(counted),
         *(_prefix(counted.prefix, int(step.batch)) if counted.prefix else []),
         *([f"pictures:   {_tower(counted.whole.work)}"] if counted.whole and counted.whole.work.tower_params else []),
     ]
@@ -91,14 +93,13 @@ def _tower(work: ModelWork) -> str:
     return f"towers of {short_count(work.tower_params)} parameters, which a step of text does not run{flops}"
 
 
-def _as_published(name: str) -> str:
-    """Return the checkpoint's format. MXFP4 covers only the experts; which layers other formats leave dense differs."""
-    return f"{'experts' if name == 'mxfp4' else 'weights'} as published: {name.upper()}"
-
-
-def _dequantised(file: Gguf, dtype: str) -> str:
-    condition = " where it has no kernel for the device" if file.kept_by_kernels else ""
-    return f"dequantised from {file.name} to {dtype}, as transformers loads it{condition}"
+def _stored(counted: StepCount) -> Iterator[str]:
+    """Yield how the weights are stored. MXFP4 covers only the experts; other formats leave various layers dense."""
+    if name := counted.published:
+        yield f"stored:     {'experts' if name == 'mxfp4' else 'weights'} as published: {name.upper()}"
+    if (file := counted.gguf) and file.types:
+        condition = " where it has no kernel for the device" if file.kept_by_kernels else ""
+        yield f"stored:     dequantised from {file.name} to {counted.dtype}, as transformers loads it{condition}"
 
 
 def _groups(operators: Sequence[OperatorRow], *, each: bool) -> TextTable:
@@ -134,17 +135,11 @@ def _figures(items: Sequence[OperatorRow], all_flops: float, all_bytes: float) -
     ]
 
 
-def _one_rank(share: RankShare) -> str:
+def _one_rank(share: RankShare) -> list[str]:
     copied = f" ({share.replicated_kv_heads} KV heads, each held by several)" if share.replicated_kv_heads else ""
-    return (
-        f"one rank:   all of this is one of {share.ranks} ranks': it holds {scaled(share.weight_bytes, 'B')} of weights"
-        f" and {scaled(share.cache_bytes, 'B')} of KV cache{copied}, and sends {scaled(share.bus_bytes, 'B')} per step"
-    )
-
-
-def _collectives(share: RankShare) -> TextTable:
-    rows = [[item.name, str(item.count), scaled(item.bytes, "B")] for item in share.collectives]
-    return text_table(("collective", "count", "bytes of one"), rows)
+    held = f"{scaled(share.weight_bytes, 'B')} of weights and {scaled(share.cache_bytes, 'B')} of KV cache{copied}"
+    sent = f"sends {scaled(share.bus_bytes, 'B')} per step"
+    return [f"one rank:   all of this is one of {share.ranks} ranks': it holds {held}, and {sent}"]
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
@@ -158,19 +153,12 @@ def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
 
 
 def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
-    """Return a table of the GPUs that the step fits."""
-    rows = [
-        [
-            gpu.gpu,
-            significant(gpu.ridge_flops_per_byte),
-            duration(gpu.floor_s),
-            gpu.bound or "-",
-            scaled(gpu.needs_bytes, "B"),
-            scaled(gpu.room_bytes, "B"),
-        ]
-        for gpu in gpus
-        if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None
-    ]
+    rows = []
+    for gpu in gpus:
+        if gpu.floor_s is not None and gpu.ridge_flops_per_byte is not None:
+            bytes_words = [scaled(gpu.needs_bytes, "B"), scaled(gpu.room_bytes, "B")]
+            ridge = significant(gpu.ridge_flops_per_byte)
+            rows.append([gpu.gpu, ridge, duration(gpu.floor_s), gpu.bound or "-", *bytes_words])
     headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "has room for")
     return text_table(headings, rows, texts=("bound by",))
 

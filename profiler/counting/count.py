@@ -12,11 +12,12 @@ from torch import nn
 from profiler.counting.attention import AttentionCore
 from profiler.counting.chosen_kernel import SdpaStep, attention_path
 from profiler.counting.crosscheck import Crosscheck, crosscheck
-from profiler.counting.floor import GpuRow, floor_on, pays_from, verifying
+from profiler.counting.floor import GpuRow, floor_on, pays_from
 from profiler.counting.memory_need import cache_bytes, memory_need, need_in_chunks, path_on
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import Collective, ModelWork, Operator, as_value
 from profiler.counting.preset_counts import CountedModel
+from profiler.counting.requested_step import requested_step
 from profiler.counting.stored_bits import in_bits, stored_note
 from profiler.counting.tensor_parallel import check_cut, replicated_kv_heads, walk_rank
 from profiler.counting.walk import walk
@@ -27,7 +28,7 @@ from profiler.errors import ModelError, RequestError, first_line
 from profiler.facts.operators import Cause, GemmShape
 from profiler.facts.step import Count, ExecutionPath, Step, Work, bytes_by_kind, plain_number
 from profiler.grid.cells import Phase
-from profiler.grid.ranges import MOST, beyond_positions, check_prefix
+from profiler.grid.ranges import beyond_positions
 from profiler.json_document import Document
 from profiler.loading.config import load_config
 from profiler.loading.device_map import planned_weight_bytes
@@ -204,10 +205,8 @@ def count(
     before. Executed work is that of `generate` with `attn` (`auto`: its default), for `sdpa` by the kernel that torch
     chooses here. With `tp` above 1 it is that of the rank that has most. Raises RequestError or ModelError.
     """
-    step = _step(phase, batch, prompt, context, prefix, verify)
+    step = requested_step(phase, batch, prompt, context, prefix, verify)
     stored_as = known_quant(quant, counted=True)
-    if attn not in ("auto", "sdpa", "eager"):
-        raise RequestError(f"--attn {attn!r} is unknown here; use auto, sdpa or eager.")
     gpus = [gpu_called(name) for name in listed(gpu_names)]
     source = resolve(model)
     if tp != 1 and second_opinion:
@@ -330,27 +329,6 @@ def _share(counted: CountedModel, ranks: int, replicated: int, step: Step, path:
         bus_bytes=round(sum(op.count * sizes[op] * bus_share(op.kind, ranks) for op in collectives)),
         collectives=tuple(Exchange(op.name, op.kind, op.count, sizes[op]) for op in collectives),
     )
-
-
-def _step(phase: str, batch: int, prompt: int, context: int | None, prefix: int, verify: int) -> Step:
-    if phase not in ("prefill", "decode"):
-        raise RequestError(f"--phase {phase!r} is unknown; use prefill or decode.")
-    given = ((batch, 1, "--batch"), (prompt, 1, "--prompt"), (context or 0, 0, "--context"), (verify, 0, "--verify"))
-    for value, least, option in given:
-        if not least <= value <= MOST:
-            raise RequestError(f"{option}: {value} is not possible; use {least} to {MOST}.")
-    if phase == "prefill":
-        if verify:
-            raise RequestError("--verify is a decode step of several tokens; leave out --phase prefill.")
-        if prefix and context is not None:
-            raise RequestError("--prefix is what a prefill has cached; leave out --context, or use it as --prefix.")
-        if prefix:
-            check_prefix(prefix, prompt)
-        return Step(batch, prompt - prefix, prefix or context or 0, prefix)
-    cached = prompt if context is None else context
-    if prefix:
-        check_prefix(prefix, cached)
-    return replace(verifying(batch, verify, cached), shared=prefix)
 
 
 def _second_opinion(config: Any, dtype: torch.dtype, quant: Quant, step: Step) -> Crosscheck:

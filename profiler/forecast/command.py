@@ -27,14 +27,14 @@ from profiler.grid.ranges import check_positions, make_grid
 from profiler.judge.savings import trial_results
 from profiler.loading.config import config_from, load_config
 from profiler.loading.meta_model import build_on_meta, quiet_libraries
-from profiler.loading.request import DTYPES, check_packed_dtype, dtype_name, in_16_bits, model_dtype, most_positions
+from profiler.loading.request import DTYPES, dtype_name, in_16_bits, model_dtype, most_positions
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
 from profiler.predict.predict import variant_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
 from profiler.quant.checkpoints import requested_form
-from profiler.quant.registry import FORMATS, Quant, known_quant
+from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant
 from profiler.quant.stored_formats import quant_of, stored_format
 from profiler.store.document import RunDocument
 from profiler.store.folder import CONFIG_FILE, Run, read_document, read_facts, read_gathered, read_results
@@ -104,8 +104,8 @@ def meta_model_of(folder: Path, document: RunDocument) -> nn.Module:
 # Multiples of the largest measured batch that are forecast by default.
 _LARGER_BATCHES = (2, 4)
 SHORTER = "shorter --prompt-lens or --context-lens, or fewer --new-tokens"
-ONE_OUT = "each cell forecast from the others"
-EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
+_ONE_OUT = "each cell forecast from the others"
+_EXTREMES_OUT = "the largest batch and the longest context of each phase forecast from the rest"
 
 
 def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
@@ -143,8 +143,8 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
         precision=" -> ".join([document.model.precision, *forms]),
         on=f"{facts.device.name}, {processors(facts.device.threads, facts.device.kind)}",
         how=how,
-        error=cross_validated_error(trained.within, trained.again, ONE_OUT),
-        beyond=cross_validated_error(trained.outside, trained.again, EXTREMES_OUT),
+        error=cross_validated_error(trained.within, trained.again, _ONE_OUT),
+        beyond=cross_validated_error(trained.outside, trained.again, _EXTREMES_OUT),
         cells=cells_of(trained, forecast, np.hypot(half_width, off), factor),
         notes=(),
     )

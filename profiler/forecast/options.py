@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from profiler.errors import RequestError
+from profiler.grid.ranges import check_new_tokens, parse_values
 from profiler.options import DTYPE_NAMES, one_of, option
 from profiler.quant.registry import known_quant, quant_help
 from profiler.quant.stored_formats import quant_of
@@ -25,5 +27,14 @@ class ForecastRequest:
     threads: int = option(0, "With a RUN on a CPU: half its threads, if it tried that.")
 
     def __post_init__(self) -> None:
+        sizes = {"--prompt-lens": self.prompt_lens, "--batch-sizes": self.batch_sizes}
+        for flag, values in {**sizes, "--context-lens": self.context_lens}.items():
+            if values:
+                parse_values(values, flag)
+        if self.new_tokens:
+            check_new_tokens(self.new_tokens)
+        for value, flag in ((self.prefix, "--prefix"), (self.threads, "--threads")):
+            if value < 0:
+                raise RequestError(f"{flag} {value} is not possible; use 0 or more.")
         one_of(self.dtype, "--dtype", ("auto", *DTYPE_NAMES))
         known_quant(quant_of(self.quant, self.bits), counted=True)

@@ -14,7 +14,7 @@ from profiler.errors import RequestError
 from profiler.loading.device_map import DeviceMap
 from profiler.loading.source import ModelSource
 from profiler.options import DTYPE_NAMES
-from profiler.quant.registry import PLAIN, Quant, QuantOptions
+from profiler.quant.registry import PLAIN, Quant, QuantOptions, check_packed_dtype
 
 DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
@@ -89,15 +89,6 @@ def model_dtype(name: str, config: object) -> torch.dtype:
     dtype = getattr(config, "dtype", None)
     dtype = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
-
-
-def check_packed_dtype(name: str, quant: Quant) -> None:
-    """Raises RequestError for a quantisation format with float32, which undoes its saving."""
-    if quant != "none" and name == "float32":
-        raise RequestError(
-            f"--quant {quant} with --dtype float32 would save nothing: every matmul would run in float32."
-            " Use --dtype bfloat16, float16 or auto."
-        )
 
 
 def in_16_bits(dtype: torch.dtype) -> torch.dtype:

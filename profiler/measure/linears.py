@@ -88,7 +88,7 @@ def _few_of_each(
         is_new = name not in formats and item.name not in _LEFT_OUT and can_quantise(item.name)
         if has_kernels and is_new and machine.now_s() < until_s and len(formats) * each_bytes <= room_bytes:
             with tolerate_errors():
-                check_quant(item.name, PLAIN, half, request.device)
+                check_quant(item.name, half, request.device)
                 short = replace(request, weights="random", dtype=half, quant=item.name, quant_options=PLAIN)
                 made = linear_modules(load(short, shortened(config, layers)).module)
                 formats[name] = half, {key: made[key] for key in whole}

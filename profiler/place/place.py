@@ -14,6 +14,7 @@ from pydantic import PlainSerializer
 from profiler.data.ceiling_set import sustained_words
 from profiler.json_document import Document
 from profiler.judge.regimes import CEILING_TOLERANCE, COMPUTE_SHARE, MEMORY_SHARE, Regime
+from profiler.quant.registry import FORMATS
 from profiler.readers.figures import Covers, Figure
 from profiler.report.blocks import Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
@@ -217,7 +218,16 @@ def placed_section(file: PlacedFile) -> Section:
     title = f"{file.tool}: {file.model} {file.stored} under the ceilings of {file.ceilings.name}"
     warnings = Lines([f"warning: {text}" for text in file.warnings])
     attained = sustained_words(file.ceilings.name, file.ceilings.bytes_per_s, file.ceilings.sustained_bytes_per_s)
-    return Section("", [Sentences([title, *attained]), warnings, table, Lines(list(_note_lines(rows, names)))])
+    notes = Lines([*_note_lines(rows, names), f"next: {_next_step(file)}"])
+    return Section("", [Sentences([title, *attained]), warnings, table, notes])
+
+
+def _next_step(file: PlacedFile) -> str:
+    """What to do next: correct the request, or measure what takes the rest of the time."""
+    if any(row.regime is None for row in file.rows):
+        return "compare --model, --gpu, --quant and --tp with how the tool ran, and give them as they were"
+    quant = f" --quant {file.quant}" if file.quant in FORMATS and file.quant != "none" else ""
+    return f"measure on that GPU what takes the rest of the time: roofscope run {file.model}{quant}"
 
 
 def _names(rows: Sequence[PlacedFigure]) -> list[str]:

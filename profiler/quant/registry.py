@@ -183,13 +183,26 @@ def quant_help(*, counted: bool = False) -> str:
     return f"{own}; or as others store them: nvfp4, mxfp4, awq, gptq, q4_k_m and its sisters" if counted else own
 
 
-def check_quant(quant: Quant, options: QuantOptions, dtype: torch.dtype, device: torch.device) -> None:
-    """Check that this machine and the format support the options and the dtype. Raises RequestError with advice."""
-    if options != PLAIN and not FORMATS[quant].has_options:
+def check_packed_dtype(name: str, quant: Quant) -> None:
+    """Raises RequestError for a quantisation format with float32, which undoes its saving."""
+    if quant != "none" and name == "float32":
+        raise RequestError(
+            f"--quant {quant} with --dtype float32 would save nothing: every matmul would run in float32."
+            " Use --dtype bfloat16, float16 or auto."
+        )
+
+
+def check_quant_options(quant: Quant) -> None:
+    """Raise RequestError for a format without the options of bitsandbytes' 4-bit formats."""
+    if not FORMATS[quant].has_options:
         raise RequestError(
             f"--double-quant and --compute-dtype apply to bitsandbytes' 4-bit formats, not to {quant!r};"
             f" use --quant {' or '.join(item.name for item in FORMATS.values() if item.has_options)}."
         )
+
+
+def check_quant(quant: Quant, dtype: torch.dtype, device: torch.device) -> None:
+    """Check that this machine supports the format in this dtype. Raises RequestError with advice."""
     need_library(quant)
     if quant == "int4wo" and device.type == "cuda":
         import torch

@@ -29,8 +29,6 @@ from profiler.quant.registry import published_as
 from profiler.rent.options import MOST_BATCH, RentOptions
 from profiler.units import scaled, short_count
 
-_HOUR_S = 3600.0
-_MILLION = 1e6
 _NEAR = 1.5
 """A model's size is covered up to this factor beyond the sizes of the published figures."""
 _MOST_REASONS = 3
@@ -156,7 +154,7 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
         ttft_s=Span(*(ttft_s for ttft_s, _ in seconds)),
         tpot_s=Span(*(tpot_s for _, tpot_s in seconds)),
         tokens_per_s=Span(*reversed(rates)),
-        usd_per_million_tokens=Span(*(_MILLION * price.usd_per_h / _HOUR_S / rate for rate in rates)),
+        usd_per_million_tokens=Span(*(1e6 * price.usd_per_h / 3600 / rate for rate in rates)),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from profiler.errors import RequestError
 from profiler.grid.ranges import MOST
-from profiler.options import argument, listed, one_of, option
+from profiler.options import listed, model_argument, one_of, option
 from profiler.quant.registry import known_quant, quant_help
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ MOST_BATCH = 1024
 class RentOptions:
     """The options of `roofscope rent`, and of `profiler.rent.rent`. Raises RequestError for an impossible value."""
 
-    model: str = argument("Hub id, folder, .gguf file, or a preset's name.")
+    model: str = model_argument()
     prompt: int = option(512, "Tokens per prompt.")
     new: int = option(128, "New tokens after each prompt.")
     max_ttft_ms: float | None = option(None, "Most milliseconds to the first token, which the whole batch waits for.")

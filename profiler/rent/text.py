@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from profiler.data.prices import OWN
+from profiler.quant.registry import FORMATS
 from profiler.rent.command import Meets, Offer, RentDocument, Span
 from profiler.report.blocks import FULL_SCREEN, Lines, Section, Sentences, text_table
 from profiler.units import duration, significant
 
 _ENGINES = {"compiled": "compiled engines (vLLM, TensorRT-LLM)", "eager": "plain transformers (eager)"}
+_TABLE = "Each price is the newest on demand in roofscope's table, of one day the lowest. Prices age: give today's with"
 _MARKS: dict[Meets, str] = {"yes": "", "cannot tell": "? ", "no": "! "}
 
 
 def rent_sentences(rented: RentDocument) -> list[str]:
     """The engine and what it does, the comparison of costs, whose prices they are, and caveats."""
     named = {"TTFT": rented.max_ttft_s, "ms per token": rented.max_tpot_s}
+    own = all(offer.provider == OWN for offer in rented.gpus)
     limits = [f"{name} at most {duration(limit)}" for name, limit in named.items() if limit is not None]
     return [
         f"{rented.model} in {rented.precision} with {_ENGINES[rented.engine]}: the prompts of a batch start together,"
         f" {rented.prompt_len} tokens each, and {rented.new_tokens} new tokens follow;"
         f" {' and '.join(limits) or 'no limits'}.",
         _comparison(rented.gpus),
-        *_whose(rented.gpus),
+        "The prices are yours." if own else f"{_TABLE} --price '{rented.gpus[0].gpu}=USD_PER_HOUR'.",
         *rented.notes,
     ]
 
@@ -54,13 +57,18 @@ def _listed(offers: Sequence[tuple[Offer, Span]]) -> str:
     return ", ".join(offer.gpu for offer, _ in offers)
 
 
-def _whose(offers: Sequence[Offer]) -> list[str]:
-    if all(offer.provider == OWN for offer in offers):
-        return ["The prices are yours."]
-    return [
-        "Each price is the newest on demand in roofscope's table, of one day the lowest. Prices age: give today's with"
-        f" --price '{offers[0].gpu}=USD_PER_HOUR'."
-    ]
+def _next_step(rented: RentDocument) -> str:
+    """The run that measures the first offer, or what to change where no offer is within the limits."""
+    first = rented.gpus[0]
+    if first.meets == "no":
+        return "allow a larger --max-ttft-ms or --max-tpot-ms, shorter prompts, or name fewer bits with --quant"
+    is_named = rented.precision in FORMATS
+    how = f" --quant {rented.precision}" if is_named else " --engine vllm" if rented.engine == "compiled" else ""
+    sizes = ",".join(map(str, sorted({1, first.batch})))
+    return (
+        f"measure it on the first GPU: roofscope run {rented.model}{how} --prompt-lens {rented.prompt_len}"
+        f" --batch-sizes {sizes} --new-tokens {rented.new_tokens}"
+    )
 
 
 def _origin(offer: Offer) -> str:
@@ -114,4 +122,8 @@ def rent_sections(rented: RentDocument) -> list[Section]:
         for offer in rented.gpus
         if offer.provider != OWN
     ]
-    return [Section("", blocks), Section("", [Lines(sources, "dim")], media=FULL_SCREEN)]
+    return [
+        Section("", blocks),
+        Section("", [Lines(sources, "dim")], media=FULL_SCREEN),
+        Section("", [Lines([f"next: {_next_step(rented)}"])]),
+    ]

@@ -97,7 +97,7 @@ def _cell_notes(run: Run) -> list[str]:
         notes.append(f"left out: prompts {prompts} x batches {batches}; {why}")
     if forecast := sum(result.status == "forecast" for result in run.results):
         rows = several(forecast, "row is", "rows are")
-        notes.append(f"{rows} forecast, as in runs recorded before 0.5.0: --full, {CELLS_FILE}")
+        notes.append(f"{rows} forecast, as in runs recorded before 0.5.0: {CELLS_FILE}")
     return notes
 
 

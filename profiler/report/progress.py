@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _EVERY_S = 30.0
+_SPINNER = 4
+"""Columns of the spinner, and of the gaps next to it and to an empty bar."""
 
 
 class QuietListener:
@@ -80,7 +83,8 @@ class BarListener(QuietListener):
         self._bars.stop()
 
     def stage(self, text: str) -> None:
-        self._bars.update(self._task, description=text, detail="", refresh=True)
+        whole_words = textwrap.shorten(text, self._bars.console.width - _SPINNER, placeholder=" ...")
+        self._bars.update(self._task, description=whole_words, detail="", refresh=True)
 
     def progress(self, progress: SweepProgress, total_cells: int) -> None:
         repetition, left = _words(progress)

@@ -104,25 +104,29 @@ class UnbrokenText:
 
 
 def print_sections(
-    sections: Sequence[Section | None], console: Console, most_lines: int | None = None, whole_by: str = "--full"
+    sections: Sequence[Section | None], console: Console, most_lines: int | None = None, whole_by: str = ""
 ) -> None:
     """Print sections without their titles; more than `most_lines` become a first look and the number of those left.
 
-    `whole_by` prints them all.
+    `whole_by` is the command that prints them all; empty if none does without measuring again.
     """
     whole = _printed(_blocks(sections, "terminal"), console)
     if most_lines is None or whole.count("\n") <= most_lines:
         console.file.write(whole)
         return
     blocks = _blocks(sections, "first look")
+    left = most_lines - len(textwrap.wrap(_omitted(whole.count("\n"), whole_by), console.width))
     for most in _MOST_ITEMS:
         short = _printed([shortened(block, most) for block in blocks], console)
-        if short.count("\n") < most_lines:
+        if short.count("\n") <= left:
             break
-    short = "".join(short.splitlines(keepends=True)[: most_lines - 1])
+    short = "".join(short.splitlines(keepends=True)[:left])
     console.file.write(short)
-    omitted = whole.count("\n") - short.count("\n")
-    console.print(UnbrokenText(f"{omitted} more lines: {whole_by}", "dim"))
+    _print_line(_omitted(whole.count("\n") - short.count("\n"), whole_by), "dim", console)
+
+
+def _omitted(lines: int, whole_by: str) -> str:
+    return f"{lines} more lines" + (f": {whole_by}" if whole_by else "")
 
 
 def _blocks(sections: Sequence[Section | None], medium: Medium) -> list[Block]:
@@ -140,6 +144,13 @@ def _printed(blocks: Sequence[Block], console: Console) -> str:
             print_block(block, console)
             before = block
     return captured.get()
+
+
+def _print_line(line: str, style: str, console: Console) -> None:
+    """Print a line that breaks between words only: an address that is longer than the screen stays whole."""
+    glued = unbroken(line, _GLUE)
+    for part in textwrap.wrap(glued, console.width, break_long_words=False, break_on_hyphens=False) or [""]:
+        console.print(Text(part.replace(_GLUE, " "), style), overflow="ignore", crop=False)
 
 
 @singledispatch
@@ -188,14 +199,14 @@ def print_block(block: Block, console: Console) -> None:
 def _(block: Sentences, console: Console) -> None:
     for number, sentence in enumerate(block.sentences):
         bold = block.plain_from is None or number < block.plain_from
-        console.print(UnbrokenText(sentence, "bold" if bold else ""))
+        _print_line(sentence, "bold" if bold else "", console)
 
 
 @print_block.register
 def _(block: Lines, console: Console) -> None:
     mark = "! " if block.style == "warning" else ""
     for line in block.lines:
-        console.print(UnbrokenText(mark + line, _LINE_STYLES[block.style]))
+        _print_line(mark + line, _LINE_STYLES[block.style], console)
 
 
 @print_block.register
@@ -205,7 +216,7 @@ def _(block: TextTable, console: Console) -> None:
 
 @print_block.register
 def _(block: ShellCommand, console: Console) -> None:
-    console.print(Text(f"{block.label}: {block.command}"))
+    _print_line(f"{block.label}: {block.command}", "", console)
 
 
 @print_block.register

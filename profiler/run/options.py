@@ -14,8 +14,8 @@ from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.grid.cells import DEFAULT_ENGINE
 from profiler.grid.ragged import RAGGED, Ragged
 from profiler.grid.ranges import check_new_tokens, values_of
-from profiler.options import DTYPE_NAMES, argument, check_device_name, listed, one_of, option
-from profiler.quant.registry import known_quant, quant_help
+from profiler.options import DTYPE_NAMES, check_device_name, listed, model_argument, one_of, option
+from profiler.quant.registry import check_packed_dtype, check_quant_options, known_quant, quant_help
 
 DEFAULT_MODEL = "smollm2-135m"
 DEFAULT_NEW_TOKENS = 32
@@ -30,7 +30,7 @@ class Options:
     that does not exist and for a value out of range, without importing torch.
     """
 
-    model: str | None = argument("Hub id, folder, .gguf file, or a preset's name.", default=None, shown=DEFAULT_MODEL)
+    model: str | None = model_argument(default=None, shown=DEFAULT_MODEL)
     prompt_lens: str | Sequence[int] | Ragged | None = option(
         None,
         "Prompt lengths: 128, or 64,256, or 64..2048*2; for unequal prompts ragged:32..512 or ragged:FILE.",
@@ -86,8 +86,10 @@ class Options:
         from profiler.facts.step import Attention
         from profiler.loading.source import Weights
 
-        for quant in listed(self.quant):
-            known_quant(quant)
+        for quant in map(known_quant, listed(self.quant)):
+            check_packed_dtype(self.dtype, quant)
+            if self.double_quant or self.compute_dtype != "auto":
+                check_quant_options(quant)
         for name in listed(self.engine):
             check_engine_name(name)
         for name in listed(self.cache):

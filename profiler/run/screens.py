@@ -163,7 +163,7 @@ def comparison_sections(runs: Sequence[Run], links: Sequence[str]) -> list[Secti
     alt = "Tokens per second and the time of a decode step against the batch, a line per precision"
     picture = [Picture("throughput", alt, tuple(runs))]
     is_measured = all(run.measured for run in runs)
-    end, page = [f"run: {run.folder}" for run in runs], first.folder.parent / "report.html"
+    end, page = [f"run: {run.folder}" for run in runs], page_of_several(runs)
     if (budget_s := first.document.engine.budget_s) is not None:
         end.insert(0, f"each had --budget {budget_s:g}, on one grid")
     last_lines = [
@@ -189,6 +189,11 @@ def _of_run(run: Run, link: str) -> Section:
     blocks += [Lines(run.document.warnings, "warning")] if run.document.warnings else []
     blocks.append(ShellCommand("Repeat it", run.document.command))
     return Section(run.model.precision, blocks, media=HTML, link=link)
+
+
+def page_of_several(runs: Sequence[Run]) -> Path:
+    """Return the page that compares several runs of one model."""
+    return runs[0].folder.parent / "report.html"
 
 
 def write_comparison(runs: Sequence[Run], folder: Path) -> None:

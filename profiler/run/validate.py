@@ -183,7 +183,7 @@ def resolve_grids(
 def check_fit(options: Options, request: ModelRequest, config: Any, grid: Grid) -> None:
     """Check that the model's files, format, engines and ranks fit each other. Raises RequestError."""
     quant = request.quant
-    check_quant(quant, request.quant_options, request.dtype, request.device)
+    check_quant(quant, request.dtype, request.device)
     if OWNING.keys() & set(grid.engines):
         check_vllm(request.device, quant, request.source.kind)
     if request.source.kind == "gguf" and quant != "none":

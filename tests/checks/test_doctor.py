@@ -62,9 +62,9 @@ def test_with_a_torch_that_does_not_import(tmp_path: Path) -> None:
         command, capture_output=True, text=True, timeout=120, check=False, env={**os.environ, "PYTHONPATH": path}
     )
     assert (done.returncode, done.stderr) == (0, "")
-    head, *lines = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
+    *lines, last = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
     assert [line.split()[0] for line in lines] == NAMES[: NAMES.index("device") + 1]
-    assert re.fullmatch("run first: fix torch, then run `(roofscope|python -m profiler) doctor` again", head)
+    assert re.fullmatch("next: fix torch, then run `(roofscope|python -m profiler) doctor` again", last)
     assert "torch does not work: ImportError: libcudart.so: no such file" in " ".join(done.stdout.split())
 
 

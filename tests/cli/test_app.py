@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -53,6 +54,34 @@ def test_a_help_names_every_alternative(roofscope: Callable[..., Any], command: 
     """Help texts list alternatives without importing them."""
     words = set(re.findall(r"[\w-]+", roofscope(command, "--help").out))
     assert set(names) <= words
+
+
+COMPLETED = """
+source <(roofscope --show-completion bash)
+for words in "co" "run --bud" "count smol" "place A --model gpt2" "judge ru"; do
+    COMP_WORDS=(roofscope $words) COMP_CWORD=$(wc -w <<< "$words")
+    _roofscope_completion roofscope
+    echo "$words: ${COMPREPLY[*]}" | tr "\n" " "
+    echo
+done
+"""
+
+
+def test_bash_completes_a_command_an_option_and_a_preset(tmp_path: Path) -> None:
+    """A folder is left to bash, which completes files where there is no answer."""
+    program = tmp_path / "roofscope"
+    program.write_text(f"#!{sys.executable}\nimport sys\nfrom profiler.cli.app import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(RUNS.parents[1])}
+    done = subprocess.run(["bash", "-c", COMPLETED], env=path, capture_output=True, text=True, check=True)
+    assert [line.strip() for line in done.stdout.splitlines()] == [
+        "co: compare count",
+        "run --bud: --budget",
+        "count smol: smollm2-1.7b smollm2-135m",
+        "place A --model gpt2: gpt2",
+        "judge ru:",
+    ]
+    assert done.stderr == ""
 
 
 @pytest.mark.timing
@@ -153,6 +182,20 @@ def test_table_csv_and_json_have_the_same_figures(roofscope: Callable[..., Any])
     assert "decode 1 128 44.5 ms 22.5 memory" in " ".join(table.split())
     assert "KV cache:     131 kB per token" in table
     assert document["numbers"]["architecture"]["kv_heads"] == 8
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("", "add --gpu"),
+        ("--gpu T4", "measure what the floor leaves out, on T4: roofscope run gpt2 --prompt-lens 512 --batch-sizes 1"),
+        ("--gpu T4 --batch 8192", "find a GPU with room: roofscope rent gpt2"),
+        ("--gpu T4 --quant q4_k_m", "compare another tool's figures with the floor: roofscope place FILE --model gpt2"),
+    ],
+)
+def test_count_ends_with_what_to_do_next(options: str, says: str, roofscope: Callable[..., Any]) -> None:
+    shown = " ".join(roofscope("count", "gpt2", *options.split(), "--plain").out.split())
+    assert says in shown.rpartition("next: ")[2]
 
 
 @pytest.mark.parametrize("plot", slow_except(("kv",), ["roofline", "kv"]))

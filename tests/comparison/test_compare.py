@@ -12,7 +12,7 @@ from profiler.comparison.command import compare as compare_folders
 from profiler.comparison.command import compared
 from profiler.comparison.compare import compare_sides
 from profiler.comparison.side import NOT_TOLD, CellTime, MatchKey, Side, differences, side_of_run
-from profiler.comparison.text import change_words, difference_lines
+from profiler.comparison.text import change_words, difference_lines, next_step
 from profiler.errors import RequestError
 from profiler.grid.cells import PHASES
 from profiler.store.folder import read_run
@@ -45,6 +45,20 @@ def test_a_term_that_hardly_gained_is_not_what_moved() -> None:
     [change] = compare_sides(before(), replace(after, cells=spread)).changes
     assert (change.verdict, change.moved) == ("slower", None)
     assert change_words(change).endswith("slower: no term stands out")
+
+
+@pytest.mark.parametrize(
+    ("after", "says"),
+    [
+        (side({requested(): timed(0.011)}, name="b"), "`roofscope judge b`"),
+        (side({requested(): timed(0.009)}, name="b"), "keep the change; `roofscope judge b`"),
+        (side({requested(): timed(0.009)}, name="b.json", tool="x"), "keep the change; `roofscope place b.json"),
+        (side({requested(): timed(0.01, 0.06)}), "measure both again with a larger --budget"),
+        (side({requested(): timed(0.01)}, settings={"model": "n"}), "measure both with the same model"),
+    ],
+)
+def test_the_next_step_follows_from_the_verdicts(after: Side, says: str) -> None:
+    assert next_step(compare_sides(before(), after)).startswith(says)
 
 
 @pytest.mark.parametrize(

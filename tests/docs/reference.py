@@ -57,7 +57,7 @@ def commands_page() -> str:
     parts.append(table(("command", "what it does"), summary))
     parts.append(
         "\nThe [exit codes](#exit-codes) are at the end. Before any command: `--version` shows the version,"
-        " `--debug` shows tracebacks.\n\n"
+        " `--debug` shows tracebacks, `--install-completion` lets a shell complete commands and presets.\n\n"
     )
     for each in commands.commands.values():
         parts.append(get_docs_for_click(obj=each, ctx=context, indent=1, call_prefix="roofscope"))

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
 import pytest
+from rich.console import Console
 
-from profiler.report.terminal import MOST_LINES
+from profiler.cli.app import GROUPS, name_of
+from profiler.report.blocks import Section
+from profiler.report.terminal import MOST_LINES, print_sections
 from profiler.run.judge_folder import judge_folder
 
-from .screens import FOLDER, SCREENS, screen_of, working_folder
+from .screens import COMMANDS, FOLDER, SCREENS, screen_of, working_folder
 
 LONG = tuple(name for name in SCREENS if name.startswith("judge-h100"))
 """Runs with many cells: each takes two seconds to judge."""
@@ -36,11 +40,14 @@ ANSWERS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A folder with the committed runs, in which `report` draws no pictures and `run` measured the H200's default."""
+    """The committed runs; `report` draws no pictures, and commands that measure have committed figures."""
     with working_folder(tmp_path_factory.mktemp("runs")):
         run = judge_folder(Path("runs/reference/mistral-7b-h200-default"))
         with (
             mock.patch("profiler.run.validate.prepare"),
+            mock.patch("profiler.run.validate.prepare_batch_test"),
+            mock.patch("profiler.roofs.measure.measure", return_value=run.document.ceilings.ceilings),
+            mock.patch("profiler.roofs.bandwidth.measure_links", return_value=({}, {})),
             mock.patch("profiler.run.pipeline.execute", return_value=run),
             mock.patch("profiler.report.write.html_report", return_value=""),
         ):
@@ -73,6 +80,56 @@ def test_an_answer_fits_one_screen(name: str) -> None:
         assert not [line for line in lines if re.match(r"\s*(%|([kMGTnmu]?(B|s|FLOP|FLOPs)(/s)?)\b)", line)]
         cut = " more lines: " in " ".join(lines[-2:])
         assert cut == (name not in ("doctor", "place", "compare")) or columns == 100
+
+
+MORE = {
+    "ceilings": "ceilings --device cpu",
+    "batch-test": "batch-test -q",
+    "gpus": "gpus",
+    "report": "report runs/reference/smollm2-135m-zen4",
+    "rent of every GPU": "rent mistral-7b-v0.1",
+    "census": "count mistral-7b-v0.1 --gpu 'T4,H100 SXM,L40S' --gemm-census",
+    **ANSWERS,
+}
+"""Screens of the other commands, and longer ones."""
+
+
+ENDING = ("doctor", "compare", "rent", "place", "count")
+"""Commands whose screen ends with what to do next."""
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("command", dict.fromkeys([*COMMANDS.values(), *MORE.values()]))
+def test_no_word_is_torn(command: str) -> None:
+    """A narrow screen has the words of one that is wide enough for any line."""
+    with mock.patch("profiler.report.terminal.print_sections") as printing:
+        screen_of(command)
+    if printing.call_args is None:
+        screens = {columns: screen_of(command, columns) for columns in (80, 100, 1000)}
+    else:
+        sections, _, *limits = printing.call_args.args
+        screens = {columns: _printed(sections, columns) for columns in (80, 100, 1000)}
+        assert not limits[1:] or re.match("roofscope .* --full|open ", limits[1]), "no bare --full"
+    for columns in (80, 100):
+        torn = set(screens[columns].split()) - set(screens[1000].split())
+        assert not {word for word in torn if re.search(r"\w", word)}
+        assert not [line for line in screens[columns].splitlines() if len(line) > columns and " " in line.strip()]
+    if command.split()[0] in ENDING:
+        assert screens[1000].splitlines()[-1].startswith("next: ")
+
+
+def _printed(sections: Sequence[Section | None], columns: int) -> str:
+    stream = io.StringIO()
+    print_sections(sections, Console(file=stream, width=columns, markup=False, emoji=False))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("command", ["", *(name_of(command) for group in GROUPS.values() for command in group)])
+def test_no_word_of_a_help_is_torn(command: str) -> None:
+    for columns in (80, 100):
+        lines = screen_of(f"{command} --help", columns).splitlines()
+        assert len(lines) > 6
+        assert not [line for line in lines if len(line) > columns or re.search(r"\w-$", line)]
 
 
 @pytest.mark.usefixtures("runs")
