@@ -39,9 +39,9 @@ class PresetFit:
     needs_bytes: int
     """Weights, KV cache, workspace and fragmentation of the smallest cell of the first command: batch 1, prompt 512."""
     fits: bool
-    """Whether the device has room for them (`data.room`)."""
+    """Whether the device has free memory for them (`data.free_memory`)."""
     fits_first: bool = True
-    """Whether the device also has room for the largest cell of the first command: batch 8, prompt 512."""
+    """Whether the device also has free memory for the largest cell of the first command: batch 8, prompt 512."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
     half, query = machine.info.sixteen_bit_dtype, _FIRST_PROMPT_LEN
     precisions = [(dtype, dtype, "none") for dtype in ([half] if machine.is_cuda else ["float32", half])]
     precisions += [(quant, half, quant) for quant in _PACKED if packs]
-    room, new_tokens, fits = room_here_bytes(machine.device), DEFAULT_NEW_TOKENS, []
+    free_bytes, new_tokens, fits = room_here_bytes(machine.device), DEFAULT_NEW_TOKENS, []
     for name in preset_names():
         for precision, dtype, quant in precisions:
             counted = counted_model(resolve(name), dtype, quant)
@@ -125,7 +125,7 @@ def preset_fits(machine: Machine, *, packs: bool) -> list[PresetFit]:
                 int(memory_need(counted.work, counted.weight_bytes, Step(batch, query, 0), new_tokens, path).safe_bytes)
                 for batch in _FIRST_BATCHES
             )
-            fits.append(PresetFit(name, precision, least, least <= room, most <= room))
+            fits.append(PresetFit(name, precision, least, least <= free_bytes, most <= free_bytes))
     return fits
 
 

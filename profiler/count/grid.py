@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from profiler.counting.floor import IN_CHUNKS, MOST, NEEDS_LESS, TIGHT
+from profiler.counting.floor import CLOSE, IN_CHUNKS, MOST, NEEDS_LESS
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.data.ceiling_set import sustained_words
 from profiler.data.free_memory import SURE_SHARE
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from profiler.counting.grid_count import GpuFloors, GridCount
 
 _MOST_GPUS = 3
-"""GPUs for which a table of 80 columns has room."""
+"""GPUs that a table of 80 columns has at most."""
 _WORK_COLUMNS = ("phase", "batch", "tokens", "FLOPs", "bytes", "FLOP/byte", "KV cache", "memory")
 _HALF = "half of the FLOPs of a decode step"
 _NUMBER_COLUMNS = (
@@ -81,7 +81,7 @@ def next_step(
     if not gpus:
         step = "add --gpu, such as --gpu 'T4,H100 SXM', for the least time there"
     elif not gpu:
-        step = f"find a GPU with room: roofscope rent {model}"
+        step = f"find a GPU on which it fits: roofscope rent {model}"
     elif counted.quant not in FORMATS:
         step = f"compare another tool's figures with the floor: roofscope place FILE --model {model} --gpu '{gpu}'"
     else:
@@ -97,20 +97,22 @@ def _memory_notes(gpu: GpuFloors) -> list[str]:
     notes = []
     if gpu.tight.any():
         safe_bytes = gpu.need.safe_bytes[gpu.tight].max() / SURE_SHARE
-        notes.append(f"{TIGHT}; a GPU with room for {scaled(safe_bytes, 'B')} is large enough for these")
+        notes.append(f"{CLOSE}; {scaled(safe_bytes, 'B')} of free memory are enough for these")
     if gpu.in_chunks.any():
         notes.append(IN_CHUNKS)
     if not gpu.runs.all():
         least = needs_bytes[~gpu.runs].min()
-        needs = f"no room: the GPU has {scaled(room_bytes, 'B')}, and the least of these needs {scaled(least, 'B')}"
+        needs = (
+            f"does not fit: the GPU has {scaled(room_bytes, 'B')}, and the least of these needs {scaled(least, 'B')}"
+        )
         notes.append(f"{needs}; {NEEDS_LESS}")
     return notes
 
 
 def _floor(grid: GridCount, gpu: GpuFloors, n: int) -> list[str]:
     if not gpu.runs[n]:
-        return ["no room", "-", "-"]
-    floor_s, how = gpu.floor_s[n], " (tight)" if gpu.tight[n] else " (in chunks)" if gpu.in_chunks[n] else ""
+        return ["does not fit", "-", "-"]
+    floor_s, how = gpu.floor_s[n], " (close)" if gpu.tight[n] else " (in chunks)" if gpu.in_chunks[n] else ""
     return [f"{duration(floor_s)}{how}", significant(grid.tokens[n] / floor_s), str(gpu.bound[n])]
 
 
@@ -294,7 +296,7 @@ def _gpu_table(numbers: ModelNumbers) -> TextTable:
 
 
 def _most(number: int) -> str:
-    return "no limit" if number >= MOST else f"{number:,}" if number else "no room"
+    return "no limit" if number >= MOST else f"{number:,}" if number else "none fits"
 
 
 def _batch(batch: int | None) -> str:

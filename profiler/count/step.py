@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from profiler.count.grid import next_step, number_blocks
 from profiler.counting.count import CountDocument, OperatorRow, RankShare, SharedPrefix, StepCount
 from profiler.counting.crosscheck import Crosscheck
-from profiler.counting.floor import IN_CHUNKS, TIGHT, GpuRow
+from profiler.counting.floor import CLOSE, IN_CHUNKS, GpuRow
 from profiler.counting.model_numbers import ModelNumbers
 from profiler.counting.operators import ModelWork
 from profiler.data.free_memory import SURE_SHARE
@@ -159,7 +159,7 @@ def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
             bytes_words = [scaled(gpu.needs_bytes, "B"), scaled(gpu.room_bytes, "B")]
             ridge = significant(gpu.ridge_flops_per_byte)
             rows.append([gpu.gpu, ridge, duration(gpu.floor_s), gpu.bound or "-", *bytes_words])
-    headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "has room for")
+    headings = ("GPU", "ridge FLOP/byte", "floor", "bound by", "needs", "free memory")
     return text_table(headings, rows, texts=("bound by",))
 
 
@@ -173,7 +173,7 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
         if gpu.in_chunks:
             lines.append(f"{gpu.gpu}: {IN_CHUNKS}")
         if gpu.tight:
-            lines.append(f"{gpu.gpu}: {TIGHT}; room for {scaled(gpu.safe_bytes / SURE_SHARE, 'B')} is enough")
+            lines.append(f"{gpu.gpu}: {CLOSE}; {scaled(gpu.safe_bytes / SURE_SHARE, 'B')} of free memory are enough")
         if gpu.dtype != dtype:
             lines.append(f"{gpu.gpu}: has no {dtype} units; its floor is that of {gpu.dtype}")
     return lines

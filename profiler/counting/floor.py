@@ -94,10 +94,12 @@ def compute_bound_from(floor_at: Callable[[int], StepFloor]) -> int | None:
 IN_CHUNKS = "in chunks: it fits if its prompts are prefilled in chunks, as servers do, and not in one step"
 """What it means that a decode step fits only on a server."""
 
-NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs with room"
+NEEDS_LESS = "fewer bits (--quant) need less, and `roofscope rent` names GPUs on which it fits"
 """What to do about a step that does not fit."""
 
-TIGHT = "tight: its tensors fit, but it runs out of memory if free memory is in pieces or 2 % less than stated"
+CLOSE = (
+    "close to the limit: its tensors fit, but it runs out of memory if free memory is in pieces or 2 % less than stated"
+)
 """What it means that a step fits only if free memory is in one piece, and all that is stated."""
 
 
@@ -143,8 +145,8 @@ def floor_on(
     if peak is None:
         refusal = f"{card.gpu}: the datasheet table has no {dtype} rate"
     elif needs_bytes > room_bytes:
-        needs, room = scaled(needs_bytes, "B"), scaled(room_bytes, "B")
-        refusal = f"{card.gpu}: does not fit; the step needs {needs}, the GPU has room for {room}; {NEEDS_LESS}"
+        needs, free = scaled(needs_bytes, "B"), scaled(room_bytes, "B")
+        refusal = f"{card.gpu}: does not fit; the step needs {needs}, the GPU has {free} free; {NEEDS_LESS}"
     else:
         parts = ((item.flops, item.model_bytes, card.peak_flops_per_s(item.dtype) or peak) for item in operators)
         floor = step_floor(parts, card.bandwidth_bytes_per_s)

@@ -1,6 +1,6 @@
 """What a cell needs of a device's memory at its peak: weights, KV cache, workspace, and fragmentation.
 
-`data.room` says how much of a device it may take.
+`data.free_memory` says how much of a device it may take.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class MemoryNeed:
         return self.peak_bytes + self.fragmentation_bytes
 
     def fits(self, room_bytes: float) -> Any:
-        """Whether the tensors fit into the bytes that they may take of a device (`data.room`)."""
+        """Whether the tensors fit into the bytes that they may take of a device (`data.free_memory`)."""
         return self.peak_bytes <= room_bytes
 
     def is_tight(self, room_bytes: float) -> Any:

@@ -18,7 +18,7 @@ class CeilingSet:
     flops_per_s: Mapping[str, float]
     """By dtype."""
     room_bytes: int | None = None
-    """Bytes that a model may take of the device's memory (`data.room`); None if unknown."""
+    """Bytes that a model may take of the device's memory (`data.free_memory`); None if unknown."""
     fuses_grouped_heads: bool = True
     """Whether it has a fused attention kernel for grouped heads in 16 bits."""
     sustained: Mapping[str, float] = field(default_factory=dict)
@@ -67,4 +67,4 @@ def sustained_words(name: str, bytes_per_s: float, sustained_bytes_per_s: float 
         return []
     share, gpu = percent(sustained_bytes_per_s / bytes_per_s), name.removesuffix(", datasheet")
     others = f"{gpu}: others attain {scaled(sustained_bytes_per_s, 'B/s')}, {share} of the datasheet's bandwidth"
-    return [f"{others}; a step at {share} has little room left."]
+    return [f"{others}; a step at {share} can hardly become faster."]

@@ -96,7 +96,7 @@ class Datasheet:
 
     @property
     def room_bytes(self) -> int:
-        """The bytes that a model, its KV cache and its workspace may take of this GPU (`data.room`)."""
+        """The bytes that a model, its KV cache and its workspace may take of this GPU (`data.free_memory`)."""
         return idle_room_bytes("cuda", self.usable_bytes)
 
     @property

@@ -1,4 +1,4 @@
-"""The rule for room: how many bytes of a device a model, its KV cache and its workspace may take.
+"""The rule for free memory: how many bytes of a device a model, its KV cache and its workspace may take.
 
 What they need is counted in `counting.memory_need`; docs/explanation/does-it-fit.md has the whole formula.
 """
@@ -16,7 +16,7 @@ _FRAGMENTATION_SHARE = 0.02
 
 torch's allocator rounds large blocks to 2 MiB, and keeps pieces that are too small for the next tensor."""
 SURE_SHARE = 0.98
-"""Share of its room that a device surely has: drivers report 14.56 to 14.75 GiB of a T4, and contexts differ."""
+"""Share of its free memory on which one can count: drivers report 14.56 to 14.75 GiB of a T4, and contexts differ."""
 _OTHERS_SHARE = 0.1
 """Share of the host's free memory that stays free for the system and for other processes."""
 

@@ -70,7 +70,7 @@ class Device:
 
     @property
     def sixteen_bit_dtype(self) -> str:
-        """The 16-bit dtype that it multiplies: float16 on GPUs before Ampere (compute capability 8.0)."""
+        """BF16 or FP16, as it multiplies it: FP16 on GPUs before Ampere (compute capability 8.0)."""
         return "float16" if self.kind == "cuda" and self.capability < (8, 0) else "bfloat16"
 
     @property

@@ -48,14 +48,14 @@ def available_bytes(device: torch.device) -> int:
         return int(free) + unused_bytes(device)
     import psutil
 
-    room = [int(psutil.virtual_memory().available)]
+    free_bytes = [int(psutil.virtual_memory().available)]
     for folder, files in _cgroups(CGROUP_FOLDER, OWN_CGROUPS):
         if (limit := _number(folder / files.limit)) is not None:
-            room.append(limit - (_number(folder / files.used) or 0))
+            free_bytes.append(limit - (_number(folder / files.used) or 0))
             with contextlib.suppress(OSError, KeyError, ValueError):  # the kernel reclaims inactive pages of files
                 lines = (folder / "memory.stat").read_text().splitlines()
-                room[-1] += int(dict(line.split() for line in lines)[files.inactive])
-    return min(room)
+                free_bytes[-1] += int(dict(line.split() for line in lines)[files.inactive])
+    return min(free_bytes)
 
 
 def total_bytes(device: torch.device) -> int:

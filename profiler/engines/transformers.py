@@ -167,7 +167,8 @@ class CompileEngine(StaticEngine):
         return DecodeState(state.cache, token_B1.clone())
 
     def _never_uncompiled(self) -> AbstractContextManager[None]:
-        """A context with room to compile all shapes; beyond it torch raises, and does not run the step uncompiled."""
+        """A context in which all shapes may be compiled; beyond it torch raises, and does not run the step
+        uncompiled."""
         config: Any = torch._dynamo.config
         limit = max(config.recompile_limit, 8 + 2 * self._prepared)
         patch: AbstractContextManager[None] = config.patch(fail_on_recompile_limit_hit=True, recompile_limit=limit)

@@ -46,7 +46,8 @@ class StepColumns:
     floor_s: Sequence[int]
     """For each GPU; without a value where the step does not fit."""
     limits: Sequence[str]
-    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if tight, `-` if it does not fit."""
+    """For each GPU, a letter per point: `m` memory, `c` compute, upper case if close to the limit, `-` if it does not
+    fit."""
 
 
 @dataclass(frozen=True)

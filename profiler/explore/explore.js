@@ -30,7 +30,7 @@ function largestBatch(data, format, gpu, context) {
   return data.batches.findLast((_, batch) => "mc".includes(limits[batch * width + context])) ?? 0;
 }
 
-const LIMITS = { m: "memory", c: "compute", M: "memory, tight", C: "compute, tight", "-": "no room" };
+const LIMITS = { m: "memory", c: "compute", M: "memory, close", C: "compute, close", "-": "does not fit" };
 const plain = value => value >= 100 ? Math.round(value).toString() : value.toPrecision(3);
 function scaled(value, unit) {
   if (value === null) return "-";
@@ -101,7 +101,7 @@ if (typeof document !== "undefined") {
     const rows = data.batches.map((batch, row) => made("tr", {}, made("th", { scope: "row" }, batch), ...data.contexts.map((context, column) => {
       const letter = limits[row * width + column], here = row === now.batch && column === now.context;
       const title = `decode ${batch} x ${context}: ${LIMITS[letter]}`;
-      const cell = made("td", { className: `${LIMITS[letter].replace(", ", " ").replace("no room", "full")}${here ? " here" : ""}`, title });
+      const cell = made("td", { className: `${LIMITS[letter].replace(", ", " ").replace("does not fit", "full")}${here ? " here" : ""}`, title });
       cell.addEventListener("click", () => change({ batch: row, context: column }));
       return cell;
     })));
@@ -122,7 +122,7 @@ if (typeof document !== "undefined") {
     }));
     fill("#memory tbody", [
       ["weights", scaled(shown.weight_bytes, "B")], ["KV cache after the decode step", scaled(shown.cache_bytes, "B")],
-      ["all tensors of the decode step", scaled(shown.needs_bytes, "B")], [`room on ${gpu.name}`, scaled(gpu.room_bytes, "B")],
+      ["all tensors of the decode step", scaled(shown.needs_bytes, "B")], [`free memory of ${gpu.name}`, scaled(gpu.room_bytes, "B")],
       ["largest batch of this page that fits", largestBatch(data, now.format, now.gpu, now.context) || "none"],
     ]);
     fill("#gpus tbody", data.gpus.map((card, place) => {

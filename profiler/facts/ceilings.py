@@ -329,15 +329,15 @@ def agree(one_per_s: float, other_per_s: float, half_widths: float = 0.0) -> boo
 
 
 def machine_times(drift_readings: Sequence[DriftReading], *, on_gpu: bool) -> list[list[float]]:
-    """Return the drift probe's times of memory and of compute [looks each].
+    """Return the drift probe's times of memory and of compute [readings each].
 
     A GPU's matmuls are in cycles, since its own work at the power limit lowers its clock; without clocks they are left
     out.
     """
-    cycles = [look.compute * look.clock_hz for look in drift_readings if look.clock_hz]
+    cycles = [each.compute * each.clock_hz for each in drift_readings if each.clock_hz]
     compute, memory = (
-        cycles if on_gpu else [look.compute for look in drift_readings],
-        [look.memory for look in drift_readings],
+        cycles if on_gpu else [each.compute for each in drift_readings],
+        [each.memory for each in drift_readings],
     )
     return [memory, compute] if len(compute) == len(drift_readings) else [memory]
 

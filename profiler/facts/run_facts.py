@@ -95,7 +95,7 @@ class DeviceFacts:
 
     @property
     def room_bytes(self) -> int:
-        """The bytes that a model may take of its memory if nothing else runs there (`data.room`)."""
+        """The bytes that a model may take of its memory if nothing else runs there (`data.free_memory`)."""
         return idle_room_bytes(self.kind, self.memory_bytes)
 
     @property

@@ -31,7 +31,7 @@ from profiler.loading.request import DTYPES, dtype_name, in_16_bits, model_dtype
 from profiler.loading.source import resolve
 from profiler.predict.cross_validation import TrainedModel, too_few, train_on
 from profiler.predict.operator_arrays import Array, OperatorArrays, Paths, StepArrays, operator_arrays
-from profiler.predict.predict import variant_factor
+from profiler.predict.predict import change_factor
 from profiler.predict.result import ForecastDocument, cells_of, cross_validated_error
 from profiler.quant.checkpoints import requested_form
 from profiler.quant.registry import FORMATS, Quant, check_packed_dtype, known_quant
@@ -112,7 +112,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
     """Forecast a run's model on its device.
 
     Raises RunError for a run that has no basis for it. Raises RequestError for more tokens than the model has
-    positions, for a variant that the run did not try, and for cells of which too few around were measured.
+    positions, for a change that the run did not try, and for cells of which too few around were measured.
     """
     engines = read_document(folder).engine.names
     basis = run_facts(folder, request.engine if request.engine in engines else "")
@@ -151,7 +151,7 @@ def forecast_run(folder: Path, request: ForecastRequest) -> ForecastDocument:
 
 
 def _forms(basis: RunFacts, request: ForecastRequest) -> dict[str, tuple[ChangeId, str] | None]:
-    """The requested variants of the run by their names: the changes that its trials made; None for other engines."""
+    """The requested changes of the run by their names: the changes that its trials made; None for other engines."""
     model, threads = basis.facts.model, basis.facts.device.threads
     forms: dict[str, tuple[ChangeId, str] | None] = {}
     if request.dtype not in ("auto", model.dtype):
@@ -187,18 +187,18 @@ def _measuring(basis: RunFacts, grid: Grid) -> str:
 def _factors(
     basis: RunFacts, forms: Mapping[str, tuple[ChangeId, str] | None], steps: StepArrays
 ) -> tuple[Array, Array]:
-    """(the time of the variants over that of the run [n], the half width of its log [n]).
+    """(the time of the changes over that of the run [n], the half width of its log [n]).
 
-    Raises RequestError for a variant that the run did not try in every requested phase.
+    Raises RequestError for a change that the run did not try in every requested phase.
     """
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     tried_at = [(key, item) for key, trials in basis.facts.trials.items() for item in trial_results(trials)]
     for form, what in forms.items():
         ratios = [(key, item.ratio, item.half_width) for key, item in tried_at if what and item.trial.what == what]
-        ratio = variant_factor(steps, ratios)
+        ratio = change_factor(steps, ratios)
         if ratio is None:
             names = dict.fromkeys(what[1] or what[0] for _, item in tried_at if (what := item.trial.what))
-            tried = f"it tried {', '.join(names)}" if names else "it tried no variant"
+            tried = f"it tried {', '.join(names)}" if names else "it tried no change"
             raise RequestError(
                 f"{basis.run.folder} has no basis for {form} in every requested phase: {tried}. Run the model that way."
             )

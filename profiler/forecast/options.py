@@ -1,4 +1,4 @@
-"""What is requested of `forecast`: the cells and the variant."""
+"""What is requested of `forecast`: the cells and the change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from profiler.quant.stored_formats import quant_of
 
 @dataclass(frozen=True)
 class ForecastRequest:
-    """The cells to forecast, and the variant of the run; empty texts and 0 mean the run's own values."""
+    """The cells to forecast, and the change of the run; empty texts and 0 mean the run's own values."""
 
     prompt_lens: str = option("", "Prompt lengths: 128, or 64..4096*2 (default: the run's).")
     batch_sizes: str = option("", "Batch sizes (default: the run's, and two doublings).")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from profiler.counting.floor import TIGHT
+from profiler.counting.floor import CLOSE
 from profiler.predict.result import BETWEEN_CELLS, ForecastCell, ForecastDocument, ForecastError
 from profiler.report.blocks import Lines, Section, Sentences, TextTable, text_table
 from profiler.units import duration, percent, significant
@@ -47,7 +47,7 @@ def _sentences(answer: ForecastDocument) -> list[str]:
 
 
 def _table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
-    """Return a row per cell, and notes: what `tight` means, and each assumption by the number in the last column."""
+    """Return a row per cell, and notes: what `close` means, and each assumption by the number in the last column."""
     assumptions: list[str] = []
     rows = []
     for cell in cells:
@@ -56,15 +56,15 @@ def _table(cells: Sequence[ForecastCell]) -> tuple[TextTable, list[str]]:
             if text not in assumptions:
                 assumptions.append(text)
             marks.append(f"[{assumptions.index(text) + 1}]")
-        texts = ["no room", "-", "-", "memory full"]
+        texts = ["does not fit", "-", "-", "memory full"]
         if cell.fits:
             texts = [
                 duration(cell.latency_s),
                 f"{duration(cell.low_s)} .. {duration(cell.high_s)}",
                 significant(cell.tokens_per_s),
-                cell.regime.removesuffix("-bound") + (" (tight)" if cell.tight else ""),
+                cell.regime.removesuffix("-bound") + (" (close)" if cell.tight else ""),
             ]
         rows.append((cell.name, *texts, " ".join(marks)))
     table = text_table(FORECAST_COLUMNS, rows, wrapped=("cell", "waits for", "basis"))
-    tight = [f"{TIGHT}."] if any(cell.tight for cell in cells) else []
-    return table, [*tight, *(f"[{number}] {text}" for number, text in enumerate(assumptions, 1))]
+    close = [f"{CLOSE}."] if any(cell.tight for cell in cells) else []
+    return table, [*close, *(f"[{number}] {text}" for number, text in enumerate(assumptions, 1))]

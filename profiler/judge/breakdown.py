@@ -215,7 +215,7 @@ class Term:
 
     @property
     def short(self) -> str:
-        """Its name where a line has little room, which the glossary explains."""
+        """Its name where a line is short, which the glossary explains."""
         return self.name.removesuffix(" below the ceiling")
 
 

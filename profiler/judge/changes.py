@@ -62,7 +62,7 @@ class Setting:
     sixteen_bit_flops_per_s: float | None = None
     """The highest measured 16-bit compute ceiling, for a float32 model; None for others, or if none was measured."""
     sixteen_bit_dtype: str = "bfloat16"
-    """The 16-bit dtype in which a change computes: the model's own, or that with the highest ceiling."""
+    """BF16 or FP16, in which a change computes: the model's own, or that with the highest ceiling."""
     busy: bool = False
     """Whether other processes used this machine's cores. Then no change is computed from its times."""
     sustained_flops_per_s: tuple[float, ...] = ()
@@ -340,7 +340,7 @@ def _window(cell: BrokenDown) -> list[ChangeEffect]:
 
 
 def _sixteen_bit_dtype(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]:
-    """What a 16-bit dtype saves of a float32 step: half the bytes, and another compute ceiling.
+    """What BF16 or FP16 saves of a float32 step: half the bytes, and another compute ceiling.
 
     At least the floors of all but attention differ by that much, if kernels lose as many seconds against their
     ceilings; attention computes its softmax in float32 in any dtype. At most kernels lose none, and all other work

@@ -464,12 +464,12 @@ def weight_read_share(ceilings: Ceilings) -> float:
 
     Older runs have no such stream. For them it is the memory ceiling for that number of bytes.
     """
-    if (drift_probe := ceilings.weights) is None:
+    if (weights := ceilings.weights) is None:
         return 1.0
-    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(drift_probe.nbytes), ceilings.memory_ceiling.half_width
-    if drift_probe.stream is not None:
-        stream_per_s, half_width = drift_probe.stream.per_s, drift_probe.stream.half_width
-    own = drift_probe.ceiling
+    stream_per_s, half_width = ceilings.memory_bytes_per_s_for(weights.nbytes), ceilings.memory_ceiling.half_width
+    if weights.stream is not None:
+        stream_per_s, half_width = weights.stream.per_s, weights.stream.half_width
+    own = weights.ceiling
     return 1.0 if agree(own.per_s, stream_per_s, own.half_width + half_width) else own.per_s / stream_per_s
 
 

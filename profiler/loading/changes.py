@@ -86,7 +86,7 @@ class Circumstances:
 
     @property
     def sixteen_bits(self) -> tuple[str, ...]:
-        """The 16-bit dtypes that the device has units for, or on a CPU may have, the preferred one first."""
+        """Of BF16 and FP16, those that the device has units for, or on a CPU may have, the preferred one first."""
         return ("float16",) if self.on_gpu and self.capability < 8 else ("bfloat16", "float16")
 
 

@@ -68,18 +68,18 @@ def plan_device_map(
     disk_bytes = shutil.disk_usage(folder.name).free
     if quantised or weight_bytes > disk_bytes + for_weights_bytes:
         folder.cleanup()
-        reason = f"the disk has room for {disk_bytes / 1e9:.1f} GB"
+        reason = f"the disk has {disk_bytes / 1e9:.1f} GB free"
         if quantised:
             reason = "bitsandbytes weights cannot be offloaded to disk"
         raise ModelError(
-            f"the weights need {weight_bytes / 1e9:.1f} GB, but there is room for {for_weights_bytes / 1e9:.1f} GB in"
+            f"the weights need {weight_bytes / 1e9:.1f} GB, but {for_weights_bytes / 1e9:.1f} GB are free in"
             f" memory, and {reason}; use a 16-bit --dtype, --quant nf4, or a smaller model."
         )
     return DeviceMap(device_map, folder)
 
 
 def room_here_bytes(device: torch.device) -> int:
-    """Return the bytes that a model, its KV cache and its workspace may take now on `device` (`data.room`)."""
+    """Return the bytes that a model, its KV cache and its workspace may take now on `device` (`data.free_memory`)."""
     return room_bytes(device.type, available_bytes(device))
 
 

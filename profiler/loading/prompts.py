@@ -89,7 +89,7 @@ def read_prompts(path: Path, tokenizer: Any, vocab_size: int, most_tokens: float
             )
         if len(ids) > most_tokens:
             raise RequestError(
-                f"{where} has {len(ids)} tokens, and this model has room for {most_tokens:.0f} before --new-tokens;"
+                f"{where} has {len(ids)} tokens, and this model takes {most_tokens:.0f} before --new-tokens;"
                 " remove the line, or cut all prompts with --prompt-lens."
             )
         prompts.append(tuple(ids))

@@ -36,7 +36,7 @@ from profiler.units import scaled, several, short_count, significant
 _SAME_PARAMS = 0.05
 _DTYPES = ("float32", "bfloat16", "float16")
 _MOST_GPUS = 1024
-# The rule for room leaves 2 % of a GPU's memory between blocks, which another tool's allocator may use.
+# The rule for free memory leaves 2 % of a GPU's memory between blocks, which another tool's allocator may use.
 _FULLEST = 1.02
 # What is left for the weights outside of the experts must be between 2 and 32 bits each, or the experts are not as
 # published.
@@ -92,7 +92,7 @@ class _Setup:
         return figure.held.weight_bytes is not None or self.quant != "none" or self.counted.published is not None
 
     def fit(self, figure: Figure) -> Fit:
-        """Whether they have room; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
+        """Whether they fit; perhaps, if it ran there, in fewer bits, or without a table that no step reads."""
         held, own_bytes, needed_bytes = figure.held, self.weight_bytes(figure), self.needed_bytes(figure)
         missing_bytes = needed_bytes - _FULLEST * self.room_bytes
         if missing_bytes <= 0 or held.weights_on_host or held.gpu_layers is not None:
@@ -316,7 +316,7 @@ def _doubts(
     setup: _Setup, devices: Sequence[str], figures: Sequence[Figure], rows: Sequence[PlacedFigure], calls: Sequence[str]
 ) -> Iterator[str]:
     """What is said of a whole file, and whether it names another model, device or format (`calls`), or needs more."""
-    file, counted, gpus, room = setup.file, setup.counted, setup.gpus, setup.room_bytes
+    file, counted, gpus, free_bytes = setup.file, setup.counted, setup.gpus, setup.room_bytes
     if setup.stages > 1:
         yield (
             f"it ran on {setup.stages * gpus} GPUs that hold layers in turn: the ceilings are those of {gpus}, though a"
@@ -345,15 +345,15 @@ def _doubts(
     if outside := [each for each in figures if setup.fit(each) != "yes" and not each.held.weights_on_host]:
         largest = max(outside, key=setup.needed_bytes)
         what, instead = f"the weights need {scaled(setup.weight_bytes(largest), 'B')}", "fewer bits"
-        if setup.weight_bytes(largest) <= room:
+        if setup.weight_bytes(largest) <= free_bytes:
             needs = scaled(setup.needed_bytes(largest), "B")
             what = f"the weights and the cache of {largest.shape.batch_size} x {_tokens(largest)} tokens need {needs}"
             instead = "a cache in fewer bits"
         which = "the file" if len(outside) == len(rows) else f"{len(outside)} of {len(rows)} figures"
         yield (
-            f"{what}, but {setup.under.device} has room for {scaled(room, 'B')}: {which} must come from several GPUs"
+            f"{what}, but {setup.under.device} has {scaled(free_bytes, 'B')} free: {which} must come from several GPUs"
             f" (--tp N), another GPU or {instead}, or the host's memory held a part, such as a table. Shares are in"
-            " doubt, or not given, and floors assume room for all."
+            " doubt, or not given, and floors assume that all of it fits."
         )
 
 

@@ -145,10 +145,10 @@ def predicted_regimes(terms: Terms) -> list[str]:
     return [names[at] if shares[at, index] >= _BINDS else "mixed" for index, at in enumerate(largest)]
 
 
-def variant_factor(steps: StepArrays, ratios: Sequence[tuple[CellKey, float, float]]) -> tuple[Array, Array] | None:
-    """The time of a variant over that of the run at each step: (ratio [n], half width of its log [n]).
+def change_factor(steps: StepArrays, ratios: Sequence[tuple[CellKey, float, float]]) -> tuple[Array, Array] | None:
+    """The time of a change over that of the run at each step: (ratio [n], half width of its log [n]).
 
-    `ratios` are measured: (step, ratio, half width). None if the variant was not tried in a phase of `steps`.
+    `ratios` are measured: (step, ratio, half width). None if the change was not tried in a phase of `steps`.
     """
     factor, half_width = np.ones(len(steps)), np.zeros(len(steps))
     for phase, chosen in by_phase(steps):

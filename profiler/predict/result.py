@@ -106,7 +106,7 @@ def cross_validated_error(held: HeldOut, again: float, how: str) -> ForecastErro
 
 
 def cells_of(trained: TrainedModel, forecast: Forecast, half_width: Array, factor: Array) -> tuple[ForecastCell, ...]:
-    """Forecast cells; `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a variant."""
+    """Forecast cells; `half_width` [n] is that of the log of each, and `factor` [n] scales the times for a change."""
     latency_s, spread = forecast.latency_s * factor, np.exp(half_width)
     basis = ["; ".join(sentences) or BETWEEN_CELLS for sentences in trained.assumptions(forecast)]
     room_bytes = trained.fitted.device.room_bytes
@@ -116,7 +116,8 @@ def cells_of(trained: TrainedModel, forecast: Forecast, half_width: Array, facto
 def forecast_cells(
     forecast: Forecast, latency_s: Array, bounds_s: tuple[Array, Array], basis: Sequence[str], room_bytes: int
 ) -> tuple[ForecastCell, ...]:
-    """Forecast cells from arrays [n], latencies, ends of the intervals and the basis of each, and a device's room."""
+    """Forecast cells from arrays [n], latencies, ends of the intervals and the basis of each, and a device's free
+    memory."""
     steps, need = forecast.demanded.steps, forecast.demanded.need
     fits, tight = need.fits(room_bytes), need.is_tight(room_bytes)
     names = [item.name for item in fields(forecast.terms) if item.name != "padding_s"]

@@ -135,7 +135,7 @@ def _offer(price: Price, counted: CountedModel, request: RentOptions, steps: Ste
     # Largest batches are those of `count`: they run in whatever pieces free memory is.
     largest = int(np.sum(found.needed.need.safe_bytes[steps.prefill] <= sheet.room_bytes))
     if not largest:
-        why = f"needs {scaled(float(one.safe_bytes), 'B')}, has room for {scaled(sheet.room_bytes, 'B')}"
+        why = f"needs {scaled(float(one.safe_bytes), 'B')}, has {scaled(sheet.room_bytes, 'B')} free"
         return Offer(**vars(price), fits=False, why=why)
     ends = [
         (end_s[steps.prefill][:largest], end_s[~steps.prefill][:largest])

@@ -110,7 +110,7 @@ def rent_sections(rented: RentDocument) -> list[Section]:
     unfit: dict[str, list[str]] = {}
     for offer in rented.gpus:
         if not offer.fits:
-            unfit.setdefault(offer.why.partition(", has room")[0], []).append(offer.gpu)
+            unfit.setdefault(offer.why.partition(", has ")[0], []).append(offer.gpu)
     blocks = [
         Sentences(sentences[:3], plain_from=2),
         text_table(headings, rows, wrapped=("GPU", "price from"), ranked=True),

@@ -45,7 +45,7 @@ _EMULATED_SHARE = 0.9
 
 
 def ran(run: Run) -> Section | None:
-    """Part, execution path, and the time that its variants save or cost in the cell in which they were tried."""
+    """Part, execution path, and the time that its changes save or cost in the cell in which they were tried."""
     if not run.measured:
         return None
     model, first, device = run.model, _first_tried(run), run.document.device
@@ -78,7 +78,7 @@ def ran(run: Run) -> Section | None:
 
 
 def _first_tried(run: Run) -> CellEvidence | None:
-    """Return the smallest decode step with a tried variant, or else the smallest such prefill."""
+    """Return the smallest decode step with a tried change, or else the smallest such prefill."""
     candidates = [item for item in evidence_of(run).values() if any(effect.basis == "tried" for effect in item.changes)]
     return min(candidates, key=lambda item: (item.phase == "prefill", item.batch_size, item.prompt_len), default=None)
 

@@ -225,7 +225,7 @@ def _(block: Picture, console: Console) -> None:
 
 
 def _headings(table: TextTable, width: int, gap: int) -> tuple[list[str], int | None]:
-    """Return the headings, in several lines if the table were too wide, and the room for a first column that breaks."""
+    """Return the headings, in several lines if the table were too wide, and the width of a first column that breaks."""
     headings = [column.heading for column in table.columns]
     gaps = (gap if table.has_head else gap - 1) * (len(headings) - 1)
     longest = [_longest_word if column.wrap else len for column in table.columns]

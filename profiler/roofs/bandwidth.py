@@ -138,7 +138,8 @@ def _streams(
 def _curve(
     machine: Machine, budget_s: float, most_bytes: float, missing: dict[str, str]
 ) -> tuple[tuple[CurvePoint, ...], torch.Tensor | None]:
-    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if there was room.
+    """Read bandwidth of buffers from 1 MiB on, each twice the previous one, and the last buffer, if there was memory
+    for it.
 
     A device may have a second cache besides the one it reports, or share one. Sizes therefore grow until the time per
     byte is constant, up to a tenth of the memory, `most_bytes` and the time limit.
@@ -147,15 +148,15 @@ def _curve(
     deadline_s, points = machine.now_s() + budget_s, list[CurvePoint]()
     nbytes, data = _CURVE_SMALLEST, None
     with attempt("reads of several sizes", machine, missing):
-        room = min(most_bytes, machine.available_bytes() * _STREAM_MEMORY_SHARE)
-        data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(room, _CURVE_SMALLEST))), machine.device)
+        free_bytes = min(most_bytes, machine.available_bytes() * _STREAM_MEMORY_SHARE)
+        data = random_bytes(int(min(_STREAM_LEAST_BYTES, max(free_bytes, _CURVE_SMALLEST))), machine.device)
         while nbytes <= data.nbytes:
             with attempt("reads of some sizes", machine, missing):
                 points.append(_point(machine, data[: nbytes // 4], budget_s))
             nbytes *= 2
         # A GPU's reads repeat within a few per mille. Each has a fixed cost: on an H100, 8 of the 181 µs of 512 MiB.
         tolerance = _GPU_AGREE if machine.is_cuda else AGREE
-        while nbytes <= room and not _is_past(points, past_bytes, tolerance):
+        while nbytes <= free_bytes and not _is_past(points, past_bytes, tolerance):
             start_s = machine.now_s()
             data = None  # frees it before the next one is made
             data = random_bytes(nbytes, machine.device)

@@ -103,10 +103,11 @@ def measure(
 
 
 def remeasure_ceilings(machine: Machine, ceilings: Ceilings, model_dtype: str, budget_s: float) -> CeilingsRemeasured:
-    """Measure again the ceilings that verdicts rest on, `budget_s` for each. Raises NoFreeMemoryError without room."""
+    """Measure again the ceilings that verdicts rest on, `budget_s` for each. Raises NoFreeMemoryError without memory
+    for its buffers."""
     machine.release()
     if machine.available_bytes() < 2 * ceilings.stream_bytes:
-        raise NoFreeMemoryError(f"there is no room for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")
+        raise NoFreeMemoryError(f"there is no free memory for buffers of {scaled(2 * ceilings.stream_bytes, 'B')}")
     read, first = ceilings.memory.get(READ), ceilings.compute.get(model_dtype)
     memory, compute = {}, {}
     if read is not None and read.measured:

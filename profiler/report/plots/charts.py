@@ -126,7 +126,7 @@ def doubling(run: Run) -> Figure:
 
 
 def memory(run: Run) -> Figure:
-    """Return the memory that cells need by the counts, next to the measured peak and to the device's room.
+    """Return the memory that cells need by the counts, next to the measured peak and to the device's free memory.
 
     On a CPU only the whole process is measured, which belongs to no cell. Raises RequestError for a run without counts.
     """
