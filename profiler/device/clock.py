@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -76,25 +75,15 @@ def now_s() -> float:
 
 
 class OwnTime:
-    """This thread's wall seconds from construction on; if it never waited (getrusage(2), ru_nvcsw), its CPU seconds."""
+    """Time of this thread on a core from construction on, for work that waits for nothing but Python's lock."""
 
     def __init__(self) -> None:
-        self._waits = core_waits()
         self._core_s = thread_time()
         self._start_s = now_s()
 
-    def seconds(self) -> float:
-        waits = core_waits()
-        return now_s() - self._start_s if waits != self._waits else self.core_seconds()
-
     def core_seconds(self) -> float:
-        """Return this thread's time on a core, for work that never waits but for Python's lock, which others hold."""
+        """Return its seconds, without those in which others had the core or the lock."""
         return min(now_s() - self._start_s, thread_time() - self._core_s)
-
-
-def core_waits() -> int:
-    """Return how often this thread yielded its core voluntarily."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
 
 
 def clock_for(device: torch.device) -> Clock:

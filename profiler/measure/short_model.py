@@ -21,11 +21,6 @@ class Pattern:
     first: int
     period: int
 
-    @property
-    def short(self) -> int:
-        """The smallest number of layers that contains each kind."""
-        return min(self.layers, self.first + self.period)
-
     def long(self, layers: float, periods: int = 2) -> int:
         """Return the number of layers in the whole periods that fit into `layers`, with at least `periods`."""
         whole = max(periods, int((layers - self.first) / self.period))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
 from typing import Any, TypeVar
@@ -20,11 +19,11 @@ from profiler.device.clock import no_gc
 from profiler.device.device import physical_cores
 from profiler.engines.caches import quantized_cache
 from profiler.engines.transformers import GraphEngine
-from profiler.errors import RequestError, RoofscopeError, tolerate_errors
+from profiler.errors import RequestError, RoofscopeError
 from profiler.facts.cache_format import CACHE_FORMATS
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import NotTried, StepSamples, Trial
-from profiler.grid.cells import Cell, CellKey, Phase
+from profiler.grid.cells import Cell, CellKey
 from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
@@ -32,6 +31,7 @@ from profiler.measure.lines import Switch, arguments_of, attributes_kept
 from profiler.measure.short_model import pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import refuse_impossible_times
+from profiler.measure.workshop import Attempt, in_turn, try_in_order
 from profiler.quant.storage import model_storage_bytes
 from profiler.quant.torchao import int4_group_size
 from profiler.stats import undisturbed
@@ -66,6 +66,8 @@ _AN_UNKNOWN_SAVES = 0.05
 """Share of the step that a change is expected to save of which nothing is computed."""
 _NO_KERNEL = "No available kernel"
 """torch's words where the chosen kernel of attention takes no such tensors (aten/src/ATen/native/transformers)."""
+_MORE_PREFILLS = 2
+"""Prefills by themselves after each call, if they take no longer than its steps."""
 
 
 def circumstances_here(subject: Subject, known: Circumstances) -> Circumstances:
@@ -86,10 +88,6 @@ def _or_none(call: Callable[[], _T]) -> _T | None:
         return call()
     except RequestError:  # no group divides every layer; an older transformers, or a model with windows
         return None
-
-
-_MORE_PREFILLS = 2
-"""Prefills by themselves after each call, if they take no longer than its steps."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +135,14 @@ class Side:
                 tokens = generated(model, ids_BS, new_tokens, mark, arguments)
             machine.clock.synchronize()
             wall_s = machine.now_s() - start_s
-        prefill, *steps = self._steps(machine.clock.seconds(marks))
-        refuse_impossible_times(tuple(layers_s for layers_s, _ in (prefill, *steps)))
-        first = max(0, len(steps) - _timed(len(steps)))
+        pieces = machine.clock.seconds(marks)
+        forwards = [(piece, 0.0) for piece in pieces]
+        if self.first is not None:  # before the layers, in them, and after them
+            cut = zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True)
+            forwards = [(layers_s, before_s + after_s) for before_s, layers_s, after_s in cut]
+        refuse_impossible_times(tuple(layers_s for layers_s, _ in forwards))
+        prefill, *steps = forwards
+        first = max(0, min(_WARM_STEPS, len(steps) - 1))
         warm, decode = steps[:first], steps[first:]
         longer_s = max(0.0, sum(map(sum, warm)) - len(warm) * median(map(sum, decode))) if decode else 0.0
         return Call(_samples([prefill]), _samples(decode), tokens.cpu(), wall_s, longer_s)
@@ -151,13 +154,6 @@ class Side:
     @cached_property
     def _graph(self) -> GraphEngine:
         return GraphEngine(self.loaded.module, self.subject.machine)
-
-    def _steps(self, pieces: Sequence[float]) -> list[tuple[float, float]]:
-        """Seconds of each forward's repeating layers, and of the rest of it."""
-        if self.first is None:
-            return [(piece, 0.0) for piece in pieces]
-        forwards = zip(pieces[::3], pieces[1::3], pieces[2::3], strict=True)
-        return [(layers_s, before_s + after_s) for before_s, layers_s, after_s in forwards]
 
 
 def generated(
@@ -188,41 +184,43 @@ def generated(
     return tokens[:, ids_BS.shape[1] :]
 
 
-def _timed(steps: int) -> int:
-    """How many of a call's decode steps are timed."""
-    return max(1, steps - _WARM_STEPS)
-
-
 def _samples(steps: Sequence[tuple[float, float]]) -> StepSamples:
     return StepSamples(tuple(layers_s for layers_s, _ in steps), tuple(beside_s for _, beside_s in steps))
 
 
-class Workshop:
-    """Tries changes of a loaded model: what each costs, both sides of it, and their calls in turn."""
+@dataclass(frozen=True)
+class _Work:
+    """A change to try at a cell."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        config: Any,
-        latencies_s: Mapping[CellKey, float],
-        changes: Sequence[Change],
-        savings_s: Mapping[tuple[ChangeId, str], float],
-        budget_s: float,
-    ) -> None:
-        """`latencies_s` are measured steps; `savings_s` are computed savings per step."""
-        self._subject, self._config, self._latencies_s = subject, config, latencies_s
-        self._savings_s, self._budget_s = savings_s, budget_s
-        self._pattern = pattern_of(subject.loaded.module, config.get_text_config())
-        # Without a pattern no model of fewer layers can be loaded, and there may be no room for a second whole one.
-        self._changes = [change for change in changes if self._pattern or not change.loads]
-        self._warm: set[tuple[int, Cell]] = set()
-        self.clearly_slower: set[str] = set()
+    change: Change
+    cell: Cell
+    whole: bool = False
+    """Whether on the whole model, also where fewer layers would do."""
+
+
+@dataclass(eq=False)
+class Trials:
+    """The changes to try, by the arguments of `try_changes`: what each costs, both sides of it, and its trial."""
+
+    subject: Subject
+    config: Any
+    latencies_s: Mapping[CellKey, float]
+    changes: Sequence[Change]
+    savings_s: Mapping[tuple[ChangeId, str], float]
+    budget_s: float
+    _warm: set[tuple[int, Cell]] = field(default_factory=set)
+    _clearly_slower: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._pattern = pattern_of(self.subject.loaded.module, self.config.get_text_config())
+        # Without a pattern no model of fewer layers can be loaded, and a second whole one may not fit.
+        self.changes = [change for change in self.changes if self._pattern or not change.loads]
 
     @cached_property
     def cells(self) -> list[Cell]:
         """The smallest and the largest measured cell with a prompt, of which both phases were timed."""
-        timed = [key.cell for key in self._latencies_s if key.phase == "decode" and key.cell.prompt_len]
-        timed = [cell for cell in timed if CellKey("prefill", cell) in self._latencies_s]
+        cells = [key.cell for key in self.latencies_s if key.phase == "decode" and key.cell.prompt_len]
+        timed = [cell for cell in cells if CellKey("prefill", cell) in self.latencies_s]
         by_size = sorted(timed, key=lambda cell: (cell.batch_size * cell.depth, cell.batch_size))
         return list(dict.fromkeys([*by_size[:1], *by_size[-1:]]))
 
@@ -233,42 +231,44 @@ class Workshop:
         Few layers would stay in a cache from step to step, which the whole model's do not.
         """
         pattern = self._pattern
-        short = sum(self.is_short(change) for change in self._changes)
+        short = sum(self.is_short(change) for change in self.changes)
         if pattern is None or not short or not self.cells:
             return 0
-        share = self._budget_s / (_LOADING_SHARES + short) / self._calls_s(self.cells[0])
-        stack = stack_of(self._subject.loaded.module, self._subject.loaded.config.get_text_config())
+        share = self.budget_s / (_LOADING_SHARES + short) / self._calls_s(self.cells[0])
+        stack = stack_of(self.subject.loaded.module, self.subject.loaded.config.get_text_config())
         assert stack is not None, "a pattern is one of a list of layers"
         layer_bytes = sum(part.numel() for part in stack.parameters()) * _FLOAT32_BYTES / len(stack)
-        other_bytes = model_storage_bytes(self._subject.loaded.module) - model_storage_bytes(stack)
-        room_bytes = _MEMORY_SHARE * self._subject.machine.available_bytes() - 2 * other_bytes
+        other_bytes = model_storage_bytes(self.subject.loaded.module) - model_storage_bytes(stack)
+        room_bytes = _MEMORY_SHARE * self.subject.machine.available_bytes() - 2 * other_bytes
         most = min(room_bytes / (2 * max(layer_bytes, 1.0)), _MOST_SHARE * pattern.layers)
         return pattern.long(min(most, share * pattern.layers), _LEAST_PERIODS)
 
-    def ranked(self) -> list[Change]:
-        """Return the changes, those first that promise most per second of their trial."""
-        cells = self.cells[:1]
-        return sorted(self._changes, key=lambda change: -sum(self._worth(change, cell) for cell in cells))
+    def queue(self, cell: Cell, earlier: Sequence[Trial]) -> list[Attempt[_Work]]:
+        """Return the trials at a cell that none of the `earlier` ones has made, or shown to be needless."""
+        known = {(trial.form, trial.line) for trial in earlier if trial.key.cell == cell}
+        return [
+            self.attempt(_Work(change, cell))
+            for change in self.changes
+            if (change.phrase, change.line) not in known
+            and change.line not in self._clearly_slower
+            # Code is compiled or captured for every shape: the first cell represents all of them.
+            and not (change.preparing_s and cell != self.cells[0])
+        ]
 
-    def _worth(self, change: Change, cell: Cell) -> float:
-        unknown_s = _AN_UNKNOWN_SAVES * self._latencies_s[CellKey("decode", cell)]
-        return self._savings_s.get((change.id, change.value), unknown_s) / self.cost_s(change, cell)
+    def attempt(self, work: _Work) -> Attempt[_Work]:
+        """Return a trial with its expected saving per step, and its expected seconds."""
+        unknown_s = _AN_UNKNOWN_SAVES * self.latencies_s[CellKey("decode", self.cells[0])]
+        saves_s = self.savings_s.get((work.change.id, work.change.value), unknown_s)
+        return Attempt(work, saves_s, self.cost_s(work.change, work.cell, whole=work.whole))
 
     def is_short(self, change: Change) -> bool:
-        """Whether a change is first tried on fewer layers: if a model is loaded for it, and on a CPU in any case."""
-        return self._pattern is not None and (change.loads or not self._subject.machine.is_cuda)
-
-    def fits_whole(self, change: Change) -> bool:
-        """Whether there is room for a second whole model, if the change needs one."""
-        return (
-            not change.loads
-            or self._subject.model_bytes < _SECOND_MODEL_SHARE * self._subject.machine.available_bytes()
-        )
+        """Whether a change is first tried on fewer layers: if a model is loaded for it, and always on a CPU."""
+        return self._pattern is not None and (change.loads or not self.subject.machine.is_cuda)
 
     def cost_s(self, change: Change, cell: Cell, *, whole: bool = False) -> float:
         """Return the expected seconds of a change's trial at a cell."""
         if whole:
-            return _LOADING_AGAIN * self._subject.loaded.load_s * change.loads + self._calls_s(cell)
+            return _LOADING_AGAIN * self.subject.loaded.load_s * change.loads + self._calls_s(cell)
         share, loading = 1.0, _LOADING_SHARES / _TURNS if change.loads else 0.0
         if self._pattern is not None and self.is_short(change):
             share = self.layers / self._pattern.layers
@@ -276,13 +276,13 @@ class Workshop:
 
     def _calls_s(self, cell: Cell) -> float:
         """Seconds of all calls of a trial with all layers."""
-        step_s, prefill_s = (self._latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
+        step_s, prefill_s = (self.latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
         prefills = (1 + 2 * _TURNS) + 2 * _TURNS * self._more_prefills(cell)
         return prefills * prefill_s + (1 + 2 * _TURNS) * self._new_tokens(cell) * step_s
 
     def _more_prefills(self, cell: Cell) -> int:
         """Prefills by themselves after each call."""
-        step_s, prefill_s = (self._latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
+        step_s, prefill_s = (self.latencies_s[CellKey(phase, cell)] for phase in ("decode", "prefill"))
         return min(_MORE_PREFILLS, int(self._new_tokens(cell) * step_s / prefill_s))
 
     @staticmethod
@@ -292,108 +292,111 @@ class Workshop:
 
     def confirming_s(self, cell: Cell) -> float:
         """Return the seconds to keep for the best change on the whole model; 0 if that takes too much of the time."""
-        costs_s = [self.cost_s(change, cell, whole=True) for change in self._changes if self.is_short(change)]
-        longest_s = max(costs_s, default=0.0)
-        return longest_s if longest_s <= _MOST_CONFIRMING * self._budget_s else 0.0
+        short = filter(self.is_short, self.changes)
+        longest_s = max((self.cost_s(change, cell, whole=True) for change in short), default=0.0)
+        return longest_s if longest_s <= _MOST_CONFIRMING * self.budget_s else 0.0
 
     def best_of(self, trials: Sequence[Trial]) -> Change | None:
-        """Return the change that saved most of a step; None if that was on the whole model, or if it has no room."""
-        ratios = {trial.line: _ratio(trial) for trial in trials if trial.line}
-        line = min(ratios, key=lambda each: ratios[each], default="")
-        is_whole = any(trial.line == line and trial.layers == trial.of_layers for trial in trials)
-        change = next((each for each in self._changes if each.line == line and not each.preparing_s), None)
-        if change is None or is_whole or ratios[line] > 1 - _AN_UNKNOWN_SAVES or not self.fits_whole(change):
+        """Return the change that saved most of a step; None if that was on the whole model, or if it does not fit."""
+        times = {trial.line: _times(trial.before, trial.after) for trial in trials if trial.line}
+        line = min(times, key=lambda each: times[each], default="")
+        whole = {trial.line for trial in trials if trial.layers == trial.of_layers}
+        change = next((each for each in self.changes if each.line == line and not each.preparing_s), None)
+        if change is None or line in whole or times[line] > 1 - _AN_UNKNOWN_SAVES:
             return None
-        return change
+        room_bytes = _SECOND_MODEL_SHARE * self.subject.machine.available_bytes()
+        return None if change.loads and self.subject.model_bytes >= room_bytes else change
 
-    def trial(self, change: Change, cell: Cell, *, whole: bool = False) -> Iterator[Trial]:
+    def trial(self, work: _Work) -> Iterator[Trial]:
         """Yield the prefill and the decode step of a cell, before and after a change."""
-        tokens = self._new_tokens(cell)
-        plain, other = self.sides(change, whole)
+        change, cell = work.change, work.cell
+        tokens, more_prefills = self._new_tokens(cell), self._more_prefills(cell)
+        plain, other = self.sides(change, work.whole)
         with attributes_kept(plain.loaded.module), attributes_kept(other.loaded.module):
             ids = self._ids(cell, change, tokens)
+
+            def calls(side: Side) -> list[Call]:
+                return [side.call(next(ids), tokens), *(side.call(next(ids), 1) for _ in range(more_prefills))]
+
             if (id(plain.loaded), cell) not in self._warm:
                 plain.call(next(ids), tokens)
                 self._warm.add((id(plain.loaded), cell))
             first_s = other.call(next(ids), tokens).wall_s
-            turns: list[tuple[Call, Call]] = []
-            prefills: list[tuple[Call, Call]] = []
-            for _ in range(_TURNS):
-                turns.append((plain.call(next(ids), tokens), other.call(next(ids), tokens)))
-                for _ in range(self._more_prefills(cell)):
-                    prefills.append((plain.call(next(ids), 1), other.call(next(ids), 1)))
-                if all(_times(*turns[0], phase) > _SLOWER for phase in ("prefill", "decode")):
-                    self.clearly_slower.add(change.line)
-                    break
-        later_s = turns[-1][1].wall_s
+            pairs = in_turn(partial(calls, plain), partial(calls, other), _is_enough)
+        if len(pairs) < _TURNS:
+            self._clearly_slower.add(change.line)
+        (first_before, *_), (first_after, *_) = pairs[0]
+        later_s = pairs[-1][1][0].wall_s
         once_s = first_s - later_s if first_s > _FIRST_IS_LONGER * later_s else 0.0
         once_s += max(0.0, other.loaded.load_s - plain.loaded.load_s) if change.id is ChangeId.FORMAT else 0.0
         alike = not change.loads and not change.new_lengths
-        same = _same_tokens(turns[0][0].tokens, turns[0][1].tokens) if alike else 0
-        of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
-        layers = of_layers
-        if not whole and self._pattern is not None and self.is_short(change):
+        same = _same_tokens(first_before.tokens, first_after.tokens) if alike else 0
+        layers = of_layers = 1 if self._pattern is None else self._pattern.layers - self._pattern.first
+        if not work.whole and self._pattern is not None and self.is_short(change):
             layers = self.layers - (other.first or self._pattern.first)
-        for key, calls in ((CellKey("prefill", cell), [*turns, *prefills]), (CellKey("decode", cell), turns)):
-            prepares = bool(change.preparing_s) and key.phase == "prefill"
-            before, after = (_together(key.phase, [call[side] for call in calls], prepares) for side in (0, 1))
+        sides = [[call for pair in pairs for call in pair[side]] for side in (0, 1)]
+        prefills = [_together([call.prefill for call in calls], _longer_s(calls, change)) for calls in sides]
+        steps = [_together([call.decode for call in calls]) for calls in sides]
+        for key, (before, after) in ((CellKey("prefill", cell), prefills), (CellKey("decode", cell), steps)):
             yield Trial(
                 key, change.phrase, layers, of_layers, before, after, change.line, change.id,
-                change.value, once_s,
-                tokens if alike else 0, same,
+                change.value, once_s, tokens if alike else 0, same,
             )  # fmt: skip
 
     def _ids(self, cell: Cell, change: Change, tokens: int) -> Iterator[torch.Tensor]:
         """The prompts of successive calls: the cell's own, or for `new_lengths` each beyond all lengths so far."""
-        ids = self._subject.prompts.of(cell).to(self._subject.machine.device)
-        for number in itertools.count():
-            longer = (1 + number) * tokens + cell.new_tokens if change.new_lengths else 0
-            yield torch.cat([ids, ids[:, :1].expand(-1, longer)], dim=1)
+        ids = self.subject.prompts.of(cell).to(self.subject.machine.device)
+        longer = cell.new_tokens
+        while True:
+            longer += tokens
+            yield torch.cat([ids, ids[:, :1].expand(-1, longer)], dim=1) if change.new_lengths else ids
 
     def sides(self, change: Change, whole: bool) -> tuple[Side, Side]:
         """Return a model as it is and with a change: the loaded one, or one of fewer layers."""
-        subject = self._subject
-        if whole or self._pattern is None or not self.is_short(change):
-            other = self._loaded(change, self._config) if change.loads else subject.loaded
-            return Side(subject.loaded, subject), Side(other, subject, change)
-        plain = self._short
-        other = self._loaded(change, shortened(self._config, self.layers)) if change.loads else plain
-        # Compiled code has no hooks: its steps are not cut, nor are those next to it.
-        first = None if change.preparing_s else self._pattern.cold(self.layers)
+        subject, config, plain, first = self.subject, self.config, self.subject.loaded, None
+        if self._pattern is not None and self.is_short(change) and not whole:
+            config, plain = shortened(self.config, self.layers), self._short
+            # Compiled code has no hooks: its steps are not cut, nor are those next to it.
+            first = None if change.preparing_s else self._pattern.cold(self.layers)
+        other = self._loaded(change, config) if change.loads else plain
         return Side(plain, subject, None, first), Side(other, subject, change, first)
 
     @cached_property
     def _short(self) -> LoadedModel:
-        return self._loaded(None, shortened(self._config, self.layers))
+        return self._loaded(None, shortened(self.config, self.layers))
 
     def _loaded(self, change: Change | None, config: Any) -> LoadedModel:
         """A model of this config from the same source, loaded with a change's arguments."""
-        request = self._subject.request
+        request = self.subject.request
         if change is not None:
-            arguments = arguments_of(change.loading)
-            dtype = DTYPES.get(change.dtype, request.dtype)
             quant = change.value if change.id is ChangeId.FORMAT else "none"
-            request = replace(request, dtype=dtype, quant=quant, arguments=arguments)
+            dtype = DTYPES.get(change.dtype, request.dtype)
+            request = replace(request, dtype=dtype, quant=quant, arguments=arguments_of(change.loading))
         return load(request, copy.deepcopy(config))
 
 
-def _ratio(trial: Trial) -> float:
+def _times(before: StepSamples, after: StepSamples) -> float:
     """How many times as long a step takes with the change, by the layers that were stepped."""
-    after_s, before_s = (undisturbed(each.layers_s).quartile_s for each in (trial.after, trial.before))
+    before_s, after_s = (undisturbed(each.layers_s).quartile_s for each in (before, after))
     return after_s / before_s if before_s else math.inf
 
 
-def _times(before: Call, after: Call, phase: str) -> float:
-    """How many times as long the phase of a call takes."""
-    seconds = (undisturbed(getattr(each, phase).layers_s).quartile_s for each in (after, before))
-    after_s, before_s = seconds
-    return after_s / before_s if before_s else math.inf
+def _is_enough(pairs: Sequence[tuple[list[Call], list[Call]]]) -> bool:
+    """Whether all turns are over, or both phases of the first take so much longer that no other would show less."""
+    if not pairs:
+        return False
+    (before, *_), (after, *_) = pairs[0]
+    both = _times(before.prefill, after.prefill), _times(before.decode, after.decode)
+    return len(pairs) == _TURNS or min(both) > _SLOWER
 
 
-def _together(phase: Phase, calls: Sequence[Call], prepares: bool) -> StepSamples:
-    """The samples of a phase; with `prepares`, including what the first steps of a call take longer."""
-    longer_s = median(call.longer_s for call in calls if call.decode.layers_s) if prepares else 0.0
-    samples = [getattr(call, phase) for call in calls]
+def _longer_s(calls: Sequence[Call], change: Change) -> float:
+    """What the first steps of a call take longer, if the change prepares something in them."""
+    return median(call.longer_s for call in calls if call.decode.layers_s) if change.preparing_s else 0.0
+
+
+def _together(samples: Sequence[StepSamples], longer_s: float = 0.0) -> StepSamples:
+    """All samples, each with so much more time outside of its layers."""
     return StepSamples(
         layers_s=tuple(seconds for each in samples for seconds in each.layers_s),
         beside_s=tuple(seconds + longer_s for each in samples for seconds in each.beside_s),
@@ -418,44 +421,41 @@ def try_changes(
 ) -> Iterator[Trial | NotTried]:
     """Yield the trials of changes within a budget: at the smallest cell, then at the largest; and what was left out.
 
-    `latencies_s` are measured steps, from which the costs follow. `earlier` trials are not repeated. `savings_s` are
-    computed savings: what promises most per second of its trial comes first. What saved most of the smallest step on
-    few layers is tried again on the whole model before the largest cell.
-
-    A change that does not load or run here is left out, after a call of `on_failure` if that is an error and not an
-    unsupported request.
+    `latencies_s` are measured steps, from which the costs follow; `savings_s` are computed savings per step. `earlier`
+    trials are not repeated. What saved most of the smallest step on few layers is tried again on the whole model before
+    the largest cell. A change that does not load or run here is left out, after a call of `on_failure` if that is an
+    error and not an unsupported request.
     """
-    shop, machine = Workshop(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
+    shop, machine = Trials(subject, config, latencies_s, changes, savings_s, budget_s), subject.machine
     deadline_s = machine.now_s() + budget_s
-    trials = list(earlier)
+    made = list(earlier)
 
-    def failed(change: Change, error: Exception) -> None:
-        machine.recover(change.phrase)
+    def failed(work: _Work, error: Exception) -> None:
+        machine.recover(work.change.phrase)
         unavailable = isinstance(error, (RoofscopeError, ImportError, NotImplementedError))
         if not unavailable and _NO_KERNEL not in str(error):
-            on_failure(change.phrase, error)
+            on_failure(work.change.phrase, error)
 
-    def tried(change: Change, cell: Cell, *, whole: bool = False) -> Iterator[Trial]:
-        with tolerate_errors(partial(failed, change)):
-            for trial in shop.trial(change, cell, whole=whole):
-                trials.append(trial)
+    def run(work: _Work) -> Iterator[Trial | NotTried]:
+        try:
+            for trial in shop.trial(work):
+                made.append(trial)
                 yield trial
-        if change.id in (ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD):
-            torch._dynamo.reset()  # it holds the memory of its graphs
+        finally:
+            if work.change.id in (ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWARD):
+                torch._dynamo.reset()  # it holds the memory of its graphs
 
-    for number, cell in enumerate(shop.cells):
-        known = {(trial.form, trial.line) for trial in trials if trial.key.cell == cell}
-        reserved_s = 0.0 if number else shop.confirming_s(cell)
-        for change in shop.ranked():
-            if (change.phrase, change.line) in known or change.line in shop.clearly_slower:
-                continue
-            if number and change.preparing_s:
-                continue  # code is compiled or captured for every shape: the first represents all of them
-            needs_s = shop.cost_s(change, cell)
-            if machine.now_s() + needs_s <= deadline_s - reserved_s:
-                yield from tried(change, cell)
-            elif not number and change.line:
-                yield NotTried(change.phrase, change.line, change.id, needs_s)
-        best = None if number else shop.best_of([trial for trial in trials if trial.key == CellKey("decode", cell)])
-        if best is not None and machine.now_s() + shop.cost_s(best, cell, whole=True) <= deadline_s:
-            yield from tried(best, cell, whole=True)
+    def without_time(attempt: Attempt[_Work]) -> Iterator[NotTried]:
+        change = attempt.work.change
+        if change.line and attempt.work == _Work(change, shop.cells[0]):
+            yield NotTried(change.phrase, change.line, change.id, attempt.cost_s)
+
+    def tried(queue: Sequence[Attempt[_Work]], kept_s: float = 0.0) -> Iterator[Trial | NotTried]:
+        return try_in_order(queue, run, deadline_s - kept_s, machine.now_s, without_time, failed)
+
+    for cell in shop.cells:
+        is_first = cell == shop.cells[0]
+        yield from tried(shop.queue(cell, made), shop.confirming_s(cell) if is_first else 0.0)
+        best = shop.best_of([trial for trial in made if trial.key == CellKey("decode", cell)]) if is_first else None
+        if best is not None:
+            yield from tried([shop.attempt(_Work(best, cell, whole=True))])

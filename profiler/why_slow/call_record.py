@@ -1,4 +1,4 @@
-"""The record of one call of a model, and what recorders share: state per thread, patches, the user's line."""
+"""The record of one call of a model and of what it calls at every token, and each thread's state and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal
 
-from profiler.device.clock import Clock
+from profiler.device.clock import Clock, now_s
 from profiler.why_slow.observations import CallKind, CallSettings
 from profiler.why_slow.plain_models import SeenAttention
 
@@ -44,7 +44,7 @@ class CallRecord:
     """(sequences computed, tokens passed per sequence, tokens in the cache)."""
     clock: Clock
     context: TorchContext
-    start: Any
+    start: Any = None
     end: Any = None
     forwards: int = 0
     new_tokens: int = 0
@@ -82,10 +82,64 @@ class CallRecord:
         return self.watched.kind
 
     @property
+    def named(self) -> dict[str, Any]:
+        """Its named arguments; empty if they were not kept."""
+        return self.arguments[1] if self.arguments else {}
+
+    @property
     def mask(self) -> Any:
         """Its mask [batch, tokens]; None if it has another one or none, or its arguments were not kept."""
-        mask = self.arguments[1].get("attention_mask") if self.arguments else None
+        mask = self.named.get("attention_mask")
         return mask if getattr(mask, "dim", lambda: 0)() == 2 else None
+
+
+_REPEATED = ("MaxLengthCriteria", "EosTokenCriteria")
+"""Stopping criteria that trials have, too."""
+
+
+@dataclass
+class Callback:
+    """A logits processor, a stopping criterion or a streamer. Its seconds, without forwards, are added to the call."""
+
+    item: Any
+    run: Any
+    """What is called: the item itself, or its method."""
+    noted: CallRecord
+    is_left_out: bool = False
+    """Whether trials leave out what is neither the length's nor the end's criterion."""
+
+    def __post_init__(self) -> None:
+        vars(self)["__call__"] = self.run.__call__  # transformers looks at its signature
+
+    @property
+    def name(self) -> str:
+        inner = _unwrapped(self.item)
+        return str(getattr(inner, "__name__", type(inner).__name__))
+
+    @property
+    def own_function(self) -> tuple[str, str]:
+        """The script's function in it, and the line where that begins: of its class, or one that it was made from."""
+        method = getattr(self.run, "__func__", type(self.run).__call__)
+        parts = (self.item, method, *getattr(self.item, "__dict__", {}).values())
+        codes = (getattr(_unwrapped(part), "__code__", None) for part in parts)
+        own = ((code, file) for code in codes if code and (file := users_file(code.co_filename)))
+        return next(((code.co_qualname, f"{file}:{code.co_firstlineno}") for code, file in own), ("", ""))
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        start_s, forward_s = now_s(), self.noted.forward_s  # as calls are timed: waits for a core stretch both alike
+        try:
+            return self.run(*args, **named)
+        finally:
+            spent_s = max(0.0, now_s() - start_s - (self.noted.forward_s - forward_s))
+            is_own = not str(_unwrapped(self.item).__module__).startswith("transformers.")
+            times, name = self.noted.callbacks if is_own else self.noted.processors, self.name
+            times[name] = times.get(name, 0.0) + spent_s
+            if self.is_left_out and name not in _REPEATED:
+                self.noted.left_out_s += spent_s
+
+
+def _unwrapped(item: Any) -> Any:
+    return _unwrapped(item.func) if isinstance(item, functools.partial) else item
 
 
 Part = Literal["call", "forward", "tokenizer", "load", "read"]
@@ -134,10 +188,9 @@ def models_of(notes: Sequence[CallRecord]) -> dict[str, Any]:
 
 
 def users_line() -> str:
-    """Return the line of the user's code that called this, such as `script.py:31`, or `a library's own code`.
+    """Return the nearest line of the user's code that called this, such as `script.py:31`, or started this thread.
 
-    It is that of the nearest frame that belongs neither to a library nor to this package, else the line that started
-    this thread.
+    Without such a line it is `a library's own code`.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

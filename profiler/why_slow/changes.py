@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from profiler.errors import RequestError, first_line
+from profiler.errors import describe_error
 from profiler.patching import patched, switched
 from profiler.units import several
 from profiler.why_slow.findings import Untried
@@ -27,8 +27,7 @@ from profiler.why_slow.loop_changes import (
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
 from profiler.why_slow.repeat_call import CallGroup, Candidate, passed
-from profiler.why_slow.torch_context import TorchContext
-from profiler.why_slow.watched_calls import GENERATE_BATCH
+from profiler.why_slow.torch_context import ALL_KERNELS
 from profiler.why_slow.weight_changes import (
     cast_once,
     dense_weights,
@@ -41,10 +40,7 @@ from profiler.why_slow.weight_changes import (
 
 @dataclass(frozen=True)
 class Change:
-    """A kind of change: the calls that it may apply to, and the trial; None if on closer look it does not apply.
-
-    A trial raises RequestError if the change applies, but cannot be tried on this machine.
-    """
+    """A kind of change: the calls that it may apply to, and its trial; None if on closer look it does not apply."""
 
     id: str
     applies: Callable[[CallGroup], bool]
@@ -56,8 +52,8 @@ def candidates(group: CallGroup, untried: Untried) -> Iterator[Candidate]:
     for change in CHANGES:
         try:
             candidate = change.trial(group) if change.applies(group) else None
-        except RequestError as error:
-            untried.add(f"{change.id} ({group.call.where})", first_line(error))
+        except Exception as error:  # a user's model may fail in any way, and the answer is useful without this change
+            untried.add(f"{change.id} ({group.call.where})", describe_error(error))
             continue
         if candidate is not None:
             yield candidate
@@ -76,8 +72,7 @@ def _switch(
 ) -> Change:
     """A change to `options` of the call, or to what is set within a context; `at_load` at the line of the load.
 
-    The words of options are followed by `change`. `instead` gives the changed call, from whose shape the saving can be
-    estimated.
+    The words of options are followed by `change`. `instead` gives the changed call, whose shape says what it saves.
     """
 
     def trial(group: CallGroup) -> Candidate:
@@ -88,11 +83,6 @@ def _switch(
         return group.candidate(name, words, passed(given) + change, group.repeated(**given), **more)
 
     return Change(name, applies, trial)
-
-
-def _with_all_kernels(group: CallGroup) -> contextlib.AbstractContextManager[None]:
-    noted = group.middle[1]
-    return patched(noted, context=TorchContext(noted.context.device_type, noted.context.autocast))
 
 
 @contextlib.contextmanager
@@ -142,21 +132,17 @@ def _unread_logits(group: CallGroup) -> Candidate | None:
     known = [each for each in reads if each is not None and each.places]
     if not known or len(known) < len(reads):
         return None
-    call = group.call
-    tokens = call.prompt_len
-    if all(each.at_most_one_per_row for each in known):
-        keep, which = 1, "the script reads one of each row"
-    else:
+    call, subject, tokens = group.call, group.subject, group.call.prompt_len
+    keep, which = 1, "one of each row"
+    if not all(each.at_most_one_per_row for each in known):
         keep = max(each.last for each in known)
-        which = f"the script reads at most the last {keep}"
+        which = f"at most the last {keep}"
     if keep > tokens / 2:
         return None
-    share_of_head = 0.0
-    if (subject := group.subject) is not None:
-        share_of_head = 1 - made_s([call], subject) / made_s([call], with_all_logits(subject))
+    share_of_head = 1 - made_s([call], subject) / made_s([call], with_all_logits(subject)) if subject else 0.0
     on_the_left = "pad on the left, and " if keep == 1 and any(each.last > 1 for each in known) else ""
     return group.candidate(
-        "all-logits", f"logits of all {tokens} positions are computed, and {which}",
+        "all-logits", f"logits of all {tokens} positions are computed, and the script reads {which}",
         on_the_left + passed(options := {"logits_to_keep": keep}), group.repeated(**options),
         about=(tokens - keep) / max(1, tokens - 1) * share_of_head,
     )  # fmt: skip
@@ -199,7 +185,7 @@ CHANGES = (
         "slow-attention", lambda group: group.settings.attention == "sdpa" and group.settings.math_attention,
         "SDPA's fused kernels are disabled: its scores are written out",
         "leave out sdpa_kernel(SDPBackend.MATH) and enable_flash_sdp(False)",
-        _with_all_kernels,
+        lambda group: patched(group.middle[1], context=replace(group.middle[1].context, kernels=ALL_KERNELS)),
     ),
     _switch(
         "slow-experts", _runs_experts_in_turn,
@@ -225,7 +211,7 @@ CHANGES = (
     Change("offload", lambda _: True, gathered_weights),
     Change("autocast", lambda group: group.middle[1].context.autocast is not None, cast_once),
     Change("wide-dtype", lambda group: group.middle[1].context.autocast is None, other_dtype),
-    Change("one-by-one", lambda group: group.middle[1].watched is GENERATE_BATCH, paged_batch_change),
+    Change("one-by-one", lambda group: group.middle[1].watched.in_threads, paged_batch_change),
     Change("one-by-one", lambda _: True, batching_change),
     Change("shared-prefix", lambda group: group.generates, prefix_change),
     # Last, since threads that wait for each other may take very long on a busy machine.

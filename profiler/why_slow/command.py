@@ -51,10 +51,8 @@ def why_script(
     """Run a script or a module unmodified within `streams`, call `report` with the answer, and return the exit code.
 
     `report` gets the answer, or None if no model ran; the folder with its files, or None if none were written; and
-    sentences that say why the files could not be written, or, without an answer, where models may have run.
-
-    The answer takes at most about `budget_s` seconds after the script; see `explained`. Raises RequestError if the
-    script cannot be read.
+    sentences that say why not, or, without an answer, where models may have run. `budget_s` is as in `explained`.
+    Raises RequestError if the script cannot be read.
     """
     recorder, name, process = Recorder(), module or Path(str(script)).name, os.getpid()
     here = Path.cwd()  # the script may change it
@@ -87,11 +85,8 @@ def why_script(
 
 def _hints(recorder: Recorder) -> tuple[str, ...]:
     """What is known of models that did not run in the script's own process as modules of torch."""
-    sentences = fallback_sentences(recorder.fallbacks, on_gpu=True)
-    if "vllm" in sys.modules:
-        own = "vLLM runs its models in its own processes: `roofscope run MODEL --engine vllm` times them."
-        sentences.insert(0, own)
-    return tuple(sentences)
+    own = "vLLM runs its models in its own processes: `roofscope run MODEL --engine vllm` times them."
+    return (*([own] if "vllm" in sys.modules else []), *fallback_sentences(recorder.fallbacks, on_gpu=True))
 
 
 @contextlib.contextmanager
@@ -196,10 +191,7 @@ def _floor(
     subjects: dict[str, Subject],
     times_of: Callable[[CallGroup], ModuleTimes | None],
 ) -> CallFloor | None:
-    """The floor of all calls that did not fail; None if there are none or a model cannot be counted.
-
-    `subjects` gets those of the models, which `times_of` needs.
-    """
+    """The floor of all calls that did not fail, if a model can be counted; `subjects` gets those of the models."""
     from profiler.why_slow.floor import floor_of_calls, subjects_of
 
     outside_s: dict[int, float | None] = {}
@@ -219,8 +211,7 @@ def _floor(
 
 def _has_other_inputs(group: CallGroup) -> bool:
     """Whether the calls run an encoder, or were passed other numbers than token ids: pictures, sounds."""
-    named = (group.middle[1].arguments or ((), {}))[1]
-    others = (value for name, value in named.items() if name not in ("inputs_embeds", "attention_mask"))
+    others = (value for name, value in group.middle[1].named.items() if name not in ("inputs_embeds", "attention_mask"))
     return group.model.config.is_encoder_decoder or any(
         getattr(value, "is_floating_point", lambda: False)() for value in others
     )
@@ -278,10 +269,9 @@ class Watching:
 
 @contextlib.contextmanager
 def why(budget_s: float | None = None) -> Iterator[Watching]:
-    """Record the calls of language models within a block, and explain their time afterwards.
+    """Record the calls of language models within a block, and explain their time within `budget_s` seconds afterwards.
 
-    The explanation takes at most about `budget_s` seconds: by default as long as the block took, at least 30 s and at
-    most 5 min.
+    By default these are as many as the block took, at least 30 and at most 300.
 
     with profiler.why() as watching:
         model.generate(...)

@@ -65,9 +65,8 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
         return
     places = {name: f"cuda:{place}" if isinstance(place, int) else str(place)
               for name, place in model.hf_device_map.items()}  # fmt: skip
-    crossing = offloaded_bytes(model, DeviceMap(places, None))
     machine = machine_for(model.device)
-    if not crossing:
+    if not (crossing := offloaded_bytes(model, DeviceMap(places, None))):
         return
     links, missing = measure_links(tuple(crossing), machine, _LINK_S)
     if missing:
@@ -98,9 +97,6 @@ def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) 
         change = f"load it in {'8 or 4 bits, or on a GPU with more room' if machine.is_cuda else 'fewer bits'}"
     return f"{change}: all of it needs {scaled(needs, 'B')}, and this device has room for {scaled(room, 'B')}"
 
-
-_DecodeShape = tuple[int, int]
-"""Batch size and KV length of a decode step."""
 
 # New lengths at which attention is measured; the first one loads the kernel.
 _LENGTHS = 4
@@ -142,8 +138,8 @@ def plan_findings(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Fin
         )
 
 
-def _plan_s(model: Any, shapes: set[_DecodeShape], *, masked: bool) -> float:
-    """Seconds that the first attention at a KV length takes longer with cuDNN than without it."""
+def _plan_s(model: Any, shapes: set[tuple[int, int]], *, masked: bool) -> float:
+    """Seconds that the first attention at a KV length takes longer with cuDNN, at these (batch sizes, KV lengths)."""
     machine = machine_for(model.device)
     core = next(item for item in walk(model).operators if isinstance(item, AttentionCore))
     batch = statistics.mode(batch for batch, _ in shapes)
@@ -158,7 +154,6 @@ def _plan_s(model: Any, shapes: set[_DecodeShape], *, masked: bool) -> float:
 
 def _attention(core: AttentionCore, model: Any, batch: int, *, masked: bool) -> Callable[[int], Callable[[], object]]:
     """A decode step's attention of one layer at a KV length, as transformers calls it."""
-    groups = core.query_heads // core.kv_heads
     kv_heads = core.query_heads if masked else core.kv_heads
 
     def attention_at(length: int) -> Callable[[], object]:
@@ -167,7 +162,7 @@ def _attention(core: AttentionCore, model: Any, batch: int, *, masked: bool) -> 
         key = torch.zeros(batch, kv_heads, length, core.qk_dim, **shape)
         value = torch.zeros(batch, kv_heads, length, core.v_dim, **shape)
         mask = torch.ones(batch, 1, 1, length, device=model.device, dtype=torch.bool) if masked else None
-        grouped = groups > 1 and not masked
+        grouped = kv_heads < core.query_heads
         return partial(F.scaled_dot_product_attention, query, key, value, attn_mask=mask, enable_gqa=grouped)
 
     return attention_at

@@ -261,20 +261,18 @@ def judge_calls(
     `more` are findings that neither a trial nor `seen` gives. What a change costs other calls is subtracted.
     """
     findings, not_tried = list(more), list(not_tried)
-    improved = defaultdict[tuple[str, str, str], set[int]](set)
-    tried = defaultdict[tuple[str, str, str], set[int]](set)
+    improved, tried = (defaultdict[tuple[str, str, str], set[int]](set) for _ in range(2))
     for trial in trials:
         tried[_edit(trial)].update(trial.calls)
-        if trial.claimed:
-            improved[_edit(trial)].update(trial.calls)
+        improved[_edit(trial)].update(trial.calls if trial.claimed else ())
     for trial in trials:
-        costs = trial.saving < 0 and _edit(trial) in improved and improved[_edit(trial)].isdisjoint(trial.calls)
+        costs = trial.saving < 0 and bool(saved := improved[_edit(trial)]) and saved.isdisjoint(trial.calls)
         if trial.claimed and _may_cost_s(trial, tried[_edit(trial)], seen) >= _saves_s(trial, seen):
             others = "other calls of the model were not tried, and could take more time than it saves these"
             not_tried.append(f"{trial.id} ({trial.where}): {others}")
         elif trial.claimed or costs:
-            how = f"{trial.shape}, {len(trial.rounds)} times "
-            how += "changed, compared with the script's" if trial.against_its_own else "unchanged and changed, in turn"
+            sides = "changed, compared with the script's" if trial.against_its_own else "unchanged and changed, in turn"
+            how = f"{trial.shape}, {len(trial.rounds)} times {sides}"
             how += f"; changed: {trial.stand_in}" if trial.stand_in else ""
             basis: Basis = "stand-in" if trial.stand_in else "tried"
             what = (trial.where, trial.evidence, trial.change)
@@ -299,10 +297,7 @@ def _may_cost_s(trial: TriedChange, tried: set[int], seen: Observations) -> floa
 
 
 def _saves_s(trial: TriedChange, seen: Observations) -> float:
-    """Seconds that a trial saves: its share of the steady-state time of its calls, as trials use warm calls.
-
-    What trials leave out stays as it is.
-    """
+    """Seconds that a trial saves: its share of the steady-state time of its calls, but of what trials leave out."""
     numbers = set(trial.calls)
     calls = [call for call in seen.calls if call.number in numbers]
     left_out_s = 0.0 if trial.against_its_own else sum(call.left_out_s for call in calls)
@@ -400,18 +395,13 @@ def _recompilations(seen: Observations) -> Iterator[Finding]:
     if not seen.recompilations:
         return
     slowest = max(seen.recompilations, key=lambda item: item.seconds)
+    change = "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
     with_cache = (call for call in seen.calls if call.new_tokens or call.context_len)
-    grows = any(call.settings.cache_class in GROWING_CACHES for call in with_cache)
+    if any(call.settings.cache_class in GROWING_CACHES for call in with_cache):
+        change = 'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
     yield Finding(
-        id="recompiles",
-        saves_s=min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
-        where=seen.calls[0].where if seen.calls else "",
-        evidence=f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})",
-        change=(
-            'a cache of fixed size: cache_implementation="static" (a growing one has a new shape at every token)'
-            if grows
-            else "keep shapes the same (pad to few lengths), or use torch.compile(dynamic=True)"
-        ),
-        basis="measured",
-        how="the compilations after the first",
-    )
+        "recompiles", min(seen.calls_s, sum(item.seconds for item in seen.recompilations)),
+        seen.calls[0].where if seen.calls else "",
+        f"the model was compiled {len(seen.recompilations)} times more ({slowest.reason})", change,
+        "measured", "the compilations after the first",
+    )  # fmt: skip

@@ -93,16 +93,13 @@ def subjects_of(notes: Sequence[CallRecord]) -> dict[str, Subject]:
 def subject_of(model: nn.Module, attention: SeenAttention | None = None) -> Subject:
     """What the floor of a model's calls depends on. Raises RequestError if its device has no measured ceilings."""
     work = plain_work(model, attention) if is_plain(model) else walk(model)
-    outside: tuple[str, ...] = ()
-    encodes = False
-    if not is_plain(model):
-        encodes = bool(model.config.is_encoder_decoder)
-        encoder: Any = model.get_encoder() if encodes else None
-        parts = dict(model.named_modules())
-        names = [name for name, each in parts.items() if each is encoder or (name and not_run_for_text(name, each))]
-        outside = tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
-        within = tuple(f"{name}." for name, each in parts.items() if each is encoder)
-        work = replace(work, operators=tuple(item for item in work.operators if not item.name.startswith(within)))
+    encodes = not is_plain(model) and bool(model.config.is_encoder_decoder)
+    encoder: Any = model.get_encoder() if encodes else None
+    parts = {} if is_plain(model) else dict(model.named_modules())
+    names = [name for name, each in parts.items() if each is encoder or (name and not_run_for_text(name, each))]
+    outside = tuple(name for name in names if not any(name.startswith(f"{other}.") for other in names))
+    within = tuple(f"{name}." for name, each in parts.items() if each is encoder)
+    work = replace(work, operators=tuple(item for item in work.operators if not item.name.startswith(within)))
     parameter = next(model.parameters())
     dtype, machine = dtype_name(parameter.dtype), machine_for(parameter.device)
     try:

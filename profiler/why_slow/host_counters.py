@@ -40,24 +40,19 @@ class Reads:
             original = getattr(torch.Tensor, name)
 
             def read(tensor: Any, *args: Any, _original: Any = original, **named: Any) -> Any:
-                # Compiled code must not contain the wrapper.
-                if torch.compiler.is_compiling():
+                if torch.compiler.is_compiling():  # compiled code must not contain the wrapper
                     return _original(tensor, *args, **named)
-                return self._read(functools.partial(_original, tensor), tensor, args, named)
+                self.touched += 1
+                if self.here.within or tensor.device.type == "cpu":
+                    return _original(tensor, *args, **named)
+                start_s = now_s()
+                try:
+                    with self.here.inside("read"):
+                        return _original(tensor, *args, **named)
+                finally:
+                    self._waits_s[users_line(), self.here.last].append(now_s() - start_s)
 
             self.replace(torch.Tensor, name, functools.wraps(original)(read))
-
-    def _read(self, run: Callable[..., Any], tensor: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        """Run a read; outside of models' calls, add a read of another device's tensor to its line."""
-        self.touched += 1
-        if self.here.within or tensor.device.type == "cpu":
-            return run(*args, **named)
-        start_s = now_s()
-        try:
-            with self.here.inside("read"):
-                return run(*args, **named)
-        finally:
-            self._waits_s[users_line(), self.here.last].append(now_s() - start_s)
 
     def by_line(self, after: str | None = None) -> tuple[LineTime, ...]:
         """Reads by their line, the longest waits first; with `after`, only those that follow calls of that line."""
@@ -82,10 +77,10 @@ class Compiling:
     def recompilations(self) -> tuple[Recompilation, ...]:
         """Code that torch.compile compiled again since the recording began."""
         before = set(map(id, self._compilations))
-        again = [each for each in compilations_so_far() if each.recompile_reason and id(each) not in before]
         return tuple(
             Recompilation((each.duration_us or 0) / 1e6, _first_line(each.recompile_reason)[:_LONGEST_REASON])
-            for each in again
+            for each in compilations_so_far()
+            if each.recompile_reason and id(each) not in before
         )
 
     def graph_breaks(self) -> tuple[GraphBreak, ...]:

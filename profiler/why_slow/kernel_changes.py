@@ -32,10 +32,11 @@ def is_bound_by_host(group: CallGroup) -> bool:
     Their cache grows, and a static one could take them: no beams, no drafts.
     """
     call, known = group.call, group.decode
-    if known is not None and known.overhead_s < known.device_s:
-        return False
+    by_gpu = known is not None and known.overhead_s < known.device_s
     could = call.settings.beams == 1 and not call.settings.assistant and not call.context_len
-    return could and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
+    return (
+        could and not by_gpu and call.grows_a_cache and call.new_tokens >= _LEAST_TOKENS and not is_spread(group.model)
+    )
 
 
 def compiled_step(group: CallGroup) -> Candidate | None:
@@ -54,24 +55,24 @@ def compiled_step(group: CallGroup) -> Candidate | None:
         words = f"the host needs at least {duration(decode.overhead_s)} to launch a step"
         words += f", and the GPU {duration(decode.device_s)} at its ceilings"
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
+    # A static cache with room for the whole answer, also for a shorter one, if transformers has that.
+    sized = hasattr(model.generation_config, "max_cache_len")
+    size = {"max_cache_len": call.prompt_len + call.new_tokens} if sized else {}
+    static: dict[str, object] = {"cache_implementation": "static", **size}
     compiled = group.candidate(
-        "uncompiled", words,
-        f"{passed(_static(group))}: generate then compiles the step, and replays it as a CUDA graph",
-        group.repeated(**_static(group)), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
+        "uncompiled", words, f"{passed(static)}: generate then compiles the step, and replays it as a CUDA graph",
+        group.repeated(**static), once_s=_COMPILE_S + _COMPILE_LAYER_S * layers,
         about=max(0.0, 1 - decode.device_s / decode.overhead_s) if decode else 0.0,
     )  # fmt: skip
     made = functools.cache(lambda: _replacements(model, machine_for(model.device), call.prompt_len + call.new_tokens))
     return replace(
-        compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=replace(compiled, about=0.0),
+        compiled, within=lambda: patched(model, **made()), once_s=0.0, closer=(replace(compiled, about=0.0),),
         stand_in="its step as a CUDA graph without torch.compile",
     )  # fmt: skip
 
 
 def captured_forward(group: CallGroup) -> Candidate | None:
-    """The calls of a plain model as replays of one CUDA graph, which is captured before the trial's clock starts.
-
-    None if they are few, or a graph could not replay them.
-    """
+    """The calls of a plain model as replays of one graph, captured before they are timed; None if they are few."""
     settings, model, unchanged = group.settings, group.model, group.repeated()
     alike = len(group.like(group.call))
     if not settings.device.startswith("cuda") or settings.gradients or settings.compiled or alike < _LEAST_TOKENS:
@@ -94,18 +95,8 @@ def captured_forward(group: CallGroup) -> Candidate | None:
     )  # fmt: skip
 
 
-def _static(group: CallGroup) -> dict[str, object]:
-    """Options for a static cache with room for the whole answer, also for a shorter one, if transformers has that."""
-    sized = hasattr(group.model.generation_config, "max_cache_len")
-    size = {"max_cache_len": group.call.prompt_len + group.call.new_tokens} if sized else {}
-    return {"cache_implementation": "static", **size}
-
-
 def _replacements(model: Any, machine: Machine, slots: int) -> dict[str, Callable[..., Any]]:
-    """Methods of a model with which `generate` on a static cache replays a captured step instead of compiling it.
-
-    Raises RequestError if the model has no static cache, or one that a graph cannot replay.
-    """
+    """Methods with which `generate` on a static cache replays a captured step. Raises RequestError if no graph can."""
     cache = unwindowed(static_cache(model, slots), slots)
     if moving_window(cache):
         raise RequestError("the host moves this model's window, which a CUDA graph cannot replay")

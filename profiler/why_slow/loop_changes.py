@@ -39,6 +39,10 @@ _FEWEST_ONE_BY_ONE = 4
 _MOST_S = 4.0
 
 
+def _texts(group: CallGroup) -> str:
+    return "prompts" if group.generates else "texts"
+
+
 def _most_together(group: CallGroup) -> int:
     usual_s = group.seconds / len(group.calls)
     return max(_FEWEST_ONE_BY_ONE, min(_MOST_IN_A_BATCH, int(_MOST_S / max(usual_s, 1e-3))))
@@ -57,25 +61,18 @@ def padding_change(group: CallGroup) -> Candidate | None:
     used = mask.bool().any(0)
     lengths = mask.sum(1).tolist()
     rows = sorted(range(len(lengths)), key=lambda row: lengths[row])
-    if not bool(used.all()):
-        change, parts = 'pad only to the longest text of a batch: padding="longest"', [rows]
-        instead = [replace(call, prompt_len=int(used.sum()))]
-    elif len(rows) < 2:
-        return None
-    else:
-        cuts = range(1, len(rows))
+    change, parts = 'pad only to the longest text of a batch: padding="longest"', [rows]
+    instead = [replace(call, prompt_len=int(used.sum()))]
+    if bool(used.all()):
+        if len(rows) < 2:
+            return None
+        cuts, times = range(1, len(rows)), call.settings.times_computed
         cut = min(cuts, key=lambda at: at * lengths[rows[at - 1]] + (len(rows) - at) * lengths[rows[-1]])
         change = f"sort the texts by length: pass the {cut} shortest of these {len(rows)} as a batch of their own"
         parts = [rows[:cut], rows[cut:]]
-        instead = [
-            replace(call, batch_size=len(part) * call.settings.times_computed, prompt_len=lengths[part[-1]])
-            for part in parts
-        ]
+        instead = [replace(call, batch_size=len(part) * times, prompt_len=lengths[part[-1]]) for part in parts]
     changed = in_sequence([repeat(_part_of(noted, part), call, group.model) for part in parts])
-    return group.candidate(
-        "padding", share, change, changed,
-        about=group.saved_share([call], instead),
-    )  # fmt: skip
+    return group.candidate("padding", share, change, changed, about=group.saved_share([call], instead))
 
 
 def _part_of(noted: CallRecord, rows: Sequence[int]) -> CallRecord:
@@ -87,15 +84,13 @@ def _part_of(noted: CallRecord, rows: Sequence[int]) -> CallRecord:
         fits = isinstance(value, torch.Tensor) and value.shape == noted.mask.shape
         return value[chosen][:, columns] if fits else value
 
-    args, named = noted.arguments or ((), {})
-    return replace(noted, arguments=(tuple(map(cut, args)), {name: cut(value) for name, value in named.items()}))
+    return replace(noted, arguments=tree_map(cut, noted.arguments))
 
 
 def _prompts(group: CallGroup) -> list[tuple[Call, CallRecord, torch.Tensor]]:
     """The calls whose arguments are kept, their records and token ids [1, tokens].
 
-    Empty if a call has other inputs or several rows, or if the script loaded the model again between them: a model of
-    an earlier call is then another one, or no longer exists.
+    Empty if a call has other inputs or several rows, or another model, as where it was loaded again.
     """
     found = [(call, noted, prompt_ids(*(noted.arguments or ((), {})))) for call, noted in group.repeatable]
     single = all(ids is not None and len(ids) == 1 for _, _, ids in found)
@@ -115,14 +110,11 @@ def batching_change(group: CallGroup) -> Candidate | None:
     ids = [row[0] for *_, row in chosen]
     pad = functools.partial(pad_sequence, batch_first=True, padding_side="left" if group.generates else "right")
     # What has a value per token is left out: labels, types and positions do not decide how long a call takes.
-    named = {
-        name: value
-        for name, value in (noted.arguments or ((), {}))[1].items()
-        if name != "inputs" and not (isinstance(value, torch.Tensor) and value.shape[:2] == (1, call.prompt_len))
-    }
+    named = {name: value for name, value in noted.named.items()
+             if name != "inputs" and getattr(value, "shape", ())[:2] != (1, call.prompt_len)}  # fmt: skip
     at_once = most_at_once(group.calls)
     how = "one by one" if at_once == 1 else f"one per call, up to {at_once} calls at once in threads"
-    evidence, more = f"{len(group.calls)} {'prompts' if group.generates else 'texts'} are passed {how}", {}
+    evidence, more = f"{len(group.calls)} {_texts(group)} are passed {how}", {}
     change = f"pass {len(chosen)} at a time, padded{' on the left' if group.generates else ' with an attention mask'}"
     if group.generates and all(torch.equal(row, found[0][2]) for *_, row in found):
         evidence = f"the same prompt is passed {len(group.calls)} times, {how}"
@@ -137,7 +129,7 @@ def batching_change(group: CallGroup) -> Candidate | None:
 
 
 def paged_batch_change(group: CallGroup) -> Candidate | None:
-    """A change that passes prompts to one call of `generate_batch`; None if they are few, or passed together.
+    """A change that passes prompts to one `generate_batch`; None if they are few, or passed together.
 
     It is compared with the script's own calls, each of which starts a manager and plans a cache.
     """
@@ -145,10 +137,8 @@ def paged_batch_change(group: CallGroup) -> Candidate | None:
     if len(found) < _FEWEST_ONE_BY_ONE:
         return None
     chosen = evenly(found, _MOST_IN_A_BATCH)
-    given = [noted.arguments or ((), {}) for _, noted in chosen]
-    prompts = [prompt for _, named in given for prompt in named["inputs"]]
-    args, named = given[0]
-    whole = args, {**named, "inputs": prompts}
+    prompts = [prompt for _, noted in chosen for prompt in noted.named["inputs"]]
+    whole: Arguments = ((), {**chosen[0][1].named, "inputs": prompts})
     evidence = f"{len(found)} prompts are passed one by one, each to a generate_batch of its own"
     change = f"pass {len(prompts)} of them, or all, to one generate_batch"
     return replace(_in_one_call(group, evidence, change, chosen, whole), alone=True)
@@ -157,10 +147,7 @@ def paged_batch_change(group: CallGroup) -> Candidate | None:
 def _in_one_call(
     group: CallGroup, evidence: str, change: str, chosen: Sequence[tuple[Call, CallRecord]], arguments: Arguments
 ) -> Candidate:
-    """The change that makes one call with these arguments in place of the script's `chosen` calls.
-
-    If they overlap, they are repeated in as many threads.
-    """
+    """The change that makes one call in place of the script's `chosen` ones, which run in as many threads as there."""
     own, at_once = [call for call, _ in chosen], most_at_once(group.calls)
     runs = [repeat(noted, call, group.model) for call, noted in chosen]
 
@@ -177,7 +164,7 @@ def _in_one_call(
         return group.saved_share(calls, [replace(longest, batch_size=rows, prompt_len=prompt_len)])
 
     about = saved_share(own) if most_at_once(own) == 1 else 0.0
-    shape = f"{len(own)} of the {'prompts' if group.generates else 'texts'}"
+    shape = f"{len(own)} of the {_texts(group)}"
     if len(own) < _MOST_IN_A_BATCH and about and saved_share(group.calls) > about:
         shape += " (more at once save more)"
     return group.candidate(
@@ -199,14 +186,10 @@ _LEAST_PREFIX = 64
 
 
 def prefix_change(group: CallGroup) -> Candidate | None:
-    """A change that keeps the cache of what prompts share with the one before; None if most of them share little.
-
-    Some of them are tried, from the middle of the script.
-    """
+    """A change that keeps the cache of what prompts share with the one before; None if most of them share little."""
     call, model = group.calls[0], group.model
-    if model.config.is_encoder_decoder or call.context_len or call.batch_size > 1:
-        return None
-    if not call.settings.cache or call.settings.assistant:
+    single = call.batch_size == 1 and not call.context_len and not model.config.is_encoder_decoder
+    if not single or not call.settings.cache or call.settings.assistant:
         return None
     found = _prompts(group)
     if any(noted.mask is not None and not bool(noted.mask.all()) for _, noted, _ in found):
@@ -216,7 +199,7 @@ def prefix_change(group: CallGroup) -> Candidate | None:
     if sorted(shared)[len(shared) // 2] < _LEAST_PREFIX:
         return None
     most = _most_together(group)
-    start = max(0, len(found) - most) // 2
+    start = max(0, len(found) - most) // 2  # the middle of the script
     chosen = found[start : start + most]
     own = [each for each, *_ in chosen]
     continued = [replace(each, context_len=tokens) for each, tokens in zip(own, shared[start:], strict=False)]
@@ -224,17 +207,14 @@ def prefix_change(group: CallGroup) -> Candidate | None:
     kept: list[Any] = []
     changed = [repeat(noted, after, model, filled=kept) for after, (_, noted, _) in zip(continued, chosen, strict=True)]
     share = sum(shared) / sum(ids.shape[1] for ids in prompts)
+    crop = "" if _continue_each_other(prompts) else ", after past_key_values.crop(n) to the n tokens that both share"
     return group.candidate(
         "shared-prefix",
         f"{100 * share:.0f} % of the tokens of {len(found)} prompts are those of the prompt before, computed again",
-        "pass past_key_values of the prompt before with each prompt"
-        + ("" if _continue_each_other(prompts) else ", after past_key_values.crop(n) to the n tokens that both share"),
-        in_sequence(changed),
-        as_is=in_sequence([repeat(noted, each, model) for each, noted, _ in chosen]),
-        seconds=steady_s(own),
-        shape=f"{len(own)} of the prompts",
-        about=group.saved_share(own, continued),
-    )
+        f"pass past_key_values of the prompt before with each prompt{crop}", in_sequence(changed),
+        as_is=in_sequence([repeat(noted, each, model) for each, noted, _ in chosen]), seconds=steady_s(own),
+        shape=f"{len(own)} of the prompts", about=group.saved_share(own, continued),
+    )  # fmt: skip
 
 
 def _shared_tokens(before: torch.Tensor, after: torch.Tensor) -> int:
@@ -273,22 +253,18 @@ def loop_without_cache(group: CallGroup) -> Candidate | None:
             for args, named in map(_of_the_last_token, later):
                 found = model(*args, **(named | more | ({} if plain else {name: cache_of(found)})))
 
-    shape = f"{len(own)} forwards of {first.prompt_len} to {own[-1].prompt_len} tokens"
     change = f"{passed(more)}, and later {name} with only the new token"
     if plain:
         change = "keep the keys and values of earlier tokens, and pass only the new token"
     steps = [replace(each, prompt_len=1, context_len=each.prompt_len - 1) for each in own[1:]]
     return group.candidate(
-        "cache-off",
-        f"each of {len(group.calls)} forwards computes the whole prompt again, which grows by one token",
-        change,
-        with_steps(changed, len(own) - 1),
+        "cache-off", f"each of {len(group.calls)} forwards computes the whole prompt again, which grows by one token",
+        change, with_steps(changed, len(own) - 1),
         as_is=in_even_sequence([repeat(noted, call, model) for call, noted in group.repeatable]),
-        seconds=sum(call.steady_s for call in own),
-        shape=shape,
+        seconds=sum(call.steady_s for call in own), about=group.saved_share(own, [first, *steps]),
+        shape=f"{len(own)} forwards of {first.prompt_len} to {own[-1].prompt_len} tokens",
         stand_in="forwards of one token without attention to earlier ones" if plain else "",
-        about=group.saved_share(own, [first, *steps]),
-    )
+    )  # fmt: skip
 
 
 def _of_the_last_token(arguments: Arguments) -> Arguments:
@@ -327,10 +303,7 @@ def without_reads(group: CallGroup) -> Candidate | None:
     return group.candidate(
         "host-sync",
         f"the host reads {read.count} values, waits {duration(read.seconds)} for them, and cannot run ahead",
-        "keep tokens on the device, and read them every few steps or at the end",
-        Run(functools.partial(in_a_row, 0)),
-        as_is=Run(functools.partial(in_a_row, reads_each)),
-        where=read.where,
-        seconds=sum(call.steady_s for call, _ in chosen),
-        shape=f"{len(chosen)} forwards in a row",
-    )
+        "keep tokens on the device, and read them every few steps or at the end", Run(functools.partial(in_a_row, 0)),
+        as_is=Run(functools.partial(in_a_row, reads_each)), where=read.where,
+        seconds=sum(call.steady_s for call, _ in chosen), shape=f"{len(chosen)} forwards in a row",
+    )  # fmt: skip

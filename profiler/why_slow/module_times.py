@@ -15,6 +15,7 @@ from torch import nn
 
 from profiler.counting.operators import Experts
 from profiler.counting.walk import called_modules, collapse_numbers
+from profiler.device.clock import time_calls
 from profiler.facts.step import ExecutionPath, Step
 from profiler.fallbacks import Fallback, cure_of, quotes_of
 from profiler.patching import patched
@@ -23,7 +24,7 @@ from profiler.why_slow.findings import Finding, SlowModule, Untried
 from profiler.why_slow.floor import Subject
 from profiler.why_slow.observations import Call
 from profiler.why_slow.plain_models import is_plain
-from profiler.why_slow.repeat_call import CallGroup, Run, WeightedRun
+from profiler.why_slow.repeat_call import CallGroup, Run
 
 # New tokens that stand for a longer `generate`.
 _FEW_TOKENS = 4
@@ -62,18 +63,12 @@ class ModuleTimes:
             kind = type(modules[name])
             place = collapse_numbers(name) if kind.__module__.startswith("torch.nn") else ""
             by_kind.setdefault((kind, place), []).append(name)
-        forwards = max(1, self.group.middle[0].forwards)
-        found = [
-            SlowModule(
-                kind.__name__,
-                collapse_numbers(names[0]),
-                _line_of(kind),
-                sum(max(0.0, self.own_s[name] - self.ceiling_s.get(name, 0.0)) for name in names),
-                sum(self.calls[name] for name in names) / forwards,
-                self.group.calls[0].where,
-            )
-            for (kind, _), names in by_kind.items()
-        ]
+        forwards, where = max(1, self.group.middle[0].forwards), self.group.calls[0].where
+        found = []
+        for (kind, _), names in by_kind.items():
+            beyond_s = sum(max(0.0, self.own_s[name] - self.ceiling_s.get(name, 0.0)) for name in names)
+            calls = sum(self.calls[name] for name in names) / forwards
+            found.append(SlowModule(kind.__name__, collapse_numbers(names[0]), _line_of(kind), beyond_s, calls, where))
         return sorted(found, key=lambda module: -module.beyond_s)
 
 
@@ -117,24 +112,19 @@ def module_times(
         visit.marks.append(mark)
         _add_work(visit, module, experts.get(id(module)), args, found)
 
-    hooks = []
-    for name, module in group.model.named_modules():
-        hooks.append(module.register_forward_pre_hook(lambda *_, name=name: enter(name)))
-        hooks.append(module.register_forward_hook(leave))
     whole_s = 0.0
     try:
-        with _attention_counted(stack):
+        with contextlib.ExitStack() as hooks:
+            for name, module in group.model.named_modules():
+                hooks.callback(module.register_forward_pre_hook(lambda *_, name=name: enter(name)).remove)
+                hooks.callback(module.register_forward_hook(leave).remove)
+            hooks.enter_context(_attention_counted(stack))
             for part in parts:
-                weight, start = part.weight, clock.mark()
-                part.run()
-                end = clock.mark()
-                clock.synchronize()
-                whole_s += weight * clock.seconds([start, end])[0]
+                weight = part.weight
+                [seconds] = time_calls(part, clock, 1, drop_first=False)
+                whole_s += weight * seconds
     except Exception:  # a call that cannot be repeated has no known modules
         return None
-    finally:
-        for hook in hooks:
-            hook.remove()
     own_s, ceiling_s, calls = (defaultdict[str, float](float) for _ in range(3))
     scale = group.seconds / whole_s if whole_s > 0 else 0.0
     under = subject.under if subject else None
@@ -149,10 +139,10 @@ def module_times(
     return ModuleTimes(group, own_s, ceiling_s, calls)
 
 
-def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool]) -> Sequence[WeightedRun]:
+def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool]) -> Sequence[Run]:
     """The whole call, its prompt and a few tokens, or its prompt; empty if not even that is affordable."""
     if affordable(call.steady_s):
-        return (WeightedRun(1.0, run),)
+        return (run,)
     for tokens in (_FEW_TOKENS, 1):
         parts = run.shortened(tokens) if call.new_tokens > tokens else ()
         if parts and affordable(sum(part.about_s for part in parts)):
@@ -161,10 +151,7 @@ def _affordable_parts(run: Run, call: Call, affordable: Callable[[float], bool])
 
 
 def _add_work(visit: _Visit, module: Any, experts: Experts | None, args: Any, found: Any) -> None:
-    """Add the arithmetic and the weights of a call of a module without its children: two FLOPs per weight and output.
-
-    That holds for a linear [outputs, inputs] and for a convolution [outputs, inputs, ...].
-    """
+    """Add two FLOPs per weight and output of a linear [outputs, inputs] or a convolution, and its weights."""
     weight = getattr(module, "weight", None)
     if experts is not None and args:
         tokens = args[0].numel() // args[0].shape[-1]
@@ -201,10 +188,7 @@ def fallback_findings(
     times_of: Callable[[CallGroup], ModuleTimes | None],
     untried: Untried,
 ) -> Iterator[Finding]:
-    """What slower code costs at most: the time in the modules that run it, without their linears.
-
-    `untried` gets fallbacks whose time is unknown.
-    """
+    """What slower code costs at most: the time in its modules without their linears; `untried` gets what is unknown."""
     on_gpu = any(not group.settings.on_cpu for group in groups)
     for module in dict.fromkeys(each.module for each in fallbacks):
         here = [each for each in fallbacks if each.module == module]
@@ -223,11 +207,9 @@ def fallback_findings(
 def _slow_s(group: CallGroup, module: str, times_of: Callable[[CallGroup], ModuleTimes | None]) -> float | None:
     """Seconds of the group's calls in modules of this class, without their linears; None if they cannot be measured."""
     modules = dict(group.model.named_modules())
-    slow = [name for name, each in modules.items() if module and type(each).__name__.endswith(module)]
-    times = times_of(group) if slow else None
-    if times is None:
+    slow = tuple(f"{name}." for name, each in modules.items() if module and type(each).__name__.endswith(module))
+    if not slow or (times := times_of(group)) is None:
         return None
-    within = tuple(f"{name}." for name in slow)
     inside = [name for name, each in modules.items()
-              if name in slow or (name.startswith(within) and not is_linear(each))]  # fmt: skip
+              if f"{name}." in slow or (name.startswith(slow) and not is_linear(each))]  # fmt: skip
     return min(group.seconds, max(0.0, sum(times.own_s.get(name, 0.0) for name in inside)))

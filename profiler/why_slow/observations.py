@@ -276,7 +276,7 @@ def padding_share(calls: Sequence[Call]) -> float:
     """Padding's share of all tokens passed."""
     tokens = [call.batch_size * call.prompt_len for call in calls]
     padded = sum(call.padding * count for call, count in zip(calls, tokens, strict=True))
-    return padded / total if (total := sum(tokens)) else 0.0
+    return padded / max(1, sum(tokens))
 
 
 def most_at_once(spans: Sequence[Call | Load]) -> int:

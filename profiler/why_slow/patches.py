@@ -106,8 +106,7 @@ def _models(module: ModuleType, recorder: Recorder) -> None:
     base = module.PreTrainedModel
 
     def call(self: Any, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        # Compiled code must not contain the recorder.
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():  # compiled code must not contain the recorder
             return run(*args, **named)
         return recorder.call(FORWARD, self, run, args, named)
 

@@ -99,28 +99,15 @@ def plain_work(model: Any, attention: SeenAttention | None) -> Any:
         Embedding("table", table.weight.dtype, table.embedding_dim, table.weight.itemsize) for table in tables
     ]
     for name, part in linears.items():
-        operators.append(
-            Linear(
-                name=name,
-                group="lm_head" if name == head else "mlp",
-                dtype=part.weight.dtype,
-                weight=stored(part),
-                rows="last" if name == head else "tokens",
-                activation_dtype=dtype,
-            )
-        )
+        operators.append(Linear(
+            name=name, dtype=part.weight.dtype, weight=stored(part), activation_dtype=dtype,
+            group="lm_head" if name == head else "mlp", rows="last" if name == head else "tokens",
+        ))  # fmt: skip
     if attention:
-        operators.append(
-            AttentionCore(
-                name="attention",
-                count=attention.layers,
-                dtype=dtype,
-                query_heads=attention.query_heads,
-                kv_heads=attention.kv_heads,
-                qk_dim=attention.qk_dim,
-                v_dim=attention.v_dim,
-            )
-        )
+        operators.append(AttentionCore(
+            name="attention", count=attention.layers, dtype=dtype, query_heads=attention.query_heads,
+            kv_heads=attention.kv_heads, qk_dim=attention.qk_dim, v_dim=attention.v_dim,
+        ))  # fmt: skip
     counted = {id(each) for part in (*tables, *linears.values()) for each in part.parameters(recurse=False)}
     rest = sum(each.numel() * each.element_size() for each in model.parameters() if id(each) not in counted)
     if rest:

@@ -17,13 +17,12 @@ from profiler.errors import describe_error
 from profiler.fallbacks import Fallback, fallback_of
 from profiler.json_document import view
 from profiler.patching import replace_attribute
-from profiler.why_slow.call_record import CallRecord, Thread, users_line
-from profiler.why_slow.callbacks import Callback
+from profiler.why_slow.call_record import Callback, CallRecord, Thread, users_line
 from profiler.why_slow.host_counters import Compiling, Reads, compilations_so_far
 from profiler.why_slow.kept_arguments import KeptArguments
 from profiler.why_slow.observations import Call, CallSettings, Load, Observations, OwnLine, UnrecordedCall, by_line
 from profiler.why_slow.plain_models import attention_of, is_language_model, token_ids
-from profiler.why_slow.watched_calls import PLAIN, Watched
+from profiler.why_slow.watched_calls import Watched
 
 # About the cost of a wrapper of a call that is part of another call (1.4 µs on a busy EPYC).
 _WRAPPER_S = 1.5e-6
@@ -165,9 +164,8 @@ class Recorder:
         return found
 
     def _record_end(self, noted: CallRecord, model: Any, result: Any, failed: str) -> None:
-        """Record the end of a call. One that raised gives up its arguments, as it is not repeated."""
         noted.end = noted.clock.mark()
-        if failed:
+        if failed:  # it is not repeated
             noted.failed, noted.arguments = failed, None
         else:  # compiled code, and code that differentiates, get plain logits
             noted.watched.end(noted, model, result, logits_watched=not (self.trained or self.compiles))
@@ -211,10 +209,7 @@ class Recorder:
                 self._loaded.append(weakref.ref(model) if hasattr(model, "parameters") else lambda: None)
 
     def name_of_source(self, source: str) -> str:
-        """The name of a model's source in files: a hub id, or the last part of a path, as paths may name a user.
-
-        Further paths with the same last part get a number.
-        """
+        """The name of a model's source in files: a hub id, or of a path, which may name a user, its last part."""
         is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
         name = Path(source).resolve().name if is_path else source
         same_name = sum(short.partition(" (")[0] == name for short in self._sources.values())
@@ -223,10 +218,7 @@ class Recorder:
     def text(
         self, run: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any], *, encodes: bool = True
     ) -> Any:
-        """Run a tokenizer and add its seconds; with `encodes`, also record texts that were encoded before.
-
-        Repeated decoding is not recorded, as a loop that streams decodes the same tokens at every step.
-        """
+        """Run a tokenizer and add its seconds; with `encodes`, also record texts that were encoded before."""
         self.touched += 1
         if "tokenizer" in self.here.within:
             return run(*args, **named)
@@ -258,9 +250,8 @@ class Recorder:
         for clock in {id(noted.clock): noted.clock for noted in self.notes}.values():
             clock.synchronize()
         wall_s = now_s() - self._start_s
-        firsts: dict[str, CallRecord] = {}
-        for noted in sorted(self.notes, key=lambda noted: noted.began_s):
-            firsts.setdefault(noted.settings.device, noted)
+        latest_first = sorted(self.notes, key=lambda noted: -noted.began_s)
+        firsts = {noted.settings.device: noted for noted in latest_first}
         calls = tuple(self._call(n, noted, firsts[noted.settings.device]) for n, noted in enumerate(self.notes))
         overhead_s = self.noting_s + (self.touched + self.reads.touched) * _WRAPPER_S
         return Observations(
@@ -280,22 +271,14 @@ class Recorder:
         """A record as values. Its start is read from the clock of its device, relative to the `first` call there."""
         batch, tokens, context = noted.shape
         return view(
-            Call,
-            noted,
-            number=number,
-            model=noted.name,
-            batch_size=batch,
-            prompt_len=tokens,
-            context_len=noted.attention.context_len if noted.attention else context,
-            forwards=noted.forwards or 1,
+            Call, noted, number=number, model=noted.name, batch_size=batch, prompt_len=tokens,
+            context_len=noted.attention.context_len if noted.attention else context, forwards=noted.forwards or 1,
             seconds=noted.clock.seconds([noted.start, noted.end])[0],
             padding=0.0 if noted.visible is None else 1 - float(noted.visible),
-            callbacks_s=dict(noted.callbacks),
-            processors_s=dict(noted.processors),
+            callbacks_s=dict(noted.callbacks), processors_s=dict(noted.processors), warm_s=None,
             began_s=first.began_s - self._start_s + noted.clock.seconds([first.start, noted.start])[0],
-            warm_s=None,
             forward_s=None if noted.kind == "forward" or noted.clock.ahead else noted.forward_s,
-        )
+        )  # fmt: skip
 
     def _note(
         self, watched: Watched, model: Any, args: tuple[Any, ...], named: Mapping[str, Any], compiled: bool
@@ -309,32 +292,22 @@ class Recorder:
         mask = given.mask
         number, architecture = self._number(model)
         # Of the three ways to compile a model, only the module around it is seen from outside.
-        own_forward = vars(model).get("forward")
-        compiled = (
-            compiled or model._compiled_call_impl is not None or hasattr(own_forward, "_torchdynamo_orig_callable")
-        )
+        compiled |= model._compiled_call_impl is not None
+        compiled |= hasattr(vars(model).get("forward"), "_torchdynamo_orig_callable")
         settings = replace(given.settings, compiled=compiled)
         settings = self._settings.setdefault(settings, settings)
         device = torch.device(settings.device)
         noted = CallRecord(
-            watched=watched,
-            model=weakref.ref(model),
-            where=users_line(),
-            settings=settings,
-            shape=given.shape,
-            clock=clock_for(device),
-            context=TorchContext.current(device.type),
-            start=None,
+            watched, weakref.ref(model), users_line(), settings, given.shape, clock_for(device),
+            TorchContext.current(device.type),
             # Not the mask itself, which would be kept for each call of a long loop.
             visible=mask.bool().float().mean() if isinstance(mask, torch.Tensor) and mask.dim() == 2 else None,
             name=architecture[0] + (f" ({number})" if number > 1 else ""),
-            architecture=architecture,
-            autocast=self.here.autocast,
-        )
-        # Compiled code is specialised to its arguments, so no change to it is tried.
-        if not compiled and given.repeated is not None:
+            architecture=architecture, autocast=self.here.autocast,
+        )  # fmt: skip
+        if not compiled and given.repeated is not None:  # compiled code is specialised to its arguments
             noted.arguments = self.kept.keep(*given.repeated, device)
-        if watched is PLAIN and not self._watches_attention:
+        if watched.sees_attention and not self._watches_attention:
             self._watch_attention()
         if noted.clock.ahead and not self.reads.watched:
             self.reads.watch()
@@ -362,7 +335,7 @@ class Recorder:
         @functools.wraps(original)
         def attention(query: Any, key: Any, value: Any, *args: Any, **named: Any) -> Any:
             noted = here.noted
-            if noted is not None and noted.watched is PLAIN:
+            if noted is not None and noted.watched.sees_attention:
                 seen = noted.attention
                 noted.attention = replace(seen, layers=seen.layers + 1) if seen else attention_of(query, key, value)
             return original(query, key, value, *args, **named)

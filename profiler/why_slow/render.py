@@ -57,11 +57,9 @@ def why_sentences(why: Why) -> list[str]:
     begun = "Interrupted: up to here " if seen.interrupted else ""
     lines = [*_slow_module(why), *_slow_code(why), f"{begun}{spent}{floor}."]
     if failed := [call for call in seen.calls if call.failed]:
-        reasons = "; ".join(dict.fromkeys(call.failed for call in failed))
-        lines.append(
-            f"{len(failed)} of them failed after {duration(covered_s(failed))} ({reasons}): this time includes them,"
-            " but the floor and the trials leave them out."
-        )
+        after = f"{duration(covered_s(failed))} ({'; '.join(dict.fromkeys(call.failed for call in failed))})"
+        left_out = "this time includes them, but the floor and the trials leave them out."
+        lines.append(f"{len(failed)} of them failed after {after}: {left_out}")
     if seen.calls and seen.unnoted:
         lines.append(f"{_capital(_unnoted_words(seen.unnoted))}.")
     lines += [finding_sentence(number, item) for number, item in enumerate(why.findings, 1)]
@@ -77,12 +75,11 @@ def why_sentences(why: Why) -> list[str]:
         lines.append(f"Percentages refer to {duration(seen.steady_s)}: {warm}{loads} and tokenizers.")
     saved_once = next((number for number, item in enumerate(why.findings, 1) if item.once), None)
     saves = "which no finding saves and" if saved_once is None else f"of which only no. {saved_once} saves some;"
-    for where, first_s, usual_s in why.first_calls:
-        lines.append(
-            f"First calls at {where} took {duration(first_s)}, and {duration(usual_s)} once warm. The"
-            f" rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
-        )
-    return lines
+    rest = f"The rest is a one-time cost, {saves} no percentage includes{' it' if saved_once else ''}."
+    return lines + [
+        f"First calls at {where} took {duration(first_s)}, and {duration(usual_s)} once warm. {rest}"
+        for where, first_s, usual_s in why.first_calls
+    ]
 
 
 def _slow_module(why: Why) -> list[str]:
@@ -134,27 +131,20 @@ def _nothing(why: Why) -> str:
     share = why.floor.seconds / calls_s if why.floor and calls_s else 0.0
     start = f"Nothing to change of {len(why.tried)} tried" if why.tried else "Nothing to change"
     if why.not_tried:
-        trials = several(len(why.tried), "trial", "trials")
-        start = (
-            f"Nothing was found in {trials}, and others could not be made" if why.tried else "Nothing could be tried"
-        )
-        start += " (listed below)"
+        found = f"Nothing was found in {several(len(why.tried), 'trial', 'trials')}, and others could not be made"
+        start = f"{found if why.tried else 'Nothing could be tried'} (listed below)"
     if share >= _NEAR:
         return f"{start}: {percent(share)} of what this machine can do with this model."
     floor = f", and the floor is {percent(share)} of its time" if share and not why.not_tried else ""
-    rest = next((part for part in time_parts(why) if part.beyond_floor), None)
-    if rest is None or why.floor is None:
-        return f"{start}{floor}."
-    return f"{start}{floor}. The largest part of the rest is {rest.what}: {duration(rest.seconds)}."
+    rest = next((f" The largest part of the rest is {part.what}: {duration(part.seconds)}."
+                 for part in time_parts(why) if part.beyond_floor and why.floor), "")  # fmt: skip
+    return f"{start}{floor}.{rest}"
 
 
 def finding_sentence(number: int, item: Finding) -> str:
     """`1. use_cache=False ...: 22.1 s (53 %). Remove it (script.py:31). [tried]`."""
-    where = f" ({item.where})" if item.where else ""
-    return (
-        f"{number}. {_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})."
-        f" {_capital(item.change)}{where}. [{item.basis}]"
-    )
+    saves = f"{_capital(item.evidence)}: {saved_words(item)} ({_share_words(item)})"
+    return f"{number}. {saves}. {_capital(item.change)}{f' ({item.where})' if item.where else ''}. [{item.basis}]"
 
 
 def _share_words(item: Finding) -> str:
@@ -178,11 +168,9 @@ def note_lines(why: Why) -> list[str]:
     """How the savings were determined, graph breaks, and the cost of recording."""
     lines = [f"{number}. {item.basis}: {item.how}" for number, item in enumerate(why.findings, 1)]
     if breaks := why.seen.graph_breaks:
-        count = sum(item.count for item in breaks)
-        lines.append(
-            f"torch.compile broke the code into pieces {several(count, 'time', 'times')}, and Python runs between them:"
-            f" {breaks[0].reason}. fullgraph=True names the line; the seconds are unknown"
-        )
+        often = several(sum(item.count for item in breaks), "time", "times")
+        between = f"Python runs between them: {breaks[0].reason}. fullgraph=True names the line"
+        lines.append(f"torch.compile broke the code into pieces {often}, and {between}; the seconds are unknown")
     share = 100 * why.seen.overhead_s / why.seen.wall_s if why.seen.wall_s else 0.0
     return [*lines, f"recording took {duration(why.seen.overhead_s)} of {duration(why.seen.wall_s)} ({share:.2g} %)"]
 
@@ -195,16 +183,10 @@ def call_rows(why: Why) -> list[list[str]]:
         groups.setdefault(key, []).append(call)
     ordered = sorted(groups.values(), key=lambda calls: -covered_s(calls))
     return [
-        [
-            calls[0].where,
-            str(len(calls)),
-            _shapes(calls),
-            duration(covered_s(calls)),
-            duration(statistics.mean(call.seconds for call in calls)),
-            ", ".join(_ran_with(calls[0], padding_share(calls))),
-        ]
+        [calls[0].where, str(len(calls)), _shapes(calls), duration(covered_s(calls)),
+         duration(statistics.mean(call.seconds for call in calls)), ", ".join(_ran_with(calls))]
         for calls in ordered[:_MOST_ROWS]
-    ]
+    ]  # fmt: skip
 
 
 def _shapes(calls: Sequence[Call]) -> str:
@@ -219,9 +201,9 @@ def _range(sizes: Iterable[int]) -> str:
     return f"{ordered[0]}..{ordered[-1]}" if ordered[0] < ordered[-1] else str(ordered[0])
 
 
-def _ran_with(call: Call, padding: float) -> list[str]:
-    """Settings that decide how fast a call can be, in words; usual values are left out."""
-    settings = call.settings
+def _ran_with(calls: Sequence[Call]) -> list[str]:
+    """Settings that decide how fast these calls can be, in words; usual values are left out."""
+    call, settings, padding = calls[0], calls[0].settings, padding_share(calls)
     words = [word for word in (settings.dtype, settings.attention) if word]
     if settings.cache is False:
         words.append("no cache")
@@ -229,9 +211,7 @@ def _ran_with(call: Call, padding: float) -> list[str]:
         words.append(f"{percent(padding)} padding")
     words += [word for name, word in _UNUSUAL.items() if getattr(settings, name)]
     words += [settings.placement] if settings.placement else []
-    words += [
-        f"{count} {name}" for count, name in ((settings.beams, "beams"), (settings.answers, "answers")) if count > 1
-    ]
+    words += [f"{count} {name}" for name in ("beams", "answers") if (count := getattr(settings, name)) > 1]
     return [*words, "failed"] if call.failed else words
 
 
@@ -393,13 +373,10 @@ def why_document(why: Why) -> WhyDocument:
 
 def why_sections(why: Why) -> list[Section]:
     """The sections of a report: the answer, findings, calls, trials and notes."""
-    findings = [
-        [item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
-        for item in why.findings
-    ]
-    trials = [
-        [trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)] for trial in why.tried
-    ]
+    findings = [[item.id, saved_words(item), _share_words(item), item.where, item.evidence, item.change]
+                for item in why.findings]  # fmt: skip
+    trials = [[trial.id, trial.where, trial.shape, str(len(trial.rounds)), percent(trial.saving)]
+              for trial in why.tried]  # fmt: skip
     # Parts of less than 1 % share the last row.
     wall_s, parts = max(why.seen.wall_s, 1e-9), time_parts(why)
     shown = [part for part in parts if part.seconds >= _WORTH_A_ROW * wall_s]

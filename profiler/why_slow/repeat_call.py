@@ -32,27 +32,19 @@ _OTHER_SAVING = 0.3
 
 
 @dataclass(frozen=True)
-class WeightedRun:
-    """A run whose seconds count `weight` times."""
-
-    weight: float
-    run: Callable[[], object]
-    about_s: float = 0.0
-    """What it took in the script."""
-
-
-@dataclass(frozen=True)
 class Run:
     """A run that a trial repeats."""
 
     run: Callable[[], object]
     about_s: float = 0.0
-    """As in WeightedRun."""
-    shortened: Callable[[int], tuple[WeightedRun, ...]] = lambda _tokens: ()
+    """What it took in the script."""
+    shortened: Callable[[int], tuple[Run, ...]] = lambda _tokens: ()
     """Parts that stand for the run, with at most so many new tokens; 1: its prompt, without the other tokens.
 
     Empty if it cannot be shortened.
     """
+    weight: float = 1.0
+    """How many times its seconds count."""
 
     def __call__(self) -> object:
         return self.run()
@@ -61,7 +53,7 @@ class Run:
 def in_sequence(runs: Sequence[Run]) -> Run:
     """Some runs, one after the other."""
 
-    def shortened(tokens: int) -> tuple[WeightedRun, ...]:
+    def shortened(tokens: int) -> tuple[Run, ...]:
         parts = [run.shortened(tokens) for run in runs]
         return tuple(part for each in parts for part in each) if all(parts) else ()
 
@@ -71,9 +63,9 @@ def in_sequence(runs: Sequence[Run]) -> Run:
 def in_even_sequence(runs: Sequence[Run]) -> Run:
     """Runs whose time changes evenly from the first to the last; shortened, some of them stand for all."""
 
-    def shortened(tokens: int) -> tuple[WeightedRun, ...]:
+    def shortened(tokens: int) -> tuple[Run, ...]:
         chosen = evenly(runs, tokens)
-        return tuple(WeightedRun(len(runs) / len(chosen), run, run.about_s) for run in chosen)
+        return tuple(replace(run, weight=len(runs) / len(chosen)) for run in chosen)
 
     return replace(in_sequence(runs), shortened=shortened)
 
@@ -81,13 +73,12 @@ def in_even_sequence(runs: Sequence[Run]) -> Run:
 def with_steps(run: Callable[[int], object], count: int) -> Run:
     """A first run and `count` steps after it; `run` runs the first and so many steps."""
 
-    def shortened(tokens: int) -> tuple[WeightedRun, ...]:
+    def shortened(tokens: int) -> tuple[Run, ...]:
         steps = tokens - 1
         if steps < 1 or steps >= count:
             return ()
         times = count / steps
-        first, some = functools.partial(run, 0), functools.partial(run, steps)
-        return (WeightedRun(1.0 - times, first), WeightedRun(times, some))
+        return Run(functools.partial(run, 0), weight=1 - times), Run(functools.partial(run, steps), weight=times)
 
     return Run(functools.partial(run, count), shortened=shortened)
 
@@ -110,11 +101,11 @@ class Candidate:
     within: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
     """The context in which `changed` runs; entering and leaving it is not timed."""
     shape: str = ""
-    explain: Callable[[float], str] | None = None
-    """Measures more evidence, in words, until the clock is at a time, once the trial has shown a saving."""
+    explain: Callable[[], str] = lambda: ""
+    """Measures more evidence, in words, once the trial has shown a saving."""
     once_s: float = 0.0
     """About the seconds that `changed` takes more at its first run, such as those of torch.compile."""
-    closer: Candidate | None = None
+    closer: tuple[Candidate, ...] = ()
     """A trial that is closer to what the user would run, for the time that all others leave; it replaces this one."""
     about: float = 0.0
     """Share of the calls that the change saves by the ceilings, see `CallGroup.saved_share`; 0 if it is unknown."""
@@ -153,7 +144,7 @@ class RepeatedCall:
     def as_run(self) -> Run:
         return Run(functools.partial(self._run, self.call.new_tokens), self.call.steady_s, self.shortened)
 
-    def shortened(self, tokens: int) -> tuple[WeightedRun, ...]:
+    def shortened(self, tokens: int) -> tuple[Run, ...]:
         """A long `generate` as its prompt and one token, and an average step per further token.
 
         The time of a step is that of `tokens` tokens without the first. Without a cache, steps grow with the context,
@@ -163,20 +154,21 @@ class RepeatedCall:
         if self.call.kind != "generate" or self.noted.watched.in_threads or tokens < 1:
             return ()
         if new <= tokens:
-            return (WeightedRun(1.0, self.as_run, self.call.steady_s),)
+            return (self.as_run,)
         prompt_s = self.call.steady_prompt_s
         step_s = (self.call.steady_s - prompt_s) / (new - 1)
 
-        def part(weight: float, tokens: int, further: int = 0) -> WeightedRun:
-            return WeightedRun(weight, functools.partial(self._run, tokens, further), prompt_s + (tokens - 1) * step_s)
+        def part(weight: float, tokens: int, further: int = 0) -> Run:
+            run = functools.partial(self._run, tokens, further)
+            return Run(run, prompt_s + (tokens - 1) * step_s, weight=weight)
 
         if tokens == 1:
             return (part(1.0, 1),)
         times = (new - 1) / (tokens - 1)
         if self.call.settings.cache:
-            return (part(1.0 - times, 1), part(times, tokens))
+            return part(1.0 - times, 1), part(times, tokens)
         middle = (new - tokens) // 2
-        return (part(1.0, 1), part(times, tokens, middle), part(-times, 1, middle))
+        return part(1.0, 1), part(times, tokens, middle), part(-times, 1, middle)
 
     def _run(self, new_tokens: int, further: int = 0) -> object:
         """Run the call with `new_tokens`, after a prompt that is `further` tokens longer."""
@@ -223,7 +215,7 @@ class RepeatedCall:
         return given
 
     def _cache(self, model: Any) -> Any:
-        """A cache that holds the call's context: filled at the first run, and cropped to it before every later one."""
+        """A cache that holds the call's context: filled at the first run, and cropped before every later one."""
         beyond = self.filled[0].get_seq_length() - self.call.context_len if self.filled else -1
         if beyond < 0:
             ids = torch.zeros(self.call.batch_size, self.call.context_len, dtype=torch.long, device=model.device)
@@ -238,8 +230,7 @@ def passed(options: Mapping[str, object]) -> str:
     out = [name for name, value in options.items() if value is None]
     given = [f"{name}={json.dumps(value) if isinstance(value, str) else value}"
              for name, value in options.items() if value is not None]  # fmt: skip
-    parts = ("pass " + ", ".join(given) if given else "", "leave out " + ", ".join(out) if out else "")
-    return ", and ".join(filter(None, parts))
+    return ", and ".join(f"{verb} {', '.join(names)}" for verb, names in (("pass", given), ("leave out", out)) if names)
 
 
 def repeat(noted: CallRecord, call: Call, model: Any, options: Mapping[str, object] | None = None, **more: Any) -> Run:
@@ -289,10 +280,9 @@ class CallGroup:
     @property
     def firsts(self) -> list[tuple[Call, CallRecord]]:
         """The first call of each shape and its record, in the order of the script."""
-        by_shape: dict[str, tuple[Call, CallRecord]] = {}
-        for call, noted in sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: pair[1].began_s):
-            by_shape.setdefault(call.words, (call, noted))
-        return list(by_shape.values())
+        latest_first = sorted(zip(self.calls, self.notes, strict=True), key=lambda pair: -pair[1].began_s)
+        by_shape = {call.words: (call, noted) for call, noted in latest_first}
+        return sorted(by_shape.values(), key=lambda pair: pair[1].began_s)
 
     def others(self, first: Call) -> list[Call]:
         """A first call, and the calls of its shape that began before it ended."""
@@ -335,19 +325,11 @@ class CallGroup:
         """A change to the call that stands for all, or to those of the fields `more`; without `changed`, the same call
         within the context `within`.
         """
-        unchanged = self.repeated()
+        as_is = self.repeated()
         common: dict[str, Any] = {
             "where": self.call.where,
-            "as_is": unchanged,
+            "as_is": as_is,
             "seconds": statistics.median(self.like(self.call)),
-            "usual": _USUAL_SAVING.get(name, _OTHER_SAVING),
         }
-        return Candidate(
-            group=self, id=name, evidence=evidence, change=change, changed=changed or unchanged, **(common | more)
-        )
-
-
-def synchronize() -> None:
-    """Wait for the device, if there is one besides the CPU."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+        common |= {"usual": _USUAL_SAVING.get(name, _OTHER_SAVING)} | more
+        return Candidate(self, name, evidence, change, changed=changed or as_is, **common)

@@ -10,12 +10,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 _SWITCHES = torch.backends.cuda  # which apply to a CPU as well
-_ENABLED = {
+_IS_ENABLED = {
     SDPBackend.FLASH_ATTENTION: _SWITCHES.flash_sdp_enabled,
     SDPBackend.EFFICIENT_ATTENTION: _SWITCHES.mem_efficient_sdp_enabled,
     SDPBackend.CUDNN_ATTENTION: _SWITCHES.cudnn_sdp_enabled,
     SDPBackend.MATH: _SWITCHES.math_sdp_enabled,
 }
+ALL_KERNELS = tuple(_IS_ENABLED)
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,14 @@ class TorchContext:
 
     device_type: str
     autocast: torch.dtype | None
-    kernels: tuple[SDPBackend, ...] = tuple(_ENABLED)
+    kernels: tuple[SDPBackend, ...] = ALL_KERNELS
     keeps_casts: bool = True
     """Whether autocast keeps casts of weights that require gradients: it does not in inference mode."""
 
     @classmethod
     def current(cls, device_type: str) -> TorchContext:
         casts = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
-        kernels = tuple(kernel for kernel, is_enabled in _ENABLED.items() if is_enabled())
+        kernels = tuple(kernel for kernel, is_enabled in _IS_ENABLED.items() if is_enabled())
         keeps = torch.is_autocast_cache_enabled() and not torch.is_inference_mode_enabled()
         return cls(device_type, torch.get_autocast_dtype(device_type) if casts else None, kernels, keeps)
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from profiler import effort
 from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
-from profiler.errors import describe_error, first_line
+from profiler.errors import RequestError, describe_error, first_line
+from profiler.measure.workshop import Attempt, in_turn, try_in_order
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (
-    DECISIVE,
     FEW_ROUNDS,
     LEAST_ROUNDS,
     LEAST_SHARE,
     MOST_ROUNDS,
     TRIALS_SHARE,
     Finding,
+    Rounds,
     TriedChange,
     Untried,
     is_settled,
@@ -30,7 +31,7 @@ from profiler.why_slow.findings import (
 from profiler.why_slow.loop_changes import grows_by_a_token
 from profiler.why_slow.observations import Call, Observations, steady_s
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.repeat_call import CallGroup, Candidate, WeightedRun, repeat, synchronize
+from profiler.why_slow.repeat_call import CallGroup, Candidate, Run, repeat
 
 # A side of a pair takes about so long: single runs of a short call differ by several percent.
 _SIDE_S = 0.6
@@ -50,9 +51,11 @@ _MOST_FIRSTS = 8
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """How both sides of a pair run."""
+    """A trial of a change, of the whole call or of its first tokens."""
 
     candidate: Candidate
+    share_s: float
+    """The seconds that it may take, or as much more as its fewest pairs need."""
     tokens: int = 0
     """New tokens that stand for all of a `generate`, or forwards for a loop; 0: it is repeated whole."""
     repeats: int = 1
@@ -64,28 +67,20 @@ class TrialPlan:
         side_s = tried.seconds * (self.repeats + (tried.seconds < _SHORT_S))
         if self.tokens:
             side_s = sum(part.about_s for part in tried.as_is.shortened(self.tokens))
-        # A shortened side is run once before the pairs; a first run alone is one of them if it saves much.
-        unchanged, changed = (0, rounds) if tried.alone else (rounds + bool(self.tokens), rounds + 1)
-        return (unchanged + changed * (1 - tried.expected)) * side_s + tried.once_s
+        unchanged = 0 if tried.alone else rounds + bool(self.tokens)
+        return (unchanged + (rounds + 1) * (1 - tried.expected)) * side_s + tried.once_s
 
 
-def plan_trial(candidate: Candidate, share_s: float, left_s: float) -> TrialPlan | float:
-    """The plan of a trial, or the seconds that it lacks `left_s` for.
-
-    It is of the whole call if five pairs fit into `share_s`. Else it is of the whole or of its first tokens, whichever
-    are the cheaper three pairs.
-    """
+def plan_trial(candidate: Candidate, share_s: float) -> TrialPlan:
+    """The trial of the whole call if five pairs fit into `share_s`, else the one whose three pairs are cheaper."""
     most = MOST_ROUNDS * (2 - candidate.expected)
     repeats = int(min(_SIDE_S, share_s / most) / max(candidate.seconds, 1e-3))
-    whole = TrialPlan(candidate, repeats=max(1, min(effort.STANDARD.script_repeats, repeats)))
-    if whole.cost_s(LEAST_ROUNDS) <= share_s:
+    whole = TrialPlan(candidate, share_s, repeats=max(1, min(effort.STANDARD.script_repeats, repeats)))
+    first = replace(whole, tokens=_FIRST_TOKENS, repeats=1)
+    could = all(run.shortened(first.tokens) for run in (candidate.as_is, candidate.changed)) and not candidate.alone
+    if whole.cost_s(LEAST_ROUNDS) <= share_s or not could:
         return whole
-    plans, tokens = [whole], _FIRST_TOKENS
-    if not candidate.alone and candidate.as_is.shortened(tokens) and candidate.changed.shortened(tokens):
-        plans.append(TrialPlan(candidate, tokens))
-    cheapest = min(plans, key=lambda plan: plan.cost_s(FEW_ROUNDS))
-    least_s = cheapest.cost_s(FEW_ROUNDS)
-    return cheapest if least_s <= left_s else least_s
+    return min(whole, first, key=lambda plan: plan.cost_s(FEW_ROUNDS))
 
 
 def try_changes(
@@ -93,92 +88,106 @@ def try_changes(
 ) -> list[TriedChange]:
     """Trials of groups of at least `least_s` seconds; `untried` gets other changes.
 
-    What saves the most per second of its trial comes first. Each trial may take a share of the time that is left, by
-    what it is expected to save, or as much more as its fewest pairs need. Trials have TRIALS_SHARE of `budget_s`,
-    of which `spent_s` have passed, and end at an interrupt; those made until then are returned. The sides of a pair
-    leave out the seconds in which this process waits for a core.
+    What saves the most per second of its trial comes first; a trial that is closer to what the user would run comes
+    after all others, unless its stand-in has saved nothing. Each has a share of the time by what it could save.
+    Trials have TRIALS_SHARE of `budget_s`, of which `spent_s` have passed, and end at an interrupt; those made until
+    then are returned. The sides of a pair leave out the seconds in which this process waits for a core.
     """
     deadline_s = now_s() + TRIALS_SHARE * budget_s - spent_s
     trials: dict[tuple[str, Sequence[int]], TriedChange] = {}
+    closer: list[Candidate] = []
+
+    def run(plan: TrialPlan) -> list[tuple[TrialPlan, TriedChange]]:
+        return [(plan, run_trial(plan, deadline_s))]
+
+    def without_time(attempt: Attempt[TrialPlan]) -> tuple[()]:
+        tried = attempt.work.candidate
+        untried.without_time[tried.name] = attempt.cost_s
+        if tried.about:
+            how = "from the shapes of the calls and the ceilings; there was no time for a trial"
+            what = (tried.where, tried.evidence, tried.change)
+            untried.computed.append(Finding(tried.id, tried.about * tried.group.seconds, *what, "computed", how))
+        return ()
+
+    def failed(plan: TrialPlan, error: Exception) -> None:
+        untried.add(plan.candidate.name, first_line(error))
+        closer.extend(plan.candidate.closer)
+
     try:
-        queue = _ranked(_candidates([group for group in groups if group.seconds >= least_s], untried))
-        while queue:
-            left_s = max(0.0, deadline_s - now_s())
-            share_s = left_s * queue[0].expected_s / max(1e-9, sum(each.expected_s for each in queue))
-            taken = queue.pop(0)
-            plan = plan_trial(taken, share_s, left_s)
-            if isinstance(plan, float):
-                _give_up(taken, plan, untried)
-                continue
-            closer = taken.closer
-            try:
-                trial = run_trial(plan, share_s, deadline_s)
+        found = [each for group in groups if group.seconds >= least_s for each in candidates(group, untried)]
+        for waiting in (found, closer):
+            per_saved = max(0.0, deadline_s - now_s()) / max(1e-9, sum(each.expected_s for each in waiting))
+            plans = [plan_trial(each, each.expected_s * per_saved) for each in waiting]
+            queue = [Attempt(plan, plan.candidate.expected_s, plan.cost_s(FEW_ROUNDS)) for plan in plans]
+            for plan, trial in try_in_order(queue, run, deadline_s, now_s, without_time, failed):
                 if trial.claimed or (trial.id, trial.calls) not in trials:
                     trials[trial.id, trial.calls] = trial
-                closer = closer if trial.claimed else None
-            except NoTimeLeftError:
-                _give_up(taken, plan.cost_s(FEW_ROUNDS), untried)
-            except Exception as error:
-                untried.add(taken.name, first_line(error))
-            if closer is not None:
-                queue = _ranked([*queue, closer])
+                if trial.claimed:
+                    closer.extend(plan.candidate.closer)
     except KeyboardInterrupt:
         untried.add("all other changes", "interrupted")
-    except Exception as error:  # a user's model may fail in any way, and the answer is useful without more trials
+    except Exception as error:  # a lost device, after which the answer is useful without more trials
         untried.add("all other changes", describe_error(error))
     return list(trials.values())
 
 
-def _candidates(groups: Sequence[CallGroup], untried: Untried) -> Iterator[Candidate]:
-    for group in groups:
-        try:
-            yield from candidates(group, untried)
-        except Exception as error:
-            untried.add(f"changes to the calls at {group.calls[0].where}", describe_error(error))
-
-
-def _ranked(pending: Iterable[Candidate]) -> list[Candidate]:
-    """The changes, first those that are expected to save the most per second of their shortest trial."""
-
-    def per_s(tried: Candidate) -> float:
-        least_s = plan_trial(tried, 0.0, 0.0)
-        return tried.expected_s / (least_s if isinstance(least_s, float) and least_s else 1e-3)
-
-    return sorted(pending, key=per_s, reverse=True)
-
-
-def _give_up(tried: Candidate, least_s: float, untried: Untried) -> None:
-    """Note a change for whose pairs, of so many seconds, no time is left, with what is known without a trial."""
-    untried.without_time[tried.name] = least_s
-    if tried.about:
-        how = "from the shapes of the calls and the ceilings; there was no time for a trial"
-        what = (tried.where, tried.evidence, tried.change)
-        untried.computed.append(Finding(tried.id, tried.about * tried.group.seconds, *what, "computed", how))
-
-
-class NoTimeLeftError(Exception):
-    """A trial has used its time before its third pair, on a machine that has become slower."""
-
-
-def run_trial(plan: TrialPlan, share_s: float, deadline_s: float) -> TriedChange:
-    """The trial of one change.
-
-    After its third pair it ends once it has taken `share_s`. Raises NoTimeLeftError if `deadline_s`, on the clock of
-    `now_s`, comes before.
-    """
+def run_trial(plan: TrialPlan, deadline_s: float) -> TriedChange:
+    """The trial of one change. Raises RequestError if `deadline_s`, by `now_s`, comes before its third pair."""
     candidate = plan.candidate
     shape = candidate.shape or candidate.group.call.words
     gc.collect()  # of the script's last call, and of the trial before: a cache, or a copy of the model
-    rounds = _pairs(plan, now_s() + share_s, deadline_s)
+    rounds = _pairs(plan, now_s() + plan.share_s, deadline_s)
     if plan.tokens:
         shape += f", as {plan.tokens} of its tokens"
     evidence = candidate.evidence
-    if candidate.explain is not None and pairs_agree(rounds):
+    if pairs_agree(rounds):
         with contextlib.suppress(Exception):  # the saving is known without it
-            evidence += candidate.explain(deadline_s)
+            evidence += candidate.explain()
     numbers = tuple(call.number for call in candidate.group.calls)
     what = (candidate.where, evidence, candidate.change, shape, candidate.stand_in, candidate.alone)
     return TriedChange(candidate.id, numbers, rounds, *what)
+
+
+def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> Rounds:
+    """Pairs of (seconds unchanged, seconds changed), warmed up, until they are settled; from the third on to `until_s`.
+
+    Unchanged calls that cannot be repeated have the median of the script's, and changed ones are timed as these were.
+    """
+    candidate, seconds = plan.candidate, plan.candidate.seconds
+    synchronize = candidate.group.middle[1].clock.synchronize
+    as_is, changed = (
+        run.shortened(plan.tokens) if plan.tokens else (run,) for run in (candidate.as_is, candidate.changed)
+    )
+
+    def timed(parts: Sequence[Run]) -> float:
+        if seconds < _SHORT_S:
+            parts[0]()
+        synchronize()
+        now = now_s if candidate.alone else own_s  # without waits for a core
+        return sum(part.weight * waited_s(part, synchronize, plan.repeats, now=now) for part in parts)
+
+    def unchanged_s() -> float:
+        return seconds if candidate.alone else timed(as_is)
+
+    def changed_s() -> float:
+        with candidate.within():
+            return timed(changed)
+
+    # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
+    if plan.tokens:
+        unchanged_s()
+    start_s = now_s()
+    if changed_s() > _HOPELESS * seconds and (again_s := changed_s()) > _HOPELESS * seconds:
+        return ((seconds, again_s),)
+
+    def is_enough(rounds: Rounds) -> bool:
+        pair_s = (now_s() - start_s) / (1 + len(rounds))
+        has_time = now_s() + pair_s <= (deadline_s if len(rounds) < FEW_ROUNDS else min(until_s, deadline_s))
+        if not is_settled(rounds) and not has_time and len(rounds) < FEW_ROUNDS:
+            raise RequestError("its pairs took longer than there was time for")
+        return is_settled(rounds) or not has_time
+
+    return tuple(in_turn(unchanged_s, changed_s, is_enough))
 
 
 def call_groups(recorder: Recorder, seen: Observations, untried: Untried) -> list[CallGroup]:
@@ -264,51 +273,3 @@ def _repeated_s(group: CallGroup, first: Call, noted: CallRecord, deadline_s: fl
     except Exception:  # a call that cannot be repeated counts in full
         return None
     return repeated_s + rest_s
-
-
-def _pairs(plan: TrialPlan, until_s: float, deadline_s: float) -> tuple[tuple[float, float], ...]:
-    """Pairs of (seconds unchanged, seconds changed), warmed up, in alternating order.
-
-    Unchanged calls that cannot be repeated have the median of the script's, and the changed ones are timed as these
-    were. Pairs end when they are settled, or at `until_s` from the third on. Raises NoTimeLeftError if `deadline_s`
-    comes before the third.
-    """
-    candidate, seconds = plan.candidate, plan.candidate.seconds
-    as_is, changed = (
-        run.shortened(plan.tokens) if plan.tokens else (WeightedRun(1.0, run),)
-        for run in (candidate.as_is, candidate.changed)
-    )
-
-    def timed(parts: Sequence[WeightedRun]) -> float:
-        if seconds < _SHORT_S:
-            parts[0].run()
-        synchronize()
-        now = now_s if candidate.alone else own_s  # without waits for a core
-        return sum(part.weight * waited_s(part.run, synchronize, plan.repeats, now=now) for part in parts)
-
-    def unchanged_s() -> float:
-        return seconds if candidate.alone else timed(as_is)
-
-    def changed_s() -> float:
-        with candidate.within():
-            return timed(changed)
-
-    # The script has warmed up the unchanged call; the changed one has its one-time costs in its first run.
-    if plan.tokens:
-        unchanged_s()
-    start_s, cold_s = now_s(), changed_s()
-    if cold_s > _HOPELESS * seconds and (again_s := changed_s()) > _HOPELESS * seconds:
-        return ((seconds, again_s),)
-    rounds = [(seconds, cold_s)] if candidate.alone and 1 - cold_s / seconds > DECISIVE else []
-    while not is_settled(rounds):
-        pair_s = (now_s() - start_s) / (1 + len(rounds))
-        if now_s() + pair_s > (deadline_s if len(rounds) < FEW_ROUNDS else min(until_s, deadline_s)):
-            break
-        if len(rounds) % 2:
-            rounds.append((unchanged_s(), changed_s()))
-        else:
-            after_s = changed_s()
-            rounds.append((unchanged_s(), after_s))
-    if len(rounds) < FEW_ROUNDS and not is_settled(rounds):
-        raise NoTimeLeftError
-    return tuple(rounds)

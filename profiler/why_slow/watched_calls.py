@@ -50,6 +50,8 @@ class Watched:
     """Whether a repetition can be passed a cache of transformers."""
     in_threads: bool = False
     """Whether its forwards run in a thread of transformers. It is then not shortened: the thread takes much of it."""
+    sees_attention: bool = False
+    """Whether the shapes of its attention are recorded, which no config says."""
 
     def end(self, noted: CallRecord, model: Any, result: Any, *, logits_watched: bool) -> None:
         """Note the result of a call; with `logits_watched`, replace its logits by ones that note what is read."""
@@ -63,6 +65,13 @@ class Watched:
                 noted.read = watch_logits(result, noted.shape[1])
 
 
+def _of_tokens(settings: CallSettings, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
+    tokens = tokens_of(args, named)
+    rows, count = (1, 1) if tokens is None else (int(tokens.shape[0]), int(tokens.shape[1]))
+    shape = rows * settings.times_computed, count, 0 if tokens is None else context_len(named)
+    return Given(settings, shape, named.get("attention_mask"), (args, _stored(named)))
+
+
 def _forward(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
     args, named = by_name(type(model).forward, args, named)
     return _of_tokens(forward_settings(model, named), args, named)
@@ -71,13 +80,6 @@ def _forward(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Giv
 def _generate(model: Any, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
     args, named = by_name(type(model).generate, args, named)
     return _of_tokens(generate_settings(model, named), args, named)
-
-
-def _of_tokens(settings: CallSettings, args: tuple[Any, ...], named: Mapping[str, Any]) -> Given:
-    tokens = tokens_of(args, named)
-    rows, count = (1, 1) if tokens is None else (int(tokens.shape[0]), int(tokens.shape[1]))
-    shape = rows * settings.times_computed, count, 0 if tokens is None else context_len(named)
-    return Given(settings, shape, named.get("attention_mask"), (args, _stored(named)))
 
 
 def _stored(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,7 +105,7 @@ GENERATE = Watched("generate", "generate", _generate, limits=("max_new_tokens", 
 GENERATE_BATCH = Watched(
     "generate", "generate_batch", _generate_batch, limits=("max_new_tokens",), takes_cache=False, in_threads=True
 )
-PLAIN = Watched("forward", "__call__", _plain, takes_cache=False)
+PLAIN = Watched("forward", "__call__", _plain, takes_cache=False, sees_attention=True)
 
 
 _EXTRAS = ("output_hidden_states", "output_attentions", "output_scores", "output_logits")

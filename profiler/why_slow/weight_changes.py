@@ -58,14 +58,11 @@ def dense_weights(group: CallGroup) -> Candidate | None:
     device = torch.device(call.settings.device)
     overhead_models = functools.cache(lambda: dense_copies(linears, dtype, _COPY_SHARE * available_bytes(device)))
     formats = " and ".join(dict.fromkeys(each.format for each in linears))
-
-    def explain(_: float) -> str:
-        return f", their kernel is {kernel_of([linears[0].module], dtype, call.batch_size, device)}"
-
     return group.candidate(
         "slow-format", f"weights are packed ({formats})",
         "leave out the quantisation if the model fits without it", within=lambda: replaced(linears, overhead_models()),
-        where=group.loaded_at, explain=explain, stand_in="dense linears of random values",
+        where=group.loaded_at, stand_in="dense linears of random values",
+        explain=lambda: f", their kernel is {kernel_of([linears[0].module], dtype, call.batch_size, device)}",
     )  # fmt: skip
 
 
@@ -147,11 +144,6 @@ def cast_once(group: CallGroup) -> Candidate | None:
     )  # fmt: skip
 
 
-def _check_room(needs_bytes: float, what: str, device: torch.device) -> None:
-    if needs_bytes > (room_bytes := _COPY_SHARE * available_bytes(device)):
-        raise RequestError(f"{what} needs {scaled(needs_bytes, 'B')}, and there is room for {scaled(room_bytes, 'B')}")
-
-
 _WIDE = ("float32", "float64")
 _HALVES = ("bfloat16", "float16")
 
@@ -182,7 +174,9 @@ def _in_dtype(group: CallGroup, dtype: torch.dtype) -> Run:
 
     def converted() -> Any:
         needs = sum(each.numel() for each in model.parameters()) * dtype.itemsize
-        _check_room(needs, f"its copy in {dtype_name(dtype)}", torch.device(group.settings.device))
+        if needs > (room := _COPY_SHARE * available_bytes(torch.device(group.settings.device))):
+            what = f"its copy in {dtype_name(dtype)} needs {scaled(needs, 'B')}"
+            raise RequestError(f"{what}, and there is room for {scaled(room, 'B')}")
         # Converted one by one, so that there is never a second model in the wide dtype.
         narrow = {id(each): nn.Parameter(each.detach().to(dtype), each.requires_grad)
                   for each in model.parameters() if each.is_floating_point()}  # fmt: skip
@@ -196,11 +190,9 @@ def _faster_dtype(device: torch.device, dtype: str) -> str | None:
     native = describe(device).sixteen_bit_dtype
     if dtype in _WIDE:
         return native
-    if dtype not in _HALVES:
-        return None
     if device.type == "cuda":  # only GPUs before Ampere lack a 16-bit dtype
         return native if (dtype, native) == ("bfloat16", "float16") else None
-    if _has_units(dtype):
+    if dtype not in _HALVES or _has_units(dtype):
         return None
     return "bfloat16" if _has_units("bfloat16") else "float32"
 

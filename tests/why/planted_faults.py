@@ -158,7 +158,7 @@ def on_one_core() -> Iterator[None]:
         patch.object(effort, "STANDARD", replace(effort.STANDARD, script_floor=False)),
         patch("profiler.why_slow.recorder.clock_for", lambda _device: ProcessClock()),
         patch("profiler.why_slow.recorder.now_s", time.process_time),
-        patch("profiler.why_slow.callbacks.now_s", time.process_time),
+        patch("profiler.why_slow.call_record.now_s", time.process_time),
         patch("profiler.why_slow.own_lines.now_s", time.process_time),
         patch("profiler.why_slow.own_lines.time", SimpleNamespace(sleep=sleep)),
         patch("profiler.why_slow.trials.now_s", time.process_time),

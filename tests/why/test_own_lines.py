@@ -93,11 +93,6 @@ class Stops:
         return torch.zeros(len(ids), dtype=torch.bool)
 
 
-def stops(ids: torch.Tensor, _scores: Any, **_: Any) -> torch.Tensor:
-    nap()
-    return torch.zeros(len(ids), dtype=torch.bool)
-
-
 def bias(_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
     nap()
     return scores
@@ -128,7 +123,6 @@ CALLBACKS: dict[str, tuple[dict[str, Any], str, Callable[..., Any]]] = {
         "PrefixConstrainedLogitsProcessor (prefix_allowed_tokens_fn) at every token, with allowed in it", allowed,
     ),
     "a criterion": ({"stopping_criteria": [Stops()]}, "your Stops at every token", Stops.__call__),
-    "a function as criterion": ({"stopping_criteria": [stops]}, "your stops at every token", stops),
     "a function as processor": ({"logits_processor": [bias]}, "your bias at every token", bias),
     "a partial function": ({"logits_processor": [partial(biased, 2.0)]}, "your biased at every token", biased),
     "a method": (

@@ -341,18 +341,6 @@ def result_and_peak(command: list[str]) -> tuple[str, int]:
     return lines["result"], int(lines["peak"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", SCRIPTS)
-def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_path: Path) -> None:
-    script = tmp_path / "own.py"
-    script.write_text(LLAMA + SCRIPTS[kind] + END)
-    expected, own = result_and_peak([sys.executable, str(script)])
-    command = [sys.executable, str(HURRIED), "why", "--budget", "0", "--out", str(tmp_path / "why"), str(script)]
-    result, peak = result_and_peak(command)
-    assert result == expected
-    assert peak <= 1.2 * own, (peak, own)
-
-
 TRIED = {
     # A paged cache of 4,096 tokens for each of the calls, and for each of the trial's.
     "with paged caches": """
@@ -373,16 +361,20 @@ _MORE_KIB = 300_000_000 // 1024
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", TRIED)
-def test_trials_need_at_most_a_fifth_or_300_mb_more_memory(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", SCRIPTS | TRIED)
+def test_a_script_has_its_result_and_at_most_a_fifth_more_memory(kind: str, tmp_path: Path) -> None:
+    """Trials, of a wider model, need at most 300 MB more."""
+    begin = LLAMA.replace("hidden_size=128", "hidden_size=512") if kind in TRIED else LLAMA
     script = tmp_path / "own.py"
-    script.write_text(LLAMA.replace("hidden_size=128", "hidden_size=512") + TRIED[kind] + END)
+    script.write_text(begin + (SCRIPTS | TRIED)[kind] + END)
     expected, own = result_and_peak([sys.executable, str(script)])
-    command = [sys.executable, "-m", "profiler", "why", "--budget", "20", "--out", str(tmp_path / "why"), str(script)]
+    profiler = ["-m", "profiler"] if kind in TRIED else [str(HURRIED)]
+    budget = ["--budget", "20" if kind in TRIED else "0"]
+    command = [sys.executable, *profiler, "why", *budget, "--out", str(tmp_path / "why"), str(script)]
     result, peak = result_and_peak(command)
     assert result == expected
-    assert json.loads((tmp_path / "why" / "why.json").read_text())["tried"]
-    assert peak <= max(1.2 * own, own + _MORE_KIB), (peak, own)
+    assert bool(json.loads((tmp_path / "why" / "why.json").read_text())["tried"]) == (kind in TRIED)
+    assert peak <= max(1.2 * own, own + _MORE_KIB * (kind in TRIED)), (peak, own)
 
 
 def test_a_block_leaves_the_random_numbers_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -450,5 +442,5 @@ def test_recording_stops_with_a_line_if_memory_runs_short(monkeypatch: pytest.Mo
     with profiler.why() as watching, torch.no_grad():
         assert all(model(ONE_PROMPT).logits.shape == (1, 8, 64) for _ in range(3))
     assert watching.found.seen.calls == ()
-    assert "recording failed 3 times" in watching.answer
-    assert "recording stopped when 100 MB of 10.0 GB of memory were left" in watching.answer
+    assert watching.found.seen.unnoted.count == 3
+    assert "100 MB of 10.0 GB" in watching.found.seen.unnoted.reason

@@ -26,12 +26,11 @@ from profiler.counting.walk import walk
 from profiler.data.ceiling_set import CeilingSet
 from profiler.device.clock import Clock
 from profiler.json_document import json_text
-from profiler.why_slow import costs, loop_changes, trials
+from profiler.why_slow import trials
 from profiler.why_slow.command import explained
 from profiler.why_slow.costs import conversion_findings
 from profiler.why_slow.findings import (
     CallFloor,
-    Finding,
     SlowModule,
     TriedChange,
     Untried,
@@ -110,18 +109,6 @@ def test_overlapping_calls_count_once() -> None:
     assert parts_of(script(2.0, *calls)) == pytest.approx({"generate's own work": 1.0, "forward passes": 1.0})
 
 
-def test_weights_over_a_link_have_a_row() -> None:
-    """Forward passes take 9 s of 10 s, and 4 s of them a link."""
-    seen = script(10.0, generate(0, 9.0, forward_s=9.0))
-    how = "the bytes that cross the link, at its measured bandwidth"
-    finding = Finding("offload", 4.0, "s.py:1", "some weights cross a link", "keep them on the GPU", "at most", how)
-    parts = {"weights over the link, at most": 4.0, "the rest of forward passes": 5.0}
-    found = time_parts(judge_calls(seen, [], more=[finding]))
-    assert {part.what: part.seconds for part in found} == pytest.approx(
-        {**parts, "imports and the script's other code": 1.0}
-    )
-
-
 def test_forward_passes_and_sampling_are_timed_within_generate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both calls have the forward passes of 6 tokens. Only the sampling call has logits processors, by their class."""
     with_effort(monkeypatch, script_floor=False, script_least_s=0.0, script_most_s=0.0)
@@ -180,17 +167,6 @@ def test_only_the_first_forward_of_a_loop_is_repeated() -> None:
     first, *others = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
     assert first.warm_s is not None
     assert {call.warm_s for call in others} == {None}
-
-
-@pytest.mark.slow
-def test_other_shapes_are_repeated_until_one_has_no_one_time_costs() -> None:
-    """Of five shapes, the first and fourth are cold. The fourth is the slowest of the others, and the fifth is next."""
-    model = tiny_llama()
-    naps_s = [COLD_S, 0.02, 0.02, COLD_S, 0.1]
-    model.model.register_forward_pre_hook(lambda *_: time.sleep(naps_s.pop(0) if naps_s else 0.1))
-    recorder = recorded(lambda: [model(torch.ones(1, length, dtype=torch.long)) for length in (4, 9, 6, 8, 5)])
-    calls = once_warm(recorder, recorder.seen("s.py"), 10.0).calls
-    assert [call.number for call in calls if call.warm_s is not None] == [0, 3, 4]
 
 
 class Queue(Clock):
@@ -255,14 +231,6 @@ def test_no_finding_saves_more_than_its_calls_cover() -> None:
     document = json.loads(json_text(why_document(found)))
     assert (document["calls_s"], document["calls_at_once"]) == (1.0, 4)
     assert call_rows(found)[0][3:5] == ["1.00 s", "1.00 s"]
-
-
-def test_loads_at_the_same_time_count_once() -> None:
-    loads = tuple(Load("a", 2.0, "s.py:9", began_s) for began_s in (0.0, 2.0, 2.5))
-    seen = script(5.0, loads=loads)
-    assert seen.loads_s == 4.5
-    [finding] = judge_calls(seen, []).findings
-    assert finding.saves_s == 2.5
 
 
 class Sleeps:
@@ -383,18 +351,6 @@ def test_the_first_load_is_compared_with_a_read_and_later_ones_are_reloads() -> 
         ("slow-load", 4.0, "at most"),
     ]
     assert list(conversion_findings(observed(""), [None] * 3)) == []
-
-
-def test_part_of_the_weights_represents_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """8 of 32 MiB are written and read in half a second."""
-    written: list[int] = []
-    write = Path.write_bytes
-    monkeypatch.setattr(costs, "_MOST_BYTES", 8 << 20)
-    monkeypatch.setattr(Path, "write_bytes", lambda file, data: (written.append(len(data)), write(file, data)))
-    clock = iter((1.0, 1.5))
-    monkeypatch.setattr(costs, "now_s", lambda: next(clock))
-    assert costs.read_weights_s(torch.nn.Sequential(*(Model(None) for _ in range(8)))) == 2.0
-    assert written == [8 << 20]
 
 
 # At this low bandwidth only bytes count. The others are the overhead of a prefill and of a decode step.
@@ -522,15 +478,6 @@ def test_a_change_saves_what_the_ceilings_say(
     assert on_ceilings(change, ceilings, model, run).about == pytest.approx(about, abs=room)
 
 
-def test_fewer_prompts_in_a_batch_save_less(on_ceilings: Any, wide: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of eight long prompts, four as one batch read a quarter of the weights; the trial says that more save more."""
-    monkeypatch.setattr(loop_changes, "_MOST_S", 0.0)
-    prompts = torch.ones(8, 8, dtype=torch.long).split(1)
-    some = on_ceilings("one-by-one", MEMORY, wide, lambda model: [generated(model, ids) for ids in prompts])
-    assert some.about == pytest.approx(0.75, abs=0.05)
-    assert some.shape == "4 of the prompts (more at once save more)"
-
-
 PROMPTS = torch.ones(2, 8, dtype=torch.long)
 CEILINGS = CeilingSet("a device, measured", 1e9, {"float32": 1e12})
 
@@ -559,13 +506,12 @@ SEEN = Observations("s.py", 12.0, (CALLED,), (), 0.0, "", 0.0)
 def test_the_scripts_own_code_is_named_if_it_takes_longer_than_a_finding_saves(code_s: float, is_named: bool) -> None:
     lines = (OwnLine("s.py:7", "pick", "difflib.get_close_matches", code_s / 2), OwnLine("s.py:8", "", "", code_s / 2))
     seen = replace(SEEN, wall_s=20.0, own_lines=lines)
-    named = "The script's own code takes 6.00 s of 20.0 s, 3.00 s of it at s.py:7, in pick: difflib.get_close_matches."
-    assert (named in why_sentences(judge_calls(seen, [], CallFloor(1.0, 0.1)))) == is_named
     # On a busy machine all of it takes twice as long.
     busy = replace(seen, wall_s=40.0, waited_s=20.0, calls=(replace(CALLED, seconds=20.0),),
                    own_lines=tuple(replace(line, seconds=2 * line.seconds) for line in lines))  # fmt: skip
-    named = named.replace("20.0 s,", "20.0 s without waits for a core,")
-    assert (named in why_sentences(judge_calls(busy, [], CallFloor(1.0, 0.1)))) == is_named
+    for each in (seen, busy):
+        first = why_sentences(judge_calls(each, [], CallFloor(1.0, 0.1)))[0]
+        assert ("own code takes 6.00 s" in first and "s.py:7" in first) == is_named
 
 
 def test_a_slow_module_is_named_on_a_busy_machine() -> None:

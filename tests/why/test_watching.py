@@ -26,7 +26,7 @@ from hurry import with_effort
 from IPython.core.interactiveshell import InteractiveShell
 from machines import Others
 from planted_faults import generate, groups_of, run_watched, script, tiny_llama
-from transformers import MambaConfig, MambaForCausalLM, PreTrainedModel
+from transformers import MambaConfig, MambaForCausalLM
 from transformers.models.mamba.modeling_mamba import MambaMixer
 from transformers.utils import logging as transformers_logging
 
@@ -37,10 +37,10 @@ from profiler.run import pipeline
 from profiler.why_slow.command import explained, why_script
 from profiler.why_slow.findings import Finding, TriedChange, Untried, judge_calls
 from profiler.why_slow.module_times import ModuleTimes, fallback_findings, module_times
-from profiler.why_slow.observations import CallSettings, Observations
+from profiler.why_slow.observations import CallSettings, Observations, Recompilation
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import html_why, note_lines, why_document, why_sentences
+from profiler.why_slow.render import html_why, why_document
 from profiler.why_slow.repeat_call import CallGroup
 from profiler.why_slow.script import run_script, scripts_own_profiler
 
@@ -50,6 +50,14 @@ from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 ids = torch.ones(2, 8, dtype=torch.long)
 """
+
+
+@pytest.fixture(autouse=True)
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script changes of the interpreter is set back."""
+    for name, value in {"argv": [*sys.argv], "path": ["", *sys.path], "excepthook": sys.excepthook}.items():
+        monkeypatch.setattr(sys, name, value)
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
 def ran(script: str, tmp_path: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
@@ -90,12 +98,7 @@ def test_an_exception_of_a_script_is_printed_as_by_the_interpreter(
     path = tmp_path / "own.py"
     path.write_text(f"def f():\n    {source}\nf()\n")
     plain = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("argv", "path"):
-            patch.setattr(sys, name, list(getattr(sys, name)))
-        patch.setattr(sys, "excepthook", sys.excepthook)
-        patch.setitem(sys.modules, "__main__", sys.modules["__main__"])
-        assert run_script(path, []) == plain.returncode > 0
+    assert run_script(path, []) == plain.returncode > 0
     assert capfd.readouterr().err == plain.stderr
 
 
@@ -106,9 +109,6 @@ def test_the_answer_and_the_exit_code_survive_a_folder_that_cannot_be_written(
     """A relative folder is where `why` was called, also if the script goes elsewhere."""
     with_effort(monkeypatch, script_floor=False)
     monkeypatch.chdir(tmp_path)
-    for name in ("argv", "path"):
-        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     (tmp_path / "away").mkdir()
     if not writable:
         (tmp_path / "why").write_text("a file")
@@ -170,19 +170,6 @@ def test_an_interrupted_script_is_explained(tiny_folder: Path, tmp_path: Path) -
     assert "<h1>Why is" in (tmp_path / "why" / "why.html").read_text()
 
 
-def test_a_block_is_recorded_if_transformers_is_imported_already(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_effort(monkeypatch, script_floor=False, script_least_s=1.0)
-    model, before = tiny_llama(), PreTrainedModel.from_pretrained
-    with profiler.why() as watching:
-        model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=3, do_sample=False)
-    [call] = watching.found.seen.calls
-    assert (call.kind, call.batch_size, call.prompt_len, call.new_tokens, call.forwards) == ("generate", 1, 8, 3, 3)
-    assert call.where.startswith("test_watching.py:")
-    assert "1 call of generate" in watching.answer
-    assert PreTrainedModel.from_pretrained == before
-    assert "__call__" not in vars(PreTrainedModel)
-
-
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Any:
     """torch.compile's counters, with nothing compiled."""
     from torch._dynamo import reset, utils
@@ -210,7 +197,6 @@ def test_recompilations_are_reported_and_add_no_graph_breaks(monkeypatch: pytest
     [recompilation] = seen.recompilations
     assert 0 < recompilation.seconds <= seen.calls[2].seconds
     assert watching.found.findings[0].id == "recompiles"
-    assert "pad to few lengths" in watching.found.findings[0].change
     with profiler.why() as later, torch.no_grad():
         compiled(torch.ones(1, 12, dtype=torch.long))
     assert later.found.seen.recompilations == (), "earlier recompilations do not belong to this block"
@@ -227,26 +213,15 @@ def test_graph_breaks_are_reported_with_their_reason(monkeypatch: pytest.MonkeyP
     [broken] = watching.found.seen.graph_breaks
     assert broken.count == utils.counters["graph_break"].total() - 3
     assert "print" in broken.reason
-    # Their seconds are unknown, so they are a note and not part of the answer.
-    assert "broke" not in watching.answer
-    assert any(f"broke the code into pieces {broken.count} time" in line for line in note_lines(watching.found))
-    assert list(why_document(watching.found).graph_breaks) == [broken]
 
 
-@pytest.mark.slow
-def test_a_static_cache_is_advised_for_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cache", "change"), [("DynamicCache", "static"), ("", "pad to few lengths")])
+def test_a_static_cache_is_advised_for_compiled_code(cache: str, change: str) -> None:
     """With a growing cache, each token is a new shape for the compiled code."""
-    fresh_compiler(monkeypatch)
-    monkeypatch.setattr("profiler.why_slow.trials.try_changes", lambda *_: [])
-    model = tiny_llama()
-    model.forward = torch.compile(model.forward, backend="eager", dynamic=False)
-    with profiler.why() as watching:
-        model.generate(torch.ones(1, 8, dtype=torch.long), max_new_tokens=4, do_sample=False)
-    assert watching.found.seen.calls[0].settings.cache_class == "DynamicCache"
-    first = watching.found.findings[0]
-    assert first.id == "recompiles"
-    assert 'cache_implementation="static"' in first.change
-    assert first.saves_s <= watching.found.seen.calls_s
+    call = generate(0, 4.0, settings=CallSettings(cache_class=cache))
+    [finding] = judge_calls(script(5.0, call, recompilations=(Recompilation(9.0, "a shape"),)), []).findings
+    assert (finding.id, finding.saves_s) == ("recompiles", 4.0), "not more than the calls"
+    assert change in finding.change
 
 
 SETTINGS = CallSettings("float32", attention="sdpa", cache=False, training=True)
@@ -261,7 +236,6 @@ def test_what_saves_little_or_nothing_gives_no_finding() -> None:
     """A change that is slower, and one that saves under 2 % of the script."""
     for changed_s in (1.5, 0.985):
         assert not judge_calls(TWO, [trial(*[(1.0, changed_s)] * 5)]).findings
-    assert "Nothing to change of 1 tried." in why_sentences(judge_calls(TWO, [trial((1.0, 1.5))]))
 
 
 def test_what_a_change_costs_other_calls_is_subtracted() -> None:
@@ -269,7 +243,6 @@ def test_what_a_change_costs_other_calls_is_subtracted() -> None:
     saves = trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,))
     [finding] = judge_calls(TWO, [saves, trial((1.0, 1.1), (1.0, 1.1), calls=(1,))]).findings
     assert finding.saves_s == pytest.approx(1.5 - 0.6)
-    assert finding.how.endswith(", less the time that other calls then take longer")
     assert not judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(1,))]).findings
     [finding] = judge_calls(TWO, [saves, trial((1.0, 2.0), calls=(0,))]).findings
     assert finding.saves_s == pytest.approx(1.5), "another trial of the same calls is no cost of others"
@@ -285,10 +258,6 @@ def test_what_did_not_run_comes_after_what_did() -> None:
     assert [(item.basis, round(item.saves_s, 1)) for item in found.findings] == [
         ("stand-in", 2.0), ("tried", 0.8), ("at most", 6.0), ("computed", 5.0),
     ]  # fmt: skip
-    assert found.findings[0].how.endswith("; changed: a graph")
-    assert [line.rpartition("[")[2] for line in why_sentences(found) if line[0].isdigit()] == [
-        "stand-in]", "tried]", "at most]", "computed]",
-    ]  # fmt: skip
 
 
 def test_another_dtype_is_no_finding_until_all_calls_of_the_model_are_tried() -> None:
@@ -296,8 +265,7 @@ def test_another_dtype_is_no_finding_until_all_calls_of_the_model_are_tried() ->
     steps = replace(trial((1.0, 0.25), (1.0, 0.2), (1.0, 0.3), calls=(0,)), id="wide-dtype")
     found = judge_calls(TWO, [steps])
     assert not found.findings
-    [line] = found.not_tried
-    assert line.startswith("wide-dtype (s.py:4): other calls of the model were not tried")
+    assert len(found.not_tried) == 1
     prompts = replace(trial((1.0, 0.9), (1.0, 0.9), (1.0, 0.9), calls=(1,)), id="wide-dtype")
     [finding] = judge_calls(TWO, [steps, prompts]).findings
     assert finding.saves_s == pytest.approx(1.5 + 0.6)
@@ -335,9 +303,6 @@ def test_a_script_has_its_own_file_named_profiler(tmp_path: Path, monkeypatch: p
     script.write_text(
         "import profiler, sys\nprint(profiler.timed(), __import__('profiler').__file__, file=sys.stderr)\n"
     )
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
     monkeypatch.delitem(sys.modules, "profiler.why_slow.torch_context", raising=False)
     errors = io.StringIO()
     with scripts_own_profiler(tmp_path), contextlib.redirect_stderr(errors):
@@ -548,21 +513,6 @@ def test_other_warnings_are_no_fallback() -> None:
         BITSANDBYTES.replace("No module named 'kernels'", "import of kernels halted; None in sys.modules"),
     ):
         assert fallback_of("library", text) is None
-
-
-@pytest.mark.slow
-def test_mamba_without_its_kernels(mamba: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with_effort(monkeypatch, script_floor=False)
-    with profiler.why() as watching:
-        mamba.generate(IDS, max_new_tokens=3, do_sample=False)
-    found = watching.found
-    [finding] = [item for item in found.findings if item.id == "fallback"]
-    assert 0 < finding.saves_s <= found.seen.calls_s
-    assert 'transformers warns "`selective_scan_fn` is falling back' in finding.evidence
-    assert finding.change == "run it on a GPU after `pip install causal-conv1d mamba-ssm`: their kernels need one"
-    [sentence] = [line for line in why_sentences(found) if "MambaMixer runs slower code" in line]
-    assert ": at most " in sentence
-    assert any("without its linears" in line for line in note_lines(found))
 
 
 def test_a_warning_is_printed_and_one_that_the_script_mutes_is_recorded(mamba: Any) -> None:
