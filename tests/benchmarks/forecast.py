@@ -55,12 +55,10 @@ class Checked:
 
     @property
     def off(self) -> float:
-        """The forecast over the measurement, minus 1."""
         return self.latency_s / self.measured_s - 1
 
     @property
     def holds(self) -> bool:
-        """Whether the interval contains the measurement."""
         return self.low_s <= self.measured_s <= self.high_s
 
 
@@ -149,7 +147,6 @@ def left_out(folder: Path) -> list[Checked]:
 
 
 def at_repetitions(known: RunFacts, repetitions: Mapping[Cell, Sequence[Repetition]]) -> MeasuredCells:
-    """Return the measured cells with the times of these repetitions only."""
     times = time_run(
         replace(known.facts, repetitions={cell: list(of_cell) for cell, of_cell in repetitions.items()})
     ).times

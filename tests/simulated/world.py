@@ -36,8 +36,8 @@ TIMED = ("device.clock", "device.machine", "device.telemetry", "device.contentio
 """Modules of the profiler that read a clock."""
 
 ENOUGH = {
-    "ceilings.sampler.MOST_SAMPLES": 8, "ceilings.sampler.CLOCK_READINGS_S": 2e-3, "ceilings.fixed_work.HOST_PACE_STEPS": 4,
-    "ceilings.fixed_work._LEAST_RUNS": 2,
+    "roofs.sampler.MOST_SAMPLES": 8, "roofs.sampler.CLOCK_READINGS_S": 2e-3, "roofs.fixed_work.HOST_PACE_STEPS": 4,
+    "roofs.fixed_work._LEAST_RUNS": 2,
     "measure.overhead.OVERHEAD_MODEL_STEPS": 8, "measure.replay.ENOUGH_SAMPLES": 8,
     "measure.schedule.MORE_PREFILLS": 1, "measure.schedule.TAIL_PREFILLS": 2,
 }  # fmt: skip
@@ -46,11 +46,8 @@ ENOUGH = {
 
 @dataclass(frozen=True)
 class World:
-    """Cards in a host during a simulation."""
-
     host: Host
     cards: tuple[Card, ...]
-    driver: Driver
 
     @property
     def card(self) -> Card:
@@ -70,11 +67,11 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     """Give this process these cards and the clock of their host, within the context; `hurried` takes fewer samples."""
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  it looks for libraries at import, for the cards that it finds
-    host = Host(truths[0].stolen)
+    host = Host()
     cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
     mode = CardMode(cards, host)
     driver = Driver(cards, mode.known)
-    world = World(host, cards, driver)
+    world = World(host, cards)
     with contextlib.ExitStack() as stack:
         # Python's automatic garbage collections, and the card memory that they free, depend on everything that ran
         # before.
