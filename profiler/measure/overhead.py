@@ -104,7 +104,7 @@ def measure_overhead(
                 bench = _Bench(
                     loaded, overhead_model, engine_class(overhead_model.module, machine), machine, budget_s / len(names)
                 )
-                path = _kept_in(bench, config, name, batch_sizes)
+                path = kept_in("dispatch", loaded, config, machine, name, *batch_sizes)
                 found = None if fresh else read_recent(path, _KEPT.validate_json)
                 with _in_time(bench):
                     if found is None or not _still_hold(found, bench):
@@ -115,13 +115,14 @@ def measure_overhead(
     return samples
 
 
-def _kept_in(bench: _Bench, config: Any, engine: str, batch_sizes: Sequence[int]) -> Path:
-    """The file for samples of such steps. Of the model its shape counts, as its weights stream through the caches."""
-    request, unnamed = bench.loaded.request, copy.deepcopy(config)
+def kept_in(kind: str, loaded: LoadedModel, config: Any, machine: Machine, *requested: Any) -> Path:
+    """Return the file of a day's times of this model's steps here, by its shape, not its name, and what is
+    `requested`."""
+    request, unnamed = loaded.request, copy.deepcopy(config)
     unnamed.name_or_path = ""
     shape = unnamed.to_json_string(use_diff=False), request.dtype, request.quant, request.quant_options, request.attn
-    requested = [*map(str, shape), bench.loaded.offloaded, engine, *batch_sizes, torch.get_num_threads(), processor()]
-    return cache_path("dispatch", {**circumstances(bench.machine), "requested": requested, "method": _METHOD})
+    of_model = [*map(str, shape), loaded.offloaded, *requested, torch.get_num_threads(), processor()]
+    return cache_path(kind, {**circumstances(machine), "requested": of_model, "method": _METHOD})
 
 
 def _still_hold(kept: Sequence[OverheadSamples], bench: _Bench) -> bool:

@@ -21,7 +21,7 @@ from profiler.engines.base import Engine
 from profiler.errors import NoFreeMemoryError, RoofscopeError, describe_error, tolerate_errors
 from profiler.facts.repetitions import Gap, Repetition
 from profiler.facts.telemetry import HardwareCounters
-from profiler.grid.cells import Cell, Phase
+from profiler.grid.cells import Cell
 from profiler.loading.prompts import Prompts
 from profiler.measure.schedule import UNLIMITED, Limits, Progress, Schedule, further_prefills
 from profiler.stats import LEAST_SAMPLES
@@ -85,14 +85,11 @@ class WarmUp:
     prefill_s: float | None
     """Seconds of its fastest prefill; None without a prompt."""
     decode_s: float
-    """The fastest loop's median seconds of a step."""
+    """Seconds of its fastest step: other processes only make steps slower."""
     first_use: float
     """Seconds of a step at a new length over those of a later one."""
     new_shape_s: float
     """Seconds by which the first loop took longer than later ones, such as for compiling the shape."""
-
-    def of(self, phase: Phase) -> float | None:
-        return self.prefill_s if phase == "prefill" else self.decode_s
 
 
 def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, budget_s: float) -> WarmUp | None:
@@ -117,9 +114,10 @@ def warm_up(engine: Engine, cell: Cell, machine: Machine, *, prompts: Prompts, b
             if len(loops) >= 3 and max(recent) <= (1 + _STEADY) * min(recent):
                 break
         prefill_s = min((loop.prefill_s for loop, _ in loops if loop.prefill_s), default=None)
-        decode_s = min(statistics.median(loop.decode_s) for loop, _ in loops)
+        decode_s = min(itertools.chain.from_iterable(loop.decode_s for loop, _ in loops))
         # The second loop is the first one at most of its lengths.
-        new = [statistics.median(loop.decode_s[1:]) / decode_s for loop, _ in loops[1:2] if len(loop.decode_s) > 1]
+        later_s = min(statistics.median(loop.decode_s) for loop, _ in loops)
+        new = [statistics.median(loop.decode_s[1:]) / later_s for loop, _ in loops[1:2] if len(loop.decode_s) > 1]
         new_shape_s = max(0.0, loops[0][1] - (prefill_s or 0.0) - decode_s)
         return WarmUp(cell, prefill_s, decode_s, max([1.0, *new]), new_shape_s)
     return None

@@ -72,7 +72,9 @@ class Options:
         flag="budget",
         shown="60; a grid that you name is measured whole",
     )
-    fresh: bool = option(False, "Measure ceilings and overhead again instead of using those of the last day.")
+    fresh: bool = option(
+        False, "Measure ceilings, overhead and the first steps again instead of using those of the last day."
+    )
     no_trials: bool = option(False, "Do not measure what other dtypes, formats, caches or attention would save.")
     breakdown: bool = option(False, "Add a pass that shows where the time goes inside a step.")
     trace: bool = option(False, "As --breakdown, with a Chrome trace of one decode step.")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 
 import torch
+from pydantic import TypeAdapter
 from torch import nn
 
 from profiler import effort
@@ -32,7 +33,7 @@ from profiler.grid.cells import PHASES, CellKey, Grid
 from profiler.grid.ragged import PADDED_ENGINE
 from profiler.loading.load import load
 from profiler.loading.request import LoadedModel, ModelRequest, dtype_name
-from profiler.measure.overhead import measure_overhead
+from profiler.measure.overhead import kept_in, measure_overhead
 from profiler.measure.schedule import Plan, Schedule
 from profiler.measure.subject import Subject, execution_paths
 from profiler.measure.sweep import WarmUp, warm_up
@@ -46,6 +47,7 @@ from profiler.run.fact_log import FactLog
 from profiler.run.stages import RunBudget, RunPart, Stages
 from profiler.run.validate import PreparedRun
 from profiler.store.document import LargerGrid
+from profiler.user_cache import read_recent, write_cache
 
 LOOK, UNSEEN = "the check for other processes", "busy processes are not detected"
 """Name of this part and the effect of its failure, for `Stages.optional`."""
@@ -61,6 +63,8 @@ _USUAL_ATTAINED = 0.55
 """The median share of the roofline that steps attain in the reference runs."""
 _MARGIN = 1.3
 """Repetitions take longer than expected by at most this factor: other work comes between them, and a machine varies."""
+_NEIGHBOUR = 2.5
+"""A change of pace by less than this factor may be a busy process: two threads then share a core, and all wait."""
 _WIDER = 4
 """Sequences of the second warm-up, which shows how times grow with the batch."""
 _PAST_COMPUTE_BOUND = 4
@@ -176,14 +180,18 @@ def measure_device(
     return ceilings
 
 
+WarmUps = Mapping[str, tuple[WarmUp, ...]]
+"""By engine: of one sequence, and of more of them if there was time."""
+_WARM_UPS = TypeAdapter(dict[str, tuple[WarmUp, ...]])
+
+
 @dataclass(frozen=True)
 class Pace:
     """How fast this machine runs the smallest cells, and the least time of others."""
 
     subject: Subject
     ceilings: Ceilings
-    warm_ups: Mapping[str, tuple[WarmUp, ...]]
-    """By engine: one sequence, and more of them if there was time."""
+    warm_ups: WarmUps
     _known_s: dict[CellKey, float] = field(init=False, default_factory=dict)
 
     def plan(self, grid: Grid) -> Plan:
@@ -209,8 +217,9 @@ class Pace:
         return self._known_s[key]
 
     def _expect(self, key: CellKey) -> float:
-        times = [(CellKey(key.phase, item.cell).tokens, item.of(key.phase)) for item in self.warm_ups[key.cell.engine]]
-        points = [(tokens, seconds) for tokens, seconds in times if seconds is not None]
+        warm_ups = self.warm_ups[key.cell.engine]
+        times = [(item.cell, item.prefill_s if key.phase == "prefill" else item.decode_s) for item in warm_ups]
+        points = [(CellKey(key.phase, cell).tokens, seconds) for cell, seconds in times if seconds is not None]
         continued_s = 0.0
         if points:
             (first, first_s), (last, last_s) = points[0], points[-1]
@@ -240,6 +249,22 @@ def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, bu
                 of_engine.append(found)
         warm_ups[name] = tuple(of_engine)
     return Pace(subject, ceilings, warm_ups)
+
+
+def steady_pace(prepared: PreparedRun, pace: Pace) -> Pace:
+    """Return the pace of the last day's run of this model here, so that the same grid is chosen, while steps are alike.
+
+    Otherwise the new one is kept. `--fresh` does not use it.
+    """
+    requested = *prepared.grid.engines, *astuple(prepared.smallest.cells[0])
+    path = kept_in("pace", pace.subject.loaded, prepared.config, pace.subject.machine, *requested)
+    kept: WarmUps = {} if prepared.options.fresh else read_recent(path, _WARM_UPS.validate_json) or {}
+    before_s, now_s = ({name: items[0].decode_s for name, items in of.items() if items} for of in (kept, pace.warm_ups))
+    same = before_s.keys() == now_s.keys()
+    if kept and same and all(1 / _NEIGHBOUR < now_s[name] / before_s[name] < _NEIGHBOUR for name in now_s):
+        return replace(pace, warm_ups=kept)
+    write_cache(path, _WARM_UPS.dump_json(dict(pace.warm_ups)))
+    return pace
 
 
 def choose_grid(prepared: PreparedRun, pace: Pace, budget: RunBudget) -> tuple[Grid, LargerGrid | None]:
@@ -280,6 +305,7 @@ def set_grid(
     pace = measure_pace(prepared, subject, ceilings, budget)
     if not prepared.ladder:
         return prepared, subject, pace
+    pace = steady_pace(prepared, pace)
     grid, larger = choose_grid(prepared, pace, budget)
     return replace(prepared.on(grid), larger=larger), on_grid(subject, grid, stages), pace
 

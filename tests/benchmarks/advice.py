@@ -33,7 +33,6 @@ from profiler.loading.source import resolve
 from profiler.store.folder import Run, read_gathered, read_run
 
 STUDENT_95 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201, 15: 2.131}
-"""Quantiles of Student's t by degrees of freedom."""
 
 WORKER = """
 import json, re, sys, time
@@ -134,7 +133,6 @@ def worker(requested: Sequence[Any]) -> Iterator[subprocess.Popen[str]]:
 
 
 def called(process: subprocess.Popen[str]) -> tuple[float, float]:
-    """Return the seconds of a prefill and of a decode step."""
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write("go\n")

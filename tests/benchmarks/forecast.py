@@ -55,12 +55,10 @@ class Checked:
 
     @property
     def off(self) -> float:
-        """The forecast over the measurement, minus 1."""
         return self.latency_s / self.measured_s - 1
 
     @property
     def holds(self) -> bool:
-        """Whether the interval contains the measurement."""
         return self.low_s <= self.measured_s <= self.high_s
 
 

@@ -154,7 +154,6 @@ class Scoreboard:
         draft.replace(self._folder / "scoreboard.json")
 
     def archive(self) -> None:
-        """Pack the runs so far."""
         draft = self._folder / "runs.part"
         with tarfile.open(draft, "w:gz") as packed:
             for run in (row["run"] for row in self._bench.memory):

@@ -44,8 +44,6 @@ pytestmark = pytest.mark.cpu
 
 
 class Seen(nn.Linear):
-    """A linear layer that stores its last input."""
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.shape, self.strides = tuple(x.shape), x.stride()
         return super().forward(x)

@@ -17,9 +17,12 @@ from profiler.data.datasheets import gpus
 from profiler.device.device import Device
 from profiler.effort import Effort
 from profiler.facts.ceilings import Ceilings
+from profiler.facts.overhead import Overhead
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import BusyProcess, Contention
+from profiler.judge.breakdown import Demand, StepCeilings, break_down
 from profiler.judge.judge_run import judge_run
+from profiler.judge.regimes import Measurement, judge_cell
 from profiler.judge.warnings import health_warnings
 from profiler.run.setup import wait_for_neighbours
 from profiler.run.stages import RunBudget, RunPart, Stages
@@ -141,7 +144,7 @@ def test_a_healthy_card_is_not_warned_of_and_a_slow_one_is(
     assert "copies" in slow
 
 
-QUIET = Contention(0.0, 1)
+QUIET = Contention(0.0, 64)
 BUSY = Contention(1.0, 1, (BusyProcess("backup", 7, 1.0),))
 
 
@@ -192,6 +195,24 @@ def test_a_busy_machine_is_the_first_thing_said_and_no_saving_is_named(xeon_fact
     assert any("save" in sentence for sentence in quiet.answer.sentences)
     assert not any("would save" in sentence or "saves" in sentence for sentence in disturbed.answer.sentences[2:])
     assert {effect.basis for item in disturbed.evidence for effect in item.changes} <= {"tried"}
+
+
+def test_without_a_ceiling_cells_have_times_and_counts_and_no_regime(xeon_facts: Facts) -> None:
+    bare = judge_run(replace(xeon_facts, ceilings=replace(xeon_facts.ceilings, memory={})))
+    measured = [row for row in bare.cells if row.status == "ok"]
+    assert {(row.regime, row.confidence) for row in measured} == {(None, None)}
+    assert all(row.latency_s > 0 and row.flops_per_s > 0 and row.model_bytes > 0 for row in measured)
+
+
+def test_a_ceiling_that_was_not_measured_gives_no_high_confidence() -> None:
+    """A stream of 0.98 GB takes a second at a ceiling of 1 GB/s."""
+
+    def confidence(measured: bool) -> str | None:
+        ceilings = StepCeilings(1e9, Overhead(1e-3, 1e-3), overlaps=True, measured=measured)
+        split = break_down(1.0, [Demand("read", "other", 1.0, 0.98e9, 0.0, 1e12, 0.98)], 0.0, ceilings)
+        return judge_cell(Measurement(split, 1.0, 0.98e9, 1e12, ceilings, 0.999, 1.001)).confidence
+
+    assert (confidence(True), confidence(False)) == ("high", "medium")
 
 
 def test_the_systems_own_work_is_no_neighbour(xeon_facts: Facts) -> None:

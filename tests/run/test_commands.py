@@ -6,9 +6,6 @@ import json
 import math
 import shlex
 import shutil
-import subprocess
-import sys
-import time
 import weakref
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -18,12 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import pandas as pd
 import pytest
 import torch
 from hurry import with_effort
 from machines import HOST, small
-from raw_samples import read_records
 
 import profiler
 from profiler.device.device import ENVIRONMENT
@@ -46,7 +41,6 @@ from profiler.run.stages import Stages
 from profiler.run.validate import repeating
 from profiler.store.document import SCHEMA_VERSION
 from profiler.store.folder import Run, read_run
-from profiler.store.samples import read_facts_of
 
 ROOT = Path(__file__).parents[2]
 OTHER_THAN_DEFAULT = {
@@ -171,7 +165,6 @@ CELL = Cell(1, 8, 8)
 
 
 def failing(error: BaseException) -> Any:
-    """An engine whose first call raises."""
     return SimpleNamespace(name="eager", prepare=mock.Mock(side_effect=error))
 
 
@@ -197,6 +190,23 @@ def no_memory() -> BaseException:
 )
 def test_a_cell_that_raises_is_a_gap_with_its_reason(error: Exception, status: Any, reason: str) -> None:
     assert timed(error) == Gap(CELL, status, reason)
+
+
+def test_a_step_that_finds_no_piece_large_enough_is_told_what_joins_them() -> None:
+    class Fragmented(type(HOST)):  # type: ignore[misc]
+        is_cuda = True
+        release = recover = lambda *_: None
+        available_bytes = staticmethod(lambda: 17 << 30)
+
+    machine: Any = Fragmented(HOST.device)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.75 GiB.")
+    gap = repetition(failing(error), CELL, 0, RepetitionContext(machine, Prompts(64)))
+    assert isinstance(gap, Gap)
+    assert (gap.status, "expandable_segments:True" in gap.reason) == ("oom", True)
+    machine.available_bytes = lambda: 1 << 30
+    assert repetition(failing(error), CELL, 0, RepetitionContext(machine, Prompts(64))) == Gap(
+        CELL, "oom", "out of memory"
+    )
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), DeviceError("it is lost"), RankError("rank 1 ended")])
@@ -285,48 +295,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
 
 @pytest.fixture
 def stored(tmp_path: Path) -> profiler.Run:
-    """A copy of a committed run."""
     return read_run(shutil.copytree(ROOT / "runs/reference/smollm2-135m-zen5-bfloat16", tmp_path / "copy"))
-
-
-@pytest.mark.slow
-def test_a_killed_run_is_finished_by_resume(roofscope, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    """After SIGKILL in a sweep and a torn last line, --resume loses no repetition and repeats none."""
-    folder = tmp_path / "killed"
-    options = ["--prompt-lens", "8,16,32", "--batch-sizes", "1,2", "--new-tokens", "8", "--budget", "600"]
-    command = [sys.executable, ROOT / "tests" / "hurry.py", "run", tiny_folder, *options, "--out", folder, "--quiet"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    samples = folder / "samples.jsonl"
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (samples.exists() and b'"repetition"' in samples.read_bytes()):
-        time.sleep(0.01)
-    process.kill()
-    process.communicate(timeout=60)
-    before = samples.read_text().splitlines()
-    assert len(read_run(folder).cells) == 12, "the table is written during the sweep"
-    assert roofscope("export", str(folder)).code == 0
-    with samples.open("a") as file:
-        file.write('{"kind": "repetition", "batch_')
-
-    refused = roofscope("run", "--resume", str(folder))
-    assert (refused.code, refused.err.count("\n")) == (2, 1)
-    assert "path again" in refused.err
-    other = roofscope("run", "gpt2", "--resume", str(folder), "--quiet")
-    assert other.code == 2
-    assert "it profiled tiny-llama" in other.err
-
-    done = roofscope("run", str(tiny_folder), "--resume", str(folder), "--budget", "1", "--quiet")
-    assert done.code == 0, done.err
-    run = read_run(folder)
-    assert run.document.finished
-    assert (run.cells["status"] == "ok").all()
-    after = samples.read_text().splitlines()
-    assert after[: len(before)] == before
-    repetitions = [
-        (one["batch_size"], one["prompt_len"], one["round"]) for one in read_records(folder) if "round" in one
-    ]
-    assert len(repetitions) == len(set(repetitions)), "no repetition is repeated"
-    assert roofscope("run", str(tiny_folder), "--resume", str(folder)).code == 2, "a finished run is not changed"
 
 
 @pytest.mark.parametrize(
@@ -346,23 +315,3 @@ def test_a_damaged_folder_says_which_file_and_another_schema_which_release(
     file.unlink() if content is None else file.write_text(content)
     with pytest.raises(RunError, match=says):
         read_run(stored.folder)
-
-
-def test_a_damaged_sample_is_named_by_its_line(stored: profiler.Run) -> None:
-    samples = stored.folder / "samples.jsonl"
-    lines = samples.read_text().splitlines()
-    samples.write_text("\n".join([lines[0], lines[1][:40], *lines[2:]]) + "\n")
-    with pytest.raises(RunError, match="line 2"):
-        read_facts_of(stored.folder)
-    assert len(read_run(stored.folder).cells) == len(stored.cells), "the table can still be read"
-
-
-def test_a_run_without_a_later_column_is_read(stored: profiler.Run) -> None:
-    """What a run did not record is not known; a table without times is damaged."""
-    copy = stored.folder
-    frame = pd.read_csv(copy / "cells.csv")
-    frame.drop(columns="repetitions").to_csv(copy / "cells.csv", index=False)
-    assert {result.repetitions for result in read_run(copy).results} == {None}
-    frame.drop(columns="latency_s").to_csv(copy / "cells.csv", index=False)
-    with pytest.raises(RunError, match="latency_s"):
-        read_run(copy)

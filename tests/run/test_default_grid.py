@@ -20,14 +20,14 @@ from profiler import effort
 from profiler.errors import RunError
 from profiler.facts.ceilings import READ, Ceilings
 from profiler.facts.repetitions import Gap, Repetition
-from profiler.grid.cells import Cell, Phase
+from profiler.grid.cells import Cell, Grid, Phase
 from profiler.grid.ranges import default_grids, doubling_grids
 from profiler.measure.schedule import Schedule
 from profiler.measure.sweep import WarmUp, sweep, warm_up
 from profiler.report.progress import QuietListener
 from profiler.run.options import Options
 from profiler.run.pipeline import execute, run_precisions
-from profiler.run.setup import Pace, choose_grid, measure_pace
+from profiler.run.setup import Pace, choose_grid, measure_pace, steady_pace
 from profiler.run.stages import RunBudget
 from profiler.run.validate import PreparedRun, prepare, prepare_batch_test, prepare_resume
 
@@ -116,6 +116,26 @@ def test_a_batch_test_ends_two_doublings_past_the_knee(tiny_folder: Path, phase:
     assert 60 < sizes[-1] <= 256
 
 
+@pytest.mark.parametrize("seconds", [1e-2, 2e-2, 4e-2, 8e-2])
+@pytest.mark.parametrize("first", [1.0, 2.0])
+def test_the_choice_holds_next_to_a_neighbour_and_follows_a_faster_or_slower_machine(  # type: ignore[no-untyped-def]
+    first: float, seconds: float, prepared: PreparedRun, tiny_folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    """On two cores one busy process makes steps up to twice as long; the first run is next to it or at rest."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def chosen(factor: float, **options: Any) -> Grid:
+        requested = replace(prepared, options=replace(prepared.options, **options))
+        pace = pace_of(tiny_folder, factor * seconds, factor * seconds / 2, 2.0)
+        return choose_grid(requested, steady_pace(requested, pace), budget(60.0))[0]
+
+    assert {chosen(factor) for factor in (first, 1.0, 1.5, 2.0, 1.2, 1.9, 1.0, 1.1, 1.7, 2.0)} == {chosen(first)}
+    fresh = {factor: chosen(factor, fresh=True) for factor in (0.01, 1.0, 100.0)}
+    assert len(set(fresh.values())) == 3
+    for factor, grid in fresh.items():
+        assert chosen(factor) == grid
+
+
 def test_what_does_not_fit_into_memory_is_not_chosen(prepared: PreparedRun, tiny_folder: Path) -> None:
     class Small(type(HOST)):  # type: ignore[misc]
         def available_bytes(self) -> int:
@@ -164,6 +184,9 @@ def test_a_cell_that_the_budget_did_not_reach_has_its_reason_and_resume_measures
     run = execute(prepare(options), QuietListener(), first_only)
     assert run.cells["status"].tolist() == ["ok", "skipped"] * 2
     assert any("the budget of 600 s ended before its repetition" in warning for warning in run.document.warnings)
+    for model, words in ((None, "give its path again"), ("gpt2", "it profiled tiny-llama")):
+        with pytest.raises(RunError, match=words):
+            prepare_resume(run.folder, replace(options, model=model))
     again = execute(prepare_resume(run.folder, options), QuietListener())
     assert again.cells["status"].tolist() == ["ok"] * 4
     with pytest.raises(RunError, match="is finished"):
@@ -175,6 +198,7 @@ def test_precisions_share_the_grid_of_the_slowest(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second model is a thousand times slower, as planted in its warm-ups."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     hurry(monkeypatch, whole_grid=False)
     options = Options(model=str(tiny_folder), device="cpu", no_trials=True, out=tmp_path / "runs", budget_s=20.0)
     slow, ladder = measure_pace, prepare(options).ladder
@@ -196,14 +220,17 @@ def test_precisions_share_the_grid_of_the_slowest(
 @pytest.mark.slow
 @pytest.mark.timing
 @pytest.mark.parametrize("neighbours", [0, 1])
-def test_the_same_machine_chooses_the_same_grid_ten_times(neighbours: int) -> None:
+def test_the_same_machine_chooses_the_same_grid_ten_times(  # type: ignore[no-untyped-def]
+    neighbours: int, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     options = {"prompt_lens": None, "batch_sizes": None, "new_tokens": None}
     subject, _ = subject_of("smollm2-135m", weights="random", **options)
     prepared = prepare(Options(model="smollm2-135m", weights="random", device="cpu"))
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
     try:
         paces = (measure_pace(prepared, subject, FAST, budget(60.0)) for _ in range(10))
-        chosen = {choose_grid(prepared, pace, budget(60.0))[0] for pace in paces}
+        chosen = {choose_grid(prepared, steady_pace(prepared, pace), budget(60.0))[0] for pace in paces}
     finally:
         for process in busy:
             process.kill()

@@ -90,7 +90,6 @@ def base(run: Run) -> Path:
 
 
 def changes(before: Path, after: Path) -> dict[str, Change]:
-    """Return the changes by phase."""
     return {change.phase: change for change in compare_sides(read_side(before), read_side(after)).changes}
 
 

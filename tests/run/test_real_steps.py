@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from hurry import with_effort
-from raw_samples import read_records
 
 import profiler
 
@@ -45,19 +44,6 @@ def test_the_split_explains_the_step(run: profiler.Run) -> None:
         pytest.skip("this machine was too noisy for any cell to be quiet")
     left = (quiet["unexplained_s"] / quiet["latency_s"]).abs()
     assert (left < 0.20).mean() >= 0.8
-
-
-def test_samples_are_the_raw_ones(run: profiler.Run) -> None:
-    records = read_records(run.folder)
-    every = [record for record in records if record["kind"] == "visit"]
-    repetitions = [record for record in every if (record["batch_size"], record["prompt_len"]) == (1, 64)]
-    steady = [value for record in repetitions for value in record["decode_s"][1:]]
-    [decode] = [row for row in run.results if (row.phase, row.batch_size, row.prompt_len) == ("decode", 1, 64)]
-    assert decode.samples == len(steady)
-    assert decode.latency_s == pytest.approx(pd.Series(steady).median())
-    for record in repetitions:
-        assert len(record["decode_s"]) == 15
-        assert record["prefill_s"] + sum(record["decode_s"]) == pytest.approx(record["wall_s"], rel=0.02)
 
 
 def test_two_runs_in_a_row_agree(run: profiler.Run, profiled: Callable[[], profiler.Run]) -> None:

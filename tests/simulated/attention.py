@@ -15,7 +15,6 @@ import torch
 
 MATH, FLASH, EFFICIENT, CUDNN = 0, 1, 2, 3
 NAMES = {FLASH: "flash attention", EFFICIENT: "memory-efficient attention", CUDNN: "cudnn attention"}
-"""Names of the fused kernels."""
 _HALVES = (torch.float16, torch.bfloat16)
 _FLASH_WIDTH = 256
 _CUDNN_WIDTH = 128

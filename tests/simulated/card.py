@@ -1,11 +1,4 @@
-"""One card: memory, caches, streams, events, graphs, clock, and a log of all its kernels.
-
-The state of a graph after a failed capture depends on the version of torch (aten/src/ATen/cuda/CUDAGraph.cpp):
-
-- up to 2.12 `capture_end` raises before it notifies the allocator of the end of the capture (PR #180395 changes that);
-- up to 2.11 it does not notify the card's default generator either (PR #176752 gives each capture its own state);
-- up to 2.13 `reset` releases the private pool only after a successful capture (PR #190348 changes that).
-"""
+"""One card: memory, caches, streams, events, graphs, clock, and a log of all its kernels."""
 
 from __future__ import annotations
 
@@ -29,18 +22,14 @@ _LOST = "CUDA error: operation failed due to a previous error during capture"
 PoolId = tuple[int, int]
 
 Region = tuple[int, int]
-"""Address and bytes."""
 
 
 class Work(NamedTuple):
-    """The work of one kernel."""
-
     name: str
     reads: tuple[Region, ...] = ()
     writes: tuple[Region, ...] = ()
     flops: float = 0.0
     dtype: str = ""
-    """The dtype of a matmul's operands."""
     link_s: float = 0.0
     """Seconds over a link, for a copy from elsewhere."""
 
@@ -68,8 +57,6 @@ class Kernel:
 
 
 class Card:
-    """A card and its history."""
-
     def __init__(self, index: int, truth: Truth, host: Host) -> None:
         self.index = index
         self.truth = truth
@@ -93,7 +80,6 @@ class Card:
 
     @property
     def stream(self) -> Stream:
-        """The current stream."""
         return self._stream
 
     @stream.setter
@@ -103,7 +89,6 @@ class Card:
 
     @property
     def log(self) -> list[Kernel] | None:
-        """The log of kernels, if it is recorded."""
         return self._log
 
     @log.setter
@@ -112,26 +97,22 @@ class Card:
         self.core.on_kernel = None if log is None else lambda *kernel: log.append(Kernel(*kernel))
 
     def launch(self, work: Work) -> None:
-        """Send one kernel to the current stream, or into the graph that it captures."""
         self.core.launch(*work)
 
 
 def speeds(truth: Truth) -> Any:
-    """Return the fields of a truth that determine durations."""
-    kernels = truth.bytes_per_s, truth.l2_bytes_per_s, truth.ramp_s, truth.smallest_kernel_s
+    kernels = truth.bytes_per_s, truth.l2_bytes_per_s, truth.smallest_kernel_s
     host = truth.launch_s, truth.graph_launch_s, truth.host_operator_s
     return native().Speeds(*kernels, *host, dict(truth.flops_per_s), list(truth.kernel_share.items()))
 
 
 def duration_s(kernel: Kernel, truth: Truth, clock_share: float = 1.0) -> float:
-    """Return a ramp and max(bytes / bandwidth, FLOPs / peak); or the smallest kernel, or the time over a link."""
+    """Return max(bytes / bandwidth, FLOPs / peak), or the smallest kernel, or the time over a link."""
     done = kernel.name, kernel.memory_bytes, kernel.l2_bytes, kernel.flops, kernel.dtype, kernel.link_s
     return speeds(truth).duration_s(*done, clock_share)
 
 
 class Stream:
-    """One stream of one card."""
-
     def __init__(self, card: Card) -> None:
         self.card = card
         self.core = native().Queue()
@@ -140,12 +121,10 @@ class Stream:
 
     @property
     def ready_s(self) -> float:
-        """Time at which its last work ends."""
         return self.core.ready_s
 
     @property
     def capture(self) -> Graph | None:
-        """The graph that records the work sent to this stream."""
         return self._capture
 
     @capture.setter
@@ -154,7 +133,6 @@ class Stream:
         self.core.capture = None if graph is None else graph.core
 
     def wait_stream(self, other: Stream) -> None:
-        """Let later work begin after all work sent to the other stream."""
         self.core.ready_s = max(self.ready_s, other.ready_s)
 
     def refuse_capture(self) -> None:
@@ -164,15 +142,12 @@ class Stream:
             raise RuntimeError(CAPTURING)
 
     def wait(self) -> None:
-        """Let the host wait for all work sent to this stream."""
         if self.card.log:
             self.card.log[-1].awaited = True
         self.card.host.wait_until(self.ready_s)
 
 
 class Event:
-    """torch.cuda.Event."""
-
     def __init__(self, enable_timing: bool = False) -> None:
         self._timed = enable_timing
         self._at_s: float | None = None
@@ -203,8 +178,6 @@ class Event:
 
 
 class Graph:
-    """torch.cuda.CUDAGraph on the card that is current when the capture begins."""
-
     def __init__(self) -> None:
         self.core = native().Recording()
         self._card: Card | None = None

@@ -14,16 +14,12 @@ from .host import Host
 COMPILATION_S = 20.0
 """Seconds to compile a step of about twenty layers on a machine with a few cores, with an empty inductor cache."""
 RECORDING_S = 0.5
-"""Seconds to record a graph."""
 Arguments = list[tuple[int | str, Any]]
-"""By position or name."""
 _REGION = "Torch-Compiled Region: 0/0"
 
 
 @dataclass
 class _Shape:
-    """The compiled code for one shape of arguments and one cache."""
-
     calls: int = 0
     graph: Any = None
     inputs: Arguments = field(default_factory=list)
@@ -90,7 +86,6 @@ class Compiled:
 
 
 def _shape(value: Any) -> tuple[Any, ...]:
-    """Return the key of compiled code: the shape of a tensor, or the sizes of a cache."""
     if isinstance(value, torch.Tensor):
         return tuple(value.shape)
     layers = getattr(value, "layers", ())
@@ -105,7 +100,6 @@ def _place(value: Any) -> tuple[Any, ...]:
 
 
 def compiler(host: Host) -> Callable[..., Compiled]:
-    """Return the torch.compile of this host."""
     return lambda function, *, mode=None, dynamic=None, **_: Compiled(
         host, function, captured=mode == "reduce-overhead", dynamic=dynamic is not False
     )

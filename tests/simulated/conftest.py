@@ -17,5 +17,4 @@ def _a_card_can_be_simulated() -> None:
 
 @pytest.fixture(autouse=True)
 def _no_kept_ceilings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never store simulated ceilings with measured ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

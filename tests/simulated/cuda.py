@@ -29,7 +29,6 @@ class Driver:
         return self._cards[self._known.current if index is None else index]
 
     def names(self) -> dict[str, Any]:
-        """The simulated attributes of torch.cuda."""
         return {
             "_lazy_init": lambda: None,
             "is_available": lambda: True,
@@ -68,7 +67,6 @@ class Driver:
         }
 
     def names_of_c(self) -> dict[str, Any]:
-        """The simulated attributes of torch._C."""
         return {
             "_cuda_endAllocateToPool": lambda device, pool: self.card(device).memory.end_capture(pool),
             "_cuda_releasePool": lambda device, pool: self.card(device).memory.release_pool(pool),
@@ -210,7 +208,6 @@ def _classes(driver: Driver) -> dict[str, Any]:
 
 
 def uuid_of(card: Card) -> uuid.UUID:
-    """Return a card's UUID, as NVML and torch do."""
     return uuid.UUID(int=0xC0FFEE00 + card.index)
 
 

@@ -10,24 +10,18 @@ from dataclasses import dataclass
 from time import strftime
 
 from .native import native
-from .truth import Stolen
 
 
 @dataclass(eq=False)
 class Alarm:
-    """A call that is due each time that some seconds have passed."""
-
     next_s: float
     every_s: float
     call: Callable[[], None]
 
 
 class Host:
-    """The clock of the simulated host, and its alarms."""
-
-    def __init__(self, stolen: Stolen) -> None:
+    def __init__(self) -> None:
         self.core = native().Host()
-        self.core.stolen_every_s, self.core.stolen_for_s = stolen.every_s, stolen.seconds
         self.unix_at_start_s = 1.8e9 - self.now_s
         self.sync_debug_mode = 0
         """torch's reaction to a call that waits for a card: 2 is an error."""
@@ -58,7 +52,6 @@ class Host:
             self.terminated_by = error
 
     def advance(self, seconds: float) -> None:
-        """Advance the clock."""
         self.core.advance(seconds)
 
     def wait_until(self, moment_s: float) -> None:
@@ -92,14 +85,7 @@ class SimulatedTime:
     """Replaces the module `time`; a missing name is an error."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
-        self.monotonic = self.process_time = lambda: host.now_s
+        self.monotonic = self.process_time = self.perf_counter = lambda: host.now_s
         self.time = lambda: host.unix_at_start_s + host.now_s
-        self.thread_time_ns = lambda: round((host.now_s - host.core.stolen_s) * 1e9)
-        self.perf_counter_ns = lambda: round(host.now_s * 1e9)
-        self.sleep = host.advance
-
-    def perf_counter(self) -> float:
-        return self._host.now_s
-
-    strftime = staticmethod(strftime)
+        self.thread_time_ns = self.perf_counter_ns = lambda: round(host.now_s * 1e9)
+        self.sleep, self.strftime = host.advance, strftime

@@ -45,14 +45,12 @@ _COUNTING: dict[Any, Callable[..., Any]] = {
 """Operators known for a single integer: transformers' static cache counts its tokens this way (cache_utils.py)."""
 
 _BY_DEFAULT = ("aten::_safe_softmax", "bitsandbytes::int8_mixed_scaled_mm", "bitsandbytes::int8_scaled_mm")
-"""Operators that their libraries compose of others on every device."""
 
 _HELD_FOR_REAL = 32 << 20
 """Larger host tensors are fake, too: they only wait for a copy over the link."""
 
 
 _NO_OVERHEAD = torch.Tensor.__torch_dispatch__
-"""`__torch_dispatch__` of a class that decomposes no operator."""
 
 
 class CardMode(TorchDispatchMode):
@@ -87,15 +85,12 @@ class CardMode(TorchDispatchMode):
             aten.set_.source_Storage: self._set,
             aten.set_.source_Storage_storage_offset: self._set,
             aten.record_stream.default: lambda args, kwargs: None,
-            aten.nonzero.default: self._unknown_size,
-            aten.masked_select.default: self._unknown_size,
             torch.ops.prim.device.default: lambda args, kwargs: args[0].device,
         }
         self._named = {
             "bitsandbytes::int8_vectorwise_quant": self._quantise_rows,
             "bitsandbytes::gemm_4bit": self._multiply_4bit,
         }
-        """Operators of libraries that are not always imported."""
         fused, pinning = ({func.name() for func in funcs} for funcs in (self._fused, self._pinning))
         self.known = native().Known(self, host.core, [card.core for card in cards], fused, pinning)
         self._plans: set[Hashable] = set()
@@ -176,7 +171,6 @@ class CardMode(TorchDispatchMode):
         return self._cards[self.known.current if device.index is None else device.index]
 
     def _value(self, argument: Any) -> Any:
-        """Return the value of a tensor; any other argument unchanged."""
         if isinstance(argument, (list, tuple)):
             return [self._value(each) for each in argument]
         if not isinstance(argument, torch.Tensor):
@@ -189,7 +183,6 @@ class CardMode(TorchDispatchMode):
         return (float if argument.is_floating_point() else int)(1 if value is None else value)
 
     def _set_value(self, tensor: torch.Tensor, value: float | None) -> None:
-        """Set the uniform value of memory; None if it is not known."""
         self._cards[tensor.device.index].core.set_value(_region(tensor), value)
 
     def _pin(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -256,7 +249,6 @@ class CardMode(TorchDispatchMode):
         return attention.choice(self._cards[query.device.index].truth.capability, query, key, value, mask, grouped)
 
     def _read_value(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool | int | float:
-        """Copy a value to the host, which waits for it."""
         [tensor] = args
         if on_card(tensor):
             card = self._cards[tensor.device.index]
@@ -296,10 +288,6 @@ class CardMode(TorchDispatchMode):
         strides = strides[0] if strides and strides[0] else torch.empty(shape, device="meta").stride()
         native().lay(tensor, storage, offset, shape, strides)
         return tensor
-
-    def _unknown_size(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        self._host.note_wait()
-        raise NotImplementedError("the simulated card has no values, and so no size for what depends on them")
 
     def _to_copy(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         source = args[0]
@@ -342,15 +330,14 @@ class CardMode(TorchDispatchMode):
         return target, Price(str(aten.copy_.default), (place(1, source),), (place(0, target),))
 
     def _cross(self, source: torch.Tensor, target: torch.Tensor, *, asynchronous: bool) -> None:
-        """Move bytes over a link: asynchronously from pinned memory and between cards; else the host waits."""
+        """Move bytes over a link: asynchronously from pinned memory; else the host waits."""
         size = min(nbytes(source), nbytes(target))
         if not size or not (on_card(source) or on_card(target)):
             return
         card = self._cards[(target if on_card(target) else source).device.index]
         truth = card.truth
         if on_card(source) and on_card(target):
-            card.launch(Work("copy between cards", link_s=size / truth.peer_bytes_per_s))
-            return
+            raise NotImplementedError("nothing is copied between simulated cards")
         pinned = (target if on_card(source) else source).untyped_storage()._cdata in self._pinned
         speed = truth.link_bytes_per_s * (1.0 if pinned else truth.pageable_share)
         waits = not (pinned and asynchronous)
@@ -401,7 +388,6 @@ def _attended(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]
 
 
 def _region(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the address and the bytes of a tensor."""
     _, offset, size = place(0, tensor)
     return tensor.untyped_storage().data_ptr() + offset, size
 

@@ -14,9 +14,7 @@ from .card import Card
 from .cuda import uuid_of
 
 _POWER_CAP = 0x4
-"""nvml.h, nvmlClocksEventReasonSwPowerCap."""
 _GPM_FROM = (9, 0)
-"""Capability of the first GPUs with GPM metrics."""
 GPM_REFRESH_S = 0.1
 """A sample has the counters of the last refresh (seen on an H100: nvml.h gives no figure)."""
 STREAM_SHARE = 0.9
@@ -26,7 +24,6 @@ _WINDOW_S = 1 / 6
 
 
 def answers(cards: Sequence[Card]) -> Any:
-    """Return a module `pynvml` for these cards."""
     by_uuid = {f"GPU-{uuid_of(card)}": card for card in cards}
 
     def processes(card: Card) -> list[Any]:

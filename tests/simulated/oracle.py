@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,23 +17,16 @@ import torch
 
 from . import attention
 from .card import Card, Kernel, Region, duration_s
-from .pricing import BATCHED, BY_EXPERTS, MATMULS, PACKED, aten, matmul_dtype
+from .pricing import BATCHED, BY_EXPERTS, MATMULS, PACKED, matmul_dtype
 from .truth import Truth
 from .world import World
 
-_LOOKING = tuple(str(func) for func in (aten.abs.default, aten.ge.Scalar, aten.any.default))
-"""Kernels that look for columns with outliers, before LLM.int8() writes its inputs in 8 bits."""
 _CONVERTING = ("dequantize", "int8_vectorwise_quant", "int8_mm_dequant")
-_DEQUANTISING = (*(f"bitsandbytes.{name}" for name in _CONVERTING), *_LOOKING)
+_DEQUANTISING = tuple(f"bitsandbytes.{name}" for name in _CONVERTING)
 """Kernels that write a dense copy of a packed weight, or LLM.int8()'s inputs in 8 bits and its matmuls in 16."""
 _ATTENTION = tuple(attention.NAMES.values())
 _BYTES = {"float32": 4, "tfloat32": 4, "float16": 2, "bfloat16": 2}
-_FASTER = 1.25
-_ALIKE = 1.25
-_LOST = 0.5
-_IDLE = 0.5
 TOLERANCE = 0.05
-"""Share of a step by which a profiler's terms may differ from the truth."""
 
 
 @dataclass(frozen=True)
@@ -45,21 +38,7 @@ class Phase:
     batch_size: int
     prompt_len: int
     latency_s: float
-    regime: str
-    """The resource that limits the step most; `slow-kernels` if kernels lose half of it, and half of that can be saved.
-
-    The host sets the pace only while the card idles for it. If the card idles for less than half of the step, no faster
-    host doubles the speed, and the step is `mixed`.
-    """
-    border: set[str]
-    """The regimes of all steps whose terms are within `TOLERANCE` of this one's: terms do not tell them apart.
-
-    Bytes that the algorithm does not need are moved, and its kernels lose their time: either name is right.
-    """
-    awaits: bool
-    """Whether the host waits for the card between the matmuls of the step, which no capture of its kernels allows."""
     device_s: float
-    """Time of the kernels."""
     exposed_overhead_s: float
     """Time during which the card idles and waits for the host."""
     launches: int
@@ -73,7 +52,6 @@ class Phase:
     Causal attention does not need half of the square, though its matmuls also compute that half.
     """
     dequantise_s: float
-    """Time of kernels that write dense copies of packed weights."""
     beside_s: float
     """The other kernel time: losses, and work that the algorithm does not need."""
     link_s: float
@@ -82,14 +60,8 @@ class Phase:
     @property
     def hides_small_kernels(self) -> bool:
         """Whether the loss of small kernels is known only together with the unexplained rest: a trace is not simulated,
-        and neither compiled code nor a decode step that waits can be captured kernel by kernel."""
-        return self.phase == "decode" and (self.engine == "compile" or self.awaits)
-
-    @property
-    def regimes(self) -> set[str]:
-        """The right labels; `inconclusive` is right if what is hidden takes half of the step."""
-        hidden = self.hides_small_kernels and self.beside_s > (_LOST - TOLERANCE) * self.latency_s
-        return self.border | ({"inconclusive"} if hidden else set())
+        and compiled code cannot be captured kernel by kernel."""
+        return self.phase == "decode" and self.engine == "compile"
 
 
 def phases(
@@ -169,16 +141,9 @@ class _Requested:
                 flops = min(flops, 2.0 * self.batch * queries * weight[1] / _BYTES.get(dtype, 1))
         return flops / truth.flops_per_s[dtype], nbytes / bytes_per_s
 
-    def needed_s(self, kernel: Kernel, queries: int, truth: Truth) -> float:
-        """Return the seconds of a kernel that the algorithm needs: at most its time."""
-        if _part(kernel) is None:
-            return kernel.link_s
-        return min(kernel.duration_s, max(self.ceilings_s(kernel, queries, truth, {}, truth.bytes_per_s)))
-
 
 @contextlib.contextmanager
 def _logged(card: Card) -> Iterator[list[Kernel]]:
-    """Collect the card's kernels within the block."""
     card.log = log = []
     yield log
     card.log = None
@@ -210,18 +175,10 @@ def _figures(steps: Sequence[list[Kernel]], truth: Truth, requested: _Requested,
         else:
             kv_s += moving_s
     link_s = sum(kernel.link_s for kernel in middle)
-    lost_s = [_lost_s(kernel, truth) for step in steps for kernel in step]
-    needless_s = [kernel.duration_s - requested.needed_s(kernel, queries, truth) for step in steps for kernel in step]
-    gains_s = _gains_s(steps, truth, lost_s)
-    # With the needless bytes as a loss of kernels, only the others are memory's.
-    otherwise_s = _gains_s(steps, truth, needless_s)
-    otherwise_s["memory-bound"] = min(gains_s["memory-bound"], (1 - 1 / _FASTER) * (weights_s + kv_s))
     return {
-        "latency_s": latency_s, "device_s": device_s, "exposed_overhead_s": gains_s["idle"], "weights_s": weights_s,
-        "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
+        "latency_s": latency_s, "device_s": device_s, "exposed_overhead_s": max(0.0, latency_s - device_s),
+        "weights_s": weights_s, "kv_s": kv_s, "compute_s": compute_s, "dequantise_s": dequantise_s, "link_s": link_s,
         "beside_s": device_s - weights_s - kv_s - compute_s - link_s,
-        "regime": _label(gains_s, latency_s), "border": _border(gains_s, latency_s) | _border(otherwise_s, latency_s),
-        "awaits": any(kernel.awaited and not kernel.name.startswith(_DEQUANTISING) for kernel in middle),
         "launches": sum(kernel.launched for kernel in middle),
     }  # fmt: skip
 
@@ -241,21 +198,21 @@ def _part(kernel: Kernel) -> str | None:
     return "weights" if name.startswith(tuple(MATMULS)) else None
 
 
-def timeline_s(steps: Sequence[list[Kernel]], truth: Truth, saved_s: Iterable[float] = ()) -> float:
-    """Return the seconds of a step on a card; `saved_s` are seconds that each kernel takes less.
+def timeline_s(steps: Sequence[list[Kernel]], truth: Truth) -> float:
+    """Return the seconds of a step on a card.
 
     One step counts from its first launch; several give the median time between their ends. The host launches in order.
     A kernel starts after its launch and after the end of the previous kernel.
     """
     host_s = ready_s = 0.0
-    ends, saved = [], itertools.chain(saved_s, itertools.repeat(0.0))
+    ends = []
     for step in steps:
         for kernel, following in itertools.zip_longest(step, step[1:]):
             host_s += kernel.host_operators * truth.host_operator_s
             if kernel.launched:
                 replays = following is not None and not following.launched
                 host_s += truth.graph_launch_s if replays else truth.launch_s
-            ready_s = max(host_s, ready_s) + duration_s(kernel, truth) - next(saved)
+            ready_s = max(host_s, ready_s) + duration_s(kernel, truth)
             if kernel.awaited:
                 host_s = ready_s
         host_s += truth.event_s
@@ -266,73 +223,7 @@ def timeline_s(steps: Sequence[list[Kernel]], truth: Truth, saved_s: Iterable[fl
 
 
 def _device_s(steps: Sequence[list[Kernel]]) -> float:
-    """Return the time of the kernels in the median step, of those whose ends `timeline_s` compares."""
     return statistics.median(sum(kernel.duration_s for kernel in step) for step in steps[2:] or steps)
-
-
-def _gains_s(steps: Sequence[list[Kernel]], truth: Truth, lost_s: Sequence[float]) -> dict[str, float]:
-    """Return the seconds that a step saves if a resource is a quarter faster, by regime.
-
-    `slow-kernels` has what kernels lose, as far as the step saves half of it or more; `idle` all time in which the card
-    idles.
-    """
-    latency_s = timeline_s(steps, truth)
-    gains_s = {name: latency_s - timeline_s(steps, faster) for name, faster in _faster(truth).items()}
-    linked = [[replace(kernel, link_s=kernel.link_s / _FASTER) for kernel in step] for step in steps]
-    gains_s["link-bound"] = latency_s - timeline_s(linked, truth)
-    device_s = _device_s(steps)
-    lost_a_step_s, saved_s = sum(lost_s) / len(steps), latency_s - timeline_s(steps, truth, lost_s)
-    whole = {"slow-kernels": min(lost_a_step_s, saved_s / _LOST), "idle": max(0.0, latency_s - device_s)}
-    return gains_s | whole
-
-
-def _label(gains_s: Mapping[str, float], latency_s: float) -> str:
-    if gains_s["slow-kernels"] > _LOST * latency_s:
-        return "slow-kernels"
-    parts = {**gains_s, "slow-kernels": (1 - 1 / _FASTER) * gains_s["slow-kernels"]}
-    del parts["idle"]
-    (first, most), (_, second), *_ = sorted(parts.items(), key=lambda item: -item[1])
-    if first == "slow-kernels" or (first == "overhead-bound" and gains_s["idle"] < _IDLE * latency_s):
-        return "mixed"
-    return first if most > _ALIKE * second else "mixed"
-
-
-def _border(gains_s: Mapping[str, float], latency_s: float) -> set[str]:
-    """Return the labels if each term is longer or shorter by `TOLERANCE` of the step.
-
-    A term that is longer by that gains a fifth of it if its resource is a quarter faster. If no gain is as long as the
-    tolerance of the step's own time, no resource can be seen to limit it.
-    """
-    off_s, found = TOLERANCE * latency_s, set()
-    resources = [name for name in gains_s if name not in ("slow-kernels", "idle")]
-    for signs in itertools.product((-1, 0, 1), repeat=len(resources) + 1):
-        sign = dict(zip([*resources, "slow-kernels"], signs, strict=True))
-        moved = {name: gains_s[name] + sign[name] * off_s * (1 - 1 / _FASTER) for name in resources}
-        moved["slow-kernels"] = gains_s["slow-kernels"] + sign["slow-kernels"] * off_s
-        moved["idle"] = gains_s["idle"] + sign["overhead-bound"] * off_s
-        found.add(_label(moved, latency_s))
-    if max(gains_s[name] for name in (*resources, "slow-kernels")) < off_s:
-        found.add("mixed")
-    return found
-
-
-def _lost_s(kernel: Kernel, truth: Truth) -> float:
-    """Return a kernel's time above its own bytes and FLOPs, or all time of a kernel that converts a weight."""
-    if kernel.name.startswith(_DEQUANTISING):
-        return kernel.duration_s
-    return kernel.duration_s - duration_s(kernel, truth.but(kernel_share={}, smallest_kernel_s=0.0))
-
-
-def _faster(truth: Truth) -> dict[str, Truth]:
-    return {
-        "memory-bound": truth.but(
-            bytes_per_s=truth.bytes_per_s * _FASTER, l2_bytes_per_s=truth.l2_bytes_per_s * _FASTER
-        ),
-        "compute-bound": truth.but(flops_per_s={name: speed * _FASTER for name, speed in truth.flops_per_s.items()}),
-        "overhead-bound": truth.but(
-            **{name: getattr(truth, name) / _FASTER for name in ("launch_s", "graph_launch_s", "host_operator_s")}
-        ),
-    }
 
 
 Step = Callable[[torch.Tensor], torch.Tensor]

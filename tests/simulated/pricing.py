@@ -28,12 +28,9 @@ SCATTERS = {
 
 
 class Place(NamedTuple):
-    """A region of memory, relative to its tensor."""
-
     number: int
     """The number of its tensor among the inputs and outputs of a call."""
     offset: int
-    """Offset in bytes from the beginning of the tensor's storage."""
     nbytes: int
 
 
@@ -45,9 +42,7 @@ class Price(NamedTuple):
     writes: tuple[Place, ...]
     flops: float = 0.0
     dtype: str = ""
-    """The dtype of a matmul's operands."""
     workspace: bool = False
-    """Whether cuBLAS runs it."""
 
 
 def price_of(
@@ -88,7 +83,6 @@ def price_of(
 
 
 def place(number: int, tensor: torch.Tensor) -> Place:
-    """Return the place of a tensor with this number."""
     return Place(number, tensor.storage_offset() * tensor.element_size(), nbytes(tensor))
 
 

@@ -36,12 +36,8 @@ PROMPT_S = 100e-6
 
 @dataclass(frozen=True)
 class Scenario:
-    """A request to the profiler."""
-
     model: str
-    """A preset of `models/`, or a folder."""
     layers: int | None = None
-    """Number of layers; None: all."""
     dtype: str = "float16"
     engine: str = "eager"
     prompt_lens: Sequence[int] = (128, 512)
@@ -62,8 +58,7 @@ class Scenario:
         return path
 
     def options(self) -> dict[str, Any]:
-        """Return the options of `roofscope run` for the request."""
-        cells = {"prompt_lens": _listed(self.prompt_lens), "batch_sizes": _listed(self.batch_sizes)}
+        cells = {name: ",".join(map(str, getattr(self, name))) for name in ("prompt_lens", "batch_sizes")}
         how = {name: getattr(self, name) for name in ("dtype", "quant", "engine", "new_tokens")}
         return {**cells, **how, "no_trials": True}
 
@@ -102,12 +97,7 @@ def flags(options: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    return ",".join(map(str, numbers))
-
-
 def so(scenario: Scenario, truth: Truth, parent: Path) -> list[oracle.Phase]:
-    """Return the truth: the same cells by plain calls on a separate card."""
     source = resolve(str(scenario.folder(parent)))
     config, dtype = load_config(source), DTYPES[scenario.dtype]
     found = []
@@ -143,8 +133,6 @@ def held(scenario: Scenario, truth: Truth, run: Run, parent: Path) -> Iterator[t
         terms = {name: row[name] for name in ("weights_s", "kv_s", "compute_s", "dequantise_s", "link_s", "overhead_s")}
         unknown_s = row["unexplained_s"] if phase.hides_small_kernels else 0.0
         terms["beside_s"] = row["kernel_s"] + row["redundant_s"] + row["dequantise_s"] + unknown_s
-        if phase.awaits and phase.hides_small_kernels:  # its idle time, too
-            terms["beside_s"] += terms.pop("overhead_s") - phase.exposed_overhead_s
         for name, told_s in terms.items():
             true_s = getattr(phase, {"overhead_s": "exposed_overhead_s"}.get(name, name))
             assert abs(told_s - true_s) < REST * phase.latency_s, f"{cell}: {name} is {true_s}, reported {told_s}"
@@ -158,7 +146,6 @@ SAVE_THE_HOST = {ChangeId.GRAPH, ChangeId.COMPILED_STEP, ChangeId.COMPILED_FORWA
 
 
 def first_change(run: Run, row: dict[str, Any]) -> ChangeId | None:
-    """Return the change that saves the most in a cell."""
     keys = ("engine", "phase", "batch_size", "prompt_len")
     [item] = [item for item in run.document.evidence if all(getattr(item, key) == row[key] for key in keys)]
     return item.changes[0].id if item.changes else None

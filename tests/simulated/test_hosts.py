@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from profiler.judge.breakdown import TERMS
+from profiler.facts.change_ids import ChangeId
 
 from .oracle import Phase
-from .scenario import REST, SAVE_THE_HOST, Scenario, first_change, held, said
+from .scenario import SAVE_THE_HOST, Scenario, first_change, held, said
 from .truth import H100
 
 pytestmark = pytest.mark.slow
@@ -44,22 +43,8 @@ def test_the_verdict_follows_the_host(engine: str, host: str, tmp_path: Path) ->
     run, _ = said(scenario, [truth], tmp_path)
     for phase, row in held(scenario, truth, run, tmp_path):
         expected = by_arithmetic(phase, truth.launch_s)
-        assert {phase.regime, row["regime"]} <= expected, f"{phase.phase} {phase.batch_size}: {row['regime']}"
+        assert row["regime"] in expected, f"{phase.phase} {phase.batch_size}: {row['regime']}"
         if phase.batch_size == 8:  # no larger batch was measured
             waits = expected in ({"overhead-bound"}, {"mixed"})
-            assert (first_change(run, row) in SAVE_THE_HOST) == waits
-
-
-def test_llm_int8_waits_in_every_linear(tmp_path: Path) -> None:
-    """bitsandbytes reads in every linear whether a column has an outlier, so no graph can contain such a step.
-
-    The kernels are replayed without that read: their time is the card's, and the rest is the host's.
-    """
-    scenario = Scenario("mistral-7b-v0.3", 2, quant="int8", engine="eager,graph", prompt_lens=[128], batch_sizes=[1, 4])
-    run, _ = said(scenario, [H100], tmp_path)
-    cells = run.cells
-    assert set(cells[cells["engine"] == "graph"]["status"]) == {"failed"}
-    for phase, row in held(replace(scenario, engine="eager"), H100, run, tmp_path):
-        cell = f"{phase.phase} {phase.batch_size}"
-        assert row["regime"] == phase.regime == "overhead-bound", cell
-        assert min(row[name] for name in TERMS) > -REST * phase.latency_s, cell
+            effect = first_change(run, row)  # compiled code also saves small kernels, a graph only what the host adds
+            assert effect in SAVE_THE_HOST if waits else effect is not ChangeId.GRAPH

@@ -5,7 +5,6 @@ By that rule a cell that fits runs, a cell that cannot fit is refused, and a cel
 
 from __future__ import annotations
 
-import gc
 import re
 from pathlib import Path
 
@@ -65,38 +64,6 @@ def test_a_batch_test_ends_where_memory_does(tmp_path: Path) -> None:
     for phase, row in pairs(so(scenario, A100, tmp_path), run.cells):
         assert row["peak_memory_bytes"] == pytest.approx(phase.peak_bytes, rel=REST)
         assert row["latency_s"] == pytest.approx(phase.latency_s, rel=REST)
-
-
-def test_fragmented_memory_is_reported(tmp_path: Path) -> None:
-    """Each of 18 segments of 1 GiB contains another tensor of 64 MiB: 16.9 GiB are free, but not in one piece.
-
-    A prefill of 65,536 tokens needs three tensors of 1.9 GB at once.
-    """
-    truth = A100.but(memory_bytes=22 << 30)
-    folder, out = Scenario("mistral-7b-v0.3", 2).folder(tmp_path), tmp_path / "run"
-    with simulated(truth) as world:
-        kept, holes = [], []
-        for _ in range(18):
-            torch.empty(1024 * MIB, dtype=torch.uint8, device="cuda")
-            kept.append(torch.empty(64 * MIB, dtype=torch.uint8, device="cuda"))
-            holes.append(torch.empty(960 * MIB, dtype=torch.uint8, device="cuda"))
-        assert world.card.memory.reserved == 18 << 30
-        holes.clear()
-        code = command_line(
-            "run", str(folder), prompt_lens=512, batch_sizes="1,128", new_tokens=4, dtype="float16", no_trials=True,
-            out=out,
-        )  # fmt: skip
-        gc.collect()
-        assert world.card.memory.allocated - len(kept) * 64 * MIB < 32e6, "the run keeps no memory"
-    assert code == EXIT_INCOMPLETE
-    run = read_run(out)
-    rows = {(row["phase"], row["batch_size"]): row for row in run.cells.to_dict("records")}
-    assert rows["prefill", 1]["status"] == "ok"
-    assert rows["prefill", 128]["status"] == rows["decode", 128]["status"] == "oom"
-    [gap] = read_gathered(run.folder, run.document).gaps.values()
-    assert gap.reason.startswith("out of memory: ")
-    assert "in pieces too small for the 1.88 GB requested" in gap.reason
-    assert "expandable_segments:True" in gap.reason
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import profiler
 from profiler.why_slow.findings import Finding, Why
 from profiler.why_slow.patches import watched
 from profiler.why_slow.recorder import Recorder
-from profiler.why_slow.render import time_parts
 
 from . import compiled
 from .truth import A100, H100, T4, Truth
@@ -117,29 +116,6 @@ def test_weights_are_tried_in_the_16_bits_that_the_gpu_has(
     found = [item for item in why.findings if item.id in ("wide-dtype", "emulated-dtype")]
     assert [(item.id, item.change.split(",")[0]) for item in found] == ([(name, change)] if name else [])
     assert all(item.saves_s == pytest.approx(saves_s, rel=0.25) for item in found)
-
-
-def test_offloaded_weights_have_their_time_on_the_link_and_what_would_fit() -> None:
-    """Three of four layers of 4 x 4096^2 + 3 x 4096 x 14336 weights wait in host memory."""
-    from accelerate import dispatch_model
-
-    nbytes = 3 * 2 * (4 * 4096**2 + 3 * 4096 * 14336 + 2 * 4096)
-    with simulated(T4.but(memory_bytes=2_400_000_000)):
-        model = llama(torch.float16, layers=4, device="cpu", hidden_size=4096, intermediate_size=14336,
-                      num_attention_heads=32)  # fmt: skip
-        places = dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head"), "cuda:0")
-        places |= {f"model.layers.{number}": "cpu" if number else "cuda:0" for number in range(4)}
-        model = dispatch_model(model, places, main_device="cuda:0")
-        why = explained(model, 60.0)
-    found = finding(why, "offload")
-    per_step_s = nbytes / (T4.link_bytes_per_s * T4.pageable_share)
-    assert found.basis == "at most"
-    assert found.saves_s == pytest.approx(2 * NEW_TOKENS * per_step_s, rel=0.1)
-    [row] = [part for part in time_parts(why) if part.what.startswith("weights over the link")]
-    assert row.seconds == pytest.approx(2 * NEW_TOKENS * per_step_s, rel=0.1)
-    assert found.evidence.startswith(f"{nbytes / 1e9:.3g} GB of ")
-    assert "4 bits" in found.change or "8 bits" in found.change
-    assert "on a GPU with more room" in found.change
 
 
 def test_attention_plans_are_named_with_what_they_cost() -> None:

@@ -35,21 +35,12 @@ class PowerCap:
 
 
 @dataclass(frozen=True)
-class Stolen:
-    """Others have the host's core for `seconds`, after each `every_s` of its own work."""
-
-    every_s: float = math.inf
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class Truth:
     """The truth of a card. Speeds are attained ones, not a datasheet's."""
 
     name: str
     capability: tuple[int, int]
     processors: int
-    """Number of streaming multiprocessors."""
     memory_bytes: int
     bytes_per_s: float
     flops_per_s: Mapping[str, float]
@@ -63,21 +54,13 @@ class Truth:
     host_operator_s: float = 1e-6
     """Seconds of the host per operator on its own small tensors."""
     event_s: float = 1e-6
-    """Seconds of the host to record an event."""
     graph_launch_s: float = 10e-6
-    """Seconds of the host to replay a graph."""
     plan_s: float = 0.0
     """Seconds of the host to plan attention of a shape that is new to cuDNN, on cards of capability 9.x and 10.x."""
     smallest_kernel_s: float = 2e-6
-    ramp_s: float = 0.0
-    """Seconds that each kernel takes besides its bytes and FLOPs. An H100's streams took 8 µs."""
-    stolen: Stolen = Stolen()
     link_bytes_per_s: float = 25e9
-    """Bytes/s from pinned host memory over PCIe."""
+    """Bytes/s from pinned host memory over PCIe; ordinary memory reaches `pageable_share` of it."""
     pageable_share: float = 0.5
-    """Share of that for ordinary host memory."""
-    peer_bytes_per_s: float = 20e9
-    """Bytes/s from another card."""
     clock_hz: float = 1.5e9
     power_w: float = 300.0
     throttle: Throttle = Throttle()
@@ -91,7 +74,6 @@ class Truth:
     """The torch release that decides the state after a failed capture (`card`): 2.11 or older, 2.12, 2.13, 2.14."""
 
     def but(self, **changes: Any) -> Truth:
-        """Return the card with some changes."""
         return replace(self, **changes)
 
 

@@ -46,11 +46,8 @@ ENOUGH = {
 
 @dataclass(frozen=True)
 class World:
-    """Cards in a host during a simulation."""
-
     host: Host
     cards: tuple[Card, ...]
-    driver: Driver
 
     @property
     def card(self) -> Card:
@@ -70,11 +67,11 @@ def simulated(*truths: Truth, hurried: bool = True) -> Iterator[World]:
     """Give this process these cards and the clock of their host, within the context; `hurried` takes fewer samples."""
     with contextlib.suppress(ImportError):
         import bitsandbytes  # noqa: F401  it looks for libraries at import, for the cards that it finds
-    host = Host(truths[0].stolen)
+    host = Host()
     cards = tuple(Card(index, truth, host) for index, truth in enumerate(truths))
     mode = CardMode(cards, host)
     driver = Driver(cards, mode.known)
-    world = World(host, cards, driver)
+    world = World(host, cards)
     with contextlib.ExitStack() as stack:
         # Python's automatic garbage collections, and the card memory that they free, depend on everything that ran
         # before.

@@ -34,7 +34,6 @@ LARGE_CARD_BYTES = 22e9
 _RUN_S = 60.0
 _CPU_RUN_S = 15.0
 _RUN_SHARE = 0.3
-"""Share of the remaining time that one run may take at most."""
 KEPT_BYTES = 128 << 20
 """Bytes that a run may leave reserved by torch: cuBLAS's workspaces of new streams, 32 MiB each on Hopper."""
 
@@ -45,8 +44,6 @@ class NotRunError(Exception):
 
 @dataclass
 class Check:
-    """One claim and its figure."""
-
     name: str
     passed: bool | None
     """None: not run or not judged; `why` has the reason."""
@@ -60,12 +57,10 @@ class Check:
 
 
 def red(name: str, error: Exception) -> Check:
-    """Return a failed check with one line."""
     return Check(name, False, why=f"{type(error).__name__}: {first_line(error)}"[:500])
 
 
 def within(name: str, ratio: float, tolerance: float, value: Any = None) -> Check:
-    """Return a check that a ratio is 1, within a share."""
     return Check(name, abs(ratio - 1) < tolerance, ratio if value is None else value, f"within {tolerance:.0%}")
 
 
@@ -86,11 +81,8 @@ class Attempt:
     name: str
     run: Callable[[Bench], Iterable[Check]]
     least_s: float = 10.0
-    """The attempt is not started with less time left."""
     cuda: bool = True
-    """Whether it needs a CUDA card."""
     package: str = ""
-    """An optional library that it needs."""
 
     def why_not(self, bench: Bench) -> str:
         """Return why it cannot start; empty if it can."""
@@ -109,15 +101,12 @@ class Bench:
 
     device: torch.device
     model: str
-    """The model of the main checks."""
     small: str
-    """A model that loads quickly."""
     folder: Path
     minutes: float
     imports_s: float = 0.0
     """Seconds before this bench was made."""
     memory: list[dict[str, Any]] = field(default_factory=list)
-    """Bytes before and after each run."""
     _made: dict[Callable[[Bench], Any], tuple[Any, Exception | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -146,7 +135,6 @@ class Bench:
         return torch.float16 if old else torch.bfloat16
 
     def on_a_card(self, name: str, passed: bool, value: Any, threshold: str) -> Check:
-        """Return a check that is judged on cards only."""
         why = "" if self.cuda else "judged on cards only"
         return Check(name, passed if self.cuda else None, value, threshold, why)
 
@@ -169,7 +157,6 @@ class Bench:
         free()
 
     def load(self, model: str, dtype: torch.dtype | None = None, quant: Any = "none") -> Any:
-        """Return a model with random weights on the device."""
         source = resolve(model)
         return load(ModelRequest(source, self.device, dtype or self.dtype, quant), load_config(source)).module
 
@@ -196,7 +183,6 @@ class Bench:
 
     @contextmanager
     def watched(self, name: str) -> Iterator[None]:
-        """Record the card's memory before and after a run."""
         row: dict[str, Any] = {"run": name, "before": self.bytes_now(), "after": None}
         self.memory.append(row)
         yield
@@ -231,7 +217,6 @@ class Bench:
 
 
 def facts_of(run: Run) -> Facts:
-    """Return the facts of a run."""
     return read_facts(run.folder, run.document, read_gathered(run.folder, run.document))
 
 
@@ -288,7 +273,6 @@ def replayed_s(bench: Bench, calls: Sequence[Callable[[], object]]) -> float:
 
 
 def free() -> None:
-    """Free unused memory."""
     gc.collect()
     if torch.cuda.is_available():
         clear_workspaces()

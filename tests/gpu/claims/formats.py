@@ -53,7 +53,6 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 
 
 def formats(bench: Bench) -> list[str]:
-    """Return the formats that this device multiplies."""
     old = bench.cuda and torch.cuda.get_device_capability(bench.device) < (8, 9)
     return [quant for quant in SHARES if not (quant == "fp8" and old)]
 

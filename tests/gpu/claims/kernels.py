@@ -45,7 +45,6 @@ class Part:
     """None if the operator is almost entirely overhead."""
     narrow: Call | None = None
     convert: Call | None = None
-    """The conversion between formats within `call`."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +55,7 @@ class Kernel:
     label: str
     parts: tuple[Part, ...]
     host: Call | None = None
-    """Work of the host only."""
     fetch: Call | None = None
-    """The transfer over a link."""
 
     def calls(self, machine: Machine) -> list[Call | None]:
         """Return the kernel, its overhead and its transfer; then each part, its own overhead, and its conversion."""

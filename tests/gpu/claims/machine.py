@@ -85,7 +85,6 @@ def _counters(bench: Bench) -> Iterator[Check]:
 
 
 def _read(bench: Bench, data: torch.Tensor, seconds: float, idle_s: float = 0.0) -> tuple[float, float]:
-    """Read `data` for some seconds, with pauses. Returns bytes and seconds."""
     start_s, nbytes = now_s(), 0.0
     while now_s() < start_s + seconds:
         data.sum()

@@ -24,7 +24,6 @@ from profiler.store.folder import Run
 from .bench import Attempt, Bench, Check, NotRunError, facts_of, main_run, within
 
 _INTERLEAVED = 10
-"""Rounds of a plain loop and of ours."""
 _PROMPT, _NEW_TOKENS = 64, 24
 _FRESH_PROMPT = 160
 """A length that no other check uses: kernels, plans and memory of its shapes are new."""

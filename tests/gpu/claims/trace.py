@@ -42,7 +42,6 @@ _ATTENTION, _REPLAYS, _LAUNCHES = (
 )  # fmt: skip
 
 Kernel = tuple[str, float]
-"""Name and seconds of a kernel."""
 
 
 def attempts(bench: Bench) -> Iterator[Attempt]:
@@ -59,7 +58,6 @@ def attempts(bench: Bench) -> Iterator[Attempt]:
 class _Trace:
     kernels: list[Kernel]
     parts: Mapping[str, list[Kernel]]
-    """Kernels by operator."""
     launching: int
     """Operators of torch that launch a kernel: cuBLAS and attention may launch one more for a large shape."""
 
@@ -71,7 +69,6 @@ class _Model:
     module: Any
     names: Mapping[nn.Module, str]
     cores: Mapping[nn.Module, str]
-    """Operators of attention."""
 
 
 def _with_names(module: Any) -> _Model:
@@ -128,7 +125,6 @@ def _trace(bench: Bench, model: _Model, step: Callable[[], object]) -> _Trace:
 
 
 def _traces(bench: Bench) -> dict[str, _Trace]:
-    """Return the trace of each phase of the main model."""
     model = bench.once(_main_model)
     return {phase: _trace(bench, model, _step(bench, model, phase, _CELL)) for phase in PHASES}
 
@@ -180,7 +176,6 @@ def _marks(model: _Model) -> Iterator[None]:
 
 
 def _attention(model: _Model, trace: _Trace) -> list[str]:
-    """Return the names of attention kernels, each once."""
     parts = (trace.parts.get(name, []) for name in set(model.cores.values()))
     return sorted({name[:100] for kernels in parts for name, _ in kernels})
 
@@ -218,7 +213,6 @@ def _launches(bench: Bench, phase: str) -> Iterator[Check]:
 
 
 def _replays(bench: Bench, phase: str) -> Iterator[Check]:
-    """Compare the kernels in the step with the replays of the run."""
     facts, trace = facts_of(bench.once(main_run)), bench.once(_traces)[phase]
     key = _key(facts, phase)
     counts = {item.operator: item.count for item in facts.operators[key]}
@@ -240,7 +234,6 @@ def _replays(bench: Bench, phase: str) -> Iterator[Check]:
 
 
 def _key(facts: Facts, phase: str) -> CellKey:
-    """Return the key of the traced step in the main run."""
     requested = phase, _CELL.batch_size, _CELL.prompt_len
     return next(key for key in facts.grid.keys if (key.phase, key.cell.batch_size, key.cell.prompt_len) == requested)
 

@@ -33,8 +33,6 @@ Name interned(const std::string& name) {
 
 struct Host {
   double now_s = 1000.0;
-  double stolen_every_s = std::numeric_limits<double>::infinity(), stolen_for_s = 0.0;
-  double stolen_s = 0.0;  // so far: others had the core, and this process's own time stood still
   int64_t operators = 0;
   double wake_s = std::numeric_limits<double>::infinity();
   py::object wake;
@@ -46,16 +44,7 @@ struct Host {
     }
     now_s = std::max(now_s, moment_s);
   }
-  // Its own work. Others take the core in between, for so long at the end of each period.
-  void advance(double seconds) {
-    worked_s += seconds;
-    double taken_s = stolen_for_s * std::floor(worked_s / stolen_every_s) - stolen_s;
-    if (taken_s > 0.0) stolen_s += taken_s;
-    wait_until(now_s + seconds + std::max(0.0, taken_s));
-  }
-
- private:
-  double worked_s = 0.0;
+  void advance(double seconds) { wait_until(now_s + seconds); }
 };
 
 struct Work {
@@ -111,11 +100,11 @@ struct Clock {
 };
 
 struct Speeds {
-  double bytes_per_s, l2_bytes_per_s, ramp_s, smallest_kernel_s, launch_s, graph_launch_s, host_operator_s;
+  double bytes_per_s, l2_bytes_per_s, smallest_kernel_s, launch_s, graph_launch_s, host_operator_s;
   std::map<std::string, double> flops_per_s;
   std::vector<std::pair<std::string, double>> kernel_share;
 
-  // A ramp and max(bytes / bandwidth, FLOPs / peak); or the smallest kernel, or what a link takes.
+  // max(bytes / bandwidth, FLOPs / peak), or the smallest kernel, or what a link takes.
   double duration_s(
       const std::string& name, int64_t memory_bytes, int64_t l2_bytes, double flops, const std::string& dtype,
       double link_s, double clock_share) const {
@@ -127,7 +116,7 @@ struct Speeds {
         share = reached;
         break;
       }
-    return std::max({ramp_s + std::max(moving, computing) / share, link_s, smallest_kernel_s});
+    return std::max({std::max(moving, computing) / share, link_s, smallest_kernel_s});
   }
 
   double moving_s(int64_t memory_bytes, int64_t l2_bytes, double clock_share) const {

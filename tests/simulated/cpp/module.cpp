@@ -58,9 +58,6 @@ PYBIND11_MODULE(native, module) {
   py::class_<Host>(module, "Host")
       .def(py::init<>())
       .def_readwrite("now_s", &Host::now_s)
-      .def_readwrite("stolen_every_s", &Host::stolen_every_s)
-      .def_readwrite("stolen_for_s", &Host::stolen_for_s)
-      .def_readonly("stolen_s", &Host::stolen_s)
       .def_readwrite("operators", &Host::operators)
       .def_readwrite("wake_s", &Host::wake_s)
       .def_readwrite("wake", &Host::wake)
@@ -90,7 +87,7 @@ PYBIND11_MODULE(native, module) {
       });
 
   py::class_<Speeds>(module, "Speeds")
-      .def(py::init<double, double, double, double, double, double, double, std::map<std::string, double>,
+      .def(py::init<double, double, double, double, double, double, std::map<std::string, double>,
                     std::vector<std::pair<std::string, double>>>())
       .def("duration_s", &Speeds::duration_s);
 
