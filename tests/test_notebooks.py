@@ -12,24 +12,42 @@ from jupyter_client.manager import KernelManager, start_new_kernel
 from lessons import NOTEBOOKS, computed, pictures
 from nbclient import NotebookClient
 
+import profiler
+
 # What a reader must find in the outputs: datasheets and arithmetic, not this package's word.
 FIGURES = {
+    # Phi-3-mini's 7.65 GB and nf4's 2.44 over 320 GB/s; Qwen2.5-3B as bitsandbytes published it.
+    "00_your_gpu_in_five_minutes": ["41.8", "23.9", "131.3", "39.0", "60.8", "42.2", "29.5", "80.9"],
     "01_arithmetic_intensity": ["295.3", "682.67", "346", "62.7", "4,294,967,296", "125.3"],
     # The H100's eager step in bfloat16, and in nf4 as a graph.
-    "02_profile_mistral_7b": ["7.22", "14.29", "13.3", "203.1", "4.5", "131072.0", "204.0", "75.2", "24.33", "7.03"],
-    # 154 is the first batch above an A100's ridge of 153.
-    "03_memory_bound_inference": ["327680", "0.34", "10.74", "1.70", "75.7", "154.0"],
+    "02_profile_mistral_7b": [
+        "7.22",
+        "14.29",
+        "13.3",
+        "203.1",
+        "4.5",
+        "131072.0",
+        "204.0",
+        "75.2",
+        "24.33",
+        "7.03",
+        "14.9 GB",
+    ],
+    # 154 is the first batch above an A100's ridge of 153; the slopes are of doubled batches on an H100.
+    "03_memory_bound_inference": ["327680", "0.34", "10.74", "1.70", "75.7", "154.0", "0.66", "0.94", "0.37"],
     "04_rooflines_by_dtype": ["306.0", "24.0", "60.82", "1214.68", "3.17", "1.64"],
-    "05_attention_vs_ffn": ["1080.00", "206.12", "128256", "1246.6", "24.7"],
+    "05_attention_vs_ffn": ["1080.00", "206.12", "128256", "1246.6", "24.7", "89.9", "96.4"],
     "06_what_should_i_rent": ["83.88608", "7.0 ms", "14.5 GB", "142 GB", "70.6 B", "No GPU is the cheapest", "undated"],
-    "07_why_is_my_script_slow": ["generate 4 x 512 + 8", "91 % of the tokens", "cache-off", "1 call of generate"],
+    "07_why_is_my_script_slow": ["generate 2 x 128 + 6", "69 % of the tokens", "cache-off", "2 calls of generate"],
     # 2048 tokens of 4096 elements in 16 bits, 3,350 GB/s over the link, and 24.5 / (1 - 0.33).
-    "08_more_than_one_gpu": ["16777.2", "12.7", "36.6", "66.0"],
-    # Eager and as a graph on an H100, and 20 frames a second over 33.
-    "09_the_third_regime": ["26.15", "8.70", "0.44", "0.61"],
+    "08_more_than_one_gpu": ["16777.2", "12.7", "36.6", "29.3", "66.0"],
+    # Eager and as a graph on an H100, an order on an H200, and 20 frames a second over 33.
+    "09_the_third_regime": ["26.15", "8.70", "14.8 µs", "0.44", "0.61"],
 }
 
-INDEX = Path(__file__).parents[1] / "docs/index.md"
+ROOT = Path(__file__).parents[1]
+INDEX = ROOT / "docs/index.md"
+QUICKSTART = ROOT / "docs/quickstart.md"
 PUBLIC = {"profiler", "profiler.theory", "profiler.rent"}
 """Public modules: notebooks import no others from this package."""
 
@@ -61,6 +79,16 @@ def test_pictures_are_of_the_code_that_draws_them_now_and_all_names_are_public(p
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")
     imported = set(re.findall(r"^\s*(?:from|import) (profiler[\w.]*)", code, re.MULTILINE))
     assert imported <= PUBLIC
+
+
+def test_the_quickstarts_seconds_and_steps_are_those_of_its_runs() -> None:
+    rows = re.findall(r"\| (\d+) s \| ([\d.]+) ms[\w ]* \| `([\w-]+)` \|", QUICKSTART.read_text(encoding="utf-8"))
+    assert len(rows) == 4
+    for seconds, step_ms, name in rows:
+        run = profiler.read_run(ROOT / "runs/reference" / name)
+        assert round(sum(run.document.stage_s.values())) == int(seconds)
+        of_one = [item for item in run.measured if item.key.phase == "decode" and item.key.cell.batch_size == 1]
+        assert step_ms in [f"{1e3 * item.latency_s:.3g}" for item in of_one]
 
 
 @pytest.fixture(scope="module")

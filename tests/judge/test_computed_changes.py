@@ -73,7 +73,7 @@ CORE = OperatorWork("core", "attention", 32, "bfloat16", 0, 0, kv_bytes=1, activ
 ROLLING = replace(CORE, operator="rolling", kv_bytes=1, redundant_bytes={Cause.ROLLED_WINDOWS: 8e9})
 MATMUL = OperatorWork("linears", "mlp", 32, "bfloat16", 0, int(1e9), kv_bytes=0, activation_bytes=int(14e9))
 REDUCED = OperatorWork("all_reduce", COLLECTIVE, 64, "bfloat16", 0, 0, 0, 0)
-CASES = list(csv.DictReader(Path(__file__).with_name("changes.csv").read_text().splitlines()))
+CASES = list(csv.DictReader(Path(__file__).with_name("computed_changes.csv").read_text().splitlines()))
 
 
 def operators_of(case: dict[str, str]) -> list[OperatorWork]:

@@ -75,7 +75,7 @@ def test_a_chat_template_wraps_texts_and_messages(tmp_path: Path) -> None:
         ('{"prompt": "w3"}\n{"text": "w4"}', "a.txt", "line 2 of a.txt has neither a `prompt`"),
         ('{"prompt": "w3"}\nw4', "a.txt", "line 2 of a.txt is not a JSON object"),
         ('{"messages": [{"role": "user", "content": "w3"}]}', "a.txt", "line 1 of a.txt has messages, but"),
-        ('w3\n\nw4 w5 w6', "a.txt", "line 3 of a.txt has 3 tokens, and this model has room for 2 before --new-tokens"),
+        ('w3\n\nw4 w5 w6', "a.txt", "line 3 of a.txt has 3 tokens, and this model takes 2 before --new-tokens"),
         ('{"prompt": " "}', "a.txt", "line 1 of a.txt gives no token"),
         ('{"prompt": "\\ud800"}', "a.txt", "line 1 of a.txt cannot be encoded"),
     ],

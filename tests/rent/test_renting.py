@@ -131,7 +131,7 @@ def test_a_gpu_without_room_or_kernels_says_why(roofscope: Callable[..., Any]) -
     """Llama-3.1-70B has 141 GB in 16 bits. A P100's compute capability is 6.0, and vLLM needs 7.0."""
     answer = rent(RentOptions("llama-3.1-70b", price="H100 SXM=2,H200 SXM=3"))
     assert [(offer.gpu, offer.fits) for offer in answer.gpus] == [("H200 SXM", True), ("H100 SXM", False)]
-    assert answer.gpus[1].why == "needs 142 GB, has room for 82.8 GB"
+    assert answer.gpus[1].why == "needs 142 GB, has 82.8 GB free"
     assert any("No figure of a model of its size is published" in note for note in answer.notes)
     out = " ".join(roofscope("rent", MODEL, "--price", "P100 PCIe 16GB=1,L4=1", "--plain").out.split())
     assert "No row, needs compute capability 7.0 for compiled engines, and has 6.0: P100 PCIe 16GB." in out

@@ -132,7 +132,7 @@ all("details").forEach(each => each.open = true);
 const buttons = all("#cells th button");
 const column = buttons.findIndex(button => button.textContent === "time");
 buttons[column].click();
-const units = {s: 1, ms: 1e-3, us: 1e-6};
+const units = {s: 1, ms: 1e-3, "µs": 1e-6};
 const seconds = text => parseFloat(text) * units[text.split(" ")[1]];
 const times = all("#cells tbody tr").map(row => seconds(row.children[column].textContent));
 const shown = all("svg").filter(each => each.getClientRects().length);
@@ -196,7 +196,7 @@ def test_in_a_headless_browser(width: int, large_page: str, tmp_path: Path) -> N
         "sorted": True,
         "shown": 432,  # 16 prefills and 416 decodes
         "least": pytest.approx(1e-5),
-        "roofs": len(ceiling_lines(run)),
+        "ceilings": len(ceiling_lines(run)),
         "wide": False,  # the page itself never scrolls sideways
         "ink": "rgb(27, 31, 36)",  # a picture's text has the page's text colour
         "letters": True,  # none is smaller than 9 px

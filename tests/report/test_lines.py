@@ -167,7 +167,7 @@ def test_kernels_that_are_slower_than_the_fastest_dense_ones_save_nothing() -> N
 def test_figures_are_those_of_the_run() -> None:
     run = old_run()
     fastest = min(result.latency_s for result in run.measured if result.phase == "decode")
-    assert f"{1e6 * fastest:.0f} us" in explanation("decode", run)
+    assert f"{1e6 * fastest:.0f} µs" in explanation("decode", run)
     for regime in {cell.regime for cell in run.measured}:
         counted = sum(cell.regime == regime for cell in run.measured)
         assert f"In this run: {counted} of {len(run.measured)} cells" in explanation(str(regime), run)

@@ -233,7 +233,7 @@ def test_ceilings_are_not_looked_at_again_without_room(of_fake_clock: Ceilings) 
     """A run on a full GPU continues instead of running out of memory at its end."""
     machine = small(clock=FakeClock())
     full = replace(of_fake_clock, stream_bytes=machine.available_bytes())
-    with pytest.raises(NoFreeMemoryError, match="no room for buffers of"):
+    with pytest.raises(NoFreeMemoryError, match="no free memory for buffers of"):
         remeasure_ceilings(machine, full, "float32", 0.05)
 
 

@@ -32,7 +32,7 @@ from .mode import CardMode, copied
 from .native import native
 from .truth import Truth
 
-TIMED = ("device.clock", "device.machine", "device.telemetry", "device.contention", "ceilings.gemm", "ceilings.measure")
+TIMED = ("device.clock", "device.machine", "device.telemetry", "device.contention", "roofs.gemm", "roofs.measure")
 """Modules of the profiler that read a clock."""
 
 ENOUGH = {
