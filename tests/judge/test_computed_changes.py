@@ -91,7 +91,7 @@ def operators_of(case: dict[str, str]) -> list[OperatorWork]:
 def step_of(case: dict[str, str]) -> Judged:
     known = pairs(case["step"])
     ceiling, host_s, waits = (known.pop(name, 0.0) for name in ("ceiling_bytes_per_s", "host_pace_s", "waits"))
-    known["roofs"] = StepCeilings(ceiling or 1e12, Overhead(host_s, 0.0, waits=bool(waits)), overlaps=True)
+    known["ceilings"] = StepCeilings(ceiling or 1e12, Overhead(host_s, 0.0, waits=bool(waits)), overlaps=True)
     return cell(
         *operators_of(case),
         phase="prefill" if known.pop("prefill", 0) else "decode",

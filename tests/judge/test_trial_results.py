@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from made_facts import KEY
-from test_changes import SETTING, cell, linears
+from test_computed_changes import SETTING, cell, linears
 
 from profiler.facts.change_ids import ChangeId
 from profiler.facts.measurements import StepSamples, Trial

@@ -455,7 +455,7 @@ HEAD, LAYER = 4096 * 32, 4 * 32 * 32 + 3 * 32 * 64
 
 
 @pytest.mark.parametrize(
-    ("change", "roofs", "run", "about", "room"),
+    ("change", "ceilings", "run", "about", "room"),
     [
         # A step of four beams reads the weights once, and computes four times as much.
         ("beams", MEMORY, partial(generated, num_beams=4), 0.0, 0.1),
