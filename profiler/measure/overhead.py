@@ -104,7 +104,7 @@ def measure_overhead(
                 bench = _Bench(
                     loaded, overhead_model, engine_class(overhead_model.module, machine), machine, budget_s / len(names)
                 )
-                path = kept_in("dispatch", loaded, config, machine, name, *batch_sizes)
+                path = kept_in("overhead", loaded, config, machine, name, *batch_sizes)
                 found = None if fresh else read_recent(path, _KEPT.validate_json)
                 with _in_time(bench):
                     if found is None or not _still_hold(found, bench):

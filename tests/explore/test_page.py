@@ -102,7 +102,7 @@ def test_figures_by_hand(document: ExploreDocument) -> None:
     assert shown["weight_bytes"] == pytest.approx(2 * 7_241_732_096, rel=1e-6)
     assert (shown["decode"]["floor_s"], page.ask(f"LIMITS[{json.dumps(shown['decode']['limit'])}]")) == (
         None,
-        "no room",
+        "does not fit",
     )
 
 

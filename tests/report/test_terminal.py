@@ -41,7 +41,9 @@ def test_a_bar_has_the_shares_of_its_cell() -> None:
     assert bar_text(bar) == text
 
 
-@pytest.mark.parametrize(("width", "left_out"), [(100, []), (80, ["memory"]), (64, ["memory", "B/s", "FLOP/s", "tok/s"])])
+@pytest.mark.parametrize(
+    ("width", "left_out"), [(100, []), (80, ["memory"]), (64, ["memory", "B/s", "FLOP/s", "tok/s"])]
+)
 def test_a_narrow_screen_has_fewer_columns_and_cuts_none(width: int, left_out: list[str]) -> None:
     """On a GPU the peak memory leaves first; at 80 columns every figure of the answer stays, and none is cut."""
     run = read_run(REFERENCE / "mistral-7b-h100")
