@@ -80,7 +80,7 @@ def advice_for(cells: Sequence[Judged], every: Sequence[Judged]) -> list[Advice]
 
 
 def _advice(cell: Judged, result: TrialResult, other_phase: Judged | None) -> Advice:
-    """The advice of a trial at a cell; `overhead model` is the other phase of its shape."""
+    """The advice of a trial at a cell; `other_phase` is the other phase of its shape."""
     trial = result.trial
     assert result.change is not None
     same = [item for item in (other_phase.tried if other_phase else ()) if item.trial.line == trial.line]
