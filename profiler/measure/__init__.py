@@ -1,1 +1,1 @@
-"""Timing passes: the sweep, overhead, replays, traces and variants that are tried."""
+"""Timing passes: the sweep, overhead, replays, traces and trials of changes."""

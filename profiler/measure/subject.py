@@ -105,7 +105,7 @@ class Subject:
         path, new_tokens = self.paths[cell.engine, "prefill"], cell.slots - cell.prefilled
         return memory_need(self.work, self.model_bytes, prefill, new_tokens, path)
 
-    def no_room(self, cell: Cell, *, safely: bool = False) -> str | None:
+    def lack_of_memory(self, cell: Cell, *, safely: bool = False) -> str | None:
         """Return why a cell cannot fit into memory, or None. The weights are already loaded.
 
         Ranks that share a CPU's memory all need it at once. Whether free memory is in pieces is not known before a GPU
@@ -114,16 +114,18 @@ class Subject:
         need, ranks = self._need(cell), 1 + len(self.engines[cell.engine].helper_pids)
         needed_bytes = ranks * (need.peak_bytes - self.model_bytes)
         loaded_bytes = self.model_bytes - sum(self.loaded.offloaded_bytes.values())
-        room = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
+        free_bytes = room_bytes(self.machine.device.type, self.machine.available_bytes() + loaded_bytes) - loaded_bytes
         if safely or self.machine.may_spill:
-            room -= ranks * int(need.fragmentation_bytes)
-        if needed_bytes > room:
-            return f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, room) / 1e9:.1f} GB is left"
+            free_bytes -= ranks * int(need.fragmentation_bytes)
+        if needed_bytes > free_bytes:
+            return (
+                f"needs {needed_bytes / 1e9:.1f} GB besides the weights, and {max(0, free_bytes) / 1e9:.1f} GB is left"
+            )
         return None
 
     def fitting(self, batch_sizes: Iterable[int]) -> list[int]:
         """Return the batch sizes at which a cell of the grid fits into memory."""
-        fits = {cell.batch_size for cell in self.grid.cells if self.no_room(cell) is None}
+        fits = {cell.batch_size for cell in self.grid.cells if self.lack_of_memory(cell) is None}
         return [size for size in batch_sizes if size in fits]
 
     def model_facts(self, grid: Grid) -> ModelFacts:

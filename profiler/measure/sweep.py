@@ -150,7 +150,7 @@ def _timed(engine: Engine, cell: Cell, round_number: int, context: RepetitionCon
     """Prepare the cell and warm it up if it is new, time its loop, and add prefills as far as the limits allow."""
     machine, is_new = context.machine, cell not in context.timed
     if is_new and machine.is_cuda:
-        machine.release()  # segments fragmented by smaller cells would leave no room for a large one
+        machine.release()  # segments fragmented by smaller cells would leave no memory for a large one
     prepare = partial(engine.prepare, cell.batch_size, cell.slots)
     preparation_s = waited_s(prepare, machine.clock.synchronize, now=machine.now_s)
     most_s = min(limits.effort.warm_up_s, max(0.0, limits.hurry_s - machine.now_s()))

@@ -27,11 +27,11 @@ from profiler.grid.cells import Cell, CellKey
 from profiler.loading.changes import Change, Circumstances
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES, LoadedModel
-from profiler.measure.lines import Switch, arguments_of, attributes_kept
+from profiler.measure.line_execution import Switch, arguments_of, attributes_kept
 from profiler.measure.short_model import pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import refuse_impossible_times
-from profiler.measure.workshop import Attempt, in_turn, try_in_order
+from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
 from profiler.quant.storage import model_storage_bytes
 from profiler.quant.torchao import int4_group_size
 from profiler.stats import undisturbed

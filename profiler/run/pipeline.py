@@ -231,7 +231,7 @@ def time_cells(session: Session, repetitions: Sweep) -> None:
             replace(plan, budget_s=sweep_s),
             machine.now_s,
             look=checks.swing,
-            fits=lambda cell: stages.tried(*_ROOM, partial(subject.no_room, cell)),
+            fits=lambda cell: stages.tried(*_ROOM, partial(subject.lack_of_memory, cell)),
             # Cells without a number are tried again: what they lacked, such as memory, may be available now.
             earlier=itertools.chain.from_iterable(ledger.gathered.repetitions.values()),
         )

@@ -57,8 +57,8 @@ _CHECK_EVERY_S = 2.0
 """Time between checks of the machine, each of which takes a quarter of a second on a CPU."""
 _WEIGHT_READ_SHARE = 0.08
 """Share of the time of the ceilings for reading the model's own weights."""
-_DRIFT = "the drift probe", "a change in the machine's own speed is not detected"
-_OVERHEAD = "overhead on the overhead model", "the host's share of a step is unexplained"
+_DRIFT = "the probe of the machine's speed", "a change in the machine's own speed is not detected"
+_OVERHEAD = "the CPU overhead", "the host's share of a step is unexplained"
 _USUAL_ATTAINED = 0.55
 """The median share of the roofline that steps attain in the reference runs."""
 _MARGIN = 1.3
@@ -136,7 +136,7 @@ class MachineChecks:
     def __init__(self, machine: Machine, ledger: FactLog, stages: Stages, neighbours: Neighbours | None) -> None:
         self._machine, self._ledger, self._stages, self._neighbours = machine, ledger, stages, neighbours
         self._checked_s = -math.inf
-        self._probe = stages.tried(*_DRIFT, partial(DriftProbe, machine))  # there may be no room for its buffers
+        self._probe = stages.tried(*_DRIFT, partial(DriftProbe, machine))  # there may be no memory for its buffers
 
     def swing(self) -> float:
         """Return how much the machine's own speed has varied so far, as a share."""
@@ -243,7 +243,7 @@ def measure_pace(prepared: PreparedRun, subject: Subject, ceilings: Ceilings, bu
         for batch_size in (smallest.batch_size, _WIDER) if prepared.ladder else (smallest.batch_size,):
             cell = replace(smallest, engine=name, batch_size=batch_size)
             is_late = machine.now_s() - start_s > 2 * budget.warm_up_s  # such as after compiling
-            if of_engine and (is_late or subject.no_room(cell)):
+            if of_engine and (is_late or subject.lack_of_memory(cell)):
                 break
             if found := warm_up(engine, cell, machine, prompts=subject.prompts, budget_s=budget.warm_up_s):
                 of_engine.append(found)
@@ -277,7 +277,7 @@ def choose_grid(prepared: PreparedRun, pace: Pace, budget: RunBudget) -> tuple[G
     larger: LargerGrid | None = None
     for grid in ladder[:-1]:
         budget_s = None
-        if all(pace.subject.no_room(cell, safely=safely) is None for cell in reversed(grid.cells)):
+        if all(pace.subject.lack_of_memory(cell, safely=safely) is None for cell in reversed(grid.cells)):
             needs_s = _MARGIN * Schedule(pace.plan(grid)).whole_grid_s
             if needs_s <= sweep_s:
                 return grid, larger
@@ -332,7 +332,7 @@ def overhead_of_model(
     Unless `fresh`, that of the last day is used where four steps agree with it. Sizes at which no cell fits into memory
     are left out.
     """
-    stages.begin("dispatch", "measuring overhead on the overhead model")
+    stages.begin("dispatch", "measuring the CPU overhead")
     guard, budget_s = partial(stages.optional, *_OVERHEAD), budget.part_s(RunPart.OVERHEAD)
     with guard():
         sizes = subject.fitting(batch_sizes)  # the overhead model needs memory, too
@@ -343,7 +343,7 @@ def overhead_of_model(
 
 
 def ceiling_dtypes(work: ModelWork, request: ModelRequest, device: Device) -> list[str]:
-    """Return the dtypes of this model's matmuls, float32, and the 16-bit dtype that the device multiplies."""
+    """Return the dtypes of this model's matmuls, float32, and BF16 or FP16, as the device multiplies it."""
     used = {dtype_name(operator.dtype) for operator in work.operators if operator.dtype.itemsize > 0}
     return sorted({"float32", device.sixteen_bit_dtype, dtype_name(request.dtype), *used})
 

@@ -122,7 +122,9 @@ def ceiling_warnings(ceilings: Ceilings) -> list[str]:
         return warnings
     size = f"{ceilings.stream_bytes >> 20} MiB"
     if not ceilings.beyond_cache:
-        warnings.append(f"no room or time for buffers beyond the caches ({size}): the memory ceiling may be too high.")
+        warnings.append(
+            f"no memory or time for buffers beyond the caches ({size}): the memory ceiling may be too high."
+        )
     elif not ceilings.plateau:
         ends = " and ".join(scaled(point.bytes_per_s, "B/s") for point in ceilings.curve[-2:])
         warnings.append(

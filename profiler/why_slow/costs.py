@@ -84,18 +84,18 @@ def _over_the_link(group: CallGroup) -> Iterator[Finding]:
 
 
 def what_fits(work: ModelWork, weight_bytes: int, call: Call, machine: Machine) -> str:
-    """What to do if weights are not on the device that computes, by the rule for room of `count --gpu`."""
+    """What to do if weights are not on the device that computes, by the rule for free memory of `count --gpu`."""
     device = machine.device
-    room = idle_room_bytes(device.type, total_bytes(device))
+    free_bytes = idle_room_bytes(device.type, total_bytes(device))
     attention: Attention = "eager" if call.settings.attention == "eager" else "sdpa"
     path = path_on(work, attention, fuses_grouped_heads=not machine.is_cuda or compute_capability(device) >= (8, 0))
     path = replace(path, gathers_experts=machine.is_cuda)
     step = Step(call.batch_size, max(1, call.prompt_len + call.context_len), 0)
     needs = float(memory_need(work, weight_bytes, step, max(1, call.new_tokens), path).safe_bytes)
     change = f'device_map={{"": "{device}"}}'
-    if needs > room:
-        change = f"load it in {'8 or 4 bits, or on a GPU with more room' if machine.is_cuda else 'fewer bits'}"
-    return f"{change}: all of it needs {scaled(needs, 'B')}, and this device has room for {scaled(room, 'B')}"
+    if needs > free_bytes:
+        change = f"load it in {'8 or 4 bits, or on a GPU with more memory' if machine.is_cuda else 'fewer bits'}"
+    return f"{change}: all of it needs {scaled(needs, 'B')}, and this device has {scaled(free_bytes, 'B')} free"
 
 
 # New lengths at which attention is measured; the first one loads the kernel.

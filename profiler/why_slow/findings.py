@@ -20,7 +20,7 @@ LEAST_SHARE = 0.02
 _OF_A_MODEL = ("wide-dtype", "emulated-dtype", "autocast")
 """Changes that concern all calls of a model, and may cost some of them more time than they save others."""
 _MOST_COST = 3.0
-"""The prompts' matmuls of a 16-bit dtype took up to four times as long on CPUs without units for it."""
+"""The prompts' matmuls in BF16 or FP16 took up to four times as long on CPUs without units for it."""
 LEAST_ROUNDS = 5
 """Pairs that must all show a saving. Without a real saving, five do in 3 % of cases (a sign test)."""
 MOST_ROUNDS = 8

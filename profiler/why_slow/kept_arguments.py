@@ -39,7 +39,7 @@ class KeptArguments:
     """What a look found if little memory was free: from then on no call is recorded."""
 
     def keep(self, args: tuple[Any, ...], named: Mapping[str, Any], device: Any) -> Arguments | None:
-        """The arguments without their graph, to be kept; None if there is no room, or one is a cache that calls share.
+        """The arguments without their graph, to be kept; None if memory is short, or one is a cache that calls share.
 
         A view of a larger storage is copied, so that the rest of it can be freed. Token ids and masks are, too, since
         the script may fill their buffer with those of its next call.
@@ -54,10 +54,10 @@ class KeptArguments:
         shapes = [value for value in tree_leaves((args, named)) if getattr(value, "is_meta", False)]
         if sum(value.numel() * value.element_size() for value in shapes) > _STATE_SHARE * free_bytes:
             return None
-        room, storages = min(_MOST_BYTES, _MOST_SHARE * free_bytes), dict(self.storages)
+        left_bytes, storages = min(_MOST_BYTES, _MOST_SHARE * free_bytes), dict(self.storages)
 
         def add(nbytes: int, storage: int = 0) -> None:
-            if sum(storages.values()) - storages.get(storage, 0) + nbytes > room:
+            if sum(storages.values()) - storages.get(storage, 0) + nbytes > left_bytes:
                 raise MemoryError
             if storage:
                 storages[storage] = nbytes

@@ -55,7 +55,7 @@ def compiled_step(group: CallGroup) -> Candidate | None:
         words = f"the host needs at least {duration(decode.overhead_s)} to launch a step"
         words += f", and the GPU {duration(decode.device_s)} at its ceilings"
     layers = getattr(model.config.get_text_config(), "num_hidden_layers", 1)
-    # A static cache with room for the whole answer, also for a shorter one, if transformers has that.
+    # A static cache for the whole answer, also for a shorter one, if transformers has that.
     sized = hasattr(model.generation_config, "max_cache_len")
     size = {"max_cache_len": call.prompt_len + call.new_tokens} if sized else {}
     static: dict[str, object] = {"cache_implementation": "static", **size}

@@ -12,7 +12,7 @@ from profiler import effort
 from profiler.device.clock import now_s, time_calls, waited_s
 from profiler.device.contention import own_s
 from profiler.errors import RequestError, describe_error, first_line
-from profiler.measure.workshop import Attempt, in_turn, try_in_order
+from profiler.measure.trial_queue import Attempt, in_turn, try_in_order
 from profiler.why_slow.call_record import CallRecord, models_of
 from profiler.why_slow.changes import candidates
 from profiler.why_slow.findings import (

@@ -80,7 +80,7 @@ def gathered_weights(group: CallGroup) -> Candidate | None:
     turns = pipelined_devices(model)
     return group.candidate(
         "offload", f"weights are spread over {places}{f': {turns}' if turns else ', and cross a link at every step'}",
-        f'device_map={{"": "{model.device}"}}: there is room for all of them',
+        f'device_map={{"": "{model.device}"}}: all of them fit',
         _on_copy(group, lambda: _gathered(model)), where=group.loaded_at,
         stand_in="a copy of the model in one place",
     )  # fmt: skip
@@ -174,9 +174,9 @@ def _in_dtype(group: CallGroup, dtype: torch.dtype) -> Run:
 
     def converted() -> Any:
         needs = sum(each.numel() for each in model.parameters()) * dtype.itemsize
-        if needs > (room := _COPY_SHARE * available_bytes(torch.device(group.settings.device))):
+        if needs > (free_bytes := _COPY_SHARE * available_bytes(torch.device(group.settings.device))):
             what = f"its copy in {dtype_name(dtype)} needs {scaled(needs, 'B')}"
-            raise RequestError(f"{what}, and there is room for {scaled(room, 'B')}")
+            raise RequestError(f"{what}, and {scaled(free_bytes, 'B')} are free")
         # Converted one by one, so that there is never a second model in the wide dtype.
         narrow = {id(each): nn.Parameter(each.detach().to(dtype), each.requires_grad)
                   for each in model.parameters() if each.is_floating_point()}  # fmt: skip
@@ -190,7 +190,7 @@ def _faster_dtype(device: torch.device, dtype: str) -> str | None:
     native = describe(device).sixteen_bit_dtype
     if dtype in _WIDE:
         return native
-    if device.type == "cuda":  # only GPUs before Ampere lack a 16-bit dtype
+    if device.type == "cuda":  # only GPUs before Ampere lack BF16
         return native if (dtype, native) == ("bfloat16", "float16") else None
     if dtype not in _HALVES or _has_units(dtype):
         return None
@@ -198,7 +198,7 @@ def _faster_dtype(device: torch.device, dtype: str) -> str | None:
 
 
 def _has_units(dtype: str) -> bool:
-    """Whether this CPU has instructions to multiply matrices of this 16-bit dtype, according to torch."""
+    """Whether this CPU has instructions to multiply matrices of this dtype, BF16 or FP16, according to torch."""
     names = {
         "bfloat16": ("_is_avx512_bf16_supported", "_is_amx_tile_supported"),
         "float16": ("_is_amx_fp16_supported",),

@@ -115,7 +115,7 @@ def test_run_skips_exactly_what_does_not_fit(tmp_path: Path, monkeypatch: pytest
         subject.engines["eager"].helper_pids = (1,) * (ranks - 1)
         free = int(share * (weights + ranks * (need - weights)) / 0.9) + 1 - subject.model_bytes
         monkeypatch.setattr("profiler.device.memory.available_bytes", lambda _, free=free: free)
-        assert (subject.no_room(cell) is not None) == skipped
+        assert (subject.lack_of_memory(cell) is not None) == skipped
         assert subject.fitting([8]) == ([] if skipped else [8]), "overhead is measured only where a cell fits"
 
 

@@ -25,12 +25,12 @@ from profiler.loading.changes import UNWINDOWED, Change, Circumstances, possible
 from profiler.loading.load import load
 from profiler.loading.request import DTYPES
 from profiler.measure import trials
-from profiler.measure.lines import Switch, arguments_of, attributes_kept
+from profiler.measure.line_execution import Switch, arguments_of, attributes_kept
 from profiler.measure.short_model import pattern_of, shortened, stack_of
 from profiler.measure.subject import Subject
 from profiler.measure.sweep import RepetitionContext, repetition
+from profiler.measure.trial_queue import in_turn
 from profiler.measure.trials import circumstances_here, try_changes
-from profiler.measure.workshop import in_turn
 
 CPU = Circumstances(on_gpu=False, dtype="float32", threads=2)
 

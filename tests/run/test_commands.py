@@ -288,7 +288,7 @@ def test_a_batch_size_that_fails_leaves_a_run_with_the_others(
     assert missing.pop("the second measurement of the ceilings") == "KeyError: 'what nobody foresaw'"
     assert missing.pop("report.html") == "OSError: [Errno 28] No space left on device"
     assert "report.html" in (run.folder / "report.md").read_text()
-    assert missing.pop("overhead on the overhead model") == "AttributeError: no attribute 'cos'"
+    assert missing.pop("the CPU overhead") == "AttributeError: no attribute 'cos'"
     assert all(what.startswith("trying ") for what in missing)
     assert {part.sentence for part in run.document.missing} < set(run.document.warnings)
 

@@ -90,7 +90,7 @@ def swallowed_oom() -> Planted:
         return right(self, ids[:1], slots)
 
     stack = contextlib.ExitStack()
-    stack.enter_context(mock.patch.object(Subject, "no_room", return_value=None))
+    stack.enter_context(mock.patch.object(Subject, "lack_of_memory", return_value=None))
     stack.enter_context(mock.patch.object(EagerEngine, "prefill", prefill))
     return stack
 

@@ -1,4 +1,4 @@
-"""The workshop of trials: which change comes next, whether there is time for it, both sides in turn, and what fails."""
+"""Trials in their order: which change comes next, whether there is time for it, both sides in turn, what fails."""
 
 from __future__ import annotations
 
