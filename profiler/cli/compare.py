@@ -49,15 +49,6 @@ _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, 
 
 
 @dataclass(frozen=True)
-class Gated:
-    """The runs that `gate` compares."""
-
-    base: Path = argument("The run folder to compare with.", "BASE")
-    new: Path = argument("The run folder of the change.", "NEW")
-    max_slowdown: str = option("3%", "Largest slowdown: 3%, or decode=3%,prefill=5%.")
-
-
-@dataclass(frozen=True)
 class GateOutput(LongOutput):
     """How `gate` prints its verdict."""
 
@@ -67,7 +58,13 @@ class GateOutput(LongOutput):
 
 
 @asks()
-def gate(given: Gated, output: GateOutput) -> None:
+def gate(
+    *,
+    base: Path = argument("The run folder to compare with.", "BASE"),
+    new: Path = argument("The run folder of the change.", "NEW"),
+    max_slowdown: str = option("3%", "Largest slowdown: 3%, or decode=3%,prefill=5%."),
+    output: GateOutput,
+) -> None:
     """Fail if a change makes a run slower than allowed.
 
     Exit codes: 0 pass, 1 slower with high confidence, 2 not comparable, 3 inconclusive.
@@ -76,7 +73,7 @@ def gate(given: Gated, output: GateOutput) -> None:
     from profiler.comparison.documents import gate_document
     from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
 
-    verdict = gated(given.base, given.new, given.max_slowdown)
+    verdict = gated(base, new, max_slowdown)
     if output.format in GATE_FORMATS:
         print(GATE_FORMATS[output.format](verdict), end="" if output.format == "junit" else "\n")
     else:

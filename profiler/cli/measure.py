@@ -78,7 +78,6 @@ def run(
 
 @contextlib.contextmanager
 def _naming_what_is_kept(folder: Path, listener: QuietListener) -> Iterator[None]:
-    """Context manager that names the run folder where a lost rank or Ctrl-C ends the run."""
     try:
         yield
     except RankError as error:

@@ -186,7 +186,6 @@ def compare_sides(before: Side, after: Side) -> Comparison:
 
 
 def _because(before: CellTime, after: CellTime) -> str:
-    """Why two times allow no verdict; empty if they allow one."""
     if not (before.repetitions and after.repetitions):
         return "spread unknown"
     if not has_claim_repetitions(min(before.repetitions, after.repetitions)):
@@ -274,7 +273,6 @@ def _ceiling_factors(
 def _gained(
     before: Mapping[str, float], after: Mapping[str, float], ceiling_factors: Mapping[str, float]
 ) -> dict[str, float]:
-    """The seconds that each term gained; empty without both time breakdowns."""
     if not before or not after:
         return {}
     restated = {name: after[name] * ceiling_factors.get(name, 1.0) for name in TERMS}

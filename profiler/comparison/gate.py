@@ -182,7 +182,6 @@ def _phase_decision(cells: Sequence[GatedCell], *, mean_is_slower: bool) -> Deci
 
 
 def _share(logarithm: float) -> float:
-    """The change that has this logarithm; infinite above the range of a float."""
     return math.expm1(logarithm) if logarithm < _MOST_LOGARITHM else math.inf
 
 

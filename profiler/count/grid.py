@@ -253,7 +253,6 @@ def _used(numbers: ModelNumbers, params: int) -> Iterator[str]:
 
 
 def _kept(numbers: ModelNumbers) -> Iterator[str]:
-    """Yield what a sequence keeps: a cache that grows with its tokens, and a state that does not."""
     grows = numbers.kv_bytes_per_later_token > 0
     slopes = f"{scaled(numbers.kv_bytes_per_token, 'B')} per token"
     if numbers.kv_bytes_per_later_token != numbers.kv_bytes_per_token:

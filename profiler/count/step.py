@@ -94,7 +94,6 @@ def _tower(work: ModelWork) -> str:
 
 
 def _stored(counted: StepCount) -> Iterator[str]:
-    """Yield how the weights are stored. MXFP4 covers only the experts; other formats leave various layers dense."""
     if name := counted.published:
         yield f"stored:     {'experts' if name == 'mxfp4' else 'weights'} as published: {name.upper()}"
     if (file := counted.gguf) and file.types:
@@ -164,7 +163,6 @@ def _gpus(gpus: Sequence[GpuRow]) -> TextTable:
 
 
 def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
-    """Return a line for each GPU that the step does not or hardly fit, or whose matrix units need another dtype."""
     lines = []
     for gpu in gpus:
         if gpu.refusal:

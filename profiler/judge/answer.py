@@ -101,11 +101,7 @@ def answer_of(
 def change_sentence(advice: Advice, beginning: str) -> str:
     """Return a sentence on a change that was executed: the line, and what it does to step, prefill and tokens."""
     effects = {"step": advice.step, "prefill": advice.prefill}
-    words = [
-        f"a {name} of {duration(each.after_s)} instead of {duration(each.before_s)}"
-        for name, each in effects.items()
-        if each and each.is_clear
-    ]
+    words = advice.clear_effects("step")
     words += [f"no clear change of the {name}" for name, each in effects.items() if each and not each.is_clear]
     pays = advice.pays_from_tokens
     parts = [
@@ -175,7 +171,6 @@ def _not_tried_sentence(cell: Judged, effect: ChangeEffect, cut: Sequence[NotTri
 
 
 def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
-    """One sentence on the changes for whose trials there was no time, and the budget that has it."""
     if not cut:
         return []
     ranked = sorted(cut, key=lambda item: item.needs_s)
@@ -197,7 +192,6 @@ def budget_for(trials_s: float) -> int:
 
 
 def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) -> list[str]:
-    """The saving of every other engine on the step of the first cell, if it is beyond noise."""
     engine, step_s = first.key.cell.engine, first.terms.latency_s
     return [
         f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
@@ -309,7 +303,6 @@ def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
 
 
 def _largest_other_term(s: TimeBreakdown) -> str:
-    """The largest term besides weights, KV cache and arithmetic, if it is a tenth of the step."""
     terms = ("overhead_s", "generate_s", "dequantise_s", "kernel_s", "redundant_s", "padding_s")
     term = max(terms, key=lambda name: getattr(s, name))
     if getattr(s, term) < _LEAST_STEP_SHARE * s.latency_s:
@@ -345,7 +338,6 @@ def _prefill_sentence(prefills: Sequence[Judged], setting: Setting) -> str:
 
 
 def _no_change(cell: Judged) -> str:
-    """The sentence for a step that no change shortens: it is near its ceiling, or its time is partly unexplained."""
     if Flag.ABOVE_CEILING in cell.verdict.flags:
         return (
             f"No advice: the step is faster than a measured ceiling allows, so {WHY_TOO_FAST}."

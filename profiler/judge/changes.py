@@ -182,7 +182,6 @@ def _computed(
 
 
 def _possible(setting: Setting, *ids: ChangeId) -> Change | None:
-    """The first of these changes that works here."""
     return next((change for change in possible_changes(setting.here) if change.id in ids), None)
 
 
@@ -233,7 +232,6 @@ def _offloaded_s(cell: BrokenDown) -> float:
 
 
 def _is_split(cell: BrokenDown) -> bool:
-    """Whether several ranks compute the step."""
     return any(item.group == COLLECTIVE for item in cell.operators)
 
 

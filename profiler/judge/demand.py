@@ -483,7 +483,6 @@ def moved(ceilings: Ceilings, look: CeilingsRemeasured) -> Iterator[tuple[str, s
 
 
 def _matmuls(ceilings: Ceilings, look: CeilingsRemeasured) -> list[tuple[str, Ceiling, Ceiling]]:
-    """(dtype, later, first) of the matmuls that were measured both times."""
     return [
         (dtype, later, ceilings.compute[dtype]) for dtype, later in look.compute.items() if dtype in ceilings.compute
     ]

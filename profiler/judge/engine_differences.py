@@ -181,7 +181,6 @@ def where_it_lies(item: EngineDifference) -> list[str]:
 
 
 def _term_words(term: str, item: EngineDifference) -> str:
-    """A term in words, with its main cause in this difference if there is one."""
     if term == "engine_s":
         return "the engine's own (scheduler, sampler, launches, its kernels' losses)"
     cause = max(item.causes, key=lambda name: abs(item.causes[name]), default="")

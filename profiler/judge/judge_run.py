@@ -207,7 +207,6 @@ def _unexplained_share(cell: Judged) -> float:
 
 
 def _timed(facts: Facts, key: CellKey, spread: RepetitionSpread) -> Timed:
-    """A cell with its time: measured, in older runs forecast, or none."""
     cell = Timed(key, facts.operators[key], "skipped", facts.grid.useful_tokens(key))
     gap, forecast, repetitions = facts.gaps.get(key.cell), facts.forecasts.get(key), facts.repetitions.get(key.cell)
     if repetitions:
@@ -248,7 +247,6 @@ def _with_clock(facts: Facts, cell: Timed, clock_share: float) -> Timed:
 
 
 def _at_clock(facts: Facts, clock_share: float) -> Facts:
-    """The facts with the compute ceilings scaled to a share of the clock at which they were measured."""
     return facts if clock_share == 1.0 else replace(facts, ceilings=facts.ceilings.times(1.0, clock_share))
 
 
@@ -290,7 +288,6 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
 def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
-    """The input of a verdict under the ceilings of `facts`, and the seconds of redundant work by cause."""
     key, (flops, nbytes) = cell.key, total_work(cell.operators)
     faults, tax = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
     split, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, tax)
@@ -318,7 +315,6 @@ def _measurement(
 
 
 def _in_groups(facts: Facts, cell: Judged) -> dict[str, float]:
-    """A cell's unexplained seconds by group of operators; empty if they are few."""
     if _unexplained_share(cell) <= _UNEXPLAINED_SHARE:
         return {}
     return unexplained_by_group(_at_clock(facts, cell.timed.clock_share), cell.key, cell.terms.latency_s)

@@ -425,7 +425,6 @@ def _kernels_bind(s: TimeBreakdown, shares: _Shares) -> NDArray[np.bool_]:
 
 
 def _replays_explain(s: TimeBreakdown) -> NDArray[np.bool_]:
-    """Whether nearly all operators were replayed and little of the step is unexplained."""
     explained = np.abs(s.unexplained_s) <= KERNEL_UNEXPLAINED * s.latency_s
     return np.asarray((s.replayed_share >= KERNEL_COVERAGE) & explained)
 
@@ -504,7 +503,6 @@ def _flags(m: Measurement, regime: Regime) -> tuple[Flag, ...]:
 
 
 def _graph_share(m: Measurement, s: TimeBreakdown) -> NDArray[np.float64] | None:
-    """The share of the step that a graph saves; None if no graph was replayed."""
     return None if m.graph_step_s is None else np.asarray(1 - m.graph_step_s / s.latency_s)
 
 

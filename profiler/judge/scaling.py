@@ -17,6 +17,7 @@ from profiler.facts.operators import Amount, OperatorWork
 from profiler.grid.cells import CellKey, Phase
 from profiler.judge.cell_stages import Timed
 from profiler.judge.difference import difference
+from profiler.judge.keyed import columns_of
 from profiler.stats import CLAIM_REPETITIONS
 from profiler.units import percent
 
@@ -247,7 +248,6 @@ def _side(low: float, high: float, by_bytes: float, by_flops: float) -> BoundSid
 
 
 def _knee_sentences(test: DoublingTest, no_room: int | None, drifted: float) -> list[str]:
-    """Where the knee is, and from where on a step is compute-bound by the counts."""
     what, first, knee = test.axis, test.doublings[0].smaller, test.knee_measured
     if test.knee_between is not None:
         low, high = test.knee_between
@@ -281,9 +281,7 @@ def size_of(key: CellKey, axis: Axis) -> int:
 
 
 def _columns(key: CellKey) -> dict[str, str | int]:
-    filled, cell = "by a prompt" if key.cell.prompt_len else "directly", key.cell
-    lengths = {"batch_size": cell.batch_size, "prompt_len": cell.prompt_len, "context_len": key.context_len}
-    return {"phase": key.phase, "engine": cell.engine, "filled": filled, **lengths}
+    return {**columns_of(key), "filled": "by a prompt" if key.cell.prompt_len else "directly"}
 
 
 def series_of(key: CellKey) -> Iterator[Series]:

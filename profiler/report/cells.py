@@ -1,9 +1,8 @@
-"""The cells of a run: their table, noise and regimes, on the roofline and by batch size."""
+"""The cells of a run: their table and regimes, on the roofline and by batch size."""
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Mapping, Sequence
 
 from rich.console import Console
@@ -14,7 +13,6 @@ from profiler.judge.regimes import Flag
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import (
     DOCUMENTS,
-    FULL,
     Block,
     CellsTable,
     Lines,
@@ -36,10 +34,9 @@ from profiler.units import duration, several, significant
 
 
 def cells(run: Run) -> Section:
-    """Every cell, and why they are noisy if they are. The terminal prints the notes with the table."""
+    """Every cell. The terminal prints the notes with the table."""
     setting, notes = Lines(setting_lines(run), "paragraph"), Lines(_cell_notes(run), media=DOCUMENTS)
-    blocks = [setting, CellsTable(run), notes, Lines(noise_lines(run), media=FULL)]
-    return Section("Cells", blocks, "measured times; rates from counted work")
+    return Section("Cells", [setting, CellsTable(run), notes], "measured times; rates from counted work")
 
 
 _SHORT_CONFIDENCE = {"high": "high", "medium": "med", "low": "low"}
@@ -125,31 +122,6 @@ def batch_lines(run: Run) -> list[str]:
         f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}" for small, large in shown
     ]
     return lines if doubled else [*lines, "no batch size was doubled: roofscope batch-test measures it"]
-
-
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-
-
-def noise_lines(run: Run) -> list[str]:
-    """Return `4 of 32 cells: time known to within 3 to 9 %`: each kind of noise reason, the most frequent first."""
-    kinds: dict[str, list[str]] = {}
-    for item in run.document.evidence:
-        for why in item.noise_reasons:
-            kinds.setdefault(_NUMBER.sub("#", why), []).append(why)
-    total = len(run.document.evidence)
-    ranked = sorted(kinds.values(), key=len, reverse=True)
-    return [f"{len(reasons)} of {several(total, 'cell', 'cells')}: {_together(reasons)}" for reasons in ranked]
-
-
-def _together(texts: Sequence[str]) -> str:
-    """Return `time known to within 2.6 to 9.1 %`: reasons of one kind as one text, with the range of each figure."""
-    figures = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
-
-    def span(_: re.Match[str]) -> str:
-        values = sorted(next(figures), key=float)
-        return values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}"
-
-    return _NUMBER.sub(span, texts[0])
 
 
 # Short names of flags in tables, the most important first; run.json has the full names.

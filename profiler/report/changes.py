@@ -177,7 +177,6 @@ def changes(run: Run) -> Section:
 
 
 def _trials(run: Run) -> list[ShellCommand]:
-    """Return the lines that were not tried, and the commands that have time to try them."""
     commands = []
     for item in run.document.not_tried:
         commands.append(ShellCommand(f"{item.change} (not tried)", item.how))
@@ -199,7 +198,6 @@ def engines(run: Run) -> Section:
 
 
 def _saved(run: Run) -> TextTable:
-    """Return cell, engine, time saved against the first engine, its interval and terms, for each claim."""
     rows = []
     for item in engine_claims(run):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
@@ -273,7 +271,6 @@ def _generate_line(overhead: GenerateOverhead, run: Run) -> str:
 
 
 def _drafting_line(found: Drafting) -> str:
-    """Return what drafts cost and give, whether they pay, and on which text."""
     if not found.steps:
         length = several(found.new_tokens, "token", "tokens")
         return f"one step with drafts of {found.draft} gave the answer of {length}: use more --new-tokens to compare"
@@ -353,7 +350,6 @@ def _experts_line(run: Run) -> str | None:
 
 
 def _ranks_lines(run: Run) -> list[str]:
-    """Return one line on the ranks and their link; none for a run on one device."""
     link = run.document.ceilings.collective
     if run.document.ranks < 2 or link is None:
         return []

@@ -43,7 +43,6 @@ class QuietListener:
 
 
 def _words(progress: SweepProgress) -> tuple[str, str]:
-    """Return the cell that is timed, and the time left of the whole run."""
     return f"batch {progress.cell.name}, repetition {progress.repetition}", time_left(progress.left_s)
 
 

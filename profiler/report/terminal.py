@@ -46,7 +46,6 @@ _LINE_STYLES = {"plain": "", "paragraph": "", "dim": "dim", "warning": "yellow"}
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-    """What a stream prints in place of signs that its encoding lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     signs = error.object[error.start : error.end].translate(_ASCII)

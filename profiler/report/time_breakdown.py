@@ -32,6 +32,8 @@ from profiler.units import duration, percent, several, significant
 
 WORTH_SHOWING = 0.01
 """Share of a cell's time below which a term is not mentioned."""
+MOST_BARS_A_PHASE = 8
+"""Cells of a phase that a chart has at most."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,6 @@ def why_no_bar(result: CellResult) -> str:
     return ""
 
 
-def _no_bar_lines(results: Sequence[CellResult]) -> list[str]:
-    """Return `no bar for 2 cells (first: decode 1 x 64 is known only to within 40 %)`."""
-    without = [f"{result.key.name} {why}" for result in results if (why := why_no_bar(result))]
-    return [f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"] if without else []
-
-
 def terms_of(bars: Sequence[BreakdownBar]) -> list[str]:
     """Return the terms that occur in any of these bars, in the order of TERMS."""
     shown = {segment.term for bar in bars for segment in bar.segments if abs(segment.share) > 0}
@@ -123,12 +119,10 @@ def _segments(result: CellResult) -> Iterator[Segment]:
 
 def breakdown(run: Run) -> Section | None:
     """A bar per cell, and in documents the terms of the cells of `selected_cells` with half-widths."""
+    if not run.measured:
+        return None
     note = "from the operators' ceilings, replayed kernels and measured overhead"
-    return (
-        Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note, folded=True)
-        if run.measured
-        else None
-    )
+    return Section("Where the time goes", [BreakdownChart(run), terms_table(run)], note, folded=True)
 
 
 _BAR_WIDTH = 48
@@ -139,14 +133,16 @@ _TITLE = "where the time goes"
 @print_block.register
 def _(block: BreakdownChart, console: Console) -> None:
     # With four terms a row is wider than 80 columns.
-    most_a_phase, most_terms = (2, 4 if console.width > 80 else 3) if block.short else (8, None)
+    most_a_phase, most_terms = (2, 4 if console.width > 80 else 3) if block.short else (MOST_BARS_A_PHASE, None)
     cells = of_first_engine(block.run)
     bars = breakdown_bars(cells, most_a_phase)
     if bars and console.color_system and not console.no_color and console.encoding.startswith("utf"):
         _print_bars(bars, console)
     elif bars:
         console.print(rich_table(shares_table(bars, most_terms)))
-    for line in _no_bar_lines(cells):
+    without = [f"{cell.key.name} {why}" for cell in cells if (why := why_no_bar(cell))]
+    if without:
+        line = f"no bar for {several(len(without), 'cell', 'cells')} (first: {without[0]})"
         console.print(UnbrokenText(line, "dim"))
 
 
@@ -226,9 +222,8 @@ def module_groups(run: Run) -> TextTable:
     rows: list[list[str]] = []
     starts = []
     for phase in PHASES:
-        keys = sorted(
-            (key for key in groups if key.phase == phase), key=lambda key: key.cell.batch_size * key.cell.depth
-        )
+        of_phase = [key for key in groups if key.phase == phase]
+        keys = sorted(of_phase, key=lambda key: key.cell.batch_size * key.cell.depth)
         for key in dict.fromkeys([*keys[:1], *keys[-1:]]):
             step_s, own_s = groups[key][0].step_s, run.by_key()[key].latency_s
             starts.append(len(rows))

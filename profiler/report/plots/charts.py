@@ -21,7 +21,6 @@ from profiler.report.plots.style import (
     REGIME_COLOR,
     WIDTH_IN,
     depth_column,
-    depth_label,
     log_axes,
     panel_grid,
     phases_of,
@@ -37,11 +36,10 @@ from profiler.report.selection import (
     selected_cells,
     spanning,
 )
-from profiler.report.time_breakdown import breakdown_bars, terms_of
+from profiler.report.time_breakdown import MOST_BARS_A_PHASE, breakdown_bars, terms_of
 from profiler.store.folder import Run, cells_frame
 from profiler.units import scaled, significant
 
-_MOST_BARS_A_PHASE = 8
 _TIMES = ["latency_low_s", "latency_s", "latency_high_s"]
 
 
@@ -83,7 +81,6 @@ def _names(runs: Sequence[Run]) -> list[str]:
 
 
 def _lines(axes: Axes, cells: pd.DataFrame, *, legend: bool = False) -> None:
-    """Draw `figure` against the batch: the median of a batch's rows, and a band from the least to the largest."""
     cells = cells.reset_index(drop=True)
     hue = {"hue": "line", "style": "line", "markers": True, "legend": "auto" if legend else False}
     sns.lineplot(cells, x="batch_size", y="figure", estimator="median", errorbar=("pi", 100), ax=axes, **hue)
@@ -132,7 +129,7 @@ def memory(run: Run) -> Figure:
     """
     evidence = evidence_of(run)
     sizes: list[tuple[str, str, int | None]] = []
-    for cell in spanning(of_first_engine(run), _MOST_BARS_A_PHASE):
+    for cell in spanning(of_first_engine(run), MOST_BARS_A_PHASE):
         if cell.key in evidence:
             sizes.append((cell.key.name, "counted", evidence[cell.key].predicted_peak_memory_bytes))
             if run.document.device.kind != "cpu":
@@ -176,7 +173,8 @@ def regime_map(run: Run) -> Figure:
         text = {"annot": texts.fillna(""), "fmt": "", "annot_kws": {"size": 9, "color": "#111111"}}
         sns.heatmap(codes, linewidths=1, ax=axes, **text, **colors)
         axes.tick_params(axis="y", rotation=0)
-        axes.set_xlabel(depth_label(phase) + of_all(len(depths), mine[depth].nunique()))
+        tokens = "prompt tokens" if phase == "prefill" else "cached tokens"
+        axes.set_xlabel(tokens + of_all(len(depths), mine[depth].nunique()))
         axes.set_ylabel("batch" + of_all(len(batches), mine["batch_size"].nunique()))
         axes.set_title(phase, fontsize=11)
     return figure

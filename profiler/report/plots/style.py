@@ -78,11 +78,6 @@ def depth_column(phase: Phase) -> str:
     return "prompt_len" if phase == "prefill" else "context_len"
 
 
-def depth_label(phase: Phase) -> str:
-    """Return the axis label of a cell's depth."""
-    return "prompt tokens" if phase == "prefill" else "cached tokens"
-
-
 def phases_of(cells: pd.DataFrame) -> list[Phase]:
     """Return the phases that have cells, in the order of panels."""
     return [phase for phase in PHASE_STYLE if (cells["phase"] == phase).any()]

@@ -90,7 +90,6 @@ def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None
 
 
 def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.DataFrame:
-    """The points of a grid as a frame, with further columns."""
     names = ("batch_size", "prompt_len", "context_len", "depth", "intensity")
     columns = {name: getattr(grid, name) for name in names}
     return pd.DataFrame({"phase": list(grid.phases), **columns, **figures})
