@@ -190,10 +190,7 @@ class BatchTest:
         return "prefill" if self.phase == "prefill" else "decode"
 
 
-@asks(
-    only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"),
-    budget_s=60.0,
-)
+@asks(only=("model", "new_tokens", "dtype", "quant", "weights", "engine", "device", "out", "budget_s"), budget_s=60.0)
 def batch_test(options: Options, test: BatchTest, progress: Progress, output: Output) -> None:
     """Double the batch until memory, throughput or budget ends it.
 

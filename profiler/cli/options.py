@@ -50,10 +50,7 @@ class Output:
         return None if self.full else MOST_LINES
 
     def answer(
-        self,
-        document: Callable[[], object],
-        sections: Callable[[], Sequence[Section | None]],
-        whole_by: str = "",
+        self, document: Callable[[], object], sections: Callable[[], Sequence[Section | None]], whole_by: str = ""
     ) -> None:
         """Print the JSON document, or the sections of the answer on the terminal.
 

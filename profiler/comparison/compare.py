@@ -140,10 +140,9 @@ def compare_sides(before: Side, after: Side) -> Comparison:
     found = differences(before, after)
     comparable = not any(item.refuses for item in found)
     ceiling_settings = {item.name for item in found if item.name in _SETTINGS_OF_CEILINGS}
-    shifts = _shifts(before.drift_probe, after.drift_probe, ceiling_settings) if comparable else ()
-    ceiling_factors = (
-        _ceiling_factors(before.drift_probe, after.drift_probe, shifts, ceiling_settings) if comparable else {}
-    )
+    probes = (before.drift_probe, after.drift_probe) if comparable else (None, None)
+    shifts = _shifts(*probes, ceiling_settings)
+    ceiling_factors = _ceiling_factors(*probes, shifts, ceiling_settings)
     divided_out = [shift for shift in shifts if shift.claimed and not ceiling_settings]
     lefts, rights = aligned([before, after])
 
@@ -211,10 +210,10 @@ def _shifts(before: MachineState | None, after: MachineState | None, ceiling_set
         (first_per_s, first_share), (second_per_s, second_share) = before.ceilings[resource], after.ceilings[resource]
         roof_ratio = first_per_s / second_per_s
         if len(before.drift_readings) > 1 and len(after.drift_readings) > 1:
-            drift_readings = [
-                tuple(getattr(look, resource) for look in side.drift_readings) for side in (before, after)
-            ]
-            (first, first_half), (second, second_half) = (_probe_median(values) for values in drift_readings)
+            (first, first_half), (second, second_half) = (
+                _probe_median(tuple(getattr(look, resource) for look in side.drift_readings))
+                for side in (before, after)
+            )
             half_width = math.hypot(first_half, second_half)
             shifts.append(_shift(resource, second / first, half_width, roof_ratio if new_ceilings else None))
         elif new_ceilings:

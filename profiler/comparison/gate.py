@@ -118,9 +118,8 @@ def _phase_gate(phase: Phase, threshold: float, changes: Sequence[Change]) -> Ph
     fair = [item for item in changes if not item.disturbed]
     pool = _pooled(fair) if fair else None
     # The standard deviation of the error that all cells share: the machine's part, and its drift within each run.
-    shared = max(
-        math.hypot(item.machine_half_width / _COVERAGE, item.before.drift, item.after.drift) for item in changes
-    )
+    errors = ((item.machine_half_width / _COVERAGE, item.before.drift, item.after.drift) for item in changes)
+    shared = max(math.hypot(*each) for each in errors)
     limit, limit_alone = math.log1p(threshold), math.log1p(ALONE * threshold)
     scatter = _scatter(fair)
     cells = []

@@ -162,8 +162,5 @@ def _annotation(level: str, title: str, message: str) -> str:
     return f"::{level} title={name}::{data}"
 
 
-GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {
-    "junit": gate_junit,
-    "github": gate_github,
-}
+GATE_FORMATS: Mapping[str, Callable[[Gate], str]] = {"junit": gate_junit, "github": gate_github}
 """Formats of a gate for CI systems."""

@@ -227,9 +227,8 @@ def side_of_run(run: Run) -> Side:
     half_widths = {item.key: item.split_half_widths_s for item in document.evidence}
     readings = document.health.readings
     busy = readings.busy_cores_elsewhere.median if readings and readings.busy_cores_elsewhere else 0.0
-    cells = _timed_cells(
-        gathered.repetitions, swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda"), busy
-    )
+    swung = swing(gathered.drift_readings, on_gpu=document.device.kind == "cuda")
+    cells = _timed_cells(gathered.repetitions, swung, busy)
     for row in run.measured:
         if (timed := cells.get(match_key(row.key))) is not None:
             terms = {name: getattr(row, name) for name in TERMS}
@@ -340,11 +339,8 @@ def side_of_file(file: ForeignFile) -> Side:
 
     Raises RequestError if two figures have one shape and no setting distinguishes them.
     """
-    steps = [
-        figure
-        for figure in file.figures
-        if figure.covers != "generate" and figure.shape.batch_size and figure.shape.depth is not None
-    ]
+    steps = [figure for figure in file.figures if figure.covers != "generate"]
+    steps = [figure for figure in steps if figure.shape.batch_size and figure.shape.depth is not None]
     lengths: dict[MatchKey, set[int | None]] = {}
     for figure in steps:
         lengths.setdefault(_figure_id(figure), set()).add(figure.shape.new_tokens)

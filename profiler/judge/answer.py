@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from profiler.effort import STANDARD
 from profiler.facts.change_ids import ChangeId
@@ -177,9 +177,8 @@ def _cut_sentences(cut: Sequence[NotTried]) -> list[str]:
     *most, longest = itertools.accumulate(item.needs_s for item in ranked)
     budgets = f"--budget {budget_for(longest)} has time for that"
     if most and budget_for(most[-1]) < budget_for(longest) / 1.5:
-        budgets = (
-            f"--budget {budget_for(most[-1])} has time for all but {ranked[-1].form}, {budget_for(longest)} for it"
-        )
+        all_but = f"all but {ranked[-1].form}"
+        budgets = f"--budget {budget_for(most[-1])} has time for {all_but}, {budget_for(longest)} for it"
     return [f"No time was left to try {', '.join(item.form for item in ranked)}: {budgets}."]
 
 
@@ -197,7 +196,7 @@ def _engine_sentences(first: Judged, differences: Sequence[EngineDifference]) ->
         f"The engine {item.engine} {saving(item.saves_s)} of the {duration(step_s)} step against"
         f" {engine}{f': {causes}' if (causes := causes_of(item)) else ''}."
         for item in differences
-        if item.is_claim and replace(item.key, cell=replace(item.key.cell, engine=engine)) == first.key
+        if item.is_claim and item.key.on(engine) == first.key
     ]
 
 
@@ -242,11 +241,8 @@ def _because(cell: Judged, setting: Setting) -> str:
             f"{regime}: its parts took {duration(parts_s)} when each was measured by itself, and the whole step only"
             f" {duration(s.latency_s)}; the machine's speed changed in between"
         )
-    where = (
-        ", far from every ceiling"
-        if regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
-        else ""
-    )
+    is_far = regime == "inconclusive" and Flag.INEFFICIENT_KERNELS in cell.verdict.flags
+    where = ", far from every ceiling" if is_far else ""
     paced = ""
     if regime == "mixed" and cell.broken_down.host_pace_s >= PACED_SHARE * s.latency_s:
         paced = f"; its host takes {duration(cell.broken_down.host_pace_s)} to launch it, so both set its pace"

@@ -412,9 +412,8 @@ def break_down(
         terms = replace(terms, overhead_s=min(idle_s, left_s) if ceilings.idle_most else idle_s)
     seconds = {item.name: getattr(terms, item.name) for item in fields(terms)}
     seconds["unexplained_s"] = latency_s - terms.busy_s - terms.overhead_s
-    replayed_s = sum(
-        demand.ceiling_s(ceilings.memory_bytes_per_s) for demand in demands if demand.replayed_s is not None
-    )
+    replays = [demand for demand in demands if demand.replayed_s is not None]
+    replayed_s = sum(demand.ceiling_s(ceilings.memory_bytes_per_s) for demand in replays)
     required_s = terms.device_s + ceilings.fetch_s
     # The overhead model of a recorded graph has kernels in its overhead; its issue shows that its host is done at once.
     pace_s = min(host_s, host_s if ceilings.issue_s is None else ceilings.issue_s)
@@ -461,7 +460,6 @@ def _half_widths(
 
 
 def _ceiling_half_width_s(demand: Demand[float], ceilings: StepCeilings) -> float:
-    share = (
-        ceilings.compute_half_width if demand.compute_bound(ceilings.memory_bytes_per_s) else ceilings.memory_half_width
-    )
+    by_compute = demand.compute_bound(ceilings.memory_bytes_per_s)
+    share = ceilings.compute_half_width if by_compute else ceilings.memory_half_width
     return share * demand.ceiling_s(ceilings.memory_bytes_per_s)

@@ -217,12 +217,12 @@ def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> Cell
 
     Rates are model work over time, so redundant work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
     """
-    samples, repetitions, is_decode = (
-        list(chain.from_iterable(cell.samples)),
-        cell.repetitions,
-        cell.key.phase == "decode",
-    )
+    repetitions, is_decode = cell.repetitions, cell.key.phase == "decode"
+    samples = list(chain.from_iterable(cell.samples))
     first_s = [] if is_decode else [ttft_s for repetition in repetitions for ttft_s in repetition.ttfts_s]
+    peaks_bytes = [
+        repetition.peak_memory_bytes for repetition in repetitions if repetition.peak_memory_bytes is not None
+    ]
     decodes = repetitions if is_decode else ()
     peak, bandwidth = device.datasheet_flops_per_s, device.datasheet_bytes_per_s
     return replace(
@@ -237,9 +237,7 @@ def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> Cell
         mbu=cell.bytes_per_s / bandwidth if bandwidth else _UNKNOWN,
         p90_s=percentile(samples, 90),
         p99_s=percentile(samples, 99),
-        peak_memory_bytes=max(
-            (peak for repetition in repetitions if (peak := repetition.peak_memory_bytes) is not None), default=None
-        ),
+        peak_memory_bytes=max(peaks_bytes, default=None),
         device_memory_bytes=_median([repetition.device_memory_bytes for repetition in repetitions]),
         ttft_s=_median(first_s),
         ttft_p90_s=percentile(first_s, 90),

@@ -72,10 +72,9 @@ class Setting:
 def promised_s(judged: Sequence[Judged], setting: Setting) -> dict[tuple[ChangeId, str], float]:
     """Return the largest computed saving of each change in any cell in seconds, also on a busy machine."""
     undisturbed = replace(setting, busy=False)
-    computed = [effect for cell in judged for effect in changes(cell, undisturbed) if effect.basis == "computed"]
     found: dict[tuple[ChangeId, str], float] = {}
-    for effect in computed:
-        if effect.id is not None:
+    for effect in (each for cell in judged for each in changes(cell, undisturbed)):
+        if effect.basis == "computed" and effect.id is not None:
             what = effect.id, effect.value
             found[what] = max(effect.saves_s, found.get(what, 0.0))
     # What bytes promise of the other formats, next to that of four bits.
@@ -108,15 +107,11 @@ def changes(cell: Judged, setting: Setting) -> list[ChangeEffect]:
     timed = [item for item in cell.engines if item.repetitions >= CLAIM_REPETITIONS]
     replaced = {item.trial.what for item in cell.tried} | {(change_of_engine(item), "") for item in timed}
     least_s = _LEAST_SHARE * cell.terms.latency_s
-    found = (
-        []
-        if setting.busy
-        else [item for item in computed if item.saves_s > least_s and (item.id, item.value) not in replaced]
-    )
+    worth = [] if setting.busy else [item for item in computed if item.saves_s > least_s]
+    found = [item for item in worth if (item.id, item.value) not in replaced]
     found += [effect for effect in (*_tried(cell), *_engines(timed, cell)) if abs(effect.saves_s) > least_s]
-    return sorted(
-        (effect for effect in found if effect.is_claim), key=lambda effect: (effect.saves_s < 0, -effect.saves_s)
-    )
+    claims = [effect for effect in found if effect.is_claim]
+    return sorted(claims, key=lambda effect: (effect.saves_s < 0, -effect.saves_s))
 
 
 def saves_clearly(cell: Judged, result: TrialResult) -> bool:
@@ -130,12 +125,8 @@ def not_tried(cell: Judged) -> list[ChangeEffect]:
 
     An 8-bit KV cache is none of them: its bytes promise a saving, and others measured losses.
     """
-    worth = [
-        item
-        for item in cell.changes
-        if item.basis == "computed" and item.how and item.saves_s >= WORTH * cell.terms.latency_s
-        if item.id is not ChangeId.EIGHT_BIT_CACHE
-    ]
+    computed = [item for item in cell.changes if item.basis == "computed" and item.id is not ChangeId.EIGHT_BIT_CACHE]
+    worth = [item for item in computed if item.how and item.saves_s >= WORTH * cell.terms.latency_s]
     return sorted(worth, key=lambda item: -item.middle_s)
 
 
@@ -148,18 +139,9 @@ def _tried(cell: Judged) -> list[ChangeEffect]:
             few = "" if trial.layers == trial.of_layers else f", by {trial.layers} of {trial.of_layers} layers"
             because = f"the step takes {duration(after_s)} then{few}"
             half_width_s = before_s * item.half_width_at(latency_s)
-            found.append(
-                ChangeEffect(
-                    trial.form,
-                    before_s - after_s,
-                    because,
-                    "tried",
-                    half_width_s,
-                    how=trial.line,
-                    id=item.change,
-                    value=trial.what[1] if trial.what else "",
-                )
-            )
+            effect = ChangeEffect(trial.form, before_s - after_s, because, "tried", half_width_s)
+            value = trial.what[1] if trial.what else ""
+            found.append(replace(effect, how=trial.line, id=item.change, value=value))
     return found
 
 

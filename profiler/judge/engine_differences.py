@@ -38,7 +38,7 @@ def engine_differences(
     first, *others = facts.grid.engines
     rows = []
     for key in facts.grid.keys:
-        base = replace(key, cell=replace(key.cell, engine=first))
+        base = key.on(first)
         if key.cell.engine not in others or not (key in steady and base in steady):
             continue
         longer = longer_s(steady[base], steady[key])
@@ -113,7 +113,7 @@ class GenerateOverhead(KeyedRecord):
 
 def generate_overhead(facts: Facts, key: CellKey, steady: Mapping[CellKey, Estimate]) -> Estimate | None:
     """Seconds per step of `generate` minus those of the profiler's loop, timed in turn; None for other engines."""
-    own = steady.get(replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE)))
+    own = steady.get(key.on(DEFAULT_ENGINE))
     return longer_s(own, steady[key]) if own and key.cell.engine in facts.generate_engines else None
 
 
@@ -125,7 +125,7 @@ def generate_overheads(facts: Facts, steady: Mapping[CellKey, Estimate]) -> list
         if tax is None:
             continue
         steps = facts.generate_steps.get(key.cell) if key.phase == "decode" else None
-        own = replace(key, cell=replace(key.cell, engine=DEFAULT_ENGINE))
+        own = key.on(DEFAULT_ENGINE)
         found = GenerateOverhead(
             **columns_of(key),
             transformers="",

@@ -113,9 +113,8 @@ def judge_run(facts: Facts) -> Judgement:
 def time_run(facts: Facts, keys: Sequence[CellKey] | None = None) -> TimedRun:
     """The time of every cell, or of these `keys`, with its interval."""
     facts = over_the_run(at_median_speed(facts)[0])
-    spreads = repetition_spreads(
-        facts.measured, facts.repetitions, swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
-    )
+    swung = swing(facts.drift_readings, on_gpu=facts.device.kind == "cuda")
+    spreads = repetition_spreads(facts.measured, facts.repetitions, swung)
     keys = facts.grid.keys if keys is None else keys
     return TimedRun(facts, {key: _timed(facts, key, spreads[key.phase]) for key in keys})
 
@@ -140,8 +139,12 @@ def advise_run(run: BrokenDownRun) -> Judgement:
     facts, steady = run.timed.facts, run.timed.steady
     differences, busy = engine_differences(facts, steady, run.cells), busy_sentences(facts)
     setting = replace(setting_of(facts), busy=bool(busy))
-    compared = (replace(cell, engines=_engines_on(key, differences, facts)) for key, cell in run.cells.items())
-    judged = tuple(replace(cell, changes=tuple(changes(cell, setting))) for cell in compared)
+    # The overhead of `generate` is reported apart.
+    others = [item for item in differences if item.engine not in facts.generate_engines]
+    judged = []
+    for key, cell in run.cells.items():
+        cell = replace(cell, engines=tuple(item for item in others if item.key.on(item.against) == key))
+        judged.append(replace(cell, changes=tuple(changes(cell, setting))))
     tried = {trial.line for trials in facts.trials.values() for trial in trials}
     # What a part of the run had no time for, a later part may have tried.
     cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
@@ -150,7 +153,7 @@ def advise_run(run: BrokenDownRun) -> Judgement:
         differences=tuple(differences),
         scaling=run.tests,
         generate=tuple(generate_overheads(facts, steady)),
-        judged=judged,
+        judged=tuple(judged),
         evidence=tuple(
             evidence_of(cell, facts.predicted_peak_bytes[cell.key.cell], _in_groups(facts, cell)) for cell in judged
         ),
@@ -164,6 +167,7 @@ def setting_of(facts: Facts) -> Setting:
     sixteen_bit = {name: ceilings.compute[name].per_s for name in _SIXTEEN_BIT if name in ceilings.compute}
     fastest = max(sixteen_bit, key=lambda name: sixteen_bit[name], default=None)
     is_wide, ceiling = model.dtype == "float32", ceilings.compute_ceiling(model.dtype)
+    sustained = ceiling.low_per_s, ceiling.high_per_s
     return Setting(
         memory_bytes_per_s=ceilings.memory_bytes_per_s,
         compute_flops_per_s=ceilings.compute_flops_per_s(model.dtype),
@@ -175,9 +179,7 @@ def setting_of(facts: Facts) -> Setting:
         four_bit_dense_from_rows=model.four_bit_dense_from_rows,
         sixteen_bit_flops_per_s=sixteen_bit[fastest] if is_wide and fastest else None,
         sixteen_bit_dtype=fastest or _SIXTEEN_BIT[0] if is_wide else model.dtype,
-        sustained_flops_per_s=(ceiling.low_per_s, ceiling.high_per_s)
-        if device.kind == "cuda" and ceiling.measured
-        else (),
+        sustained_flops_per_s=sustained if device.kind == "cuda" and ceiling.measured else (),
     )
 
 
@@ -254,11 +256,10 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
     """Break down and judge a cell's time, with the compute ceiling at the GPU's clock during its repetitions."""
     facts, key = run.facts, cell.key
     if cell.clock_share < 1.0:
-        attained = [
-            breakdown_of(_at_clock(facts, share), key, cell.latency_s)[0].attained for share in (cell.clock_share, 1.0)
-        ]
+        clocks = (_at_clock(facts, share) for share in (cell.clock_share, 1.0))
+        its, full = (breakdown_of(at, key, cell.latency_s)[0].attained for at in clocks)
         # A step that is faster than its clock allows, but not than the whole clock, disproves the reading.
-        if attained[1] <= 1.0 + AGREE < attained[0]:
+        if full <= 1.0 + AGREE < its:
             cell = _with_clock(facts, cell, 1.0)
     shares, facts = extreme_shares(facts), as_served(_at_clock(facts, cell.clock_share), key, cell.latency_s)
     measurement, redundant_s = _measurement(facts, cell, sides, run.steady)
@@ -342,20 +343,10 @@ def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
     if key.phase != "decode" or key.cell.engine in facts.graph_engines:
         return None
     for engine in sorted(facts.graph_engines):
-        recorded = replace(key, cell=replace(key.cell, engine=engine))
+        recorded = key.on(engine)
         if repetitions := facts.repetitions.get(recorded.cell):
             graph_s = float(np.median(np.concatenate(phase_samples("decode", repetitions))))
             steps = ((key, latency_s), (recorded, graph_s))
             own_s, its_s = (sum(breakdown_of(facts, each, time_s)[1].values()) for each, time_s in steps)
             return graph_s + own_s - its_s
     return None
-
-
-def _engines_on(key: CellKey, differences: Sequence[EngineDifference], facts: Facts) -> tuple[EngineDifference, ...]:
-    """The engines that were compared with this cell's own; `generate`, whose overhead is reported apart, is not one."""
-    return tuple(
-        item
-        for item in differences
-        if item.engine not in facts.generate_engines
-        and replace(item.key, cell=replace(item.key.cell, engine=item.against)) == key
-    )

@@ -84,9 +84,8 @@ def _cell_notes(run: Run) -> list[str]:
     """Return what the columns mean, what doubling the batch gives, and which cells have no row."""
     once = sum(result.repetitions == 1 for result in run.measured)
     two = f" ({several(once, 'row has', 'rows have')} one repetition, which shows none)" if once else ""
-    ceilings = (
-        f"; % ceiling: share of {words.removesuffix(', measured here')}" if (words := roofline_words(run)) else ""
-    )
+    words = (roofline_words(run) or "").removesuffix(", measured here")
+    ceilings = f"; % ceiling: share of {words}" if words else ""
     notes = [f"±: half of the 95 % interval{two}{ceilings}", *batch_lines(run)]
     if larger := run.document.grid.larger:
         prompts, batches = (", ".join(map(str, sizes)) for sizes in (larger.prompt_lens, larger.batch_sizes))
@@ -117,10 +116,9 @@ def batch_lines(run: Run) -> list[str]:
                     gained = gains.setdefault((step.smaller, step.larger), [])
                     gained.append(f"{factor}{'' if gained else ' times the tokens'} in {phase}")
     doubled = [sizes for sizes in gains if sizes[1] == 2 * sizes[0]]
-    shown = (doubled or list(gains))[:_MOST_STEPS]
-    lines = [
-        f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}" for small, large in shown
-    ]
+    lines = []
+    for small, large in (doubled or list(gains))[:_MOST_STEPS]:
+        lines.append(f"batch x{large / small:g} ({small} to {large}): {', '.join(gains[small, large])}")
     return lines if doubled else [*lines, "no batch size was doubled: roofscope batch-test measures it"]
 
 
@@ -151,10 +149,9 @@ def regime_names(run: Run) -> dict[CellKey, str]:
 def roofline(run: Run) -> Section | None:
     if not run.measured:
         return None
-    tooltips = {
-        f"ceiling-{number}": Tooltip(line.label, f"ceiling {line.kind}")
-        for number, line in enumerate(ceiling_lines(run))
-    }
+    tooltips = {}
+    for number, line in enumerate(ceiling_lines(run)):
+        tooltips[f"ceiling-{number}"] = Tooltip(line.label, f"ceiling {line.kind}")
     for number, point in enumerate(run.measured):
         tooltips[f"cell-{number}"] = Tooltip(point_words(point), f"point {point.key.phase}", reachable=True)
     note = "measured time, counted work; an arrow ends at the ceiling of its step"
@@ -188,8 +185,7 @@ def doubling_table(run: Run, test: DoublingTest) -> TextTable:
     steps = evenly(test.doublings, MOST_SIZES)
     rows = [[*_batch_texts(by_batch[test.doublings[0].smaller]), *[""] * 6]]
     for step in steps:
-        slopes = (step.slope, step.bytes_slope, step.flops_slope)
-        slope, *predicted = (f"{each:.2f}" for each in slopes)
+        slope, *predicted = (f"{each:.2f}" for each in (step.slope, step.bytes_slope, step.flops_slope))
         measured = [f"{step.gain:.2f}x", slope, f"{step.low:.2f} .. {step.high:.2f}"]
         rows.append([*_batch_texts(by_batch[step.larger]), *measured, *predicted, step.side])
     omitted = len(test.doublings) - len(steps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Iterator, Set
-from dataclasses import replace
 
 from profiler.facts.change_ids import ATTENTION, CACHES, STEPS, WEIGHTS, ChangeId
 from profiler.facts.measurements import Drafting
@@ -201,8 +200,7 @@ def _saved(run: Run) -> TextTable:
     rows = []
     for item in engine_claims(run):
         ends_s = sorted((abs(item.low_s), abs(item.high_s)))
-        cell = replace(item.key, cell=replace(item.key.cell, engine=item.against)).name
-        terms = ", ".join(where_it_lies(item))
+        cell, terms = item.key.on(item.against).name, ", ".join(where_it_lies(item))
         rows.append([cell, item.engine, saving(item.saves_s), " to ".join(map(duration, ends_s)), terms])
     headings = ("cell", "engine", "per step", "interval", "in which terms")
     return text_table(headings, rows, texts=headings[:4], wrapped=headings[4:])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -17,15 +16,7 @@ from profiler.errors import RequestError
 from profiler.judge.breakdown import TERMS
 from profiler.judge.scaling import DoublingTest
 from profiler.report.blocks import evenly
-from profiler.report.plots.style import (
-    REGIME_COLOR,
-    WIDTH_IN,
-    depth_column,
-    log_axes,
-    panel_grid,
-    phases_of,
-    title,
-)
+from profiler.report.plots.style import REGIME_COLOR, WIDTH_IN, depth_column, log_axes, panel_grid, phases_of, title
 from profiler.report.selection import (
     MOST_SIZES,
     evidence_of,
@@ -217,11 +208,7 @@ def waterfall(run: Run) -> Figure:
     with_engines = len({cell.engine for cell in run.measured}) > 1
     if with_engines:
         smallest = cells[0].key
-        cells = [
-            cell
-            for cell in run.measured
-            if replace(cell.key, cell=replace(cell.key.cell, engine=smallest.cell.engine)) == smallest
-        ]
+        cells = [cell for cell in run.measured if cell.key.on(smallest.cell.engine) == smallest]
     figure, row = panel_grid(len(cells), 3.4, 4.2, f"{title(run)}: term by term")
     for axes, cell in zip(row, cells, strict=True):
         seconds = {name: getattr(cell, name) for name in TERMS}

@@ -14,14 +14,7 @@ from numpy.typing import NDArray
 
 from profiler.report.blocks import evenly
 from profiler.report.plots.roofline import INK, draw_ridge, frame, name_points, plot_ceiling, shade
-from profiler.report.plots.style import (
-    PHASE_STYLE,
-    Dashes,
-    log_axes,
-    log_ticks,
-    panel_grid,
-    phases_of,
-)
+from profiler.report.plots.style import PHASE_STYLE, Dashes, log_axes, log_ticks, panel_grid, phases_of
 from profiler.report.roofline_data import CeilingLine
 from profiler.report.selection import MOST_SIZES
 from profiler.store.folder import Run
@@ -137,8 +130,5 @@ def _title(grid: GridCount) -> str:
     return f"{grid.model}, {grid.dtype}{quant}: counted, not measured"
 
 
-THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {
-    "roofline": theory_roofline,
-    "kv": theory_kv,
-}
+THEORY_PLOTS: dict[str, Callable[[GridCount], Figure]] = {"roofline": theory_roofline, "kv": theory_kv}
 """Pictures of `count --plot`."""
