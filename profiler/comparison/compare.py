@@ -232,8 +232,7 @@ def _shift(
 
 @cache
 def _probe_median(values: tuple[float, ...]) -> tuple[float, float]:
-    """(median of a drift probe's readings, half width of its 95 % interval as a share); each reading is a
-    repetition."""
+    """(median of a drift probe's readings, half width of its 95 % interval as a share)."""
     time_s = estimate([[value] for value in values])
     return time_s.median_s, (time_s.high_s - time_s.low_s) / 2 / time_s.median_s
 
@@ -283,10 +282,7 @@ def _gained(
 
 
 def _moved(before: CellTime, after: CellTime, gained: Mapping[str, float], found: Difference) -> str | None:
-    """The term that gained most in the direction of a claimed change.
-
-    None if it gained less than its interval, or less than `_LEAST_MOVED` of the change.
-    """
+    """The term that gained most in the direction of a claimed change; None if none stands out."""
     if not found.is_claim:
         return None
     sign = 1.0 if found.verdict == "slower" else -1.0

@@ -264,10 +264,9 @@ def match_key(key: CellKey) -> MatchKey:
 def _timed_cells(
     repetitions: Mapping[Cell, Sequence[Repetition]], swung: float, busy_elsewhere: float
 ) -> dict[MatchKey, CellTime]:
-    """The time of every cell, estimated from its repetitions, without a time breakdown.
+    """The time of every cell without a time breakdown, by the drift probe's swing.
 
-    `swung` is the drift probe's swing. `busy_elsewhere` is the number of cores that other processes kept busy over the
-    whole run. It is used for repetitions that were too short to measure that themselves.
+    `busy_elsewhere` are cores that others kept busy over the whole run, for repetitions too short to measure that.
     """
     samples = {key: phase_samples(key.phase, rows) for cell, rows in repetitions.items() if rows for key in cell.keys}
     spreads = repetition_spreads(samples, repetitions, swung)

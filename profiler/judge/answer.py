@@ -65,10 +65,9 @@ def answer_of(
     cells = [cell for cell in cells if cell.key.cell.engine == engine]
     phases, every = {cell.key.phase for cell in cells}, cells
     cells = [cell for cell in cells if cell.usable]
-    decodes = sorted(
-        (c for c in cells if c.key.phase == "decode"), key=lambda c: (c.key.cell.batch_size, c.key.cell.depth)
-    )
-    prefills = sorted((c for c in cells if c.key.phase == "prefill"), key=lambda c: c.key.tokens)
+    by_size = sorted(cells, key=lambda each: (each.key.cell.batch_size, each.key.cell.depth))
+    decodes = [cell for cell in by_size if cell.key.phase == "decode"]
+    prefills = [cell for cell in sorted(cells, key=lambda each: each.key.tokens) if cell.key.phase == "prefill"]
     if decodes:
         first = decodes[0]
         sentences.append(
@@ -141,10 +140,7 @@ def _measured_without_a_line(decodes: Sequence[Judged]) -> list[str]:
 def _not_tried(
     decodes: Sequence[Judged], prefills: Sequence[Judged], advised: Sequence[Advice]
 ) -> list[tuple[Judged, ChangeEffect]]:
-    """The largest computed saving of the smallest step, and of the largest prefill, if it may beat what was tried.
-
-    Of a decode step at the largest batch only what a full window costs, which grows with the batch.
-    """
+    """The largest computed saving of the smallest step and of the largest prefill; of the largest step its window."""
     found: list[tuple[Judged, ChangeEffect]] = []
     taken = {item.trial.line for cell in (*decodes, *prefills) for item in cell.tried}  # also if at another cell
     saves_s = max((item.step.saves_s for item in advised if item.step is not None), default=0.0)
@@ -282,9 +278,8 @@ def _overhead(cell: Judged, setting: Setting) -> str:
 
 
 def _throttled(cell: Judged) -> str:
-    return (
-        f", throttled at {percent(cell.timed.clock_share)} of its clock" if Flag.THROTTLED in cell.verdict.flags else ""
-    )
+    words = f", throttled at {percent(cell.timed.clock_share)} of its clock"
+    return words if Flag.THROTTLED in cell.verdict.flags else ""
 
 
 def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
@@ -350,20 +345,15 @@ def _no_change(cell: Judged) -> str:
 
 
 def _batch_sentences(decodes: Sequence[Judged]) -> list[str]:
-    """The batch with the most tokens per second against the first cell; none if it gains under a tenth.
-
-    Cells of one prompt length are compared, or else, in runs that have only corners, the first and the largest batch.
-    """
+    """The batch with the most tokens per second at the first cell's prompt length, if it gains a tenth or more."""
     if not decodes:
         return []
     first = decodes[0]
     alike = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     series = alike if len(alike) > 1 else [first, *(cell for cell in decodes if cell.key.cell.batch_size > 1)]
     best = series[best_of([cell.timed.tokens_per_s for cell in series])]
-    if (
-        best.key.cell.batch_size <= first.key.cell.batch_size
-        or best.timed.tokens_per_s <= 1.1 * first.timed.tokens_per_s
-    ):
+    is_larger = best.key.cell.batch_size > first.key.cell.batch_size
+    if not is_larger or best.timed.tokens_per_s <= 1.1 * first.timed.tokens_per_s:
         return []
     longer = best.terms.latency_s / first.terms.latency_s - 1
     where = f"the step {percent(longer)} longer" if longer > 0 else "the step takes no longer"
@@ -376,16 +366,12 @@ def _batch_sentences(decodes: Sequence[Judged]) -> list[str]:
 
 
 def _first_use_sentences(decodes: Sequence[Judged]) -> list[str]:
-    """What a step costs at a KV length that is new to the process, and the switch that avoids it.
-
-    The cell that warmed up the engine may have used all its lengths then.
-    """
+    """What a step costs at a KV length that is new to the process, and the switch that avoids it."""
     for first_s, later_s in ((cell.timed.first_use_s, cell.terms.latency_s) for cell in decodes):
         if first_s is None:
             continue
-        is_tried = any(
-            item.change is ChangeId.WITHOUT_CUDNN and item.trial.line for each in decodes for item in each.tried
-        )
+        lines = (item for each in decodes for item in each.tried if item.trial.line)
+        is_tried = any(item.change is ChangeId.WITHOUT_CUDNN for item in lines)
         switch = "" if is_tried else f" Not tried: {WITHOUT_CUDNN.line} would save about {duration(first_s - later_s)}."
         return [
             f"The first time at each KV length a step takes {duration(first_s)}, not {duration(later_s)}: cuDNN builds"

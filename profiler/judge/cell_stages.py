@@ -87,9 +87,8 @@ class Timed:
 class BrokenDown:
     """A measured cell, and where its time goes."""
 
-    timed: Timed
     measurement: Measurement
-    """The input of its verdict: its terms, its ceilings and further signals."""
+    """The input of its verdict: its time, its terms, its ceilings and further signals."""
     ceiling_flops_per_s: float
     """The compute ceiling, from the dtypes of its matmuls."""
     redundant_s: Mapping[Cause, float] = field(default_factory=dict)
@@ -102,6 +101,10 @@ class BrokenDown:
     """At most the seconds of these kernels in the trace of a prefill; 0 without one."""
     longest: tuple[KernelTime, ...] = ()
     """The kernels with the most time in a traced step, the longest first; empty if it was not traced."""
+
+    @property
+    def timed(self) -> Timed:
+        return self.measurement.cell
 
     @property
     def key(self) -> CellKey:

@@ -213,10 +213,7 @@ def row_of(cell: Timed | Judged, device: DeviceFacts) -> CellResult:
 
 
 def _with_repetitions(row: CellResult, cell: Timed, device: DeviceFacts) -> CellResult:
-    """The row with rates, percentiles, memory and energy; NaN if not measured or of the other phase.
-
-    Rates are model work over time, so redundant work does not raise them. MFU is that of PaLM (arXiv:2204.02311).
-    """
+    """The row with rates, percentiles, memory and energy; MFU is that of PaLM (arXiv:2204.02311)."""
     repetitions, is_decode = cell.repetitions, cell.key.phase == "decode"
     samples = list(chain.from_iterable(cell.samples))
     first_s = [] if is_decode else [ttft_s for repetition in repetitions for ttft_s in repetition.ttfts_s]

@@ -292,10 +292,7 @@ def _lost_in(cell: BrokenDown, group: str) -> float:
 
 
 def _lost_in_matmuls(cell: BrokenDown) -> float:
-    """Seconds that matmuls of weights lose against their ceilings, at most the step's time beyond its floor.
-
-    Replays on a disturbed machine may take longer.
-    """
+    """Seconds that matmuls of weights lose against their ceilings; on a disturbed machine replays may take longer."""
     lost_s = min(cell.terms.kernel_s, sum(cell.lost_s.values()), max(0.0, cell.terms.latency_s - cell.terms.floor_s))
     return max(0.0, lost_s - _lost_in(cell, "attention"))
 
@@ -344,10 +341,7 @@ def _sixteen_bit_dtype(cell: BrokenDown, setting: Setting) -> list[ChangeEffect]
 
 
 def _saved_in_16_bits_s(cell: BrokenDown, setting: Setting, kept: float, flops_per_s: float) -> float:
-    """What a float32 step saves at most in 16 bits: kernels at their ceilings, and half of what is no kernel's time.
-
-    `kept` is the share of the weights' bytes that is still read.
-    """
+    """What a float32 step saves at most in 16 bits, where the share `kept` of the weights' bytes is still read."""
     split, cache_kept = cell.terms, min(1.0, _SIXTEEN_BITS / setting.cache_bits)
     other_s = split.redundant_s + max(0.0, split.unexplained_s)
     floor_s = _floor_s(cell, cell.operators, flops_per_s, kept, cache_kept)

@@ -245,7 +245,6 @@ def _small_kernels(
 
 
 def _redundant_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> dict[Cause, float]:
-    """Seconds of an operator's redundant work by cause, each by the ceiling that limits it."""
     nbytes = {Cause.OPERANDS: item.activation_bytes, **item.redundant_bytes}
     memory = ceilings.memory_bytes_per_s
     return {
@@ -278,11 +277,7 @@ def _padding_factor(
 
 
 def _padding_s(item: OperatorWork, demand: Demand[float], ceilings: StepCeilings) -> float:
-    """Seconds that an operator spends on padding.
-
-    It is the difference of the operator's ceilings with and without padding. A replay was timed at the padded shape,
-    and its kernel is assumed to be equally far below both ceilings.
-    """
+    """Seconds that padding adds to an operator's ceiling; its kernel is equally far below both ceilings."""
     flops, nbytes = (float(amounts.get(Cause.PADDING, 0)) for amounts in (item.redundant_flops, item.redundant_bytes))
     if not flops and not nbytes:
         return 0.0

@@ -269,13 +269,13 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
     if cell.noise.grade == "unusable" and holds_over_interval(measurement, verdict.regime):
         # A wide interval whose conclusion is certain.
         cell = replace(cell, noise=replace(cell.noise, grade="noisy"))
+        measurement = replace(measurement, cell=cell)
     terms, lost = measurement.split, lost_s(facts, key)
     ceiling_s = sum(float(item.flops) / facts.ceilings.compute_flops_per_s(item.dtype) for item in cell.operators)
+    at_ceiling_per_s = total_work(cell.operators)[0] / ceiling_s if ceiling_s else measurement.compute_flops_per_s
     broken_down = BrokenDown(
-        cell,
         measurement,
-        # As if every matmul were at the ceiling of its dtype.
-        ceiling_flops_per_s=measurement.model_flops / ceiling_s if ceiling_s else measurement.compute_flops_per_s,
+        ceiling_flops_per_s=at_ceiling_per_s,  # as if every matmul were at the ceiling of its dtype
         redundant_s=redundant_s,
         lost_s=lost,
         small_kernels_s=max(0.0, terms.kernel_s - sum(lost.values())) if REST in facts.replays.get(key, {}) else None,
@@ -289,28 +289,20 @@ def _judge(run: TimedRun, cell: Timed, sides: Mapping[Axis, BoundSide]) -> Judge
 def _measurement(
     facts: Facts, cell: Timed, sides: Mapping[Axis, BoundSide], steady: Mapping[CellKey, Estimate]
 ) -> tuple[Measurement, Mapping[Cause, float]]:
-    key, (flops, nbytes) = cell.key, total_work(cell.operators)
+    key, (_, nbytes) = cell.key, total_work(cell.operators)
     faults, tax = faults_of(key.phase, cell.repetitions), generate_overhead(facts, key, steady)
     split, redundant_s = breakdown_of(facts, key, cell.latency_s, cell.half_width_s, faults, tax)
     measurement = Measurement(
-        split=split,
-        model_flops=flops,
-        model_bytes=nbytes,
+        split,
+        cell,
         compute_flops_per_s=facts.ceilings.compute_flops_per_s(facts.model.dtype),
         ceilings=ceilings_of(facts, key),
-        latency_low_s=cell.time.low_s,
-        latency_high_s=cell.time.high_s,
-        noise=cell.noise.grade,
         offloaded=facts.model.offloaded,
         cache_resident=facts.ceilings.cache_resident(nbytes),
         graph_step_s=_graph_step_s(facts, key, split.latency_s),
         batch_side=sides.get("batch", ""),
         depth_side=sides.get("prompt" if key.phase == "prefill" else "context", ""),
-        sm_active=cell.activity.sm,
-        memory_active=cell.activity.memory,
         traffic=counted_traffic(facts, key),
-        power_capped=POWER_CAP in cell.slowed,
-        clock_share=cell.clock_share,
     )
     return measurement, redundant_s
 
@@ -336,10 +328,7 @@ def _clock_share(facts: Facts, key: CellKey, activity: ActiveShares) -> float:
 
 
 def _graph_step_s(facts: Facts, key: CellKey, latency_s: float) -> float | None:
-    """Seconds of a decode step replayed as one CUDA graph; None if no engine of the run records graphs.
-
-    Other savings of that engine, such as a cache that is not copied, are added back.
-    """
+    """Seconds of a decode step as one CUDA graph, with other savings of its engine added back; None without one."""
     if key.phase != "decode" or key.cell.engine in facts.graph_engines:
         return None
     for engine in sorted(facts.graph_engines):

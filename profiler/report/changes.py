@@ -212,19 +212,14 @@ def engine_claims(run: Run) -> list[EngineDifference]:
 
 
 def no_claim_lines(run: Run) -> list[str]:
-    """Return the number of cells in which engines differ by no more than noise, and of cells with too few
-    repetitions."""
+    """Return in how many cells engines differ by no more than noise, or were repeated too rarely."""
     differences = run.document.engine.differences
     once = sum(item.repetitions < CLAIM_REPETITIONS for item in differences)
     noise = len(differences) - len(engine_claims(run)) - once
-    lines = []
-    if noise:
-        lines.append(f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise")
+    lines = [f"in {several(noise, 'cell', 'cells')} engines differ by no more than noise"] if noise else []
     if once:
-        cells = several(once, "cell has", "cells have")
-        lines.append(
-            f"{cells} only one repetition of an engine: no difference is claimed; a larger --budget gives more"
-        )
+        cells = f"{several(once, 'cell has', 'cells have')} only one repetition of an engine"
+        lines.append(f"{cells}: no difference is claimed; a larger --budget gives more")
     return lines
 
 
@@ -237,11 +232,9 @@ _LEAST_SHARE = 0.01
 def generate_lines(run: Run) -> list[str]:
     """Return the overhead of generate in some cells, with its interval and parts; the others are in run.json."""
     lines = []
+    by_size = sorted(run.document.generate, key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size))
     for phase in ("decode", "prefill"):
-        overheads = sorted(
-            (item for item in run.document.generate if item.phase == phase),
-            key=lambda item: (item.batch_size * item.key.cell.depth, item.batch_size),
-        )
+        overheads = [item for item in by_size if item.phase == phase]
         lines += [_generate_line(item, run) for item in evenly(overheads, _MOST_CELLS)]
     return lines
 
@@ -329,10 +322,6 @@ _FEWER_EXPERTS = 0.9
 
 
 def _experts_line(run: Run) -> str | None:
-    """Return how many experts real prompts use in the step with the fewest, next to the number that the counts expect.
-
-    None for a dense model, and for prompts of random tokens.
-    """
     steps, prompts = run.document.experts_touched, run.document.grid.prompts
     if not prompts or not (steps or run.model.experts):
         return None

@@ -89,8 +89,7 @@ def _points(grid: GridCount, **figures: NDArray[np.float64] | list[str]) -> pd.D
 
 
 def theory_kv(grid: GridCount) -> Figure:
-    """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU with its free
-    memory."""
+    """Weights, KV cache and workspace against the length: a line per batch size, a panel per GPU."""
     figure, panels = panel_grid(max(1, len(grid.gpus)), 7.4, 5.2, _title(grid))
     if not grid.gpus:
         _need_lines(panels[0], grid, grid.needs_bytes)
@@ -104,8 +103,7 @@ def theory_kv(grid: GridCount) -> Figure:
 
 
 def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], room_bytes: int = 0) -> None:
-    """Draw what steps need. A line's name outside the limits would move the picture, so they include the free
-    memory."""
+    """Draw what steps need. A name outside the limits would move the picture, so they include the free memory."""
     points = _points(grid, needs_bytes=needs_bytes)
     phase = phases_of(points)[-1]
     points = points[points["phase"] == phase]
