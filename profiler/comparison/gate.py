@@ -229,7 +229,7 @@ def _shrunk(value: float, variance: float, pool: _Pool) -> tuple[float, float, f
 
 
 def _more_s(change: Change, gap: float, half_width: float, fixed: float) -> float:
-    """Seconds of repetitions that narrow a half width to `gap`; none narrows `fixed`, the machine's change and drift."""
+    """Seconds of repetitions that narrow a half width to `gap`; none narrows `fixed`, the machine's own part."""
     repetitions, repetition_s = max(1, change.repetitions), max(change.before.repetition_s, change.after.repetition_s)
     factor = (half_width**2 - fixed**2) / (gap**2 - fixed**2) if gap > fixed else math.inf
     if factor > _MOST_REPETITIONS:
