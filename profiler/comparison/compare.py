@@ -232,7 +232,6 @@ def _shift(
 
 @cache
 def _probe_median(values: tuple[float, ...]) -> tuple[float, float]:
-    """(median of a drift probe's readings, half width of its 95 % interval as a share)."""
     time_s = estimate([[value] for value in values])
     return time_s.median_s, (time_s.high_s - time_s.low_s) / 2 / time_s.median_s
 

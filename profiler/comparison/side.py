@@ -39,10 +39,7 @@ _CLOCK_TOLERANCE = 0.02
 
 @dataclass(frozen=True)
 class MatchKey:
-    """A cell that several sides may have: what cells must share to be compared.
-
-    The number of new tokens is not part of it, since other tools' files lack it.
-    """
+    """What cells of several sides must share to be compared; not their new tokens, which other tools' files lack."""
 
     phase: Phase
     """`prefill` or `decode`."""

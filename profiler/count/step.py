@@ -178,7 +178,6 @@ def _gpu_notes(gpus: Sequence[GpuRow], dtype: str) -> list[str]:
 
 
 def _verifying(gpus: Sequence[GpuRow]) -> Iterator[str]:
-    """Yield from how many accepted drafts on verifying pays on each GPU."""
     costs = {gpu: gpu.floor_s / gpu.one_token_floor_s for gpu in gpus if gpu.floor_s and gpu.one_token_floor_s}
     for gpu, cost in costs.items():
         pays = "do not pay, even if all are accepted"

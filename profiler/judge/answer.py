@@ -250,7 +250,6 @@ def _source(setting: Setting) -> str:
 
 
 def _compute_ceiling(cell: BrokenDown, setting: Setting) -> str:
-    """A cell's compute ceiling: at its clock, with the range of the measured one if the clock was another then."""
     per_s = cell.ceiling_flops_per_s
     ceiling, at_clock = scaled(per_s / cell.timed.clock_share, "FLOP/s"), scaled(per_s, "FLOP/s")
     ends = " to ".join(dict.fromkeys(scaled(end, "FLOP/s") for end in setting.sustained_flops_per_s))
@@ -345,7 +344,6 @@ def _no_change(cell: Judged) -> str:
 
 
 def _batch_sentences(decodes: Sequence[Judged]) -> list[str]:
-    """The batch with the most tokens per second at the first cell's prompt length, if it gains a tenth or more."""
     if not decodes:
         return []
     first = decodes[0]
@@ -366,7 +364,6 @@ def _batch_sentences(decodes: Sequence[Judged]) -> list[str]:
 
 
 def _first_use_sentences(decodes: Sequence[Judged]) -> list[str]:
-    """What a step costs at a KV length that is new to the process, and the switch that avoids it."""
     for first_s, later_s in ((cell.timed.first_use_s, cell.terms.latency_s) for cell in decodes):
         if first_s is None:
             continue

@@ -341,10 +341,7 @@ def exceeds_step(parts: TimeBreakdown) -> bool:
 
 
 def at_latency(parts: TimeBreakdown, latency_s: float) -> TimeBreakdown:
-    """The breakdown if the step had taken `latency_s`: the residual takes the difference.
-
-    The residual is the engine's term if the engine has one, else the unexplained rest.
-    """
+    """The breakdown if the step had taken `latency_s`: the engine's term, or else the rest, takes the difference."""
     residual = "engine_s" if parts.engine_s else "unexplained_s"
     moved = {"latency_s": latency_s, residual: getattr(parts, residual) + latency_s - parts.latency_s}
     return replace(parts, **moved)
@@ -364,11 +361,7 @@ def with_trace(parts: TimeBreakdown, traced_busy_s: float) -> TimeBreakdown:
 
 
 def with_engine(parts: TimeBreakdown) -> TimeBreakdown:
-    """The breakdown for an engine that loads the model itself: the unexplained rest becomes the engine's term.
-
-    It includes its scheduler, its sampler, its launches and the losses of its kernels. It is 0 for a step above its
-    ceiling.
-    """
+    """The breakdown for an engine that loads the model itself, whose scheduler, sampler and kernels take the rest."""
     rest_s, off_s = parts.unexplained_s, parts.half_widths_s.get("unexplained_s", 0.0)
     off_s_by_term = {**parts.half_widths_s, "engine_s": off_s}
     return replace(parts, engine_s=max(0.0, rest_s), unexplained_s=min(0.0, rest_s), half_widths_s=off_s_by_term)

@@ -266,10 +266,9 @@ def _with_verdict(row: CellResult, judged: Judged) -> CellResult:
 def joules_a_token(repetitions: Sequence[Repetition]) -> float | None:
     """Joules per generated token over all repetitions; None if the energy counter is too coarse for their length.
 
-    A repetition that had little time generated fewer tokens than its cell has.
-
-    A GPU updates its counter a few times per second. So a repetition may be charged no tick, or one too many: the sum
-    over n repetitions is off by about sqrt(n) / 2 ticks.
+    A repetition that had little time generated fewer tokens than its cell has. A GPU updates its counter a few times
+    per second. So a repetition may be charged no tick, or one too many: the sum over n repetitions is off by about
+    sqrt(n) / 2 ticks.
     """
     metered = [(repetition, repetition.energy_j) for repetition in repetitions if repetition.energy_j is not None]
     seconds = sum(repetition.wall_s for repetition, _ in metered)

@@ -131,7 +131,6 @@ def not_tried(cell: Judged) -> list[ChangeEffect]:
 
 
 def _tried(cell: Judged) -> list[ChangeEffect]:
-    """What trials at this shape found faster or slower. Those of a change that left only say what it cost."""
     found, latency_s = [], cell.terms.latency_s
     for item in cell.tried:
         if item.is_claim and (item.change is not None or item.ratio > 1):
@@ -286,13 +285,11 @@ def _compiled(cell: Judged, change: Change, half_width_s: float) -> list[ChangeE
 
 
 def _lost_in(cell: BrokenDown, group: str) -> float:
-    """Seconds that the replayed operators of a group lose against their ceilings."""
     names = {item.operator for item in cell.operators if item.group == group}
     return max(0.0, sum(seconds for name, seconds in cell.lost_s.items() if name in names))
 
 
 def _lost_in_matmuls(cell: BrokenDown) -> float:
-    """Seconds that matmuls of weights lose against their ceilings; on a disturbed machine replays may take longer."""
     lost_s = min(cell.terms.kernel_s, sum(cell.lost_s.values()), max(0.0, cell.terms.latency_s - cell.terms.floor_s))
     return max(0.0, lost_s - _lost_in(cell, "attention"))
 
@@ -355,6 +352,5 @@ def _floor_s(
     weights_kept: float = 1.0,
     cache_kept: float = 1.0,
 ) -> float:
-    """Seconds of operators at the ceilings, with shares of the bytes of their weights and of their cache."""
     parts = ((op.flops, weights_kept * op.weight_bytes + cache_kept * op.kv_bytes, flops_per_s) for op in operators)
     return step_floor(parts, cell.ceilings.memory_bytes_per_s).total_s

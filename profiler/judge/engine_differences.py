@@ -65,7 +65,6 @@ def engine_differences(
 
 
 def _gained(before: Mapping[_Name, float], after: Mapping[_Name, float]) -> dict[str, float]:
-    """Seconds in `after` minus seconds in `before`, by name; equal ones are left out."""
     gained_s = {str(name): after.get(name, 0.0) - before.get(name, 0.0) for name in {**before, **after}}
     return {name: seconds for name, seconds in gained_s.items() if seconds}
 

@@ -115,7 +115,6 @@ def swing_words(facts: Facts) -> list[str]:
 
 
 def _paces(facts: Facts, repetitions: Sequence[Repetition]) -> list[NDArray[np.float64]]:
-    """The probe's times over their median at each repetition's middle [repetitions, for each kind of work]."""
     drift_readings = sorted(facts.drift_readings, key=lambda look: look.at_unix_s)
     at_unix_s = [look.at_unix_s for look in drift_readings]
     middles = [repetition.at_unix_s + repetition.wall_s / 2 for repetition in repetitions]

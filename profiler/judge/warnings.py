@@ -102,7 +102,6 @@ def _raised(facts: Facts) -> Iterator[str]:
 
 
 def _flagged(judged: Sequence[Judged]) -> Iterator[str]:
-    """Cells whose label depends on which of the measured ceilings is used, or that are faster than one allows."""
     if unsteady := [cell for cell in judged if Flag.UNSTEADY in cell.verdict.flags]:
         cells = several(len(unsteady), "cell would get", "cells would get")
         yield (
@@ -154,7 +153,6 @@ def _foreign_tensors(facts: Facts) -> Iterator[str]:
 
 
 def _gaps(gaps: Mapping[Cell, Gap], repetitions: Mapping[Cell, Sequence[Repetition]]) -> list[str]:
-    """Cells without a number, and cells that failed after an earlier repetition: a sentence per kind of reason."""
     words = {
         False: ("cell has no number", "cells have no number"),
         True: (

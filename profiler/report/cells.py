@@ -81,7 +81,6 @@ def _cells_table(run: Run, results: Sequence[CellResult], omitted: Sequence[str]
 
 
 def _cell_notes(run: Run) -> list[str]:
-    """Return what the columns mean, what doubling the batch gives, and which cells have no row."""
     once = sum(result.repetitions == 1 for result in run.measured)
     two = f" ({several(once, 'row has', 'rows have')} one repetition, which shows none)" if once else ""
     words = (roofline_words(run) or "").removesuffix(", measured here")
@@ -177,10 +176,7 @@ def batch_sizes(run: Run) -> Section:
 
 
 def doubling_table(run: Run, test: DoublingTest) -> TextTable:
-    """Return a row per batch size, with the slope from the size before it.
-
-    Of more than `MOST_SIZES` doublings, evenly picked ones are shown, from the first to the last.
-    """
+    """Return a row per batch size, with the slope from the size before it; of many, `MOST_SIZES` evenly picked."""
     by_batch = {result.batch_size: result for result in run.measured if test.holds(result.key)}
     steps = evenly(test.doublings, MOST_SIZES)
     rows = [[*_batch_texts(by_batch[test.doublings[0].smaller]), *[""] * 6]]

@@ -105,7 +105,6 @@ def _attention(run: Run) -> Iterator[tuple[str, str]]:
 
 
 def _instead(evidence: CellEvidence | None, changes: Set[ChangeId]) -> str:
-    """Return what each of these changes saves or costs; empty if none was tried."""
     return "; ".join(
         f"{effect.change} {saving(effect.saves_s)}"
         for effect in (evidence.changes if evidence else ())

@@ -8,7 +8,6 @@ import re
 from collections.abc import Sequence
 from functools import cache, singledispatch
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import matplotlib.pyplot as plt
@@ -16,19 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from profiler.judge.breakdown import TERMS
-from profiler.report.blocks import (
-    Block,
-    BreakdownChart,
-    CellsTable,
-    Lines,
-    Picture,
-    Section,
-    Sentences,
-    ShellCommand,
-    TextTable,
-    Tiles,
-    visible_sections,
-)
+from profiler.report.blocks import Block, BreakdownChart, CellsTable, Picture, Section, visible_sections
 from profiler.report.columns import columns_with_values
 from profiler.report.plots import draw
 from profiler.report.plots.style import styled
@@ -40,9 +27,8 @@ from profiler.units import duration, unbroken
 
 def html_page(title: str, subtitle: str, sections: Sequence[Section | None]) -> str:
     """Return the sections as one HTML document; a section without blocks for HTML is left out."""
-    shown = [
-        (section, [_render_block(block) for block in section.blocks]) for section in visible_sections(sections, "html")
-    ]
+    visible = visible_sections(sections, "html")
+    shown = [(section, [_render_block(block) for block in section.blocks]) for section in visible]
     return _templates().get_template("page.html.j2").render(title=title, subtitle=subtitle, sections=shown)
 
 
@@ -66,24 +52,17 @@ def _templates() -> Environment:
 
 
 def _macro(name: str, **values: object) -> Markup:
-    macros: Any = _templates().get_template("blocks.html.j2").module
-    rendered: Markup = getattr(macros, name)(**values)
-    return rendered
+    macros = _templates().get_template("blocks.html.j2").module
+    return Markup(getattr(macros, name)(**values))
 
 
 @singledispatch
 def _render_block(block: Block) -> Markup:
-    raise TypeError(f"HTML renders no {type(block).__name__}")
-
-
-@_render_block.register
-def _(block: Sentences | Lines | TextTable | ShellCommand | Tiles) -> Markup:
     return _macro(type(block).__name__, block=block)
 
 
 @_render_block.register
 def _(block: Picture) -> Markup:
-    """The picture for a wide page, with tooltips, and the one for a phone."""
     return _macro("Picture", wide=inline_svg(block, _WIDE_IN), narrow=inline_svg(block, _NARROW_IN))
 
 

@@ -63,7 +63,6 @@ def _tiles(run: Run) -> Tiles:
 
 
 def _lines_to_copy(run: Run) -> list[ShellCommand]:
-    """Return the lines that the answer advises with what they did, or else those that it names as not tried."""
     lines = []
     for item in run.document.advised:
         effects = " and ".join(item.clear_effects("decode step"))
@@ -114,10 +113,7 @@ def _time_lines(run: Run) -> list[str]:
 
 
 def method(run: Run) -> Section:
-    """How to read the figures, what measuring cost, and at the end of a screen the warnings, where they are seen.
-
-    A first look has the warnings that change a conclusion.
-    """
+    """How to read the figures, what measuring cost, and at the end of a screen the warnings, where they are seen."""
     coverage = run.document.counting.coverage
     text = (
         "Times are medians with a 95 % interval whose unit is the repetition. Rates use model work, the algorithm's"

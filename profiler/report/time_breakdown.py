@@ -82,10 +82,7 @@ class BreakdownBar:
 
 
 def breakdown_bars(results: Sequence[CellResult], most_a_phase: int) -> list[BreakdownBar]:
-    """Return a bar per measured cell, at most `most_a_phase` per phase, evenly picked from the first to the last.
-
-    Cells with a reason (`why_no_bar`) get none.
-    """
+    """Return a bar per measured cell that may have one (`why_no_bar`), at most `most_a_phase`, evenly picked."""
     drawable = [result for result in results if not why_no_bar(result)]
     return [BreakdownBar(result, tuple(_segments(result))) for result in spanning(drawable, most_a_phase)]
 
@@ -158,10 +155,7 @@ def _print_bars(bars: Sequence[BreakdownBar], console: Console) -> None:
 
 
 def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) -> TextTable:
-    """Return the terms of each cell with their shares, the largest first: the bars of a screen without colours.
-
-    Of `most_terms` the negative ones are never left out.
-    """
+    """Return the terms of each cell with their shares, the largest `most_terms` first, and all negative ones."""
     rows = []
     for bar in bars:
         shown = [segment for segment in bar.segments if abs(segment.share) >= WORTH_SHOWING]
@@ -172,10 +166,7 @@ def shares_table(bars: Sequence[BreakdownBar], most_terms: int | None = None) ->
 
 
 def bar_text(bar: BreakdownBar) -> Text:
-    """Return a bar of coloured blocks, as many per term as its share of the positive terms.
-
-    Rounded edges keep the bar full.
-    """
+    """Return a bar of coloured blocks, as many per term as its share of the positive terms; it is always full."""
     whole = max((segment.end for segment in bar.segments if segment.share > 0), default=1.0)
     text = Text()
     for segment in bar.segments:

@@ -64,7 +64,6 @@ def throughput(*runs: Run) -> Figure:
 
 
 def _names(runs: Sequence[Run]) -> list[str]:
-    """Return a name per run: its precision, its device if the runs have several, and its folder if names are equal."""
     several = len({run.document.device.name for run in runs}) > 1
     names = [run.model.precision + (f" on {run.document.device.name}" if several else "") for run in runs]
     folders = [f" ({run.folder.name})" if names.count(name) > 1 else "" for run, name in zip(runs, names, strict=True)]
