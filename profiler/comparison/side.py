@@ -140,7 +140,6 @@ class SettingDifference:
 
     @property
     def refuses(self) -> bool:
-        """Whether it forbids a comparison."""
         return self.weight == "refuses"
 
     @property

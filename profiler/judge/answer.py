@@ -44,9 +44,6 @@ class Answer:
     """The computed savings that they name."""
 
 
-NO_ANSWER = Answer()
-
-
 def answer_of(
     cells: Sequence[Judged],
     setting: Setting,

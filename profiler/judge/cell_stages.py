@@ -55,7 +55,6 @@ class Timed:
 
     @property
     def half_width_s(self) -> float:
-        """Half of the interval of the time."""
         return (self.time.high_s - self.time.low_s) / 2
 
     @property
@@ -69,7 +68,6 @@ class Timed:
 
     @property
     def bytes_per_s(self) -> float:
-        """Model bytes over time."""
         return total_work(self.operators)[1] / self.latency_s
 
     @property
@@ -116,7 +114,6 @@ class BrokenDown:
 
     @property
     def terms(self) -> TimeBreakdown:
-        """The terms that add up to its time."""
         return self.measurement.split
 
     @property

@@ -158,12 +158,10 @@ class CellResult:
 
     @property
     def key(self) -> CellKey:
-        """The cell and its phase."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
     @property
     def time(self) -> Estimate:
-        """The median time with its interval."""
         return Estimate(self.latency_s, self.latency_low_s, self.latency_high_s, self.samples or 0)
 
 

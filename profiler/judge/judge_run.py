@@ -15,7 +15,7 @@ from profiler.facts.repetitions import foreign_cores, phase_samples, repetition_
 from profiler.facts.run_facts import Facts
 from profiler.facts.telemetry import POWER_CAP, ActiveShares
 from profiler.grid.cells import CellKey
-from profiler.judge.answer import NO_ANSWER, Answer, answer_of
+from profiler.judge.answer import Answer, answer_of
 from profiler.judge.cell_stages import BrokenDown, Judged, Timed
 from profiler.judge.cells import CellEvidence, CellResult, evidence_of, row_of
 from profiler.judge.changes import Setting, changes
@@ -157,7 +157,7 @@ def advise_run(run: BrokenDownRun) -> Judgement:
         evidence=tuple(
             evidence_of(cell, facts.predicted_peak_bytes[cell.key.cell], _in_groups(facts, cell)) for cell in judged
         ),
-        answer=answer_of(judged, setting, differences, busy, cut) if judged else NO_ANSWER,
+        answer=answer_of(judged, setting, differences, busy, cut),
     )
 
 

@@ -27,7 +27,6 @@ class KeyedRecord:
 
     @property
     def key(self) -> CellKey:
-        """The cell and its phase."""
         return CellKey.at(self.phase, self.batch_size, self.prompt_len, self.context_len, self.new_tokens, self.engine)
 
 

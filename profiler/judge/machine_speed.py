@@ -30,7 +30,6 @@ _LEAST_SPREAD = 0.02
 # Share of the variance between repetitions that the probe must explain.
 _LEAST_EXPLAINED = 0.5
 
-
 BUSY = "This machine was busy"
 """The words with which an answer about a busy machine begins."""
 

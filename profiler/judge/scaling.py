@@ -90,7 +90,6 @@ class DoublingTest:
 
     @property
     def series(self) -> Series:
-        """The series of this test."""
         return self.axis, tuple(self.fixed.values())
 
     @property
@@ -130,17 +129,14 @@ def scaling(
     sentences = _knee_sentences(test, no_room, drifted)
     sentences.append(f"Most tokens/s: {axis} {test.best} (largest measured: {test.largest}).")
     # Sizes that may have more, given the machine's drift between the repetitions of both.
-    rivals = [
-        str(size(cell))
-        for cell in ordered
-        if cell is not best
-        and cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift)) > (1 + _AS_GOOD) * best.tokens_per_s
-    ]
+    rivals = []
+    for cell in ordered:
+        most_per_s = cell.tokens_per_s * (1 + _mutual_drift(cell, best, drift))
+        if cell is not best and most_per_s > (1 + _AS_GOOD) * best.tokens_per_s:
+            rivals.append(str(size(cell)))
     if rivals:
-        sentences.append(
-            f"The machine drifted by {percent(drifted)} meanwhile, so the most may also be at {axis}"
-            f" {', '.join(rivals)}."
-        )
+        also = f"{axis} {', '.join(rivals)}"
+        sentences.append(f"The machine drifted by {percent(drifted)} meanwhile, so the most may also be at {also}.")
     return replace(test, sentences=tuple(sentences))
 
 

@@ -154,7 +154,6 @@ def _spread(spread: ReadingRange | None, unit: str) -> str | None:
 _SHOWN = ("memory_bytes", "bandwidth_bytes_per_s", "tdp_w", "peak_", "source")
 """How the fields begin whose uncertainty `gpus_table` marks: the printed figures of a datasheet and their source."""
 
-
 _DTYPES = {
     "fp64": "float64",
     "fp32": "float32",

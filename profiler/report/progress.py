@@ -49,8 +49,7 @@ def _words(progress: SweepProgress) -> tuple[str, str]:
 class LineListener(QuietListener):
     """Plain lines, for logs and pipes: one per stage, and the cell that is timed every half minute."""
 
-    def __init__(self) -> None:
-        self._next_s = 0.0
+    _next_s = 0.0
 
     def stage(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

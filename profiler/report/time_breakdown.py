@@ -52,7 +52,6 @@ class Segment:
 
     @property
     def words(self) -> str:
-        """Its short name and its share."""
         return f"{self.look.short} {percent(self.share)}"
 
     @property
@@ -176,9 +175,6 @@ def bar_text(bar: BreakdownBar) -> Text:
     return text
 
 
-_WHICH = "the smallest and the largest cell of each phase"
-
-
 def terms_table(run: Run) -> TextTable:
     """Return the time breakdown of the cells of `selected_cells`, a row per term with half-widths."""
     evidence, shown = evidence_of(run), selected_cells(run)
@@ -201,7 +197,8 @@ def inside(run: Run) -> Section:
     if group_points(run):
         alt = "Operator groups under the measured ceiling; the area of a point is its share of the step"
         blocks.insert(0, Picture("operators", alt, (run,), media=HTML))
-    note = f"{_WHICH}; modules timed with hooks, kernels replayed or traced, all in separate passes"
+    cells = "the smallest and the largest cell of each phase"
+    note = f"{cells}; modules timed with hooks, kernels replayed or traced, all in separate passes"
     return Section("Inside a step", blocks, note, FULL, folded=True)
 
 

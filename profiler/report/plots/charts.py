@@ -91,16 +91,12 @@ def doubling(run: Run) -> Figure:
         raise RequestError(f"{run.folder} has one batch size: there is no doubling to draw.")
     figure, panels = panel_grid(len(chosen), 5.8, 4.6, title(run))
     for axes, (phase, test) in zip(panels, chosen.items(), strict=True):
-        slopes = [
-            (f"{item.smaller} to {item.larger}", name, value)
-            for item in test.doublings
-            for name, values in (
-                ("measured, with its interval", (item.low, item.slope, item.high)),
-                ("if bytes set the time", (item.bytes_slope,)),
-                ("if FLOPs set the time", (item.flops_slope,)),
-            )
-            for value in values
-        ]
+        slopes = []
+        for item in test.doublings:
+            sizes = f"{item.smaller} to {item.larger}"
+            slopes += [(sizes, "measured, with its interval", slope) for slope in (item.low, item.slope, item.high)]
+            slopes.append((sizes, "if bytes set the time", item.bytes_slope))
+            slopes.append((sizes, "if FLOPs set the time", item.flops_slope))
         frame = pd.DataFrame(slopes, columns=["batch", "slope", "value"])
         lines = {"hue": "slope", "style": "slope", "markers": True, "palette": ["black", "#56B4E9", "#E69F00"]}
         lines["legend"] = axes is panels[0] and "auto"

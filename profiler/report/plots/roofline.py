@@ -35,8 +35,6 @@ _GROUP_COLORS = {
 }
 _LARGEST_AREA = 2400.0
 """Points squared of a group that takes the whole step."""
-
-
 _STROKES: dict[CeilingKind, tuple[str, float, tuple[Dashes, ...]]] = {
     "measured": (INK, 2.0, ("-",)),
     "other": (INK, 1.2, (":", (0, (1, 4)), (0, (3, 3)))),

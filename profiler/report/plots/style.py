@@ -45,8 +45,6 @@ REGIME_COLOR: dict[str, str] = {
     "mixed": "#F0E442",
     "inconclusive": "#999999",
 }
-
-
 MOST_WIDTH_IN = 15.0
 WIDTH_IN = ContextVar("WIDTH_IN", default=MOST_WIDTH_IN)
 """The width in inches that pictures fit into."""
