@@ -40,9 +40,10 @@ def compare(given: Compared, output: LongOutput) -> None:
     from profiler.comparison.command import compared
     from profiler.comparison.documents import comparison_document
     from profiler.comparison.text import changes_section
+    from profiler.json_document import dumped
 
     comparison = compared(*given.paths, anyway=given.anyway, tp=parse_in_order(given.tp, "--tp"))
-    output.answer(lambda: comparison_document(comparison), lambda: [changes_section(comparison)])
+    output.answer(lambda: dumped(comparison_document(comparison)), lambda: [changes_section(comparison)])
 
 
 _GATE_EXITS = {"pass": 0, "slower": EXIT_WRONG, "not comparable": EXIT_REQUEST, "inconclusive": EXIT_INCOMPLETE}
@@ -72,12 +73,13 @@ def gate(
     from profiler.comparison.command import gated
     from profiler.comparison.documents import gate_document
     from profiler.comparison.gate_formats import GATE_FORMATS, gate_section
+    from profiler.json_document import dumped
 
     verdict = gated(base, new, max_slowdown)
     if output.format in GATE_FORMATS:
         print(GATE_FORMATS[output.format](verdict), end="" if output.format == "junit" else "\n")
     else:
-        output.answer(lambda: gate_document(verdict), lambda: [gate_section(verdict)])
+        output.answer(lambda: dumped(gate_document(verdict)), lambda: [gate_section(verdict)])
     raise typer.Exit(_GATE_EXITS[verdict.outcome])
 
 

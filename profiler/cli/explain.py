@@ -184,7 +184,7 @@ def plot(
     Pictures: roofline, map, breakdown, throughput, doubling, waterfall, operators, memory.
     Of several runs only throughput.
     """
-    from profiler.report.plots import save
+    from profiler.report.plots import draw, save_figure
     from profiler.store.folder import read_run
 
     *folders, last = folders
@@ -193,7 +193,7 @@ def plot(
     if sentence := removed(f"plot {last}"):
         raise RequestError(sentence)
     path = out or folders[0] / f"{last}.png"
-    save([read_run(folder) for folder in folders], str(last), path)
+    save_figure(draw([read_run(folder) for folder in folders], str(last)), path)
     print(path)
 
 

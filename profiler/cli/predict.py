@@ -59,7 +59,6 @@ class CountOptions:
 
     @property
     def stored_as(self) -> str:
-        """The format that --quant or --bits asks for."""
         return quant_of(self.quant, self.bits)
 
     def __post_init__(self) -> None:

@@ -96,7 +96,6 @@ class Change(MatchKey):
 
     @property
     def is_claim(self) -> bool:
-        """Whether the change may be claimed: `slower` or `faster`."""
         return self.difference.is_claim
 
     @property
@@ -196,15 +195,13 @@ def _because(before: CellTime, after: CellTime) -> str:
 
 
 def _shifts(before: MachineState | None, after: MachineState | None, ceiling_settings: set[str]) -> tuple[Shift, ...]:
-    """How the machine itself shifted between two runs, by its drift probe and its ceilings.
-
-    The compute ceilings of two precisions are not the same ceiling, so they say nothing about the machine.
-    """
+    """How the machine itself shifted between two runs, by its drift probe and its ceilings."""
     if before is None or after is None:
         return ()
     shifts = []
     resources: tuple[Resource, ...] = ("memory", "compute")
     for resource in resources:
+        # The compute ceilings of two precisions say nothing about the machine.
         same_ceiling = resource == "memory" or _PRECISION not in ceiling_settings
         new_ceilings = before.ceilings_at_unix_s != after.ceilings_at_unix_s and same_ceiling
         (first_per_s, first_share), (second_per_s, second_share) = before.ceilings[resource], after.ceilings[resource]

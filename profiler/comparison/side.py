@@ -284,12 +284,10 @@ def _timed_cells(
 
 
 def _settings(document: RunDocument) -> dict[str, str]:
-    """Settings that two runs may differ in, the most important first.
-
-    The name of a folder or a GGUF file does not identify a model: a changed model may have another folder.
-    """
+    """Settings that two runs may differ in, the most important first."""
     model, device, engine = document.model, document.device, document.engine
     settings = {
+        # The name of a folder or a GGUF file identifies no model.
         "model" if model.kind in ("card", "hub") else "model's name": model.id,
         "parameters": str(model.params),
         "architecture": model.architecture,
@@ -323,7 +321,6 @@ def _settings(document: RunDocument) -> dict[str, str]:
 
 
 def _words(value: object) -> str:
-    """A value of an execution path, such as `64: grouped` for the heads by width."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {word}" for key, word in value.items()) or "default"
     return "-" if value is None else str(value)

@@ -80,7 +80,6 @@ def _totals(counted: StepCount) -> list[str]:
 
 
 def _prefix(prefix: SharedPrefix, batch: int) -> list[str]:
-    """Return what a prefix saves, and what is counted: it is read once, whatever the kernel does."""
     saved = f"{scaled(prefix.saved_flops, '')} FLOPs ({percent(prefix.saved_share)}) of the prefill"
     kept = f"{scaled(prefix.cache_bytes, 'B')} of KV cache in place of {scaled(prefix.unshared_cache_bytes, 'B')}"
     once = "" if batch == 1 else "; a step is counted as if it read the prefix once for all sequences"
@@ -142,7 +141,6 @@ def _one_rank(share: RankShare) -> list[str]:
 
 
 def _gemms(gemms: Sequence[GemmShape]) -> TextTable:
-    """Return the census: m x n x k, the used share of the tiles of 128 x 128, and whether rows are whole 16 bytes."""
     yes = {True: "yes", False: "no"}
     rows = [
         [*map(str, (gemm.m, gemm.n, gemm.k)), gemm.dtype, str(gemm.count), percent(gemm.tiles_used), yes[gemm.aligned]]

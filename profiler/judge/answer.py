@@ -279,7 +279,6 @@ def _throttled(cell: Judged) -> str:
 
 
 def _where_it_changes(decodes: Sequence[Judged], setting: Setting) -> str:
-    """The batch from which all larger ones have another regime, at the prompt length of the first cell."""
     first = decodes[0]
     series = [cell for cell in decodes if cell.key.cell.depth == first.key.cell.depth]
     regime = series[-1].verdict.regime

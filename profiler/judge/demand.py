@@ -230,9 +230,8 @@ def _small_kernels(
 ) -> Demand[float]:
     """The loss of all small kernels, which are replayed together: their time beyond their traffic and page faults.
 
-    The loss comes from their number or their arithmetic. `faults_s` is subtracted unless the replay excludes its own
-    page faults. If the replay takes less than the counted traffic, because a cache passes data between the kernels,
-    `outside_s` is scaled down in place.
+    If the replay takes less than the counted traffic, because a cache passes data between the kernels, `outside_s` is
+    scaled down in place.
     """
     unreplayed_s = sum(each.ceiling_s(ceilings.memory_bytes_per_s) for each in others if each.replayed_s is None)
     beyond_s = rest.whole.median_s - unreplayed_s
@@ -424,9 +423,8 @@ def counted_traffic(facts: Facts, key: CellKey) -> CountedTraffic | None:
     if facts.ceilings.cache_resident(least_bytes):
         return None
     counters = [repetition.decode_counters for repetition in counted if repetition.decode_counters]
-    middle = HardwareCounters(
-        *(statistics.median(getattr(each, name) for each in counters) for name in ("sm", "tensor", "dram"))
-    )
+    names = ("sm", "tensor", "dram")
+    middle = HardwareCounters(*(statistics.median(getattr(each, name) for each in counters) for name in names))
     steps_per_s = statistics.median(len(repetition.decode_s) / (repetition.loop_s or 1.0) for repetition in counted)
     executed_bytes = float(sum(item.executed_bytes for item in operators))
     return CountedTraffic(middle, middle.dram * peak, steps_per_s * least_bytes, steps_per_s * executed_bytes)

@@ -141,10 +141,11 @@ def advise_run(run: BrokenDownRun) -> Judgement:
     setting = replace(setting_of(facts), busy=bool(busy))
     # The overhead of `generate` is reported apart.
     others = [item for item in differences if item.engine not in facts.generate_engines]
-    judged = []
+    judged, evidence = [], []
     for key, cell in run.cells.items():
         cell = replace(cell, engines=tuple(item for item in others if item.key.on(item.against) == key))
         judged.append(replace(cell, changes=tuple(changes(cell, setting))))
+        evidence.append(evidence_of(judged[-1], facts.predicted_peak_bytes[key.cell], _in_groups(facts, cell)))
     tried = {trial.line for trials in facts.trials.values() for trial in trials}
     # What a part of the run had no time for, a later part may have tried.
     cut = [item for item in facts.latest_by(NotTried, "line") if item.line not in tried]
@@ -154,9 +155,7 @@ def advise_run(run: BrokenDownRun) -> Judgement:
         scaling=run.tests,
         generate=tuple(generate_overheads(facts, steady)),
         judged=tuple(judged),
-        evidence=tuple(
-            evidence_of(cell, facts.predicted_peak_bytes[cell.key.cell], _in_groups(facts, cell)) for cell in judged
-        ),
+        evidence=tuple(evidence),
         answer=answer_of(judged, setting, differences, busy, cut),
     )
 

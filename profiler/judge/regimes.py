@@ -200,10 +200,7 @@ def within_ceiling_range(verdict: Verdict, extremes: Mapping[str, Verdict]) -> V
 
 @dataclass(frozen=True)
 class _Shares:
-    """Shares of a step, as numbers or arrays of redraws.
-
-    Memory, compute, kernel and redundant are shares of the device's time; the others are shares of the whole step.
-    """
+    """Shares of the device's time, but overhead, link and engine of the whole step: numbers, or arrays of redraws."""
 
     memory: Any
     compute: Any
@@ -262,7 +259,6 @@ class Limit:
         return self.share(shares) >= self.least
 
     def evidence(self, m: Measurement, shares: _Shares) -> Evidence:
-        """The signal of weight 2."""
         votes = self.binds(m, shares) if self.binds else self.reached(shares)
         threshold = f">= {self.least} {self.text or self.label.removesuffix('-bound')}"
         return Evidence(self.signal, self.share(shares), threshold, self.label if votes else "", 2.0)

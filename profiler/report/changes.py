@@ -126,8 +126,8 @@ def linears(run: Run) -> list[Block]:
     for name in dict.fromkeys(item.format for item in times):
         mine = {item.rows: item for item in times if item.format == name}
         shown = [
-            f"{duration(item.time.median_s)} ± {significant(100 * item.time.half_width_s / item.time.median_s, 2)} %"
-            for item in mine.values()
+            f"{duration(each.median_s)} ± {significant(100 * each.half_width_s / each.median_s, 2)} %"
+            for each in (item.time for item in mine.values())
         ]
         shown += [""] * (len(counts) - len(mine)) + [", ".join(dict.fromkeys(item.kernel for item in mine.values()))]
         table.append([name, *shown])
@@ -147,25 +147,17 @@ _BASES = ("measured", "tried", "computed")
 def changes(run: Run) -> Section:
     """What would change the time of the cells of `selected_cells`, by change: what was measured comes first."""
     evidence = evidence_of(run)
-    found = [
-        (effect, result)
-        for result in selected_cells(run)
-        if result.key in evidence
-        for effect in evidence[result.key].changes
-        if abs(effect.saves_s) >= WORTH_SHOWING * result.latency_s
-    ]
+    found = []
+    for result in selected_cells(run):
+        effects = evidence[result.key].changes if result.key in evidence else ()
+        found += [(each, result) for each in effects if abs(each.saves_s) >= WORTH_SHOWING * result.latency_s]
     surest = sorted(found, key=lambda pair: _BASES.index(pair[0].basis))
     names = list(dict.fromkeys(effect.change for effect, _ in surest))
-    rows = [
-        [
-            effect.change,
-            result.key.name,
-            effect.amount,
-            percent(effect.saves_s / result.latency_s),
-            f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}",
-        ]
-        for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change))
-    ]
+    rows = []
+    for effect, result in sorted(found, key=lambda pair: names.index(pair[0].change)):
+        because = f"{effect.basis}: {effect.because}{_no_verdict(evidence[result.key], effect.id)}"
+        share = percent(effect.saves_s / result.latency_s)
+        rows.append([effect.change, result.key.name, effect.amount, share, because])
     note = (
         "measured in this run, tried on this device, or computed from the cell's breakdown; a negative saving is a cost"
     )

@@ -238,18 +238,13 @@ def activity_lines(run: Run) -> list[str]:
             f"{item.key.name}: {item.kernels} {what}{of_median}, one of them running {percent(item.busy_share)} of the"
             f" time; {item.gaps} gaps of {duration(item.gap_s / item.gaps) if item.gaps else '0'} on average"
         )
-    lines += [
-        f"longest in {item.key.name}: "
-        + ", ".join(f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest)
-        for item in document.activity
-        if item.longest
-    ]
+    for item in document.activity:
+        kernels = [f"{kernel.name} {duration(kernel.seconds)} in {kernel.calls}" for kernel in item.longest]
+        lines += [f"longest in {item.key.name}: {', '.join(kernels)}"] if kernels else []
     lines += [f"{name}: {breaks} graph breaks" for name, breaks in document.engine.graph_breaks.items()]
-    lines += [
-        f"{name}: {several(skips, 'compiled piece runs', 'compiled pieces run')} without a CUDA graph"
-        for name, skips in document.engine.graph_skips.items()
-        if skips
-    ]
+    for name, skips in document.engine.graph_skips.items():
+        pieces = several(skips, "compiled piece runs", "compiled pieces run")
+        lines += [f"{name}: {pieces} without a CUDA graph"] if skips else []
     if lines and on_cuda:
         command = f"{document.command} --breakdown"
         lines.append(f"with NVTX ranges per group: nsys profile --trace=cuda,nvtx -o step {command}")

@@ -101,7 +101,6 @@ def _(block: CellsTable) -> list[str]:
 
 @_render_block.register
 def _(block: BreakdownChart) -> list[str]:
-    """The terms of each cell in words."""
     return _render_block(shares_table(breakdown_bars(block.run.measured, MOST_BARS_A_PHASE)))
 
 

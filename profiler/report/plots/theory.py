@@ -43,7 +43,6 @@ def theory_roofline(grid: GridCount, run: Run | None = None) -> Figure:
 
 
 def _roofline_panel(axes: Axes, grid: GridCount, gpu: GpuFloors, run: Run | None) -> list[tuple[float, float, str]]:
-    """Draw a panel, and return the slowest and the fastest point of each phase with their names."""
     ceilings, points = gpu.ceilings, _points(grid, flops_per_s=grid.model_flops / gpu.floor_s)
     own = CeilingLine("measured", grid.dtype, ceilings.bytes_per_s, ceilings.peak(grid.dtype, grid.dtype))
     frame(axes, [own.ridge, *grid.intensity], [*points["flops_per_s"], *ceilings.flops_per_s.values()], "speed at most")
@@ -119,7 +118,6 @@ def _need_lines(axes: Axes, grid: GridCount, needs_bytes: NDArray[np.float64], r
 
 
 def _line_name(axes: Axes, nbytes: float, name: str, color: str, va: Literal["top", "bottom"]) -> None:
-    """Name a horizontal line beyond its right end, where no other line runs, above or below it."""
     axes.annotate(name, (1.01, nbytes), xycoords=("axes fraction", "data"), va=va, color=color)
 
 
