@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from profiler.store.folder import Run, read_run
     from profiler.why_slow.command import why
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 __all__ = ["Run", "__version__", "compare", "draw", "profile", "read_run", "why"]
 
 _HOMES = {

@@ -22,7 +22,7 @@ _BACKENDS = {0: UNFUSED_KERNEL, 1: "flash", 2: "memory-efficient", 3: "cudnn", 4
 
 @dataclass(frozen=True)
 class SdpaStep:
-    """A step of one sequence, about whose attention torch and transformers are requested."""
+    """A step of one sequence, about whose attention torch and transformers are asked."""
 
     device: torch.device
     dtype: torch.dtype

@@ -27,7 +27,8 @@ class Fact:
 
     `class Warmth(Fact, kind="warmth")` is enough for a new fact: it is stored and read as `warmth`, and
     `facts.latest(Warmth)` and `facts.every(Warmth)` return it. With `into="warmth"`, it is an element of that list of
-    `MergedFacts`, or the value of its key or cell in that mapping. Other facts override `merge_into`.
+    `MergedFacts`, or the value of its key or cell in that mapping. Other facts override `merge_into`. A kind is never
+    renamed, since folders of all versions have it.
     """
 
     __slots__ = ()

@@ -1,4 +1,4 @@
-"""overhead, measured on the overhead model: a model of the same layers with almost no width."""
+"""Overhead, measured on the overhead model: a model of the same layers with almost no width."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ class _Among:
 def _streaming(
     narrow: Sequence[nn.Module], streams: Sequence[Callable[[], object]], machine: Machine
 ) -> Iterator[list[float]]:
-    """Context manager in which each hollow linear runs after its stream of weights; yields the streams' seconds."""
+    """Context manager in which each narrow linear runs after its stream of weights; yields the streams' seconds."""
     seconds: list[float] = []
 
     def run(stream: Callable[[], object], own: Callable[..., torch.Tensor], hidden: torch.Tensor) -> torch.Tensor:

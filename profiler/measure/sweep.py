@@ -61,7 +61,7 @@ def sweep(
     context: RepetitionContext,
     on_progress: Callable[[Progress], None],
 ) -> Iterator[Repetition | Gap]:
-    """Repetition the cells in the order of a schedule; yield each repetition, and each cell that has no number, as it
+    """Time the cells in the order of a schedule; yield each repetition, and each cell that has no number, as it
     ends."""
     outcome: Repetition | Gap | None
     for cell in schedule:

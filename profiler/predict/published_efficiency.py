@@ -89,7 +89,7 @@ class CardSteps(WorkAt):
     clock: Array | float
     """Rated clock in Hz."""
     host_index: Array | float
-    """overhead relative to the typical host of the published figures."""
+    """Overhead relative to the typical host of the published figures."""
     batch: Array
 
     def floor_s(self) -> Array:
@@ -165,7 +165,7 @@ def family_of(form: str, writes_copies: bool) -> str:
 
 
 SMALL_INSTANCE_INDEX = 1.4
-"""overhead per layer, relative to larger GPUs, of GPUs that are mostly rented with a few cores of an older server
+"""Overhead per layer, relative to larger GPUs, of GPUs that are mostly rented with a few cores of an older server
 (`small_host` of gpus.csv).
 
 Eager steps far above their ceilings take 1.06 ms per layer for gemma-2b on an A10G and 1.08 ms for Qwen2.5-3B on a T4,
@@ -173,7 +173,7 @@ compared with 0.66 to 0.78 ms on the hosts of an RTX 4090 and an A100 (published
 
 
 def host_index_of(sheet: Datasheet) -> float:
-    """overhead of the host with which a GPU is mostly rented, relative to the hosts of larger GPUs."""
+    """Overhead of the host with which a GPU is mostly rented, relative to the hosts of larger GPUs."""
     return SMALL_INSTANCE_INDEX if sheet.small_host else 1.0
 
 

@@ -266,7 +266,7 @@ class CeilingsContext:
     memory_bytes_per_s: float | None
     """The memory ceiling beyond all caches; null if not measured."""
     host_index: float | None
-    """overhead of this host relative to the reference host; null if not measured."""
+    """Overhead of this host relative to the reference host; null if not measured."""
     reference_host: ReferenceHost
     datasheet_per_s: Mapping[str, float | None]
     """Dense peaks by dtype in FLOP/s, and `bandwidth` in bytes/s; empty without a datasheet."""

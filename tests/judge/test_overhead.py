@@ -36,7 +36,7 @@ def test_overhead_is_what_the_overhead_model_takes_among_the_weights() -> None:
     assert found.in_kernels_s == pytest.approx(2e-3)
 
 
-def test_a_overhead_model_that_steps_alone_pays_nothing_twice() -> None:
+def test_an_overhead_model_that_steps_alone_pays_nothing_twice() -> None:
     """On CUDA no stream runs at the same time, and the previous kernel hides the launch of a replayed kernel."""
     found = overhead_of(OverheadSamples("eager", "decode", 1, (6e-3,) * 8, waits=True))
     assert (found.step_s, found.in_kernels_s, found.waits) == (pytest.approx(6e-3), 0.0, True)

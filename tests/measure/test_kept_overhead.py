@@ -135,7 +135,7 @@ def test_all_sizes_together_take_at_most_twice_their_time(
 
 
 @pytest.mark.parametrize("overhead_model_s", [1.0, 60.0])
-def test_a_overhead_model_that_is_too_slow_for_its_time_is_missing_with_the_reason(
+def test_an_overhead_model_that_is_too_slow_for_its_time_is_missing_with_the_reason(
     measured: Measure, paced: Paced, overhead_model_s: float
 ) -> None:
     """A step cannot be cut, but nothing follows the one that passes twice the time."""
